@@ -1,0 +1,192 @@
+#include "spec-features.h"
+#include "handles.h"
+
+#include <algorithm>
+#include <string>
+
+using namespace llama_spec;
+
+namespace llama_spec {
+
+context_state::~context_state() {
+    if (ctx == nullptr) {
+        return;
+    }
+    llama_spec_views_changed(ctx, 0);
+    // A poisoned context may have threads that wait for a graph that never ends: leaking it is the safe way.
+    if (!poisoned) {
+        llama_free(ctx);
+    }
+}
+
+context_call::context_call(llama_spec_context * handle)
+    : state((require(handle != nullptr && handle->state != nullptr, "the context is closed"), *handle->state)),
+      lock(state.compute->busy, "the context (or one it shares threads with)"),
+      mark(state.in_call, "the context") {
+    if (state.poisoned) {
+        fail(LLAMA_SPEC_POISONED, "an earlier failure left this context in an unknown state; close it and open another");
+    }
+}
+
+} // namespace llama_spec
+
+namespace {
+
+bool is_cancelled(void * state) {
+    return static_cast<context_state *>(state)->cancelled.load(std::memory_order_relaxed);
+}
+
+llama_context_params engine_params(const llama_spec_context_params & in, context_state & state) {
+    llama_context_params out = llama_context_default_params();
+    out.n_ctx           = in.n_ctx;
+    out.n_batch         = in.n_batch;
+    out.n_ubatch        = in.n_ubatch;
+    out.n_seq_max       = in.n_seq_max;
+    out.n_rs_seq        = in.n_rs_seq;
+    out.n_outputs_max   = in.n_outputs_max;
+    out.n_threads       = in.n_threads;
+    out.n_threads_batch = in.n_threads_batch;
+    out.flash_attn_type = (llama_flash_attn_type) in.flash_attn;
+    out.type_k          = (ggml_type) in.type_k;
+    out.type_v          = (ggml_type) in.type_v;
+    out.rope_scaling_type = (llama_rope_scaling_type) in.rope_scaling_type;
+    out.pooling_type      = (enum llama_pooling_type) in.pooling_type;
+    out.rope_freq_base    = in.rope_freq_base;
+    out.rope_freq_scale   = in.rope_freq_scale;
+    out.offload_kqv     = in.offload_kqv;
+    out.op_offload      = in.op_offload;
+    out.swa_full        = in.swa_full;
+    out.kv_unified      = in.kv_unified;
+    out.embeddings      = in.embeddings;
+    out.no_perf         = true;
+    out.abort_callback      = is_cancelled;
+    out.abort_callback_data = &state;
+    out.ctx_other = state.target ? state.target->ctx : nullptr;
+    return out;
+}
+
+void check_params(const llama_spec_context_params & p) {
+    require(p.n_ctx > 0, "n_ctx must be at least 1");
+    require(p.n_batch > 0 && p.n_ubatch > 0, "n_batch and n_ubatch must be at least 1");
+    require(p.n_seq_max > 0 && p.n_seq_max <= llama_max_parallel_sequences(), "n_seq_max is outside 1 .. the engine's limit");
+    require(p.n_threads > 0 && p.n_threads_batch > 0 && p.n_threads <= GGML_MAX_N_THREADS &&
+            p.n_threads_batch <= GGML_MAX_N_THREADS, "n_threads and n_threads_batch must be at least 1 and at most the engine's limit");
+    require(p.flash_attn >= -1 && p.flash_attn <= 1, "flash_attn must be -1 (auto), 0 or 1");
+    require(p.type_k >= 0 && p.type_k < GGML_TYPE_COUNT && p.type_v >= 0 && p.type_v < GGML_TYPE_COUNT,
+            "type_k or type_v is not a type of the engine");
+    require(p.n_layers >= 0 && (p.n_layers == 0 || p.layers != nullptr), "layers are missing");
+}
+
+void attach_threads(context_state & state, int32_t n_threads) {
+    compute_state & compute = *state.compute;
+    if (compute.pool == nullptr) {
+        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+        compute.pool      = ggml_threadpool_new(&params);
+        compute.n_threads = n_threads;
+        if (compute.pool == nullptr) {
+            fail(LLAMA_SPEC_MEMORY, "the threads could not be started");
+        }
+    }
+    if (n_threads > compute.n_threads) {
+        fail(LLAMA_SPEC_ARGUMENT, "a draft context cannot have more threads than its target's context (" +
+                std::to_string(compute.n_threads) + ")");
+    }
+    llama_attach_threadpool(state.ctx, compute.pool, compute.pool);
+}
+
+} // namespace
+
+void llama_spec_context_default_params(llama_spec_context_params * out) {
+    const llama_context_params p = llama_context_default_params();
+    *out = {};
+    out->n_ctx           = 512;
+    out->n_batch         = p.n_batch;
+    out->n_ubatch        = p.n_ubatch;
+    out->n_seq_max       = 1;
+    out->n_threads       = p.n_threads;
+    out->n_threads_batch = p.n_threads_batch;
+    out->flash_attn      = LLAMA_FLASH_ATTN_TYPE_AUTO;
+    out->type_k          = p.type_k;
+    out->type_v          = p.type_v;
+    out->rope_scaling_type = p.rope_scaling_type;
+    out->pooling_type      = p.pooling_type;
+    out->offload_kqv = true;
+    out->op_offload  = true;
+    out->swa_full    = true;
+}
+
+int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_params * params,
+                           llama_spec_context * target, llama_spec_context ** out) {
+    return guarded([&] {
+        require(model != nullptr && model->state && params != nullptr && out != nullptr, "the model is closed");
+        require(target == nullptr || target->state != nullptr, "the target's context is closed");
+        *out = nullptr;
+        check_params(*params);
+
+        auto state = std::make_shared<context_state>();
+        state->model   = model->state;
+        state->target  = target != nullptr ? target->state : nullptr;
+        state->compute = target != nullptr ? target->state->compute : std::make_shared<compute_state>();
+        in_use lock(state->compute->busy, "the target's context");
+
+        try {
+            state->ctx = llama_init_from_model(model->state->model, engine_params(*params, *state));
+        } catch (const engine_abort & e) {
+            fail(LLAMA_SPEC_ENGINE, std::string("the context could not be made: the engine stopped at ") + e.what());
+        }
+        if (state->ctx == nullptr) {
+            fail(LLAMA_SPEC_MEMORY, "the engine could not make the context");
+        }
+        attach_threads(*state, std::max(params->n_threads, params->n_threads_batch));
+        if (params->n_layers > 0) {
+            state->layers.assign(params->layers, params->layers + params->n_layers);
+            llama_spec_enable_layer_inputs(state->ctx, state->layers.data(), state->layers.size());
+        }
+        const uint32_t n_batch = llama_n_batch(state->ctx);
+        state->seq_ptrs.reserve(n_batch + 1);
+        state->ones.assign(n_batch, 1);
+        *out = new llama_spec_context{ std::move(state) };
+    });
+}
+
+int llama_spec_context_free(llama_spec_context * ctx) {
+    return guarded([&] {
+        if (ctx == nullptr) {
+            return;
+        }
+        if (ctx->state->in_call.load(std::memory_order_acquire)) {
+            fail(LLAMA_SPEC_BUSY, "the context is in use by another thread");
+        }
+        delete ctx;
+    });
+}
+
+int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_info * out) {
+    return guarded([&] {
+        require(ctx != nullptr && ctx->state != nullptr, "the context is closed");
+        const llama_context * c = ctx->state->ctx;
+        out->n_ctx         = llama_n_ctx(c);
+        out->n_ctx_seq     = llama_n_ctx_seq(c);
+        out->n_batch       = llama_n_batch(c);
+        out->n_ubatch      = llama_n_ubatch(c);
+        out->n_seq_max     = llama_n_seq_max(c);
+        out->n_rs_seq      = llama_n_rs_seq(c);
+        out->n_outputs_max = 0;
+        out->n_threads     = ctx->state->compute->n_threads;
+    });
+}
+
+void llama_spec_cancel(llama_spec_context * ctx, bool value) {
+    if (ctx != nullptr && ctx->state != nullptr) {
+        ctx->state->cancelled.store(value, std::memory_order_relaxed);
+    }
+}
+
+void llama_spec_add_views(llama_spec_context * ctx, int32_t n) {
+    guarded([&] {
+        if (ctx != nullptr && ctx->state != nullptr) {
+            const int64_t now = ctx->state->n_views.fetch_add(n) + n;
+            llama_spec_views_changed(ctx->state->ctx, (uint64_t) std::max<int64_t>(now, 0));
+        }
+    });
+}

@@ -1,0 +1,147 @@
+#include "guard.h"
+
+#include "ggml.h"
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <cstdio>
+#include <mutex>
+
+namespace llama_spec {
+
+namespace {
+
+constexpr size_t MAX_LOG_BYTES = 2000;
+
+thread_local std::string t_last_error;
+thread_local std::string t_log;
+thread_local bool        t_log_continues = false;
+
+std::atomic<int> g_log_level{ GGML_LOG_LEVEL_ERROR + 1 };
+
+void on_log(ggml_log_level level, const char * text, void *) {
+    const bool continues = level == GGML_LOG_LEVEL_CONT;
+    if (level >= GGML_LOG_LEVEL_WARN && !continues) {
+        t_log_continues = level == GGML_LOG_LEVEL_ERROR;
+    } else if (!continues) {
+        t_log_continues = false;
+    }
+    if (t_log_continues && t_log.size() < MAX_LOG_BYTES) {
+        t_log += text;
+    }
+    static thread_local bool printed = false;
+    printed = continues ? printed : (int) level >= g_log_level.load(std::memory_order_relaxed);
+    if (printed && level != GGML_LOG_LEVEL_NONE) {
+        std::fputs(text, stderr);
+    }
+}
+
+// ggml calls abort() when this returns, so it does not return. On one of ggml's worker threads nothing
+// can catch the exception; what could assert there is checked before it gets there.
+void on_abort(const char * message) {
+    throw engine_abort(message);
+}
+
+} // namespace
+
+void init() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        ggml_set_abort_callback(on_abort);
+        llama_log_set(on_log, nullptr);
+        llama_backend_init();
+    });
+}
+
+void set_last_error(const std::string & message) {
+    t_last_error = message;
+}
+
+void clear_log() {
+    t_log.clear();
+    t_log_continues = false;
+}
+
+std::string take_log() {
+    std::string out;
+    std::swap(out, t_log);
+    while (!out.empty() && (out.back() == '\n' || out.back() == ' ')) {
+        out.pop_back();
+    }
+    for (char & c : out) {
+        c = c == '\n' ? ';' : c;
+    }
+    return out;
+}
+
+std::string with_log(const std::string & what) {
+    const std::string log = take_log();
+    return log.empty() ? what : what + " (the engine says: " + log + ")";
+}
+
+int report_current_exception() {
+    try {
+        throw;
+    } catch (const failure & e) {
+        set_last_error(with_log(e.what()));
+        return e.code;
+    } catch (const engine_abort & e) {
+        set_last_error(with_log(std::string("the engine stopped at ") + e.what()));
+        return LLAMA_SPEC_ENGINE;
+    } catch (const std::bad_alloc &) {
+        set_last_error(with_log("out of memory"));
+        return LLAMA_SPEC_MEMORY;
+    } catch (const std::exception & e) {
+        set_last_error(with_log(e.what()));
+        return LLAMA_SPEC_ENGINE;
+    } catch (...) {
+        set_last_error(with_log("an unknown exception in the engine"));
+        return LLAMA_SPEC_ENGINE;
+    }
+}
+
+} // namespace llama_spec
+
+using namespace llama_spec;
+
+const char * llama_spec_last_error(void) {
+    return t_last_error.c_str();
+}
+
+const char * llama_spec_engine_version(void) {
+    return llama_version();
+}
+
+const char * llama_spec_system_info(void) {
+    return llama_print_system_info();
+}
+
+void llama_spec_set_log_level(int level) {
+    g_log_level.store(level, std::memory_order_relaxed);
+}
+
+int32_t llama_spec_n_devices(void) {
+    int32_t n = 0;
+    guarded([&] { n = (int32_t) ggml_backend_dev_count(); });
+    return n;
+}
+
+int llama_spec_device(int32_t i, const char ** name, const char ** description, uint64_t * free_bytes,
+                      uint64_t * total_bytes) {
+    return guarded([&] {
+        require(i >= 0 && (size_t) i < ggml_backend_dev_count(), "there is no device with this number");
+        ggml_backend_dev_t dev = ggml_backend_dev_get((size_t) i);
+        size_t n_free = 0, n_total = 0;
+        ggml_backend_dev_memory(dev, &n_free, &n_total);
+        *name        = ggml_backend_dev_name(dev);
+        *description = ggml_backend_dev_description(dev);
+        *free_bytes  = n_free;
+        *total_bytes = n_total;
+    });
+}
+
+bool llama_spec_supports_gpu(void) {
+    bool ok = false;
+    guarded([&] { ok = llama_supports_gpu_offload(); });
+    return ok;
+}

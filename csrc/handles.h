@@ -1,0 +1,93 @@
+// What the opaque handles hold. Shared ownership lets them be freed in any order.
+#pragma once
+
+#include "llama-spec.h"
+#include "guard.h"
+
+#include "ggml-cpu.h"
+#include "llama.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace llama_spec {
+
+struct model_state {
+    llama_model * model = nullptr;
+    std::vector<float> tensor_split;
+    ~model_state() {
+        if (model != nullptr) {
+            llama_model_free(model);
+        }
+    }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(model); }
+    int32_t n_vocab() const { return llama_vocab_n_tokens(vocab()); }
+};
+
+// What a target's context and its draft contexts have in common: they never compute at the same time,
+// so one thread pool serves them all.
+struct compute_state {
+    std::atomic<bool> busy{ false };
+    std::atomic<bool> stuck{ false };   // a graph was left by an exception: the pool's threads may never join
+    ggml_threadpool_t pool      = nullptr;
+    int32_t           n_threads = 0;
+    ~compute_state() {
+        if (pool != nullptr && !stuck.load()) {
+            ggml_threadpool_free(pool);
+        }
+    }
+};
+
+struct context_state {
+    std::shared_ptr<model_state>   model;
+    std::shared_ptr<context_state> target;
+    std::shared_ptr<compute_state> compute;
+    llama_context *       ctx = nullptr;
+    std::vector<int32_t>  layers;
+    std::atomic<bool>     cancelled{ false };
+    std::atomic<int64_t>  n_views{ 0 };
+    std::atomic<bool>     in_call{ false };
+    bool    poisoned = false;
+    int32_t n_rows   = 0;   // tokens of the last batch
+    // Scratch that decode fills, kept so that a round allocates nothing.
+    std::vector<llama_seq_id *> seq_ptrs;
+    std::vector<int32_t>        ones;
+    ~context_state();
+};
+
+// For a call that must not run beside another on the same context or its relatives.
+struct context_call {
+    context_state & state;
+    in_use          lock;
+    in_use          mark;   // of this context alone: freeing it asks only that nobody is inside it
+    explicit context_call(llama_spec_context * ctx);
+};
+
+} // namespace llama_spec
+
+struct llama_spec_model {
+    std::shared_ptr<llama_spec::model_state> state;
+};
+
+struct llama_spec_context {
+    std::shared_ptr<llama_spec::context_state> state;
+};
+
+struct llama_spec_sampler {
+    std::shared_ptr<llama_spec::model_state> model;
+    llama_sampler * chain   = nullptr;
+    llama_sampler * grammar = nullptr;
+    bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
+    std::vector<llama_token_data> candidates;
+    std::atomic<bool> busy{ false };
+    ~llama_spec_sampler() {
+        if (chain != nullptr) {
+            llama_sampler_free(chain);
+        }
+        if (grammar != nullptr) {
+            llama_sampler_free(grammar);
+        }
+    }
+};
