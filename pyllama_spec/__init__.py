@@ -1,0 +1,1 @@
+"""Speculative decoding for local language models: the same text, faster."""

@@ -1,0 +1,32 @@
+"""The engine: models, contexts, batches, memory, samplers. The only room that sees ffi."""
+
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context, ContextParams, default_n_threads
+from pyllama_spec.engine.log import set_log_level
+from pyllama_spec.engine.memory import Memory
+from pyllama_spec.engine.model import Model, ModelInfo, quantize, quantize_types
+from pyllama_spec.engine.sampler import Sampler, SamplerParams
+from pyllama_spec.engine.system import Device, devices, engine_version, supports_gpu, system_info
+from pyllama_spec.engine.vocab import TextDecoder, Vocab
+
+__all__ = [
+    "Batch",
+    "Context",
+    "ContextParams",
+    "Device",
+    "Memory",
+    "Model",
+    "ModelInfo",
+    "Sampler",
+    "SamplerParams",
+    "TextDecoder",
+    "Vocab",
+    "default_n_threads",
+    "devices",
+    "engine_version",
+    "quantize",
+    "quantize_types",
+    "set_log_level",
+    "supports_gpu",
+    "system_info",
+]

@@ -1,0 +1,160 @@
+"""What one decode takes: tokens or state rows, with their positions and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.binding import ffi
+from pyllama_spec.engine.errors import ArgumentError
+
+_INT32_MAX = 2**31 - 1
+
+
+class Batch:
+    """A list of tokens for Context.decode(), reused from round to round.
+
+    Args:
+        n_max: the most tokens it takes; Context.n_batch is the most that a decode takes.
+        n_row: the width of state rows, 0 for batches of ids alone.
+
+    """
+
+    def __init__(self, n_max: int, *, n_row: int = 0) -> None:
+        if n_max < 1:
+            raise ArgumentError(f"a batch must have room for a token, n_max={n_max}")
+        self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
+        self.max_pos = -1
+        self._ids = ffi.new("int32_t[]", n_max)
+        self._pos = ffi.new("int32_t[]", n_max)
+        self._output = ffi.new("int8_t[]", n_max)
+        # Sequence ids of all tokens, one after the other; _n_seq is used once a token has several.
+        self._seq = ffi.new("int32_t[]", n_max)
+        self._n_seq: Any = None
+        self._n_seq_ids = 0
+        # shape: [n_max, n_row]
+        self._rows: npt.NDArray[np.float32] | None = None
+        if n_row:
+            self._rows = np.zeros((n_max, n_row), dtype=np.float32)
+        self._has_ids = False
+        self._struct = ffi.new("struct llama_spec_batch *")
+
+    def clear(self) -> None:
+        """Empties the batch."""
+        self.n_tokens = self._n_seq_ids = 0
+        self.max_pos = -1
+        self._n_seq = None
+        self._has_ids = False
+
+    def add(
+        self,
+        token: int | None,
+        pos: int,
+        seq: int | Sequence[int] = 0,
+        *,
+        output: bool = False,
+        row: npt.NDArray[np.float32] | None = None,
+    ) -> int:
+        """Appends a token; returns its index in the batch.
+
+        Args:
+            token: its id, or None where only a row is given.
+            pos: its position in the sequence.
+            seq: its sequence, or several that share it.
+            output: whether its logits are wanted.
+            row: [n_row] float32 state row, for a batch made with n_row.
+
+        Raises:
+            ArgumentError: the batch is full, a number does not fit, or the row has another width.
+
+        """
+        i = self.n_tokens
+        if i >= self.n_max:
+            raise ArgumentError(f"the batch is full: it was made for {self.n_max} tokens")
+        if token is not None:
+            self._ids[i] = _int32(token, "token id")
+            self._has_ids = True
+        elif row is None:
+            raise ArgumentError("a token needs an id or a row")
+        if row is not None:
+            self._set_row(i, row)
+        self._pos[i] = _int32(pos, "position")
+        self._output[i] = 1 if output else 0
+        self._add_seq(i, seq)
+        self.n_tokens = i + 1
+        self.max_pos = max(self.max_pos, pos)
+        return i
+
+    def extend(
+        self, tokens: Sequence[int], pos: int, seq: int = 0, *, output_last: bool = False
+    ) -> None:
+        """Appends a run of tokens of one sequence at pos, pos + 1, ..."""
+        n, start = len(tokens), self.n_tokens
+        if start + n > self.n_max:
+            raise ArgumentError(
+                f"{start} + {n} tokens do not fit a batch made for {self.n_max} tokens"
+            )
+        if self._n_seq is not None:
+            for k, token in enumerate(tokens):
+                self.add(token, pos + k, seq, output=output_last and k == n - 1)
+            return
+        try:
+            self._ids[start : start + n] = tokens
+            self._pos[start : start + n] = range(pos, pos + n)
+            self._seq[start : start + n] = [seq] * n
+        except (OverflowError, TypeError) as error:
+            raise ArgumentError(
+                f"a token id, position or sequence is not an int32: {error}"
+            ) from None
+        ffi.memmove(self._output + start, b"\0" * n, n)
+        if n:
+            self._output[start + n - 1] = 1 if output_last else 0
+            self._has_ids = True
+            self.max_pos = max(self.max_pos, pos + n - 1)
+        self._n_seq_ids += n
+        self.n_tokens += n
+
+    def _set_row(self, i: int, row: npt.NDArray[np.float32]) -> None:
+        if self._rows is None:
+            raise ArgumentError("this batch takes no rows: make it with n_row")
+        if row.shape != (self.n_row,):
+            raise ArgumentError(f"the row has shape {row.shape}, expected ({self.n_row},)")
+        self._rows[i] = row
+
+    def _add_seq(self, i: int, seq: int | Sequence[int]) -> None:
+        ids = (seq,) if isinstance(seq, int) else tuple(seq)
+        if not ids:
+            raise ArgumentError("a token needs at least one sequence")
+        if len(ids) > 1 and self._n_seq is None:
+            self._n_seq = ffi.new("int32_t[]", self.n_max)
+            self._n_seq[0:i] = [1] * i
+        if self._n_seq is not None:
+            self._n_seq[i] = len(ids)
+        need = self._n_seq_ids + len(ids)
+        if need > len(self._seq):
+            grown = ffi.new("int32_t[]", max(need, 2 * len(self._seq)))
+            ffi.memmove(grown, self._seq, 4 * self._n_seq_ids)
+            self._seq = grown
+        for k, one in enumerate(ids):
+            self._seq[self._n_seq_ids + k] = _int32(one, "sequence")
+        self._n_seq_ids = need
+
+    def as_struct(self) -> Any:
+        """The C view of the batch, for Context.decode()."""
+        s = self._struct
+        s.n_tokens = self.n_tokens
+        s.ids = self._ids if self._has_ids else ffi.NULL
+        if self._rows is not None:
+            s.rows, s.n_row = ffi.cast("float *", self._rows.ctypes.data), self.n_row
+        s.pos, s.seq, s.output = self._pos, self._seq, self._output
+        s.n_seq = self._n_seq if self._n_seq is not None else ffi.NULL
+        return s
+
+
+def _int32(value: int, name: str) -> int:
+    if isinstance(value, float) or not -_INT32_MAX - 1 <= value <= _INT32_MAX:
+        raise ArgumentError(f"{name} {value!r} is not a 32-bit int")
+    return value

@@ -1,0 +1,50 @@
+"""The one place where the compiled module is imported, and where codes become exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyllama_spec._engine import ffi, lib
+from pyllama_spec.engine.errors import (
+    ArgumentError,
+    BusyError,
+    CancelledError,
+    ContextFullError,
+    EngineError,
+    ModelLoadError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    UnsupportedError,
+)
+
+__all__ = ["check", "ffi", "last_error", "lib"]
+
+_EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
+    lib.LLAMA_SPEC_ARGUMENT: ArgumentError,
+    lib.LLAMA_SPEC_LOAD: ModelLoadError,
+    lib.LLAMA_SPEC_MEMORY: OutOfMemoryError,
+    lib.LLAMA_SPEC_FULL: ContextFullError,
+    lib.LLAMA_SPEC_BUSY: BusyError,
+    lib.LLAMA_SPEC_ENGINE: EngineError,
+    lib.LLAMA_SPEC_UNSUPPORTED: UnsupportedError,
+    lib.LLAMA_SPEC_CANCELLED: CancelledError,
+    lib.LLAMA_SPEC_POISONED: EngineError,
+}
+
+
+def last_error() -> str:
+    """The message that this thread's last failed call left."""
+    text: Any = ffi.string(lib.llama_spec_last_error())
+    return bytes(text).decode("utf-8", errors="replace")
+
+
+def check(code: int, what: str) -> None:
+    """Raises the exception that belongs to a status code.
+
+    Args:
+        code: what a function of the C ABI returned.
+        what: the attempt, in words, as the start of the message: "cannot decode".
+
+    """
+    if code < 0:
+        raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {last_error()}")

@@ -1,0 +1,342 @@
+"""A context: the working memory of a model, and what its last decode gave."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.errors import (
+    ArgumentError,
+    ClosedError,
+    ContextFullError,
+    OutOfMemoryError,
+)
+from pyllama_spec.engine.memory import Memory
+from pyllama_spec.engine.model import Model
+
+# Numbers of enum ggml_type, for the types that a KV cache can have.
+_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+_KV_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0625, "q5_1": 0.75, "q5_0": 0.6875,
+    "q4_1": 0.625, "q4_0": 0.5625,
+}  # fmt: skip
+_ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
+
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """How a context is opened.
+
+    Attributes:
+        n_ctx: positions per context, shared by its sequences; None for the model's own length.
+        n_batch: the most tokens that one decode takes.
+        n_ubatch: the most tokens that the engine computes at once.
+        n_seq_max: how many sequences it can hold.
+        n_rs_seq: snapshots of a recurrent state per sequence: how far it can be rolled back.
+        n_outputs_max: the most tokens of a batch with logits; 0 for n_batch.
+        n_threads: CPU threads; None for the machine's physical cores.
+        flash_attn: None lets the engine choose.
+        type_k, type_v: the KV cache's types.
+        rope_freq_base, rope_freq_scale: 0 for the model's own.
+        rope_scaling: None for the model's own.
+        offload_kqv: keep the KV cache on the GPU with its layers.
+        swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
+        kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
+        embeddings: keep the output embeddings too.
+        target_layers: layer inputs that every decode keeps, see Context.layer_input().
+
+    """
+
+    n_ctx: int | None = 512
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_rs_seq: int = 0
+    n_outputs_max: int = 0
+    n_threads: int | None = None
+    flash_attn: bool | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    rope_scaling: str | None = None
+    offload_kqv: bool = True
+    swa_full: bool = True
+    kv_unified: bool = False
+    embeddings: bool = False
+    target_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = ("n_batch", "n_ubatch", "n_seq_max")
+        optional = ("n_ctx", "n_threads")
+        for name in (*counts, *optional, "n_rs_seq", "n_outputs_max"):
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            low = 0 if name in ("n_rs_seq", "n_outputs_max") else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+                raise ArgumentError(f"{name}={value!r}: expected an int from {low} to 2147483647")
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in _KV_TYPES:
+                raise ArgumentError(
+                    f"{name}={getattr(self, name)!r} is none of {', '.join(_KV_TYPES)}"
+                )
+        if self.rope_scaling not in _ROPE_SCALING:
+            raise ArgumentError(
+                f"rope_scaling={self.rope_scaling!r} is none of none, linear, yarn, longrope"
+            )
+
+
+class _View:
+    """Keeps a context's buffers alive for as long as an array points into them."""
+
+    __slots__ = ("__array_interface__", "_handle")
+
+    def __init__(self, handle: Any, address: int, shape: tuple[int, ...]) -> None:
+        self._handle = handle
+        self.__array_interface__ = {
+            "data": (address, True), "shape": shape, "typestr": "<f4", "version": 3,
+        }  # fmt: skip
+        lib.llama_spec_add_views(handle, 1)
+
+    def __del__(self) -> None:
+        lib.llama_spec_add_views(self._handle, -1)
+
+
+class Context:
+    """Decodes batches of one model and holds what they leave behind.
+
+    One thread at a time: a second one gets BusyError. It keeps its model's weights and its
+    target's context alive, so that they can be closed in any order.
+
+    Args:
+        model: the model.
+        params: how to open it; keywords override single fields.
+        target: of a draft: the target's context, whose results and threads it shares.
+
+    Raises:
+        ArgumentError: a parameter is out of range or does not go with the model.
+        UnsupportedError: the architecture does not expose one of target_layers.
+        OutOfMemoryError: there is not enough memory for it.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        params: ContextParams | None = None,
+        *,
+        target: Context | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._handle: Any = None
+        try:
+            params = replace(params or ContextParams(), **overrides)
+        except TypeError as error:
+            raise ArgumentError(f"unknown context parameter: {error}") from None
+        self.model = model
+        self.params = params
+        self.target_layers = tuple(params.target_layers)
+        self.n_ctx = params.n_ctx or model.info.n_ctx_train
+        _check_fits(model, params, self.n_ctx)
+        if self.target_layers:
+            model.check_layer_inputs(self.target_layers)
+        raw, layers = self._raw_params(params)
+        out = ffi.new("llama_spec_context **")
+        code = lib.llama_spec_context_new(
+            model.handle, raw, target.handle if target else ffi.NULL, out
+        )
+        del layers  # copied by the engine
+        check(code, f"cannot open a context of {self.n_ctx} tokens for {model.path.name}")
+        self._handle = ffi.gc(out[0], lib.llama_spec_context_free)
+        info = ffi.new("struct llama_spec_context_info *")
+        check(lib.llama_spec_context_get_info(self._handle, info), "cannot read the context")
+        self.n_batch: int = info.n_batch
+        self.n_ubatch: int = info.n_ubatch
+        self.n_rs_seq: int = info.n_rs_seq
+        self.n_threads: int = info.n_threads
+        self.n_seq_max: int = info.n_seq_max
+        # The engine rounds n_ctx up; the caller's number is the one that counts.
+        self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max
+        self.memory = Memory(self)
+        self._row = ffi.new("float **")
+        self._n_rows = ffi.new("int32_t *")
+
+    def _raw_params(self, params: ContextParams) -> tuple[Any, Any]:
+        raw = ffi.new("struct llama_spec_context_params *")
+        lib.llama_spec_context_default_params(raw)
+        n_threads = params.n_threads or default_n_threads()
+        raw.n_ctx, raw.n_batch, raw.n_ubatch = self.n_ctx, params.n_batch, params.n_ubatch
+        raw.n_seq_max, raw.n_rs_seq = params.n_seq_max, params.n_rs_seq
+        raw.n_outputs_max = params.n_outputs_max
+        raw.n_threads = raw.n_threads_batch = n_threads
+        raw.flash_attn = -1 if params.flash_attn is None else int(params.flash_attn)
+        raw.type_k, raw.type_v = _KV_TYPES[params.type_k], _KV_TYPES[params.type_v]
+        raw.rope_scaling_type = _ROPE_SCALING[params.rope_scaling]
+        raw.rope_freq_base, raw.rope_freq_scale = params.rope_freq_base, params.rope_freq_scale
+        raw.offload_kqv, raw.swa_full = params.offload_kqv, params.swa_full
+        raw.kv_unified, raw.embeddings = params.kv_unified, params.embeddings
+        layers = ffi.new("int32_t[]", list(self.target_layers) or [0])
+        raw.layers, raw.n_layers = layers, len(self.target_layers)
+        return raw, layers
+
+    @property
+    def handle(self) -> Any:
+        """The C handle, for the other rooms of engine/.
+
+        Raises:
+            ClosedError: the context was closed.
+
+        """
+        if self._handle is None:
+            raise ClosedError("the context is closed; open another")
+        return self._handle
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._handle is None
+
+    def decode(self, batch: Batch, *, encode: bool = False) -> None:
+        """Computes a batch and waits for it. The GIL is released meanwhile.
+
+        Rows of an earlier decode are overwritten: read or copy them before.
+
+        Args:
+            batch: the tokens.
+            encode: run the encoder of a model that has one.
+
+        Raises:
+            ArgumentError: an id, a position or a sequence is out of range, or the batch too long.
+            ContextFullError: there is no room; the memory is as it was.
+            CancelledError: cancel() was called; the memory holds a part of the batch.
+            EngineError: the engine failed; the context has to be opened again.
+
+        """
+        if batch.max_pos >= self.n_ctx_seq:
+            raise ContextFullError(
+                f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
+                "shorten the text or open the context with a larger n_ctx"
+            )
+        handle = self.handle
+        check(lib.llama_spec_decode(handle, batch.as_struct(), encode), "cannot decode")
+        check(lib.llama_spec_synchronize(handle), "cannot decode")
+
+    def logits(self, i: int) -> Rows:
+        """The logits of token i of the last batch.
+
+        Returns:
+            [n_vocab] float32, read-only, a view into the engine's memory: the next decode
+            overwrites it. It may be kept past close() without harm.
+
+        Raises:
+            ArgumentError: no logits were asked for there.
+
+        """
+        check(
+            lib.llama_spec_logits(self.handle, i, self._row), f"cannot read the logits of row {i}"
+        )
+        return self._view((self.model.info.n_vocab,))
+
+    def embeddings(self, i: int) -> Rows:
+        """The output embedding of token i of the last batch: [n_embd_out] float32, as logits()."""
+        code = lib.llama_spec_embeddings(self.handle, i, self._row)
+        check(code, f"cannot read the embeddings of row {i}")
+        return self._view((self.model.info.n_embd_out,))
+
+    def layer_input(self, layer: int) -> Rows:
+        """The inputs of a layer for every token of the last batch, in the batch's order.
+
+        Args:
+            layer: one of target_layers.
+
+        Returns:
+            [n_rows, n_embd] float32, read-only, a view with the lifetime of logits().
+
+        Raises:
+            ArgumentError: the context was not opened with this layer.
+
+        """
+        code = lib.llama_get_output_layer_inp(self.handle, layer, self._row, self._n_rows)
+        check(code, f"cannot read the input of layer {layer}")
+        n_embd = self.model.info.n_embd
+        if self._n_rows[0] == 0:
+            return np.zeros((0, n_embd), dtype=np.float32)
+        return self._view((self._n_rows[0], n_embd))
+
+    def _view(self, shape: tuple[int, ...]) -> Rows:
+        address = int(ffi.cast("uintptr_t", self._row[0]))
+        return np.asarray(_View(self.handle, address, shape))
+
+    def cancel(self, value: bool = True) -> None:
+        """Ends a decode that runs in another thread; with False, later decodes run again."""
+        lib.llama_spec_cancel(self.handle, value)
+
+    def close(self) -> None:
+        """Frees the context, once no array points into it. May be called twice, in any order."""
+        self._handle = None
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check_fits(model: Model, params: ContextParams, n_ctx: int) -> None:
+    """Refuses a KV cache that cannot fit: the kernel would kill the process on first use."""
+    if model.info.is_recurrent:
+        return
+    head = model.info.n_embd / max(model.info.n_head, 1)
+    per_token = model.info.n_layer * max(model.info.n_head_kv, 1) * head
+    need = n_ctx * per_token * (_KV_BYTES[params.type_k] + _KV_BYTES[params.type_v])
+    available = _available_bytes()
+    if need > available:
+        raise OutOfMemoryError(
+            f"n_ctx={n_ctx} needs about {need / 1e9:.1f} GB for its KV cache, and "
+            f"{available / 1e9:.1f} GB of memory are free; choose a smaller n_ctx or KV type"
+        )
+
+
+def _available_bytes() -> float:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    return float("inf")
+
+
+def default_n_threads() -> int:
+    """The physical cores that this process may use: more threads than that only wait."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if usable is None:
+        return max(os.cpu_count() or 1, 1)
+    return max(len({_siblings(cpu) for cpu in usable}), 1)
+
+
+def _siblings(cpu: int) -> str:
+    """The hardware threads of one core share this text."""
+    try:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return str(cpu)

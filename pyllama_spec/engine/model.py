@@ -1,0 +1,295 @@
+"""A model file: its weights, its metadata and its vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.errors import ArgumentError, ClosedError, ModelLoadError
+from pyllama_spec.engine.gguf_header import check_header
+from pyllama_spec.engine.vocab import Vocab
+
+_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
+SplitMode = Literal["none", "layer", "row", "tensor"]
+Progress = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Sizes and kinds, read from the file. Nothing here is guessed."""
+
+    arch: str
+    n_vocab: int
+    n_embd: int
+    n_embd_inp: int
+    n_embd_out: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_ctx_train: int
+    n_swa: int
+    n_params: int
+    size_bytes: int
+    has_encoder: bool
+    has_decoder: bool
+    is_recurrent: bool
+    is_hybrid: bool
+    is_diffusion: bool
+    can_roll_back: bool
+    n_target_layers: int
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """Whether past tokens live in a state that cannot simply be cut back."""
+        return self.is_recurrent or self.is_hybrid
+
+
+@ffi.def_extern(onerror=lambda *_: False)  # type: ignore[untyped-decorator]
+def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
+    """Called by the engine while it loads; False ends the load."""
+    report: Callable[[float], bool] = ffi.from_handle(user)
+    return report(fraction)
+
+
+class Model:
+    """A GGUF file, loaded. Contexts keep what they need of it alive, so it may be closed first.
+
+    Args:
+        path: the file; of a split model the first part.
+        n_gpu_layers: how many layers go to the GPU; -1 for all of them.
+        main_gpu: the GPU that is used when nothing is split.
+        split_mode: how a model is spread over several GPUs.
+        tensor_split: the share of each GPU.
+        use_mmap: map the file instead of reading it.
+        use_mlock: keep the model in RAM.
+        use_extra_bufts: let the engine repack weights for faster kernels.
+        vocab_only: load the vocabulary without the weights.
+        progress: called with 0.0 .. 1.0 while loading.
+
+    Raises:
+        ModelLoadError: the file is missing, unreadable or not a model that the engine can load.
+        ArgumentError: a parameter is out of range.
+
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = 0,
+        main_gpu: int = 0,
+        split_mode: SplitMode = "layer",
+        tensor_split: Sequence[float] | None = None,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        use_extra_bufts: bool = True,
+        vocab_only: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self._handle: Any = None
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError(
+                f"the model's path must be a str or a path, not {type(path).__name__}"
+            )
+        self.path = Path(path)
+        if split_mode not in _SPLIT_MODES:
+            raise ArgumentError(f"split_mode {split_mode!r} is none of {', '.join(_SPLIT_MODES)}")
+        check_header(self.path)
+        params = ffi.new("struct llama_spec_model_params *")
+        params.n_gpu_layers = _int32(n_gpu_layers, "n_gpu_layers")
+        params.main_gpu = _int32(main_gpu, "main_gpu")
+        params.split_mode = _SPLIT_MODES[split_mode]
+        params.use_mmap, params.use_mlock = use_mmap, use_mlock
+        params.use_extra_bufts, params.vocab_only = use_extra_bufts, vocab_only
+        # `shares` is held here while the engine copies from it.
+        shares = ffi.new("float[]", [float(x) for x in tensor_split or ()])
+        if tensor_split:
+            params.tensor_split, params.n_tensor_split = shares, len(tensor_split)
+        self._handle = self._load(params, progress)
+        self.info = self._read_info()
+        self.vocab = Vocab(self)
+
+    def _load(self, params: Any, progress: Progress | None) -> Any:
+        out = ffi.new("llama_spec_model **")
+        stopped: list[BaseException] = []
+
+        def report(fraction: float) -> bool:
+            try:
+                if progress is not None:
+                    progress(fraction)
+            except BaseException as error:  # noqa: BLE001 - raised again below, outside the C frames
+                stopped.append(error)
+            return not stopped
+
+        user = ffi.new_handle(report)
+        params.progress, params.progress_user = lib.pyllama_spec_on_progress, user
+        code = lib.llama_spec_model_load(os.fsencode(self.path), params, out)
+        if stopped:
+            if out[0] != ffi.NULL:
+                lib.llama_spec_model_free(out[0])
+            raise stopped[0]
+        check(code, f"cannot load {self.path}")
+        return ffi.gc(out[0], lib.llama_spec_model_free)
+
+    def _read_info(self) -> ModelInfo:
+        raw = ffi.new("struct llama_spec_model_info *")
+        check(lib.llama_spec_model_get_info(self.handle, raw), "cannot read the model")
+        values = {
+            name: getattr(raw, name) for name in ModelInfo.__dataclass_fields__ if name != "arch"
+        }
+        arch = ffi.string(lib.llama_spec_model_arch(self.handle)).decode()
+        return ModelInfo(arch=arch, **values)
+
+    @property
+    def handle(self) -> Any:
+        """The C handle, for the other rooms of engine/.
+
+        Raises:
+            ClosedError: the model was closed.
+
+        """
+        if self._handle is None:
+            raise ClosedError(f"the model {getattr(self, 'path', '?')} is closed; load it again")
+        return self._handle
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._handle is None
+
+    @property
+    def description(self) -> str:
+        """What the engine calls it, such as "llama 135M Q4_0"."""
+        buf = ffi.new("char[]", 256)
+        check(lib.llama_spec_model_desc(self.handle, buf, 256), "cannot describe the model")
+        return str(ffi.string(buf).decode(errors="replace"))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as text; arrays are left out by the engine."""
+        out: dict[str, str] = {}
+        for i in range(lib.llama_spec_model_n_meta(self.handle)):
+            key = self._text(lib.llama_spec_model_meta_key, i)
+            out[key] = self._text(lib.llama_spec_model_meta_value, i)
+        return out
+
+    def _text(self, function: Any, i: int) -> str:
+        size = 256
+        while True:
+            buf = ffi.new("char[]", size)
+            n: int = function(self.handle, i, buf, size)
+            check(min(n, 0), "cannot read the metadata")
+            if n < size:
+                return str(ffi.string(buf).decode(errors="replace"))
+            size = n + 1
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """The Jinja text of the model's chat template; None if it has none."""
+        found = lib.llama_spec_model_chat_template(self.handle, name.encode() if name else ffi.NULL)
+        return None if found == ffi.NULL else str(ffi.string(found).decode(errors="replace"))
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """Of a draft: the target layers whose inputs it reads, in its order. () of other models."""
+        n = self.info.n_target_layers
+        out = ffi.new("int32_t[]", max(n, 1))
+        check(lib.llama_spec_model_target_layers(self.handle, out, n), "cannot read the draft")
+        return tuple(ffi.unpack(out, n)) if n else ()
+
+    def check_layer_inputs(self, layers: Sequence[int]) -> None:
+        """Raises unless a context of this model can give the inputs of these layers.
+
+        Args:
+            layers: 0 .. n_layer. "Input of layer k" is the residual stream that enters layer k;
+                n_layer stands for what leaves the last layer, before the final norm.
+
+        Raises:
+            ArgumentError: a layer does not exist.
+            UnsupportedError: the architecture does not expose it, with the reason.
+
+        """
+        ids = ffi.new("int32_t[]", [_int32(layer, "layer") for layer in layers] or [0])
+        code = lib.llama_spec_model_probe_layers(self.handle, ids, len(layers))
+        check(code, f"cannot take layer inputs {list(layers)} of {self.path.name}")
+
+    def close(self) -> None:
+        """Lets go of the weights; they are freed once no context uses them. May be called twice."""
+        self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _int32(value: object, name: str) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name} must be an int, not {type(value).__name__} {value!r}")
+    number = int(value)
+    if not -(2**31) <= number < 2**31:
+        raise ArgumentError(f"{name}={number} does not fit 32 bits")
+    return number
+
+
+def quantize(
+    path: str | os.PathLike[str],
+    out_path: str | os.PathLike[str],
+    kind: str,
+    *,
+    n_threads: int = 0,
+    pure: bool = False,
+    allow_requantize: bool = True,
+) -> None:
+    """Writes a model in another type, such as "Q4_0" or "BF16".
+
+    Args:
+        path: the GGUF to read.
+        out_path: the GGUF to write; an unfinished one is removed.
+        kind: one of quantize_types(), in any case.
+        n_threads: 0 for all of the machine's.
+        pure: every tensor in the same type, the embeddings too.
+        allow_requantize: take weights that are quantised already; what they lost stays lost.
+
+    Raises:
+        ModelLoadError: the file cannot be read or quantised.
+        ArgumentError: there is no such type, or input and output are the same file.
+
+    """
+    source, target = Path(path), Path(out_path)
+    check_header(source)
+    if kind.upper() not in quantize_types():
+        raise ArgumentError(f"no type {kind!r}; there are {', '.join(quantize_types())}")
+    if target.exists() and target.samefile(source):
+        raise ArgumentError(f"{target} is the input itself; give another output")
+    if not target.parent.is_dir():
+        raise ModelLoadError(f"the folder {target.parent} does not exist")
+    part = target.with_name(target.name + ".part")
+    try:
+        code = lib.llama_spec_quantize(
+            os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure, allow_requantize
+        )
+        check(code, f"cannot quantise {source} to {kind}")
+        part.replace(target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+
+
+def quantize_types() -> tuple[str, ...]:
+    """The types that quantize() can write."""
+    names: list[str] = []
+    while (name := lib.llama_spec_quantize_type(len(names))) != ffi.NULL:
+        names.append(ffi.string(name).decode())
+    return tuple(names)

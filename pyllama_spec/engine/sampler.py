@@ -1,0 +1,233 @@
+"""The engine's sampler chains."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.errors import ArgumentError, ClosedError
+from pyllama_spec.engine.model import Model
+
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerParams:
+    """How the next token is chosen. temperature=0 is greedy.
+
+    Attributes:
+        temperature: divides the logits; 0 takes the largest.
+        top_k, top_p, min_p, typical_p, top_n_sigma: cut the candidates; 0, 1, 0, 1, -1 are off.
+        min_keep: how many candidates the cuts leave at least.
+        penalty_last_n: how many past tokens the penalties see; -1 for the whole context.
+        repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
+        dry_*: the DRY repetition penalty; multiplier 0 is off.
+        xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
+        mirostat: 0 off, 1 or 2; it replaces the cuts.
+        seed: of the random draws; None for a new one each time.
+        logit_bias: added to the logits of these ids; -inf forbids one.
+        grammar: GBNF rules that the text must follow.
+        grammar_root: the rule to begin with.
+        grammar_triggers: patterns; with any, the grammar waits until one has been generated.
+
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    min_keep: int = 1
+    penalty_last_n: int = 64
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_breakers: tuple[str, ...] = DRY_BREAKERS
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    grammar: str | None = None
+    grammar_root: str = "root"
+    grammar_triggers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_floats(self)
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ArgumentError(f"{name}={value!r} is outside {low} .. {high}")
+        if self.seed is not None and not 0 <= self.seed < 2**32:
+            raise ArgumentError(f"seed={self.seed!r} is not None or an int from 0 to 2**32 - 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the choice is the largest logit, with no randomness."""
+        return self.temperature <= 0
+
+    @property
+    def n_history(self) -> int:
+        """How many past tokens the penalties want to see; -1 for all of them."""
+        wants = [0]
+        if self.repeat_penalty != 1 or self.frequency_penalty or self.presence_penalty:
+            wants.append(self.penalty_last_n)
+        if self.dry_multiplier:
+            wants.append(self.dry_penalty_last_n)
+        return -1 if min(wants) < 0 else max(wants)
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, 1e4), ("top_k", -1, 2**31 - 1), ("top_p", 0, 1), ("min_p", 0, 1),
+    ("typical_p", 0, 1), ("min_keep", 0, 2**31 - 1), ("penalty_last_n", -1, 2**31 - 1),
+    ("repeat_penalty", 1e-6, 1e4), ("dry_penalty_last_n", -1, 2**31 - 1),
+    ("dry_allowed_length", 0, 2**31 - 1), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1),
+    ("mirostat", 0, 2),
+)  # fmt: skip
+
+_FLOATS = (
+    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "repeat_penalty",
+    "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "xtc_probability",
+    "xtc_threshold", "mirostat_tau", "mirostat_eta",
+)  # fmt: skip
+_INTS = (
+    "top_k", "min_keep", "penalty_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat",
+)  # fmt: skip
+
+
+def _check_floats(params: SamplerParams) -> None:
+    for name in _FLOATS:
+        value = getattr(params, name)
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise ArgumentError(f"{name}={value!r} is not a finite number")
+    for name in _INTS:
+        value = getattr(params, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ArgumentError(f"{name}={value!r} is not an int")
+
+
+class Sampler:
+    """A chain with its state: random numbers, penalties' history, the grammar's position.
+
+    sample() does not advance penalties or grammar; accept() does, and only over tokens that are
+    committed. Keeps its model alive.
+
+    Raises:
+        ArgumentError: a parameter is out of range, or the grammar cannot be parsed.
+
+    """
+
+    def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
+        self._handle: Any = None
+        self.params = params or SamplerParams()
+        self.seed = secrets.randbits(32) if self.params.seed is None else self.params.seed
+        # 2**32 - 1 means "draw a seed" to the engine; any other number does as well.
+        raw, keep = self._raw_params(self.params, min(self.seed, 2**32 - 2))
+        out = ffi.new("llama_spec_sampler **")
+        code = lib.llama_spec_sampler_new(model.handle, raw, out)
+        del keep  # copied by the engine
+        check(code, "cannot make the sampler")
+        self._adopt(out[0])
+
+    def _adopt(self, handle: Any) -> None:
+        self._handle = ffi.gc(handle, lib.llama_spec_sampler_free)
+        self._id = ffi.new("int32_t *")
+
+    @staticmethod
+    def _raw_params(params: SamplerParams, seed: int) -> tuple[Any, list[Any]]:
+        raw = ffi.new("struct llama_spec_sampler_params *")
+        for name in (*_FLOATS, *_INTS):
+            setattr(raw, name, getattr(params, name))
+        raw.seed = seed
+        keep: list[Any] = []
+
+        def text(value: str) -> Any:
+            keep.append(ffi.new("char[]", value.encode()))
+            return keep[-1]
+
+        def texts(values: Sequence[str]) -> Any:
+            keep.append(ffi.new("char *[]", [text(value) for value in values]))
+            return keep[-1]
+
+        raw.dry_breakers, raw.n_dry_breakers = texts(params.dry_breakers), len(params.dry_breakers)
+        if params.logit_bias:
+            keep.append(ffi.new("int32_t[]", [int(i) for i in params.logit_bias]))
+            raw.bias_ids = keep[-1]
+            keep.append(ffi.new("float[]", [float(x) for x in params.logit_bias.values()]))
+            raw.bias = keep[-1]
+            raw.n_bias = len(params.logit_bias)
+        if params.grammar is not None:
+            raw.grammar, raw.grammar_root = text(params.grammar), text(params.grammar_root)
+            raw.grammar_triggers = texts(params.grammar_triggers)
+            raw.n_grammar_triggers = len(params.grammar_triggers)
+        return raw, keep
+
+    @property
+    def handle(self) -> Any:
+        """The C handle.
+
+        Raises:
+            ClosedError: the sampler was closed.
+
+        """
+        if self._handle is None:
+            raise ClosedError("the sampler is closed; make another")
+        return self._handle
+
+    def sample(self, context: Context, i: int) -> int:
+        """Draws a token from the logits of token i of the context's last batch."""
+        code = lib.llama_spec_sample(self.handle, context.handle, i, self._id)
+        check(code, "cannot sample")
+        token: int = self._id[0]
+        return token
+
+    def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
+        """Draws a token from a row of the caller's: [n_vocab] float32, contiguous."""
+        row = np.ascontiguousarray(logits, dtype=np.float32)
+        pointer = ffi.cast("float *", row.ctypes.data)
+        code = lib.llama_spec_sample_row(self.handle, pointer, row.size, self._id)
+        check(code, "cannot sample")
+        token: int = self._id[0]
+        return token
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """Advances penalties and grammar over a committed token.
+
+        Args:
+            token: its id.
+            generated: False for tokens of a prompt, which the grammar does not see.
+
+        """
+        check(lib.llama_spec_sampler_accept(self.handle, token, generated), "cannot accept a token")
+
+    def reset(self) -> None:
+        """Goes back to the state after construction, the seed included."""
+        check(lib.llama_spec_sampler_reset(self.handle), "cannot reset the sampler")
+
+    def clone(self) -> Sampler:
+        """A copy with the same state, advancing on its own from here."""
+        out = ffi.new("llama_spec_sampler **")
+        check(lib.llama_spec_sampler_clone(self.handle, out), "cannot copy the sampler")
+        copy = object.__new__(Sampler)
+        copy.params, copy.seed = self.params, self.seed
+        copy._adopt(out[0])
+        return copy
+
+    def close(self) -> None:
+        """Frees the chain. May be called twice."""
+        self._handle = None

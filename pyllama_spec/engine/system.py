@@ -1,0 +1,48 @@
+"""What the engine is, and what it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.engine.binding import check, ffi, lib
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that the engine computes on."""
+
+    name: str
+    description: str
+    free_bytes: int
+    total_bytes: int
+
+
+def devices() -> tuple[Device, ...]:
+    """The devices of this build on this machine."""
+    found: list[Device] = []
+    name, description = ffi.new("char **"), ffi.new("char **")
+    free, total = ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    for i in range(lib.llama_spec_n_devices()):
+        check(lib.llama_spec_device(i, name, description, free, total), "cannot read a device")
+        found.append(Device(_text(name[0]), _text(description[0]), free[0], total[0]))
+    return tuple(found)
+
+
+def engine_version() -> str:
+    """The engine's own version."""
+    return _text(lib.llama_spec_engine_version())
+
+
+def system_info() -> str:
+    """The instruction sets and features that the engine was compiled with."""
+    return _text(lib.llama_spec_system_info())
+
+
+def supports_gpu() -> bool:
+    """Whether this build can put layers on a GPU of this machine."""
+    return bool(lib.llama_spec_supports_gpu())
+
+
+def _text(pointer: Any) -> str:
+    return str(ffi.string(pointer).decode(errors="replace"))

@@ -1,0 +1,134 @@
+"""The vocabulary of a model: text to token ids and back."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from pyllama_spec.engine.model import Model
+
+_INT32_MIN = -(2**31)
+_MAX_TEXT_BYTES = 2**31 - 1
+
+
+class Vocab:
+    """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.n_tokens: int = model.info.n_vocab
+        self._pieces: dict[int, bytes] = {}
+        self._eog: dict[int, bool] = {}
+        handle = model.handle
+        self.adds_bos: bool = lib.llama_spec_vocab_adds_bos(handle)
+        self.adds_eos: bool = lib.llama_spec_vocab_adds_eos(handle)
+        self.bos, self.eos, self.eot = (self.special(name) for name in ("bos", "eos", "eot"))
+
+    def special(self, name: str) -> int | None:
+        """The id of "bos", "eos", "eot", "sep", "nl", "pad", "mask" or "fim_*"; None if absent."""
+        found: int = lib.llama_spec_vocab_special(self._model.handle, name.encode())
+        return found if found >= 0 else None
+
+    def tokenize(
+        self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: UTF-8. Lone surrogates of a str are replaced, since no vocabulary has them.
+            add_special: put in what the model wants around a text, such as its BOS token.
+            parse_special: read the names of control tokens as those tokens. Off for text of
+                users, who could otherwise write control tokens into a chat.
+
+        Raises:
+            ArgumentError: the text has more than 2**31 - 1 bytes.
+
+        """
+        data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
+        if len(data) > _MAX_TEXT_BYTES:
+            raise ArgumentError(f"the text has {len(data)} bytes; at most {_MAX_TEXT_BYTES} fit")
+        n_max = len(data) + 8
+        for _ in range(2):
+            out = ffi.new("int32_t[]", n_max)
+            n: int = lib.llama_spec_tokenize(
+                self._model.handle, data, len(data), out, n_max, add_special, parse_special
+            )
+            if n == _INT32_MIN:
+                check(lib.LLAMA_SPEC_ENGINE, "cannot tokenize the text")
+            if n >= 0:
+                return list(ffi.unpack(out, n)) if n else []
+            n_max = -n
+        raise ArgumentError("the text could not be tokenized")
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token: often not whole characters.
+
+        Args:
+            token: an id of the vocabulary.
+            special: give the names of control tokens; without it they are empty.
+
+        Raises:
+            ArgumentError: the id is outside the vocabulary.
+
+        """
+        key = token if not special else -1 - token
+        cached = self._pieces.get(key)
+        if cached is None:
+            cached = self._pieces[key] = self._read_piece(token, special)
+        return cached
+
+    def _read_piece(self, token: int, special: bool) -> bytes:
+        size = 64
+        for _ in range(2):
+            buf: Any = ffi.new("char[]", size)
+            n: int = lib.llama_spec_token_to_piece(self._model.handle, token, buf, size, special)
+            if n >= 0:
+                return bytes(ffi.buffer(buf, n))
+            if n == _INT32_MIN:
+                break
+            size = -n
+        raise ArgumentError(
+            f"token id {token} is outside the vocabulary (0 .. {self.n_tokens - 1})"
+        )
+
+    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
+        """The bytes of a run of tokens."""
+        return b"".join(self.piece(token, special=special) for token in tokens)
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation: EOS, EOT and their kin."""
+        known = self._eog.get(token)
+        if known is None:
+            known = self._eog[token] = bool(lib.llama_spec_vocab_is_eog(self._model.handle, token))
+        return known
+
+    def is_control(self, token: int) -> bool:
+        """Whether the token is a control token, with no text of its own."""
+        return bool(lib.llama_spec_vocab_is_control(self._model.handle, token))
+
+    def check_ids(self, tokens: Sequence[int], what: str = "the tokens") -> None:
+        """Raises ArgumentError unless every id is in the vocabulary."""
+        n = self.n_tokens
+        for i, token in enumerate(tokens):
+            if not 0 <= token < n:
+                raise ArgumentError(f"{what}: id {token} at index {i} is outside 0 .. {n - 1}")
+
+
+class TextDecoder:
+    """Turns the bytes of a stream of tokens into text, holding back unfinished characters."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, data: bytes) -> str:
+        """The text that is complete with these bytes."""
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """What was held back; an unfinished character becomes U+FFFD."""
+        return self._decoder.decode(b"", final=True)
