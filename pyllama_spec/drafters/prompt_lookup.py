@@ -1,0 +1,125 @@
+"""Prompt lookup: what followed the last time that the text ended as it ends now.
+
+The idea is that of Saxena's "prompt lookup decoding" (2023): answers repeat the prompt and
+themselves. Here every n-gram of the committed tokens is indexed when its token is committed, so
+that a proposal costs a handful of dictionary look-ups however long the text has become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, Features
+from pyllama_spec.engine.errors import ArgumentError
+
+NGram = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _History:
+    """The tokens of one sequence and where its n-grams ended last."""
+
+    tokens: list[int] = field(default_factory=list)
+    n_indexed: int = 0
+    # For each size: the n-gram -> index of the token after its last occurrence.
+    after: dict[NGram, int] = field(default_factory=dict)
+    # What each insertion replaced, so that truncate() can take it back: (n-gram, old index or -1).
+    replaced: list[list[tuple[NGram, int]]] = field(default_factory=list)
+
+    def index_up_to(self, end: int, sizes: Sequence[int]) -> None:
+        """Indexes the n-grams that end before `end`, each pointing at the token behind it."""
+        tokens, after = self.tokens, self.after
+        for stop in range(self.n_indexed + 1, end + 1):
+            undo: list[tuple[NGram, int]] = []
+            for size in sizes:
+                if size <= stop:
+                    gram = tuple(tokens[stop - size : stop])
+                    undo.append((gram, after.get(gram, -1)))
+                    after[gram] = stop
+            self.replaced.append(undo)
+        self.n_indexed = max(self.n_indexed, end)
+
+    def truncate(self, n_keep: int) -> None:
+        """Forgets the tokens from n_keep on, and what they did to the index."""
+        del self.tokens[n_keep:]
+        # An n-gram that ends at the last kept token points behind it, at a token that is gone.
+        while self.n_indexed > max(n_keep - 1, 0):
+            for gram, old in reversed(self.replaced.pop()):
+                if old < 0:
+                    del self.after[gram]
+                else:
+                    self.after[gram] = old
+            self.n_indexed -= 1
+
+
+class PromptLookup:
+    """Proposes what followed the longest suffix of the text that occurred before.
+
+    Args:
+        max_draft: the most tokens that it proposes at once.
+        max_ngram: the longest suffix that it looks for, tried first.
+        min_ngram: the shortest one.
+
+    Raises:
+        ArgumentError: the sizes are not 1 <= min_ngram <= max_ngram, or max_draft is below 1.
+
+    """
+
+    name = "prompt-lookup"
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(self, max_draft: int = 10, *, max_ngram: int = 4, min_ngram: int = 2) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ArgumentError(f"need 1 <= min_ngram <= max_ngram, not {min_ngram}, {max_ngram}")
+        if max_draft < 1:
+            raise ArgumentError(f"max_draft={max_draft} must be at least 1")
+        self.max_draft = max_draft
+        self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
+        self._sequences: dict[int, _History] = {}
+
+    def _history(self, seq: int) -> _History:
+        return self._sequences.setdefault(seq, _History())
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Appends tokens of a prompt."""
+        self._history(seq).tokens.extend(tokens)
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Appends committed tokens."""
+        self._history(seq).tokens.extend(tokens)
+
+    def propose(self, seq: int, pending: int, n: int) -> Draft:
+        """Continues the text as it went on after its longest repeated suffix.
+
+        A continuation that reaches the end of the text goes on with its own beginning, so that a
+        repetition with a short period is proposed at full length.
+        """
+        history = self._history(seq)
+        tokens = history.tokens
+        n = min(n, self.max_draft)
+        # N-grams that end with the last token have nothing behind them yet.
+        history.index_up_to(len(tokens) - 1, self._sizes)
+        for size in self._sizes:
+            if size >= len(tokens) or n < 1:
+                continue
+            start = history.after.get(tuple(tokens[-size:]))
+            if start is not None:
+                ids = tokens[start : start + n]
+                period = len(tokens) - start
+                while len(ids) < n:
+                    ids.append(ids[len(ids) - period])
+                return Draft(ids)
+        return NO_DRAFT
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Forgets all but the first n_keep tokens, so that no request sees another one's text."""
+        self._history(seq).truncate(n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Starts `to` with the tokens of `seq`; its index is built when it is first needed."""
+        self._sequences[to] = _History(tokens=list(self._history(seq).tokens))
+
+    def close(self) -> None:
+        """Frees the index."""
+        self._sequences.clear()

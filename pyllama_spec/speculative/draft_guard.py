@@ -1,0 +1,105 @@
+"""A drafter as the loop wants it: one that cannot fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyllama_spec.drafters.base import Drafter, Features
+
+
+class GuardedDrafter:
+    """Passes calls on to a drafter, and turns it off where it fails.
+
+    Ids that it may not propose are cut off here: a drafter of the user's, or one for another
+    vocabulary, then costs acceptance and not the process. After a failure nothing is asked of it
+    until the next prompt, where it starts again from nothing.
+    """
+
+    def __init__(self, drafter: Drafter, n_vocab: int) -> None:
+        self._drafter = drafter
+        self._n_vocab = n_vocab
+        self._failure: str | None = None
+        self._disabled: str | None = None
+        # How many tokens of each sequence it has been given.
+        self._n_known: dict[int, int] = {}
+        self.name = drafter.name
+
+    @property
+    def reason_off(self) -> str | None:
+        """Why nothing is asked of the drafter; None while it is on."""
+        return self._disabled or self._failure
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """The layer inputs to give it: none while it is off."""
+        return () if self.reason_off else tuple(self._drafter.target_layers)
+
+    def disable(self, reason: str) -> None:
+        """Turns it off for good."""
+        self._disabled = reason
+
+    def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:
+        """How many of the first n_keep tokens the target need not decode again for the drafter.
+
+        Args:
+            seq: the sequence.
+            n_keep: how many tokens the target could keep.
+            tokens: those tokens.
+
+        """
+        if self._failure is not None:
+            self._failure = None
+            self._n_known.clear()
+            self._call("truncate", self._drafter.truncate, seq, 0)
+        known = self._n_known.get(seq, 0)
+        if self.reason_off or known >= n_keep:
+            return n_keep
+        if self.target_layers:
+            return known  # rows of the rest are gone: the target has to make them again
+        self.begin(seq, tokens[known:n_keep], ())
+        return n_keep
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """See Drafter.truncate."""
+        self._call("truncate", self._drafter.truncate, seq, n_keep)
+        self._n_known[seq] = min(self._n_known.get(seq, 0), n_keep)
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """See Drafter.begin."""
+        if self._call("begin", self._drafter.begin, seq, tokens, features):
+            self._n_known[seq] = self._n_known.get(seq, 0) + len(tokens)
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """See Drafter.commit."""
+        if self._call("commit", self._drafter.commit, seq, tokens, features):
+            self._n_known[seq] = self._n_known.get(seq, 0) + len(tokens)
+
+    def propose(self, seq: int, pending: int, n: int) -> list[int]:
+        """At most n ids of the vocabulary; nothing while the drafter is off."""
+        if self.reason_off is not None:
+            return []
+        ids: list[int] = []
+        try:
+            for token in self._drafter.propose(seq, pending, n).ids[:n]:
+                if not 0 <= token < self._n_vocab:
+                    break
+                ids.append(int(token))
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            self._fail("propose", error)
+            return []
+        return ids
+
+    def _call(self, what: str, method: Callable[..., None], *args: Any) -> bool:
+        if self.reason_off is not None:
+            return False
+        try:
+            method(*args)
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            self._fail(what, error)
+            return False
+        return True
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._failure = f"the drafter failed in {what}(): {type(error).__name__}: {error}"
+        self._n_known.clear()

@@ -1,0 +1,107 @@
+"""What a generation did, counted and timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counts of one generation.
+
+    A round is one decode of the target after the prompt. Tokens committed by rounds are
+    accepted + rounds, before a stop cuts the last round; the first token comes from the prompt.
+
+    Attributes:
+        drafter: the drafter's name.
+        rounds: decodes of the target after the prompt.
+        drafted: tokens that were proposed and verified.
+        accepted: of those, the ones that the target's own choice confirmed.
+        accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
+        reason_off: why the drafter was not used, or not to the end; None if it was.
+
+    """
+
+    drafter: str = "none"
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_histogram: list[int] = field(default_factory=lambda: [0])
+    reason_off: str | None = None
+
+    def count_round(self, n_drafted: int, n_accepted: int) -> None:
+        """Counts a finished round."""
+        self.rounds += 1
+        self.drafted += n_drafted
+        self.accepted += n_accepted
+        missing = n_accepted + 1 - len(self.accepted_histogram)
+        self.accepted_histogram.extend([0] * missing)
+        self.accepted_histogram[n_accepted] += 1
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 without drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """(accepted + rounds) / rounds; 0 without rounds."""
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The `speculation` object of the JSON face."""
+        return {
+            "drafter": self.drafter,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_round": self.tokens_per_round,
+            "accepted_histogram": list(self.accepted_histogram),
+            "reason_off": self.reason_off,
+        }
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one generation. Time that a consumer of a stream takes is not counted.
+
+    Attributes:
+        load_s: loading the files.
+        prompt_s: the prompt, to its first token.
+        decode_s: all rounds.
+        draft_s: of those, in the drafter.
+        verify_s: of those, in the target's decode.
+        n_decoded: tokens committed by the rounds.
+
+    """
+
+    load_s: float = 0.0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    n_decoded: int = 0
+
+    @property
+    def overhead_s(self) -> float:
+        """What the rounds took beside drafting and verifying: sampling, bookkeeping, Python."""
+        return self.decode_s - self.draft_s - self.verify_s
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second of the rounds."""
+        return self.n_decoded / self.decode_s if self.decode_s > 0 else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """The `timing` object of the JSON face."""
+        return {
+            "load_s": self.load_s,
+            "prompt_s": self.prompt_s,
+            "decode_s": self.decode_s,
+            "draft_s": self.draft_s,
+            "verify_s": self.verify_s,
+            "overhead_s": self.overhead_s,
+            "decode_tps": self.decode_tps,
+        }
