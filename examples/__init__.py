@@ -1,0 +1,1 @@
+"""Short programs, each run by a test."""

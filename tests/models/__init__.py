@@ -1,0 +1,66 @@
+"""Tiny GGUF models for tests, built from random numbers or with known behaviour."""
+
+from __future__ import annotations
+
+from .build import (
+    ARCHITECTURES,
+    DECODERS,
+    ENCODERS,
+    HYBRID,
+    RECURRENT,
+    SLIDING,
+    build,
+)
+from .cache import CACHE_VARIABLE, cache_directory, model_path
+from .config import CHATML_TEMPLATE, TinyConfig
+from .toys import (
+    CONSTANT_REST_LOGIT,
+    CONSTANT_TOKENS,
+    build_constant,
+    build_perm,
+    default_probabilities,
+    perm_continuation,
+    perm_next,
+)
+from .vocab import (
+    BOS,
+    ENDOFTEXT,
+    EOS,
+    IM_END,
+    IM_START,
+    MIN_VOCAB,
+    SPECIAL_IDS,
+    SPECIAL_TOKENS,
+    decode,
+)
+
+__all__ = [
+    "ARCHITECTURES",
+    "BOS",
+    "CACHE_VARIABLE",
+    "CHATML_TEMPLATE",
+    "CONSTANT_REST_LOGIT",
+    "CONSTANT_TOKENS",
+    "DECODERS",
+    "ENCODERS",
+    "ENDOFTEXT",
+    "EOS",
+    "HYBRID",
+    "IM_END",
+    "IM_START",
+    "MIN_VOCAB",
+    "RECURRENT",
+    "SLIDING",
+    "SPECIAL_IDS",
+    "SPECIAL_TOKENS",
+    "TinyConfig",
+    "build",
+    "build_constant",
+    "build_perm",
+    "cache_directory",
+    "decode",
+    "default_probabilities",
+    "model_path",
+    "perm_continuation",
+    "perm_next",
+]

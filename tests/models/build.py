@@ -1,0 +1,76 @@
+"""`build`: one tiny random model of a named architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import dense, encoder, moe, recurrent
+from .config import TinyConfig
+from .sketch import Sketch
+
+ARCHITECTURES: dict[str, Callable[[Sketch], None]] = {
+    "llama": dense.llama,
+    "qwen2": dense.qwen2,
+    "qwen3": dense.qwen3,
+    "qwen3moe": moe.qwen3moe,
+    "gemma2": dense.gemma2,
+    "gemma3": dense.gemma3,
+    "phi3": dense.phi3,
+    "granite": dense.granite,
+    "glm4": dense.glm4,
+    "olmo2": dense.olmo2,
+    "stablelm": dense.stablelm,
+    "command-r": dense.command_r,
+    "starcoder2": dense.starcoder2,
+    "gpt-oss": moe.gpt_oss,
+    "deepseek2": moe.deepseek2,
+    "qwen35": recurrent.qwen35,
+    "lfm2": recurrent.lfm2,
+    "mamba2": recurrent.mamba2,
+    "mamba": recurrent.mamba,
+    "bert": encoder.bert,
+}
+"""The builder of each architecture, by the engine's name for it."""
+
+SLIDING = frozenset({"gemma2", "gemma3", "gpt-oss"})
+HYBRID = frozenset({"qwen35", "lfm2"})
+RECURRENT = frozenset({"mamba", "mamba2"})
+ENCODERS = frozenset({"bert"})
+DECODERS = tuple(arch for arch in ARCHITECTURES if arch not in ENCODERS)
+
+
+def build(
+    arch: str,
+    path: Path,
+    *,
+    seed: int = 0,
+    n_layer: int = 4,
+    n_vocab: int = 320,
+    n_ctx_train: int = 65536,
+    output_scale: float = 16.0,
+    perturb_layer: int | None = None,
+    **extra: Any,
+) -> Path:
+    """Write a tiny random F32 model and return `path`.
+
+    The file is a function of the arguments alone. `perturb_layer=k` redraws all weights of
+    layer `k` and no others: what enters layers `0..k` keeps its bits, what enters later layers
+    changes. `extra` are the further fields of `TinyConfig`.
+    """
+    if arch not in ARCHITECTURES:
+        raise ValueError(f"no builder for {arch!r}; known: {', '.join(ARCHITECTURES)}")
+    cfg = TinyConfig(
+        arch=arch,
+        seed=seed,
+        n_layer=n_layer,
+        n_vocab=n_vocab,
+        n_ctx_train=n_ctx_train,
+        output_scale=output_scale,
+        perturb_layer=perturb_layer,
+        **extra,
+    )
+    sketch = Sketch(cfg)
+    ARCHITECTURES[arch](sketch)
+    return sketch.write(path)

@@ -1,0 +1,67 @@
+"""Sizes and options of the tiny test models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .vocab import MIN_VOCAB
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class TinyConfig:
+    """Everything that decides the bytes of one tiny model, apart from the architecture's code.
+
+    Fields after `perturb_layer` are the keyword `extra` options of `build`.
+    """
+
+    arch: str
+    seed: int = 0
+    n_layer: int = 4
+    n_vocab: int = 320
+    n_ctx_train: int = 65536
+    output_scale: float = 16.0
+    """Standard deviation of the logits of ordinary tokens, whatever the architecture."""
+    perturb_layer: int | None = None
+    n_embd: int = 64
+    n_head: int = 4
+    n_head_kv: int = 2
+    n_ff: int = 128
+    n_expert: int = 4
+    n_expert_used: int = 2
+    n_ff_exp: int = 64
+    sliding_window: int = 16
+    norm_eps: float = 1e-5
+    rope_freq_base: float = 10000.0
+    suppress_special: bool = True
+    """Keep control tokens (EOS among them) far from the argmax, so that generation runs on."""
+    chat_template: str | None = CHATML_TEMPLATE
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that the engine cannot load."""
+        if self.n_layer < 1:
+            raise ValueError(f"n_layer must be >= 1, got {self.n_layer}")
+        if self.n_vocab < MIN_VOCAB:
+            raise ValueError(f"n_vocab must be >= {MIN_VOCAB}, got {self.n_vocab}")
+        if self.perturb_layer is not None and not 0 <= self.perturb_layer < self.n_layer:
+            raise ValueError(f"perturb_layer {self.perturb_layer} outside 0..{self.n_layer - 1}")
+        if self.n_embd % self.n_head or self.head_dim % 2:
+            raise ValueError(f"n_embd {self.n_embd} does not give {self.n_head} even-sized heads")
+        if self.n_head % self.n_head_kv:
+            raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
+
+    @property
+    def head_dim(self) -> int:
+        """Size of one attention head."""
+        return self.n_embd // self.n_head
+
+    @property
+    def n_embd_kv(self) -> int:
+        """Width of the K (or V) projection."""
+        return self.head_dim * self.n_head_kv

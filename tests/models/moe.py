@@ -1,0 +1,74 @@
+"""Attention-only decoders with a mixture of experts."""
+
+from __future__ import annotations
+
+from . import parts
+from .sketch import Sketch
+
+
+def qwen3moe(m: Sketch) -> None:
+    """qwen3's attention with routed experts in every layer."""
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("attention.key_length", m.cfg.head_dim)
+    m.key("attention.value_length", m.cfg.head_dim)
+    m.embedding()
+    for _, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        parts.attention(m, blk)
+        parts.head_norms(m, blk)
+        parts.experts(m, blk)
+    m.output()
+
+
+def gpt_oss(m: Sketch) -> None:
+    """Sliding windows on layers 0, 2, ..., attention sinks, biases everywhere."""
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("attention.sliding_window", m.cfg.sliding_window)
+    m.embedding()
+    for _, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "post_attention_norm")
+        parts.attention(m, blk, bias=True, out_bias=True)
+        m.normal(f"{blk}attn_sinks.weight", m.cfg.n_head)
+        parts.experts(m, blk, bias=True)
+    m.output()
+
+
+def deepseek2(m: Sketch) -> None:
+    """Latent attention (the absorbed form); layer 0 dense, routed and shared experts after."""
+    cfg = m.cfg
+    q_rank, kv_rank, rope, nope = 24, 16, 8, 8
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("attention.head_count_kv", 1)  # the latent is one head shared by all
+    m.key("attention.q_lora_rank", q_rank)
+    m.key("attention.kv_lora_rank", kv_rank)
+    m.key("attention.key_length", kv_rank + rope)
+    m.key("attention.value_length", kv_rank)
+    m.key("attention.key_length_mla", nope + rope)
+    m.key("attention.value_length_mla", cfg.head_dim)
+    m.key("rope.dimension_count", rope)
+    m.key("leading_dense_block_count", 1)
+    m.key("expert_shared_count", 1)
+    m.key("expert_weights_scale", 1.5)
+    m.key("expert_gating_func", 1)  # softmax
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        m.matrix(f"{blk}attn_q_a.weight", q_rank, cfg.n_embd)
+        m.norm(f"{blk}attn_q_a_norm", q_rank)
+        m.matrix(f"{blk}attn_q_b.weight", cfg.n_head * (nope + rope), q_rank, gain=1.5)
+        m.matrix(f"{blk}attn_kv_a_mqa.weight", kv_rank + rope, cfg.n_embd, gain=1.5)
+        m.norm(f"{blk}attn_kv_a_norm", kv_rank)
+        m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, kv_rank, nope, gain=1.5)
+        m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, kv_rank)
+        m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
+        if index == 0:
+            parts.gated_ffn(m, blk)
+            continue
+        parts.experts(m, blk)
+        for part in ("gate", "up"):
+            m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
+        m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+    m.output()

@@ -1,0 +1,132 @@
+"""A model under construction: metadata and named tensors, then the GGUF file."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFWriter
+from numpy.typing import NDArray
+
+from .config import TinyConfig
+from .vocab import SPECIAL_IDS, write_tokenizer
+
+Array = NDArray[np.float32]
+MetaValue = bool | int | float | str | list[int] | list[bool] | list[float]
+
+# Control tokens' output rows shrink by this much: their logits stay near 0, far below the
+# maximum over the ordinary tokens, but no row is exactly zero.
+_SPECIAL_ROW_SCALE = 1.0 / 64.0
+
+
+class Sketch:
+    """Collects the keys and F32 tensors of one model.
+
+    Shapes are NumPy's: a projection is `[n_out, n_in]` (the engine prints `{n_in, n_out}`).
+    """
+
+    def __init__(self, cfg: TinyConfig) -> None:
+        """Start an empty model of configuration `cfg`."""
+        self.cfg = cfg
+        self.meta: dict[str, MetaValue] = {}
+        self.tensors: dict[str, Array] = {}
+
+    def key(self, suffix: str, value: MetaValue) -> None:
+        """Set the architecture's key `<arch>.<suffix>`."""
+        self.meta[f"{self.cfg.arch}.{suffix}"] = value
+
+    def put(self, name: str, array: NDArray[np.floating]) -> None:
+        """Add a tensor as it is, converted to F32."""
+        if name in self.tensors:
+            raise ValueError(f"tensor {name} added twice")
+        self.tensors[name] = np.ascontiguousarray(array, dtype=np.float32)
+
+    def rng(self, name: str) -> np.random.Generator:
+        """The tensor's own generator.
+
+        It depends on the tensor's name alone, so that a tensor keeps its values when other
+        tensors come or go, and so that `perturb_layer` changes one layer and nothing else.
+        """
+        perturbed = self.cfg.perturb_layer is not None and name.startswith(
+            f"blk.{self.cfg.perturb_layer}."
+        )
+        return np.random.default_rng([self.cfg.seed, zlib.crc32(name.encode()), int(perturbed)])
+
+    def normal(self, name: str, *shape: int, std: float = 1.0, mean: float = 0.0) -> None:
+        """Add a tensor of independent normals."""
+        values = self.rng(name).standard_normal(shape, dtype=np.float32)
+        self.put(name, values * np.float32(std) + np.float32(mean))
+
+    def uniform(self, name: str, *shape: int, low: float, high: float) -> None:
+        """Add a tensor of independent uniforms in `[low, high)`."""
+        self.put(name, self.rng(name).uniform(low, high, shape))
+
+    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        """Add a projection `[..., n_out, n_in]`; unit-RMS input gives RMS `gain` output."""
+        self.normal(name, *shape, std=gain / float(np.sqrt(shape[-1])))
+
+    def norm(self, name: str, size: int, *, bias: bool = False) -> None:
+        """Add a norm weight `[size]` near 1 (`name` lacks the `.weight`), and a bias if asked."""
+        self.normal(f"{name}.weight", size, mean=1.0, std=0.1)
+        if bias:
+            self.normal(f"{name}.bias", size, std=0.1)
+
+    def embedding(self, std: float = 1.0) -> None:
+        """Add `token_embd.weight` `[n_vocab, n_embd]`."""
+        self.normal("token_embd.weight", self.cfg.n_vocab, self.cfg.n_embd, std=std)
+
+    def output(self, gain: float = 1.0, norm: str = "output_norm", *, bias: bool = False) -> None:
+        """Add the final norm and an untied output matrix `[n_vocab, n_embd]`."""
+        self.norm(norm, self.cfg.n_embd, bias=bias)
+        shape = (self.cfg.n_vocab, self.cfg.n_embd)
+        self.matrix("output.weight", *shape, gain=gain * self.cfg.output_scale)
+        self._suppress("output.weight")
+
+    def tied_output(self, row_norm: float, *, gain: float = 1.0) -> None:
+        """Add the final norm of a model whose output matrix is its embedding matrix.
+
+        `row_norm` is the expected length of an embedding row. The signs are random: with all
+        of one sign, the current token's own row in the residual would win every argmax.
+        """
+        name = "output_norm.weight"
+        signs = self.rng(name).choice([-1.0, 1.0], size=self.cfg.n_embd)
+        self.put(name, signs * (gain * self.cfg.output_scale / row_norm))
+        self._suppress("token_embd.weight")
+
+    def _suppress(self, name: str) -> None:
+        if self.cfg.suppress_special:
+            self.tensors[name][list(SPECIAL_IDS)] *= np.float32(_SPECIAL_ROW_SCALE)
+
+    def write(self, path: Path) -> Path:
+        """Write the GGUF file; readers never see a half-written one under `path`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        writer = GGUFWriter(partial, self.cfg.arch)
+        # not the architecture: the engine changes the tokenizer of models named phi3
+        writer.add_name("tiny test model")
+        writer.add_file_type(0)  # all tensors F32
+        self._write_meta(writer)
+        write_tokenizer(writer, self.cfg.n_vocab, self.cfg.chat_template)
+        for name, array in self.tensors.items():
+            writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return partial.replace(path)
+
+    def _write_meta(self, writer: GGUFWriter) -> None:
+        for name, value in self.meta.items():
+            # bool first: it is an int too, and the engine checks the stored type
+            if isinstance(value, bool):
+                writer.add_bool(name, value)
+            elif isinstance(value, int):
+                writer.add_uint32(name, value)
+            elif isinstance(value, float):
+                writer.add_float32(name, value)
+            elif isinstance(value, str):
+                writer.add_string(name, value)
+            else:
+                writer.add_array(name, value)

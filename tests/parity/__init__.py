@@ -1,0 +1,1 @@
+"""Independent references that the engine's numbers are compared with."""
