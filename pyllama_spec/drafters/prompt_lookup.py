@@ -82,12 +82,18 @@ class PromptLookup:
         return self._sequences.setdefault(seq, _History())
 
     def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Appends tokens of a prompt."""
-        self._history(seq).tokens.extend(tokens)
+        """Appends and indexes tokens of a prompt."""
+        self._append(seq, tokens)
 
     def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Appends committed tokens."""
-        self._history(seq).tokens.extend(tokens)
+        """Appends and indexes committed tokens."""
+        self._append(seq, tokens)
+
+    def _append(self, seq: int, tokens: Sequence[int]) -> None:
+        history = self._history(seq)
+        history.tokens.extend(tokens)
+        # N-grams that end with the last token have nothing behind them yet.
+        history.index_up_to(len(history.tokens) - 1, self._sizes)
 
     def propose(self, seq: int, pending: int, n: int) -> Draft:
         """Continues the text as it went on after its longest repeated suffix.
@@ -98,8 +104,6 @@ class PromptLookup:
         history = self._history(seq)
         tokens = history.tokens
         n = min(n, self.max_draft)
-        # N-grams that end with the last token have nothing behind them yet.
-        history.index_up_to(len(tokens) - 1, self._sizes)
         for size in self._sizes:
             if size >= len(tokens) or n < 1:
                 continue
@@ -117,8 +121,10 @@ class PromptLookup:
         self._history(seq).truncate(n_keep)
 
     def copy(self, seq: int, to: int) -> None:
-        """Starts `to` with the tokens of `seq`; its index is built when it is first needed."""
-        self._sequences[to] = _History(tokens=list(self._history(seq).tokens))
+        """Starts `to` with the tokens of `seq`."""
+        tokens = self._history(seq).tokens
+        self._sequences[to] = _History()
+        self._append(to, tokens)
 
     def close(self) -> None:
         """Frees the index."""

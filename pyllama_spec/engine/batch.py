@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi
+from pyllama_spec.engine.checks import count, int32
 from pyllama_spec.engine.errors import ArgumentError
 
-_INT32_MAX = 2**31 - 1
+# More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
+_MAX_TOKENS = 1 << 24
 
 
 class Batch:
@@ -24,8 +26,8 @@ class Batch:
     """
 
     def __init__(self, n_max: int, *, n_row: int = 0) -> None:
-        if n_max < 1:
-            raise ArgumentError(f"a batch must have room for a token, n_max={n_max}")
+        n_max = count(n_max, "n_max", 1, _MAX_TOKENS)
+        n_row = count(n_row, "n_row", 0)
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.max_pos = -1
         self._ids = ffi.new("int32_t[]", n_max)
@@ -39,7 +41,7 @@ class Batch:
         self._rows: npt.NDArray[np.float32] | None = None
         if n_row:
             self._rows = np.zeros((n_max, n_row), dtype=np.float32)
-        self._has_ids = False
+        self._n_ids = 0
         self._struct = ffi.new("struct llama_spec_batch *")
 
     def clear(self) -> None:
@@ -47,7 +49,7 @@ class Batch:
         self.n_tokens = self._n_seq_ids = 0
         self.max_pos = -1
         self._n_seq = None
-        self._has_ids = False
+        self._n_ids = 0
 
     def add(
         self,
@@ -75,31 +77,52 @@ class Batch:
         if i >= self.n_max:
             raise ArgumentError(f"the batch is full: it was made for {self.n_max} tokens")
         if token is not None:
-            self._ids[i] = _int32(token, "token id")
-            self._has_ids = True
+            self._ids[i] = int32(token, "token id")
         elif row is None:
             raise ArgumentError("a token needs an id or a row")
         if row is not None:
             self._set_row(i, row)
-        self._pos[i] = _int32(pos, "position")
+        self._pos[i] = int32(pos, "position")
         self._output[i] = 1 if output else 0
         self._add_seq(i, seq)
+        self._n_ids += token is not None
         self.n_tokens = i + 1
         self.max_pos = max(self.max_pos, pos)
         return i
 
     def extend(
-        self, tokens: Sequence[int], pos: int, seq: int = 0, *, output_last: bool = False
+        self,
+        tokens: Sequence[int],
+        pos: int,
+        seq: int = 0,
+        *,
+        output_last: bool = False,
+        output_all: bool = False,
     ) -> None:
-        """Appends a run of tokens of one sequence at pos, pos + 1, ..."""
-        n, start = len(tokens), self.n_tokens
+        """Appends a run of tokens of one sequence at pos, pos + 1, ...
+
+        Args:
+            tokens: their ids.
+            pos: the position of the first one.
+            seq: their sequence.
+            output_last: whether the logits of the last one are wanted.
+            output_all: whether the logits of all of them are.
+
+        Raises:
+            ArgumentError: they do not fit the batch, or a number is no int32.
+        """
+        try:
+            n, start = len(tokens), self.n_tokens
+        except TypeError:
+            raise ArgumentError(f"the tokens must be a sequence of ids, not {tokens!r}") from None
         if start + n > self.n_max:
             raise ArgumentError(
                 f"{start} + {n} tokens do not fit a batch made for {self.n_max} tokens"
             )
         if self._n_seq is not None:
             for k, token in enumerate(tokens):
-                self.add(token, pos + k, seq, output=output_last and k == n - 1)
+                wanted = output_all or (output_last and k == n - 1)
+                self.add(token, pos + k, seq, output=wanted)
             return
         try:
             self._ids[start : start + n] = tokens
@@ -109,10 +132,11 @@ class Batch:
             raise ArgumentError(
                 f"a token id, position or sequence is not an int32: {error}"
             ) from None
-        ffi.memmove(self._output + start, b"\0" * n, n)
+        ffi.memmove(self._output + start, (b"\1" if output_all else b"\0") * n, n)
         if n:
-            self._output[start + n - 1] = 1 if output_last else 0
-            self._has_ids = True
+            if output_last:
+                self._output[start + n - 1] = 1
+            self._n_ids += n
             self.max_pos = max(self.max_pos, pos + n - 1)
         self._n_seq_ids += n
         self.n_tokens += n
@@ -120,12 +144,13 @@ class Batch:
     def _set_row(self, i: int, row: npt.NDArray[np.float32]) -> None:
         if self._rows is None:
             raise ArgumentError("this batch takes no rows: make it with n_row")
-        if row.shape != (self.n_row,):
-            raise ArgumentError(f"the row has shape {row.shape}, expected ({self.n_row},)")
+        shape = row.shape if isinstance(row, np.ndarray) else type(row).__name__
+        if shape != (self.n_row,):
+            raise ArgumentError(f"the row has shape {shape}, expected ({self.n_row},)")
         self._rows[i] = row
 
     def _add_seq(self, i: int, seq: int | Sequence[int]) -> None:
-        ids = (seq,) if isinstance(seq, int) else tuple(seq)
+        ids = tuple(seq) if isinstance(seq, (tuple, list, set, range)) else (seq,)
         if not ids:
             raise ArgumentError("a token needs at least one sequence")
         if len(ids) > 1 and self._n_seq is None:
@@ -139,22 +164,25 @@ class Batch:
             ffi.memmove(grown, self._seq, 4 * self._n_seq_ids)
             self._seq = grown
         for k, one in enumerate(ids):
-            self._seq[self._n_seq_ids + k] = _int32(one, "sequence")
+            self._seq[self._n_seq_ids + k] = int32(one, "sequence")
         self._n_seq_ids = need
 
     def as_struct(self) -> Any:
-        """The C view of the batch, for Context.decode()."""
+        """The C view of the batch, for Context.decode().
+
+        Raises:
+            ArgumentError: some of the tokens have an id and some have none.
+
+        """
+        if self._n_ids not in (0, self.n_tokens):
+            raise ArgumentError(
+                f"{self._n_ids} of the batch's {self.n_tokens} tokens have ids; give all or none"
+            )
         s = self._struct
         s.n_tokens = self.n_tokens
-        s.ids = self._ids if self._has_ids else ffi.NULL
+        s.ids = self._ids if self._n_ids else ffi.NULL
         if self._rows is not None:
             s.rows, s.n_row = ffi.cast("float *", self._rows.ctypes.data), self.n_row
         s.pos, s.seq, s.output = self._pos, self._seq, self._output
         s.n_seq = self._n_seq if self._n_seq is not None else ffi.NULL
         return s
-
-
-def _int32(value: int, name: str) -> int:
-    if isinstance(value, float) or not -_INT32_MAX - 1 <= value <= _INT32_MAX:
-        raise ArgumentError(f"{name} {value!r} is not a 32-bit int")
-    return value

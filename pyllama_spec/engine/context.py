@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.errors import (
     ArgumentError,
     ClosedError,
@@ -45,7 +46,10 @@ class ContextParams:
         n_rs_seq: snapshots of a recurrent state per sequence: how far it can be rolled back.
         n_outputs_max: the most tokens of a batch with logits; 0 for n_batch.
         n_threads: CPU threads; None for the machine's physical cores.
-        flash_attn: None lets the engine choose.
+        flash_attn: None for off on the CPU, and for the engine's choice on a GPU. On the CPU the
+            engine's flash attention rounds a row differently by how many rows a batch has (64 and
+            more are computed in tiles) and, from 512 positions on, by whether it has one row or
+            several: text would depend on a draft. Without it rows are bit-equal at every width.
         type_k, type_v: the KV cache's types.
         rope_freq_base, rope_freq_scale: 0 for the model's own.
         rope_scaling: None for the model's own.
@@ -95,6 +99,15 @@ class ContextParams:
             raise ArgumentError(
                 f"rope_scaling={self.rope_scaling!r} is none of none, linear, yarn, longrope"
             )
+        for name in ("rope_freq_base", "rope_freq_scale"):
+            real(getattr(self, name), name, 0.0)
+        flags = ("offload_kqv", "swa_full", "kv_unified", "embeddings")
+        for name in (*flags, "flash_attn"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
+                raise ArgumentError(f"{name}={value!r} is not True or False")
+        if not isinstance(self.target_layers, (tuple, list)):
+            raise ArgumentError(f"target_layers={self.target_layers!r} is not a tuple of ints")
 
 
 class _View:
@@ -140,6 +153,9 @@ class Context:
         **overrides: Any,
     ) -> None:
         self._handle: Any = None
+        instance(model, Model, "model", "; load one with Model(path)")
+        instance(params, (ContextParams, type(None)), "params")
+        instance(target, (Context, type(None)), "target", "; give the context of the target")
         try:
             params = replace(params or ContextParams(), **overrides)
         except TypeError as error:
@@ -180,7 +196,7 @@ class Context:
         raw.n_seq_max, raw.n_rs_seq = params.n_seq_max, params.n_rs_seq
         raw.n_outputs_max = params.n_outputs_max
         raw.n_threads = raw.n_threads_batch = n_threads
-        raw.flash_attn = -1 if params.flash_attn is None else int(params.flash_attn)
+        raw.flash_attn = _flash_attn(self.model, params)
         raw.type_k, raw.type_v = _KV_TYPES[params.type_k], _KV_TYPES[params.type_v]
         raw.rope_scaling_type = _ROPE_SCALING[params.rope_scaling]
         raw.rope_freq_base, raw.rope_freq_scale = params.rope_freq_base, params.rope_freq_scale
@@ -223,6 +239,7 @@ class Context:
             EngineError: the engine failed; the context has to be opened again.
 
         """
+        instance(batch, Batch, "batch")
         if batch.max_pos >= self.n_ctx_seq:
             raise ContextFullError(
                 f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
@@ -243,14 +260,13 @@ class Context:
             ArgumentError: no logits were asked for there.
 
         """
-        check(
-            lib.llama_spec_logits(self.handle, i, self._row), f"cannot read the logits of row {i}"
-        )
+        code = lib.llama_spec_logits(self.handle, int32(i, "row"), self._row)
+        check(code, f"cannot read the logits of row {i}")
         return self._view((self.model.info.n_vocab,))
 
     def embeddings(self, i: int) -> Rows:
         """The output embedding of token i of the last batch: [n_embd_out] float32, as logits()."""
-        code = lib.llama_spec_embeddings(self.handle, i, self._row)
+        code = lib.llama_spec_embeddings(self.handle, int32(i, "row"), self._row)
         check(code, f"cannot read the embeddings of row {i}")
         return self._view((self.model.info.n_embd_out,))
 
@@ -267,7 +283,8 @@ class Context:
             ArgumentError: the context was not opened with this layer.
 
         """
-        code = lib.llama_get_output_layer_inp(self.handle, layer, self._row, self._n_rows)
+        index = int32(layer, "layer")
+        code = lib.llama_get_output_layer_inp(self.handle, index, self._row, self._n_rows)
         check(code, f"cannot read the input of layer {layer}")
         n_embd = self.model.info.n_embd
         if self._n_rows[0] == 0:
@@ -298,6 +315,14 @@ class Context:
         self.close()
 
 
+def _flash_attn(model: Model, params: ContextParams) -> int:
+    """The engine's number: -1 its choice, 0 off, 1 on. See ContextParams.flash_attn."""
+    if params.flash_attn is not None:
+        return int(params.flash_attn)
+    needs_it = params.type_v not in ("f32", "f16", "bf16")  # a quantised V cache exists only with
+    return -1 if model.is_on_gpu or needs_it else 0
+
+
 def _check_fits(model: Model, params: ContextParams, n_ctx: int) -> None:
     """Refuses a KV cache that cannot fit: the kernel would kill the process on first use."""
     if model.info.is_recurrent:
@@ -314,6 +339,21 @@ def _check_fits(model: Model, params: ContextParams, n_ctx: int) -> None:
 
 
 def _available_bytes() -> float:
+    return min(_free_in_machine(), _free_in_container())
+
+
+def _free_in_container() -> float:
+    """What a container's limit leaves (cgroup v2); the machine's own figures do not know of it."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
+        used = (folder / "memory.current").read_text(encoding="ascii").strip()
+        return float("inf") if limit == "max" else float(limit) - float(used)
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def _free_in_machine() -> float:
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemAvailable:"):

@@ -23,6 +23,8 @@ def check_header(path: Path) -> None:
     try:
         if path.is_dir():
             raise ModelLoadError(f"{path} is a folder; give the path of a .gguf file in it")
+        if path.exists() and not path.is_file():
+            raise ModelLoadError(f"{path} is not a file but a device, a pipe or a socket")
         size = path.stat().st_size
         with path.open("rb") as file:
             data = file.read(_HEADER.size)

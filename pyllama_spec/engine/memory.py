@@ -7,6 +7,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import instance, int32
 from pyllama_spec.engine.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Memory:
         """The first and the last position that the sequence holds; (-1, -1) when it is empty."""
         first, last = ffi.new("int32_t *"), ffi.new("int32_t *")
         check(
-            lib.llama_spec_seq_positions(self._context.handle, seq, first, last),
+            lib.llama_spec_seq_positions(self._context.handle, _seq(seq), first, last),
             f"cannot read the positions of sequence {seq}",
         )
         return first[0], last[0]
@@ -41,7 +42,7 @@ class Memory:
 
         """
         check(
-            lib.llama_spec_seq_rm(self._context.handle, seq, p0, p1),
+            lib.llama_spec_seq_rm(self._context.handle, _seq(seq), _pos(p0), _pos(p1)),
             f"cannot remove from sequence {seq}",
         )
 
@@ -51,7 +52,7 @@ class Memory:
         A recurrent state goes back at most n_rs_seq positions, and once between two decodes. After
         False the sequence is as it was, and the caller may clear it and decode again.
         """
-        code: int = lib.llama_spec_seq_rm(self._context.handle, seq, n_keep, -1)
+        code: int = lib.llama_spec_seq_rm(self._context.handle, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
@@ -60,13 +61,16 @@ class Memory:
     def copy(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
         """Lets the sequence `target` share positions of `source`."""
         check(
-            lib.llama_spec_seq_cp(self._context.handle, source, target, p0, p1),
+            lib.llama_spec_seq_cp(
+                self._context.handle, _seq(source), _seq(target), _pos(p0), _pos(p1)
+            ),
             f"cannot copy sequence {source} to {target}",
         )
 
     def keep(self, seq: int) -> None:
         """Forgets every other sequence."""
-        check(lib.llama_spec_seq_keep(self._context.handle, seq), f"cannot keep sequence {seq}")
+        code = lib.llama_spec_seq_keep(self._context.handle, _seq(seq))
+        check(code, f"cannot keep sequence {seq}")
 
     def clear(self) -> None:
         """Forgets everything."""
@@ -76,7 +80,7 @@ class Memory:
         """The state of a sequence, for restore() in a context of the same model and settings."""
         size, written = ffi.new("size_t *"), ffi.new("size_t *")
         handle = self._context.handle
-        check(lib.llama_spec_state_size(handle, seq, size), f"cannot save sequence {seq}")
+        check(lib.llama_spec_state_size(handle, _seq(seq), size), f"cannot save sequence {seq}")
         data = bytearray(_HEADER.size + size[0])
         body = ffi.from_buffer("uint8_t[]", data, require_writable=True) + _HEADER.size
         check(
@@ -94,6 +98,7 @@ class Memory:
             ArgumentError: the bytes are damaged, or from a context that differs from this one.
 
         """
+        instance(data, (bytes, bytearray, memoryview), "the saved state")
         if len(data) < _HEADER.size:
             raise ArgumentError(f"a saved state has at least {_HEADER.size} bytes, not {len(data)}")
         magic, version, crc = _HEADER.unpack_from(data)
@@ -104,7 +109,15 @@ class Memory:
             raise ArgumentError("the saved state is damaged: its checksum differs")
         check(
             lib.llama_spec_state_set(
-                self._context.handle, seq, ffi.from_buffer("uint8_t[]", payload), len(payload)
+                self._context.handle, _seq(seq), ffi.from_buffer("uint8_t[]", payload), len(payload)
             ),
             f"cannot restore sequence {seq}",
         )
+
+
+def _seq(value: int) -> int:
+    return int32(value, "sequence")
+
+
+def _pos(value: int) -> int:
+    return int32(value, "position")

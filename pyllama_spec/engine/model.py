@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import count, instance, int32, real, text
 from pyllama_spec.engine.errors import ArgumentError, ClosedError, ModelLoadError
 from pyllama_spec.engine.gguf_header import check_header
 from pyllama_spec.engine.vocab import Vocab
@@ -18,6 +19,8 @@ from pyllama_spec.engine.vocab import Vocab
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
+# Threads beyond the machine's cores only wait; each costs memory.
+_MAX_QUANTIZE_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +105,24 @@ class Model:
             raise ArgumentError(f"split_mode {split_mode!r} is none of {', '.join(_SPLIT_MODES)}")
         check_header(self.path)
         params = ffi.new("struct llama_spec_model_params *")
-        params.n_gpu_layers = _int32(n_gpu_layers, "n_gpu_layers")
-        params.main_gpu = _int32(main_gpu, "main_gpu")
+        params.n_gpu_layers = int32(n_gpu_layers, "n_gpu_layers")
+        params.main_gpu = int32(main_gpu, "main_gpu")
         params.split_mode = _SPLIT_MODES[split_mode]
-        params.use_mmap, params.use_mlock = use_mmap, use_mlock
-        params.use_extra_bufts, params.vocab_only = use_extra_bufts, vocab_only
+        flags = {
+            "use_mmap": use_mmap, "use_mlock": use_mlock, "use_extra_bufts": use_extra_bufts,
+            "vocab_only": vocab_only,
+        }  # fmt: skip
+        for name, flag in flags.items():
+            instance(flag, bool, name)
+            setattr(params, name, flag)
+        if progress is not None and not callable(progress):
+            raise ArgumentError(f"progress={progress!r} cannot be called")
         # `shares` is held here while the engine copies from it.
-        shares = ffi.new("float[]", [float(x) for x in tensor_split or ()])
+        shares = ffi.new("float[]", [real(x, "tensor_split", 0.0) for x in tensor_split or ()])
         if tensor_split:
             params.tensor_split, params.n_tensor_split = shares, len(tensor_split)
         self._handle = self._load(params, progress)
+        self.is_on_gpu = params.n_gpu_layers != 0 and bool(lib.llama_spec_supports_gpu())
         self.info = self._read_info()
         self.vocab = Vocab(self)
 
@@ -214,7 +225,7 @@ class Model:
             UnsupportedError: the architecture does not expose it, with the reason.
 
         """
-        ids = ffi.new("int32_t[]", [_int32(layer, "layer") for layer in layers] or [0])
+        ids = ffi.new("int32_t[]", [int32(layer, "layer") for layer in layers] or [0])
         code = lib.llama_spec_model_probe_layers(self.handle, ids, len(layers))
         check(code, f"cannot take layer inputs {list(layers)} of {self.path.name}")
 
@@ -232,15 +243,6 @@ class Model:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _int32(value: object, name: str) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{name} must be an int, not {type(value).__name__} {value!r}")
-    number = int(value)
-    if not -(2**31) <= number < 2**31:
-        raise ArgumentError(f"{name}={number} does not fit 32 bits")
-    return number
 
 
 def quantize(
@@ -267,10 +269,15 @@ def quantize(
         ArgumentError: there is no such type, or input and output are the same file.
 
     """
+    instance(path, (str, os.PathLike), "path")
+    instance(out_path, (str, os.PathLike), "out_path")
     source, target = Path(path), Path(out_path)
     check_header(source)
-    if kind.upper() not in quantize_types():
+    n_threads = count(n_threads, "n_threads", 0, _MAX_QUANTIZE_THREADS)
+    if text(kind, "the type").upper() not in quantize_types():
         raise ArgumentError(f"no type {kind!r}; there are {', '.join(quantize_types())}")
+    if target.is_dir():
+        raise ModelLoadError(f"{target} is a folder; give the name of a file in it")
     if target.exists() and target.samefile(source):
         raise ArgumentError(f"{target} is the input itself; give another output")
     if not target.parent.is_dir():
@@ -280,10 +287,12 @@ def quantize(
         code = lib.llama_spec_quantize(
             os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure, allow_requantize
         )
-        check(code, f"cannot quantise {source} to {kind}")
+        check(code, f"cannot quantise {source} to {kind} as {target}")
         part.replace(target)
+    except OSError as error:
+        raise ModelLoadError(f"cannot write {target}: {error}") from None
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             part.unlink()
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.errors import ArgumentError, ClosedError
 from pyllama_spec.engine.model import Model
@@ -73,8 +75,11 @@ class SamplerParams:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ArgumentError(f"{name}={value!r} is outside {low} .. {high}")
-        if self.seed is not None and not 0 <= self.seed < 2**32:
+        is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
+        if self.seed is not None and not (is_int and 0 <= self.seed < 2**32):
             raise ArgumentError(f"seed={self.seed!r} is not None or an int from 0 to 2**32 - 1")
+        _check_texts(self)
+        _check_bias(self.logit_bias)
 
     @property
     def is_greedy(self) -> bool:
@@ -121,6 +126,28 @@ def _check_floats(params: SamplerParams) -> None:
             raise ArgumentError(f"{name}={value!r} is not an int")
 
 
+def _check_texts(params: SamplerParams) -> None:
+    for name in ("dry_breakers", "grammar_triggers"):
+        values = getattr(params, name)
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise ArgumentError(f"{name}={values!r} is not a tuple of texts")
+        for value in values:
+            checked_text(value, name)
+    if params.grammar is not None:
+        checked_text(params.grammar, "grammar")
+        checked_text(params.grammar_root, "grammar_root")
+
+
+def _check_bias(bias: Mapping[int, float]) -> None:
+    if not isinstance(bias, Mapping):
+        raise ArgumentError(f"logit_bias={bias!r} is not a mapping of ids to numbers")
+    for token, value in bias.items():
+        int32(token, "logit_bias: id")
+        # -inf forbids a token; +inf would leave nothing to choose from, as NaN does.
+        if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
+            raise ArgumentError(f"logit_bias of id {token} is {value!r}, not a number or -inf")
+
+
 class Sampler:
     """A chain with its state: random numbers, penalties' history, the grammar's position.
 
@@ -134,6 +161,8 @@ class Sampler:
 
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
         self._handle: Any = None
+        instance(model, Model, "model", "; load one with Model(path)")
+        instance(params, (SamplerParams, type(None)), "params")
         self.params = params or SamplerParams()
         self.seed = secrets.randbits(32) if self.params.seed is None else self.params.seed
         # 2**32 - 1 means "draw a seed" to the engine; any other number does as well.
@@ -191,14 +220,24 @@ class Sampler:
 
     def sample(self, context: Context, i: int) -> int:
         """Draws a token from the logits of token i of the context's last batch."""
-        code = lib.llama_spec_sample(self.handle, context.handle, i, self._id)
+        try:
+            code = lib.llama_spec_sample(self.handle, context.handle, i, self._id)
+        except (AttributeError, TypeError, OverflowError):
+            instance(context, Context, "context")
+            int32(i, "row")
+            raise
         check(code, "cannot sample")
         token: int = self._id[0]
         return token
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
         """Draws a token from a row of the caller's: [n_vocab] float32, contiguous."""
-        row = np.ascontiguousarray(logits, dtype=np.float32)
+        try:
+            row = np.ascontiguousarray(logits, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"the logits {logits!r} are no row of numbers: {error}") from None
+        if row.ndim != 1:
+            raise ArgumentError(f"the logits have shape {row.shape}, expected (n_vocab,)")
         pointer = ffi.cast("float *", row.ctypes.data)
         code = lib.llama_spec_sample_row(self.handle, pointer, row.size, self._id)
         check(code, "cannot sample")
@@ -213,7 +252,12 @@ class Sampler:
             generated: False for tokens of a prompt, which the grammar does not see.
 
         """
-        check(lib.llama_spec_sampler_accept(self.handle, token, generated), "cannot accept a token")
+        try:
+            code = lib.llama_spec_sampler_accept(self.handle, token, generated)
+        except (TypeError, OverflowError):
+            int32(token, "token id")
+            raise
+        check(code, "cannot accept a token")
 
     def reset(self) -> None:
         """Goes back to the state after construction, the seed included."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import instance, int32
 from pyllama_spec.engine.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1
+_SPECIAL = (
+    "bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid",
+)  # fmt: skip
 
 
 class Vocab:
@@ -23,6 +27,7 @@ class Vocab:
         self._model = model
         self.n_tokens: int = model.info.n_vocab
         self._pieces: dict[int, bytes] = {}
+        self._special_pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
         handle = model.handle
         self.adds_bos: bool = lib.llama_spec_vocab_adds_bos(handle)
@@ -31,6 +36,8 @@ class Vocab:
 
     def special(self, name: str) -> int | None:
         """The id of "bos", "eos", "eot", "sep", "nl", "pad", "mask" or "fim_*"; None if absent."""
+        if name not in _SPECIAL:
+            raise ArgumentError(f"no special token is called {name!r}; {', '.join(_SPECIAL)} are")
         found: int = lib.llama_spec_vocab_special(self._model.handle, name.encode())
         return found if found >= 0 else None
 
@@ -49,6 +56,7 @@ class Vocab:
             ArgumentError: the text has more than 2**31 - 1 bytes.
 
         """
+        instance(text, (str, bytes, bytearray), "the text")
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
         if len(data) > _MAX_TEXT_BYTES:
             raise ArgumentError(f"the text has {len(data)} bytes; at most {_MAX_TEXT_BYTES} fit")
@@ -76,14 +84,19 @@ class Vocab:
             ArgumentError: the id is outside the vocabulary.
 
         """
-        key = token if not special else -1 - token
-        cached = self._pieces.get(key)
+        known = self._special_pieces if special else self._pieces
+        try:
+            cached = known.get(token)
+        except TypeError:  # a list, for example
+            cached = None
         if cached is None:
-            cached = self._pieces[key] = self._read_piece(token, special)
+            cached = self._read_piece(token, special)
+            known[token] = cached
         return cached
 
     def _read_piece(self, token: int, special: bool) -> bytes:
         size = 64
+        token = int32(token, "token id")
         for _ in range(2):
             buf: Any = ffi.new("char[]", size)
             n: int = lib.llama_spec_token_to_piece(self._model.handle, token, buf, size, special)
@@ -104,17 +117,22 @@ class Vocab:
         """Whether the token ends a generation: EOS, EOT and their kin."""
         known = self._eog.get(token)
         if known is None:
-            known = self._eog[token] = bool(lib.llama_spec_vocab_is_eog(self._model.handle, token))
+            number = int32(token, "token id")
+            known = bool(lib.llama_spec_vocab_is_eog(self._model.handle, number))
+            self._eog[token] = known
         return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, with no text of its own."""
-        return bool(lib.llama_spec_vocab_is_control(self._model.handle, token))
+        number = int32(token, "token id")
+        return bool(lib.llama_spec_vocab_is_control(self._model.handle, number))
 
     def check_ids(self, tokens: Sequence[int], what: str = "the tokens") -> None:
         """Raises ArgumentError unless every id is in the vocabulary."""
         n = self.n_tokens
         for i, token in enumerate(tokens):
+            if type(token) is not int:
+                token = int32(token, f"{what}: the id at index {i}")
             if not 0 <= token < n:
                 raise ArgumentError(f"{what}: id {token} at index {i} is outside 0 .. {n - 1}")
 

@@ -21,7 +21,8 @@ class GuardedDrafter:
         self._n_vocab = n_vocab
         self._failure: str | None = None
         self._disabled: str | None = None
-        # How many tokens of each sequence it has been given.
+        # How many tokens of each sequence it has been given. After a failure a sequence is absent
+        # until its next prompt: what came in between would leave a hole.
         self._n_known: dict[int, int] = {}
         self.name = drafter.name
 
@@ -48,13 +49,12 @@ class GuardedDrafter:
             tokens: those tokens.
 
         """
-        if self._failure is not None:
-            self._failure = None
-            self._n_known.clear()
-            self._call("truncate", self._drafter.truncate, seq, 0)
-        known = self._n_known.get(seq, 0)
+        self._failure = None
+        known = self._n_known.setdefault(seq, 0)
         if self.reason_off or known >= n_keep:
             return n_keep
+        # A failure, of this sequence or another one, may have left it with more than that.
+        self.truncate(seq, known)
         if self.target_layers:
             return known  # rows of the rest are gone: the target has to make them again
         self.begin(seq, tokens[known:n_keep], ())
@@ -63,21 +63,24 @@ class GuardedDrafter:
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""
         self._call("truncate", self._drafter.truncate, seq, n_keep)
-        self._n_known[seq] = min(self._n_known.get(seq, 0), n_keep)
+        if seq in self._n_known:
+            self._n_known[seq] = min(self._n_known[seq], n_keep)
 
     def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
         """See Drafter.begin."""
-        if self._call("begin", self._drafter.begin, seq, tokens, features):
-            self._n_known[seq] = self._n_known.get(seq, 0) + len(tokens)
+        if seq in self._n_known and self._call("begin", self._drafter.begin, seq, tokens, features):
+            self._n_known[seq] += len(tokens)
 
     def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
         """See Drafter.commit."""
-        if self._call("commit", self._drafter.commit, seq, tokens, features):
-            self._n_known[seq] = self._n_known.get(seq, 0) + len(tokens)
+        if seq in self._n_known and self._call(
+            "commit", self._drafter.commit, seq, tokens, features
+        ):
+            self._n_known[seq] += len(tokens)
 
     def propose(self, seq: int, pending: int, n: int) -> list[int]:
         """At most n ids of the vocabulary; nothing while the drafter is off."""
-        if self.reason_off is not None:
+        if self.reason_off is not None or seq not in self._n_known:
             return []
         ids: list[int] = []
         try:

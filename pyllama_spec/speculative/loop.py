@@ -183,9 +183,7 @@ class SpeculativeLoop:
 
         batch = self._batch
         batch.clear()
-        batch.add(pending, n_past, seq.seq_id, output=True)
-        for i, token in enumerate(draft):
-            batch.add(token, n_past + 1 + i, seq.seq_id, output=True)
+        batch.extend([pending, *draft], n_past, seq.seq_id, output_all=True)
         self.target.decode(batch)
         verified = perf_counter()
 

@@ -1,0 +1,8 @@
+"""The version, as the installed package states it."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("pyllama_spec")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"

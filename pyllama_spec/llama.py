@@ -1,0 +1,316 @@
+"""Llama: a model to generate with, under the names that users of llama-cpp-python know."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import Any, Literal, overload
+
+from pyllama_spec import responses
+from pyllama_spec.chat import ChatTemplate, Message
+from pyllama_spec.completion import Generation
+from pyllama_spec.drafters import Drafter
+from pyllama_spec.engine import ContextParams, Model, set_log_level
+from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
+from pyllama_spec.engine.model import SplitMode
+from pyllama_spec.loading import (
+    KEYWORD_HINTS,
+    make_drafter,
+    open_runtime,
+    progress_for,
+)
+from pyllama_spec.open_model import LlamaState, OpenModel
+from pyllama_spec.prompts import (
+    chat_top_logprobs,
+    check_count,
+    chosen_tools,
+    fim_tokens,
+    prompt_tokens,
+    template_variables,
+)
+from pyllama_spec.request import RequestOptions, check_keywords, check_seed
+from pyllama_spec.responses import Envelope, Response, Stream
+
+__all__ = ["Llama", "LlamaState"]
+
+
+class Llama(OpenModel):
+    """A model with a context and a drafter.
+
+    One request at a time: other threads wait for their turn. A stream that is not read to its end
+    has to be closed before the same thread makes the next request.
+
+    Args:
+        model_path: the target's GGUF file; of a split model the first part.
+        draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", the path of
+            a draft's GGUF, or a Drafter. It changes how fast the text comes, never the text.
+        n_draft: the most tokens to draft per round; None for the drafter's own number.
+        n_ctx: positions for prompt and text; None for as many as the model was trained with.
+        n_batch, n_ubatch: tokens per decode, and per step inside of it.
+        n_threads: CPU threads; None for the physical cores.
+        n_gpu_layers: layers on the GPU; -1 for all.
+        split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
+        seed: of requests that have none; None or -1 for a new one each time.
+        flash_attn: None for off on the CPU, where it would make the text depend on the draft, and
+            the engine's choice on a GPU.
+        type_k, type_v: types of the KV cache, such as "f16" or "q8_0".
+        rope_freq_base, rope_freq_scale, rope_scaling_type: 0, 0, None for the model's own.
+        offload_kqv: keep the KV cache on the GPU.
+        swa_full: keep sliding-window layers whole, so that any prefix can be reused.
+        use_mmap, use_mlock: how the file is held.
+        last_n_tokens_size: how many past tokens penalties see.
+        chat_format: "chatml", or the name of a template in the file; None for its default one.
+        chat_template: Jinja text instead of the file's.
+        verbose: a progress bar and the engine's own log, on stderr. The log is the process's.
+
+    Raises:
+        ModelLoadError: a file is missing, unreadable, or not a model.
+        ArgumentError: a value is out of range, or there is no such keyword.
+        UnsupportedError: the model cannot generate, or the draft cannot be used with it.
+        OutOfMemoryError: there is not enough memory.
+
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        draft: str | os.PathLike[str] | Drafter | None = None,
+        n_draft: int | None = None,
+        n_ctx: int | None = 512,
+        n_batch: int = 2048,
+        n_ubatch: int = 512,
+        n_threads: int | None = None,
+        n_gpu_layers: int = 0,
+        split_mode: SplitMode = "layer",
+        main_gpu: int = 0,
+        tensor_split: Sequence[float] | None = None,
+        seed: int | None = None,
+        flash_attn: bool | None = None,
+        type_k: str | None = None,
+        type_v: str | None = None,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        rope_scaling_type: str | None = None,
+        offload_kqv: bool = True,
+        swa_full: bool = True,
+        use_mmap: bool = True,
+        use_mlock: bool = False,
+        last_n_tokens_size: int = 64,
+        chat_format: str | None = None,
+        chat_template: str | None = None,
+        verbose: bool = False,
+        **unknown: Any,
+    ) -> None:
+        start = perf_counter()
+        known = [name for name in Llama.__init__.__annotations__ if name != "return"]
+        check_keywords(unknown, known, "keyword of Llama", KEYWORD_HINTS)
+        self._seed = check_seed(seed)
+        self._last_n = check_count(last_n_tokens_size, "last_n_tokens_size", -1)
+        params = ContextParams(
+            n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch, n_threads=n_threads,
+            flash_attn=flash_attn, type_k=type_k or "f16", type_v=type_v or "f16",
+            rope_freq_base=rope_freq_base, rope_freq_scale=rope_freq_scale,
+            rope_scaling=rope_scaling_type, offload_kqv=offload_kqv, swa_full=swa_full,
+        )  # fmt: skip
+        set_log_level("info" if verbose else "none")
+        drafter = make_drafter(draft, n_draft)
+        model = Model(
+            model_path, n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, split_mode=split_mode,
+            tensor_split=tensor_split, use_mmap=use_mmap, use_mlock=use_mlock,
+            progress=progress_for(model_path, verbose),
+        )  # fmt: skip
+        self.model_path = os.fspath(model_path)
+        self._templates = (chat_format, chat_template)
+        self._template: ChatTemplate | None = None
+        # What was made here is closed here; a drafter of the caller's is not.
+        own_drafter = None if drafter is draft else drafter
+        super().__init__(open_runtime(model, params, drafter, n_draft), own_drafter)
+        if chat_format is not None or chat_template is not None:
+            self._template = ChatTemplate.of_model(model, chat_format, chat_template)
+        self._runtime.loop.timing.load_s = perf_counter() - start
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[False] = ..., **options: Any
+    ) -> Response: ...
+
+    @overload
+    def create_completion(
+        self, prompt: str | Sequence[int], *, stream: Literal[True], **options: Any
+    ) -> Stream: ...
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        suffix: str | None = None,
+        echo: bool = False,
+        stream: bool = False,
+        model: str | None = None,
+        **options: Any,
+    ) -> Response | Stream:
+        """Continues a text.
+
+        Args:
+            prompt: text or token ids. In text, names of control tokens are those tokens.
+            suffix: text that comes after what is generated, for models with fill-in-the-middle.
+            echo: begin the text with the prompt.
+            stream: give chunks as they come instead of one result.
+            model: the name in the result; the path by default.
+            options: the fields of RequestOptions; max_tokens is 16 by default.
+
+        Returns:
+            A dict as OpenAI's text completion, with `speculation` and `timing`; or a Stream of
+            such dicts, the last one with finish_reason, `usage`, `speculation` and `timing`.
+
+        Raises:
+            ArgumentError: an option does not exist or is out of range.
+            UnsupportedError: the model has no fill-in-the-middle tokens, and suffix is given.
+            PyllamaSpecError: whatever Generation raises.
+
+        """
+        vocab = self._runtime.model.vocab
+        request = RequestOptions.from_keywords(options)
+        has_logprobs = request.logprobs is not None
+        if echo and has_logprobs:
+            raise UnsupportedError("echo with logprobs is not supported by this version")
+        if suffix is None:
+            tokens = prompt_tokens(vocab, prompt)
+        else:
+            tokens = fim_tokens(vocab, prompt, suffix)
+        head = ""
+        if echo:
+            is_text = isinstance(prompt, str)
+            head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
+        generation = self._generation(tokens, request)
+        envelope = Envelope.make("cmpl", model or self.model_path)
+        if stream:
+            chunks = responses.completion_chunks(
+                generation, envelope, vocab, head, logprobs=has_logprobs
+            )
+            return Stream(generation, chunks)
+        return responses.completion(generation, envelope, vocab, head, logprobs=has_logprobs)
+
+    __call__ = create_completion
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], *, stream: Literal[False] = ..., **options: Any
+    ) -> Response: ...
+
+    @overload
+    def create_chat_completion(
+        self, messages: Sequence[Message], *, stream: Literal[True], **options: Any
+    ) -> Stream: ...
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        stream: bool = False,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        model: str | None = None,
+        **options: Any,
+    ) -> Response | Stream:
+        """Answers a chat.
+
+        Args:
+            messages: dicts with role and content; content is text or a list of text parts.
+            tools: descriptions of functions, for templates that know them. The answer is text:
+                calls in it are not parsed.
+            tool_choice: None, "auto", or "none" to keep the tools from the template.
+            stream: give chunks as they come instead of one result.
+            logprobs: report the tokens' log-probabilities.
+            top_logprobs: how many alternatives to report with each.
+            chat_template_kwargs: variables for the template, such as {"enable_thinking": False}.
+            model: the name in the result; the path by default.
+            options: the fields of RequestOptions; max_tokens is None by default: to the
+                context's end.
+
+        Returns:
+            A dict as OpenAI's chat completion, with `speculation` and `timing`; or a Stream.
+
+        Raises:
+            ArgumentError: the messages, or an option, are malformed.
+            UnsupportedError: the template cannot be run, or a message is more than text.
+            PyllamaSpecError: whatever Generation raises.
+
+        """
+        n_top = chat_top_logprobs(logprobs, top_logprobs)
+        generation = self.generate_chat_steps(
+            messages,
+            tools=chosen_tools(tools, tool_choice),
+            chat_template_kwargs=chat_template_kwargs,
+            **{**options, "logprobs": n_top},
+        )
+        envelope = Envelope.make("chatcmpl", model or self.model_path)
+        vocab = self._runtime.model.vocab
+        if stream:
+            chunks = responses.chat_chunks(generation, envelope, vocab, logprobs=bool(logprobs))
+            return Stream(generation, chunks)
+        return responses.chat_completion(generation, envelope, vocab, logprobs=bool(logprobs))
+
+    def generate_steps(
+        self,
+        prompt: str | Sequence[int],
+        options: RequestOptions | None = None,
+        **keywords: Any,
+    ) -> Generation:
+        """Generates in pieces that say which tokens were drafted.
+
+        Args:
+            prompt: text or token ids, as for create_completion.
+            options: of the request; or
+            keywords: its fields. max_tokens is 16 by default.
+
+        Returns:
+            An iterator of assembly.Piece. Its `record` holds the text, ids, finish_reason, stats
+            and timing so far. Close it if it is not read to its end.
+
+        Raises:
+            ArgumentError: an option does not exist or is out of range.
+
+        """
+        if options is not None and keywords:
+            raise ArgumentError("give options or keywords, not both")
+        request = options if options is not None else RequestOptions.from_keywords(keywords)
+        return self._generation(prompt_tokens(self._runtime.model.vocab, prompt), request)
+
+    def generate_chat_steps(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Generation:
+        """Answers a chat in pieces, as generate_steps. max_tokens is None by default."""
+        request = RequestOptions.from_keywords({"max_tokens": None, **keywords})
+        rendered = self.template.render(
+            messages, tools=tools, **template_variables(chat_template_kwargs)
+        )
+        return self._generation(rendered.tokenize(self._runtime.model.vocab), request)
+
+    def _generation(self, tokens: Sequence[int], request: RequestOptions) -> Generation:
+        return Generation(self._runtime, tokens, request, seed=self._seed, last_n=self._last_n)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template. Warns once where the model has none and ChatML stands in.
+
+        Raises:
+            UnsupportedError: the template in the file cannot be compiled.
+
+        """
+        if self._template is None:
+            self._template = ChatTemplate.of_model(self._runtime.model, *self._templates)
+            if self._template.note:
+                warnings.warn(self._template.note, stacklevel=2)
+        return self._template

@@ -1,0 +1,52 @@
+"""Colours and progress bars, for people at a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+_BAR_WIDTH = 30
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether to colour what goes there: a terminal, unless NO_COLOR asks for none."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, *, is_drafted: bool) -> str:
+    """The text in the colour of drafted tokens (green), or as it is."""
+    return f"\x1b[32m{text}\x1b[0m" if is_drafted and text else text
+
+
+def dim(text: str, stream: TextIO) -> str:
+    """The text in grey where there are colours."""
+    return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
+
+
+class ProgressBar:
+    """One line on a terminal's stderr; silent elsewhere.
+
+    Args:
+        label: what is going on.
+        stream: where it is drawn.
+    """
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        self._label = label
+        self._stream = stream or sys.stderr
+        self._is_shown = self._stream.isatty()
+        self._last = -1
+
+    def __call__(self, fraction: float) -> None:
+        """Draws the bar at 0.0 .. 1.0, and takes it away at 1.0."""
+        percent = int(100 * fraction)
+        if not self._is_shown or percent == self._last:
+            return
+        self._last = percent
+        filled = _BAR_WIDTH * percent // 100
+        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+        self._stream.write(f"\r{self._label} [{bar}] {percent:3d}%")
+        if fraction >= 1:
+            self._stream.write("\r\x1b[K")
+        self._stream.flush()

@@ -1,0 +1,1 @@
+"""Each room on its own."""

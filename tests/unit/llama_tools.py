@@ -1,0 +1,82 @@
+"""What the tests of Llama share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec import Drafter, Llama
+from tests.models import EOS, model_path
+from tests.scripted import Hostile, Pattern, Perfect, Wrong
+
+PROMPT = list(b"the cat sat on")
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+# Every draw, penalty and cut that a seed has to survive.
+SAMPLED: dict[str, Any] = {
+    "temperature": 0.8, "seed": 11, "repeat_penalty": 1.15, "frequency_penalty": 0.2,
+    "presence_penalty": 0.1, "top_k": 60,
+}  # fmt: skip
+# Of one response to the next these differ, or may.
+VOLATILE = ("id", "created", "speculation", "timing")
+
+
+def open_tiny(draft: Drafter | str | None = None, kind: str = "llama", **overrides: Any) -> Llama:
+    """A tiny model on one thread."""
+    values: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "draft": draft}
+    return Llama(model_path(kind), **{**values, **overrides})
+
+
+class Forced:
+    """A logits processor that dictates the text, whatever the model thinks."""
+
+    def __init__(self, n_prompt: int, script: Sequence[int]) -> None:
+        self.n_prompt, self.script = n_prompt, list(script)
+
+    def __call__(
+        self, ids: npt.NDArray[np.int32], scores: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        at = len(ids) - self.n_prompt
+        scores[:] = -np.inf
+        scores[self.script[at] if at < len(self.script) else EOS] = 0.0
+        return scores
+
+
+def drafters(reference: Sequence[int]) -> list[Drafter | None]:
+    """None, and drafters of every temper that know the whole text."""
+    return [
+        None,
+        Perfect(reference, 8),
+        Perfect(reference, 3),
+        Wrong(reference),
+        Pattern(reference, range(9)),
+        Hostile(reference, 320, EOS),
+    ]
+
+
+def lasting(response: dict[str, Any]) -> dict[str, Any]:
+    """A response without what differs each time."""
+    return {key: value for key, value in response.items() if key not in VOLATILE}
+
+
+def dictated(
+    script: Sequence[int], draft: Drafter | None, prompt: Sequence[int] = PROMPT, **options: Any
+) -> dict[str, Any]:
+    """A completion whose tokens are dictated."""
+    with open_tiny(draft) as llm:
+        forced = Forced(len(prompt), script)
+        options = {"max_tokens": None, **GREEDY, **options}
+        return dict(llm.create_completion(list(prompt), logits_processor=forced, **options))
+
+
+def text_of(response: dict[str, Any]) -> str:
+    """The text of a completion or of a chunk of one."""
+    return str(response["choices"][0]["text"])
+
+
+def finish_of(response: dict[str, Any]) -> str | None:
+    """The finish_reason of a completion or of a chunk of one."""
+    reason: str | None = response["choices"][0]["finish_reason"]
+    return reason
