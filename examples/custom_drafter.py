@@ -8,7 +8,8 @@ The text is the target's whatever a drafter proposes; a good one only makes it c
 import sys
 from collections.abc import Sequence
 
-from pyllama_spec import Draft, Features, Llama
+from pyllama_spec import Draft, Llama
+from pyllama_spec.drafters import Features
 
 
 class PhraseBook:
@@ -48,11 +49,9 @@ class PhraseBook:
 def main(path: str) -> str:
     drafter = PhraseBook()
     with Llama(model_path=path, draft=drafter, n_ctx=512) as llama:
-        drafter.phrases = [
-            llama.tokenize(phrase, add_bos=False)
-            for phrase in (" The quick brown fox jumps over the lazy dog.", " 1, 2, 3, 4, 5, 6, 7,")
-        ]
-        prompt = "The quick brown fox jumps over the lazy dog. The quick brown fox"
+        numbers = "".join(f" {i}," for i in range(1, 41))
+        drafter.phrases = [llama.tokenize(numbers, add_bos=False)]
+        prompt = "Count to forty:" + numbers[: numbers.index(" 13")]
         result = llama.create_completion(prompt, max_tokens=32, temperature=0)
     text = str(result["choices"][0]["text"])
     print(text, result["speculation"], sep="\n")

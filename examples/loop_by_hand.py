@@ -14,7 +14,8 @@ def main(path: str, prompt: str = "cat dog cow pig " * 4, n: int = 64) -> tuple[
     batch.extend(tokens, pos=0, output_last=True)
     context.decode(batch)
     drafter.begin(0, tokens, ())
-    pending, n_past, rounds, answer = sampler.sample(context, len(tokens) - 1), len(tokens), 0, []
+    pending, n_past, rounds = sampler.sample(context, len(tokens) - 1), len(tokens), 0
+    answer: list[int] = []
     drafter.commit(0, [pending], ())
     while len(answer) < n and not model.vocab.is_eog(pending):
         draft = list(drafter.propose(0, pending, 8).ids)  # what may come next
@@ -35,4 +36,4 @@ def main(path: str, prompt: str = "cat dog cow pig " * 4, n: int = 64) -> tuple[
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(sys.argv[1])

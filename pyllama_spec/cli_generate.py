@@ -152,10 +152,10 @@ def _as_json(generation: Generation) -> dict[str, Any]:
 
 
 def _print_figures(stats: SpeculationStats, timing: Timing) -> None:
-    lines = [
-        f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s; "
-        + f"load {timing.load_s:.2f} s, prompt {timing.prompt_s:.2f} s"
-    ]
+    speed = (
+        f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s"
+    )
+    lines = [f"{speed}; load {timing.load_s:.2f} s, prompt {timing.prompt_s:.2f} s"]
     if stats.drafter != "none":
         lines.append(
             f"{stats.drafter}: {stats.rounds} rounds of {stats.tokens_per_round:.2f} tokens, "

@@ -1,0 +1,206 @@
+"""The command line, as scripts rely on it: the JSON's keys, the exit codes, the colours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec.engine import Model
+from tests.models import model_path
+
+SPECULATION = {
+    "drafter", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
+    "accepted_histogram", "reason_off",
+}  # fmt: skip
+TIMING = {
+    "load_s", "prompt_s", "decode_s", "draft_s", "verify_s", "overhead_s", "decode_tps",
+}  # fmt: skip
+REPEATED = "one two three four one two three four one two"
+
+
+def cli(*args: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pyllama_spec.cli", *map(str, args)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def generate(model: Path, *args: object) -> dict[str, Any]:
+    done = cli("generate", "-m", model, "-t", 1, "--json", *args)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "silence when not asked for more"
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.fixture(scope="module")
+def perm() -> Path:
+    return model_path("perm")
+
+
+def test_generate_json_has_the_documented_shape(perm: Path) -> None:
+    result = generate(perm, "-p", "abc", "-n", 24, "-d", "prompt-lookup")
+    assert set(result) == {"text", "tokens", "finish_reason", "speculation", "timing"}
+    assert set(result["speculation"]) == SPECULATION
+    assert set(result["timing"]) == TIMING
+    assert result["finish_reason"] == "length"
+    assert len(result["tokens"]) == 24
+    speculation, timing = result["speculation"], result["timing"]
+    assert speculation["drafter"] == "prompt-lookup"
+    assert 1 + speculation["accepted"] + speculation["rounds"] == 24
+    assert sum(speculation["accepted_histogram"]) == speculation["rounds"]
+    rest = timing["decode_s"] - timing["draft_s"] - timing["verify_s"]
+    assert timing["overhead_s"] == pytest.approx(rest, abs=1e-9)
+
+
+def test_generate_gives_the_same_text_with_and_without_a_drafter() -> None:
+    model = model_path("qwen3")
+    for extra in ([], ["--temp", 0.8, "--seed", 7, "--repeat-penalty", 1.1]):
+        plain = generate(model, "-p", REPEATED, "-n", 48, *extra)
+        spec = generate(model, "-p", REPEATED, "-n", 48, "-d", "prompt-lookup", *extra)
+        assert spec["tokens"] == plain["tokens"]
+        assert spec["text"] == plain["text"]
+        assert plain["speculation"]["drafter"] == "none"
+
+
+def test_n_draft_limits_the_draft(perm: Path) -> None:
+    prompt = "".join(chr(97 + i % 26) for i in range(200))
+    result = generate(perm, "-p", prompt, "-n", 40, "-d", "prompt-lookup", "--n-draft", 2)
+    speculation = result["speculation"]
+    assert speculation["drafted"] <= 2 * speculation["rounds"]
+    assert len(speculation["accepted_histogram"]) <= 3
+
+
+def test_a_target_without_rollback_says_why() -> None:
+    result = generate(model_path("mamba2"), "-p", REPEATED, "-n", 8, "-d", "prompt-lookup")
+    assert result["speculation"]["drafted"] == 0
+    assert "mamba2" in result["speculation"]["reason_off"]
+
+
+def test_prompt_from_a_file_and_from_stdin(perm: Path, tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("abc", encoding="utf-8")
+    expected = generate(perm, "-p", "abc", "-n", 8)["tokens"]
+    assert generate(perm, "-f", path, "-n", 8)["tokens"] == expected
+    done = cli("generate", "-m", perm, "-f", "-", "-n", 8, "--json", stdin="abc")
+    assert json.loads(done.stdout)["tokens"] == expected
+
+
+def test_text_goes_to_stdout_and_figures_to_stderr(perm: Path) -> None:
+    done = cli("generate", "-m", perm, "-p", "abc", "-n", 8, "-d", "prompt-lookup")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout, "no colours in a pipe"
+    assert "tokens/s" in done.stderr
+    assert "prompt-lookup: " in done.stderr
+
+
+def test_drafted_tokens_have_another_colour_on_a_terminal(smollm2_bf16: Path) -> None:
+    main, side = pty.openpty()
+    prompt = "cat dog cow pig " * 4
+    options = ["-m", str(smollm2_bf16), "-n", "32", "-d", "prompt-lookup", "-p", prompt]
+    done = subprocess.Popen(
+        [sys.executable, "-m", "pyllama_spec.cli", "generate", *options],
+        stdout=side,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": ""},
+    )
+    os.close(side)
+    shown = b""
+    while True:
+        try:
+            data = os.read(main, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data
+    assert done.wait(60) == 0
+    figures = (done.stderr.read() if done.stderr else b"").decode()
+    accepted = re.search(r"(\d+) of \d+ drafted", figures)
+    assert accepted is not None
+    assert int(accepted.group(1)) > 4
+    green = re.findall(rb"\x1b\[32m(.*?)\x1b\[0m", shown, re.DOTALL)
+    assert green
+    assert len(b"".join(green)) < len(shown), "the target's own tokens are not green"
+
+
+def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:
+    source = model_path("llama")
+    out = tmp_path / "small.gguf"
+    done = cli("quantize", source, out, "q8_0")
+    assert done.returncode == 0, done.stderr
+    assert out.stat().st_size < source.stat().st_size
+    assert "Q8_0" in Model(out).description
+    assert len(generate(out, "-p", "abc", "-n", 4)["tokens"]) == 4
+
+
+def test_doctor_reports_versions_and_verify_costs() -> None:
+    done = cli(
+        "doctor", "-m", model_path("llama"), "--max-rows", 4, "--repeat", 1, "-t", 1, "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["devices"]
+    assert result["model"]["architecture"] == "llama"
+    rows = result["verify_cost"]
+    assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["ms"] > 0 for row in rows)
+    plain = cli("doctor")
+    assert plain.returncode == 0
+    assert "pyllama_spec" in plain.stdout
+
+
+def test_chat_answers_and_ends_with_the_input(perm: Path) -> None:
+    done = cli("chat", "-m", perm, "-n", 4, stdin="hello\nagain\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tokens/s") == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["generate", "-m", "missing.gguf", "-p", "x"], 1, "does not exist"),
+        (["generate", "-m", "/", "-p", "x"], 1, "folder"),
+        (["generate", "-m", "PERM", "-p", "x", "-d", "missing.gguf"], 1, "missing.gguf"),
+        (["generate", "-m", "PERM", "-p", "x", "-d", "PERM"], 1, "draft"),
+        (["generate", "-m", "PERM", "-p", "x", "-c", "0"], 1, "n_ctx"),
+        (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "n_ctx"),
+        (["generate", "-m", "PERM", "-p", "x", "--temp", "-1"], 1, "temperature"),
+        (["generate", "-m", "PERM", "-p", "x", "--grammar", "missing.gbnf"], 1, "missing.gbnf"),
+        (["quantize", "PERM", "out.gguf", "Q77"], 1, "Q77"),
+        (["generate", "-m", "PERM"], 2, "--prompt"),
+        (["generate", "-p", "x"], 2, "--model"),
+        (["generate", "-m", "PERM", "-p", "x", "-n", "many"], 2, "many"),
+        (["fly"], 2, "fly"),
+        ([], 2, "COMMAND"),
+    ],
+)
+def test_exit_codes(
+    perm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+    monkeypatch.chdir(tmp_path)
+    done = cli(*[perm if arg == "PERM" else arg for arg in args])
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    if code == 1:
+        assert len(done.stderr.strip().splitlines()) == 1, "one line that says why"
+        assert "Traceback" not in done.stderr
