@@ -2,6 +2,7 @@
 #include "handles.h"
 
 #include <algorithm>
+#include <fstream>
 #include <string>
 
 using namespace llama_spec;
@@ -75,6 +76,62 @@ void check_params(const llama_spec_context_params & p) {
     require(p.type_k >= 0 && p.type_k < GGML_TYPE_COUNT && p.type_v >= 0 && p.type_v < GGML_TYPE_COUNT,
             "type_k or type_v is not a type of the engine");
     require(p.n_layers >= 0 && (p.n_layers == 0 || p.layers != nullptr), "layers are missing");
+    // The engine asserts that a batch can have an output for each sequence, and cuts n_batch to n_ctx.
+    const uint32_t n_outputs = std::min(p.n_outputs_max > 0 ? std::min(p.n_outputs_max, p.n_batch) : p.n_batch, p.n_ctx);
+    if (p.n_seq_max > n_outputs) {
+        fail(LLAMA_SPEC_ARGUMENT, "n_seq_max = " + std::to_string(p.n_seq_max) + " is more than the " + std::to_string(n_outputs) +
+                " tokens with logits that n_ctx, n_batch and n_outputs_max allow in a batch");
+    }
+}
+
+// Bytes that can be had without swapping; a great number where the system does not say.
+double available_bytes() {
+    std::ifstream file("/proc/meminfo");
+    for (std::string name; file >> name; file.ignore(256, '\n')) {
+        double kib = 0;
+        if (name == "MemAvailable:" && file >> kib) {
+            return kib * 1024.0;
+        }
+    }
+    return 1e18;
+}
+
+// A recurrent state is cleared, hence touched, when it is made: what does not fit gets the process killed.
+void check_state_fits(const llama_model * model, const llama_spec_context_params & p) {
+    const double need = (double) llama_spec_state_bytes(model) * p.n_seq_max * (1.0 + p.n_rs_seq);
+    if (need > 0 && need > available_bytes()) {
+        fail(LLAMA_SPEC_MEMORY, "n_rs_seq = " + std::to_string(p.n_rs_seq) + " snapshots of " + std::to_string(p.n_seq_max) +
+                " sequences need about " + std::to_string((int64_t) (need / 1e6)) +
+                " MB, more than is free; choose a smaller n_rs_seq or n_seq_max");
+    }
+}
+
+// The engine says why in its log alone. A failed allocation names itself; the rest is the file or its settings.
+[[noreturn]] void fail_to_open() {
+    const std::string log = take_log();
+    if (log.find("ctx_other") != std::string::npos) {
+        fail(LLAMA_SPEC_ARGUMENT, "this model is a draft that computes with parts of its target: open it with target=, "
+                "the target's context");
+    }
+    const bool is_memory = log.empty() || log.find("alloc") != std::string::npos;
+    fail(is_memory ? LLAMA_SPEC_MEMORY : LLAMA_SPEC_ENGINE, "the engine could not make the context" +
+            (log.empty() ? "" : " (the engine says: " + log + ")"));
+}
+
+// The engine asserts at the first decode that the last n_rs_seq + 1 tokens fit one physical batch.
+void prepare_undo(context_state & state) {
+    const llama_model * model = state.model->model;
+    if (!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model)) {
+        return;
+    }
+    const uint32_t n_rs_seq = llama_n_rs_seq(state.ctx);
+    const uint32_t n_ubatch = llama_n_ubatch(state.ctx);
+    if (n_rs_seq > 0 && n_ubatch < n_rs_seq + 2) {
+        fail(LLAMA_SPEC_ARGUMENT, "n_ubatch = " + std::to_string(n_ubatch) + " is too small for n_rs_seq = " +
+                std::to_string(n_rs_seq) + " snapshots; it must be at least n_rs_seq + 2");
+    }
+    state.n_undo.assign(llama_n_seq_max(state.ctx), 0);
+    state.seq_counts.assign(state.n_undo.size(), 0);
 }
 
 void attach_threads(context_state & state, int32_t n_threads) {
@@ -122,6 +179,10 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         require(target == nullptr || target->state != nullptr, "the target's context is closed");
         *out = nullptr;
         check_params(*params);
+        if (model->state->vocab_only) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
+        }
+        check_state_fits(model->state->model, *params);
 
         auto state = std::make_shared<context_state>();
         state->model   = model->state;
@@ -135,8 +196,12 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
             fail(LLAMA_SPEC_ENGINE, std::string("the context could not be made: the engine stopped at ") + e.what());
         }
         if (state->ctx == nullptr) {
-            fail(LLAMA_SPEC_MEMORY, "the engine could not make the context");
+            fail_to_open();
         }
+        const bool is_capped = params->n_outputs_max > 0 && !llama_model_has_encoder(state->model->model);
+        state->n_outputs_max = (int32_t) (is_capped ? params->n_outputs_max : llama_n_batch(state->ctx));
+        state->outputs_all   = params->embeddings;
+        prepare_undo(*state);
         attach_threads(*state, std::max(params->n_threads, params->n_threads_batch));
         if (params->n_layers > 0) {
             state->layers.assign(params->layers, params->layers + params->n_layers);

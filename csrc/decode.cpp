@@ -1,4 +1,5 @@
 #include "handles.h"
+#include "spec-features.h"
 
 #include "llama-ext.h"
 
@@ -33,7 +34,9 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
                 std::to_string(n_embd_inp));
     }
     const int32_t * seq = b.seq;
+    int32_t n_outputs = 0;
     for (int32_t i = 0; i < b.n_tokens; ++i) {
+        n_outputs += state.outputs_all || b.output[i] != 0;
         if (b.ids != nullptr && (b.ids[i] < 0 || b.ids[i] >= n_vocab)) {
             fail(LLAMA_SPEC_ARGUMENT, at("id", b.ids[i], i) + " is outside 0 .. " + std::to_string(n_vocab - 1));
         }
@@ -44,11 +47,19 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
         if (n < 1 || n > n_seq_max) {
             fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " is outside 1 .. " + std::to_string(n_seq_max));
         }
+        if (n > 1 && llama_n_ctx_seq(state.ctx) < llama_n_ctx(state.ctx)) {
+            fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " needs a memory that its sequences share: open the context "
+                    "with kv_unified = true");
+        }
         for (int32_t k = 0; k < n; ++k, ++seq) {
             if (*seq < 0 || *seq >= n_seq_max) {
                 fail(LLAMA_SPEC_ARGUMENT, at("sequence", *seq, i) + " is outside 0 .. " + std::to_string(n_seq_max - 1));
             }
         }
+    }
+    if (n_outputs > state.n_outputs_max) {
+        fail(LLAMA_SPEC_ARGUMENT, "the batch asks for the logits of " + std::to_string(n_outputs) + " tokens, more than n_outputs_max = " +
+                std::to_string(state.n_outputs_max) + "; split it, or open the context with a larger n_outputs_max");
     }
 }
 
@@ -82,6 +93,45 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     }
 }
 
+// A recurrent state goes back by snapshots, and each decode writes them behind its own tokens alone. The engine
+// does not shift older ones along, yet takes a rollback into them and then computes from a wrong state. So the
+// limit is kept here: what the last batch of a sequence wrote, while nothing has moved its cell.
+void note_snapshots(context_state & state, const llama_spec_batch & b) {
+    if (state.n_undo.empty()) {
+        return;
+    }
+    auto & counts = state.seq_counts;
+    std::fill(counts.begin(), counts.end(), 0);
+    bool    is_shared = false;      // a cell that several sequences share cannot go back for one of them
+    bool    is_in_order = true;     // the engine computes sequences together only where their ids follow each other
+    int32_t n_seqs = 0, n_most = 0, last = -1;
+    const int32_t * seq = b.seq;
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
+        is_shared = is_shared || n > 1;
+        for (int32_t k = 0; k < n; ++k, ++seq) {
+            int32_t & count = counts[(size_t) *seq];
+            if (count++ == 0) {
+                is_in_order = is_in_order && (n_seqs == 0 || *seq == last + 1);
+                last = *seq;
+                ++n_seqs;
+            }
+            n_most = std::max(n_most, count);
+        }
+    }
+    // Of three or more sequences, one that is finished may be moved when the rest is computed together.
+    const bool is_one_piece = is_in_order && n_most * n_seqs == b.n_tokens && b.n_tokens <= (int32_t) llama_n_ubatch(state.ctx);
+    const bool is_kept = !is_shared && (n_seqs <= 2 || is_one_piece);
+    const int32_t n_rs_seq = (int32_t) llama_n_rs_seq(state.ctx);
+    for (size_t s = 0; s < counts.size(); ++s) {
+        if (counts[s] > 0) {
+            state.n_undo[s] = is_kept ? std::min(counts[s] - 1, n_rs_seq) : 0;
+        } else if (n_seqs > 1) {
+            state.n_undo[s] = 0;
+        }
+    }
+}
+
 void check_row(const context_state & state, int32_t i) {
     if (i < 0 || i >= state.n_rows) {
         fail(LLAMA_SPEC_ARGUMENT, "row " + std::to_string(i) + " is outside the last batch, which had " +
@@ -97,6 +147,14 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         context_call call(ctx);
         context_state & state = call.state;
         check_batch(state, *batch);
+        if (!encode && llama_get_memory(state.ctx) == nullptr) {
+            // The engine would encode the batch, without a causal mask, and leave logits of zeros.
+            fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
+                    "' keeps no memory of past tokens: it is not a model that generates text, only one that encodes it");
+        }
+        if (encode && !llama_model_has_encoder(state.model->model) && llama_get_memory(state.ctx) != nullptr) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "this model has no encoder; decode the batch instead");
+        }
         if (encode && batch->n_tokens > (int32_t) llama_n_ubatch(state.ctx)) {
             fail(LLAMA_SPEC_ARGUMENT, "an encoder takes a batch in one piece: at most n_ubatch = " +
                     std::to_string(llama_n_ubatch(state.ctx)) + " tokens");
@@ -112,9 +170,13 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
             throw;
         }
         if (rc != 0) {
+            if (rc != 1) {
+                std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
+            }
             fail_decode(rc);
         }
         state.n_rows = batch->n_tokens;
+        note_snapshots(state, *batch);
     });
 }
 

@@ -2,6 +2,7 @@
 // Compiled into the engine's library, since it reads graph and context internals.
 
 #include "llama-spec-hooks.h"
+#include "graph_check.h"
 #include "spec-features.h"
 
 #include "llama-arch.h"
@@ -140,6 +141,7 @@ ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tenso
 }
 
 void llama_spec_check_graph(const llm_graph_result & res, const llm_graph_params & params) {
+    llama_spec_check_nodes(res.get_gf());
     const auto & wanted = params.cparams.embeddings_layer_inp;
     for (size_t layer = 0; layer < wanted.size(); ++layer) {
         if (wanted[layer] && res.get_layer_inp((int) layer) == nullptr) {
@@ -174,6 +176,11 @@ void llama_spec_views_changed(const llama_context * ctx, uint64_t n_views) {
 void llama_spec_enable_layer_inputs(llama_context * ctx, const int32_t * layers, size_t n_layers) {
     for (size_t i = 0; i < n_layers; ++i) {
         llama_set_embeddings_layer_inp(ctx, (uint32_t) layers[i], true);
+        if (layers[i] == llama_model_n_layer(&ctx->get_model())) {
+            // Models with a draft head of their own (qwen35, gemma4 ...) keep all rows up to the final norm and
+            // drop them behind it, unless they are told to do it in the last layer as the others do.
+            ctx->set_embeddings_nextn(false, true);
+        }
     }
     // Reserving builds the worst-case graph, so that what is missing is found now and not at the first decode.
     ctx->sched_reserve();
@@ -185,4 +192,15 @@ const char * llama_spec_arch_name(const llama_model * model) {
 
 bool llama_spec_arch_can_roll_back(const llama_model * model) {
     return llm_arch_supports_rs_rollback(model->arch);
+}
+
+uint64_t llama_spec_state_bytes(const llama_model * model) {
+    if (!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model)) {
+        return 0;
+    }
+    uint64_t n = 0;
+    for (uint32_t il = 0; il < model->hparams.n_layer(); ++il) {
+        n += model->hparams.is_recr(il) ? model->hparams.n_embd_r() + model->hparams.n_embd_s() : 0;
+    }
+    return n * sizeof(float);
 }

@@ -17,6 +17,7 @@ namespace llama_spec {
 struct model_state {
     llama_model * model = nullptr;
     std::vector<float> tensor_split;
+    bool vocab_only = false;
     ~model_state() {
         if (model != nullptr) {
             llama_model_free(model);
@@ -51,9 +52,15 @@ struct context_state {
     std::atomic<bool>     in_call{ false };
     bool    poisoned = false;
     int32_t n_rows   = 0;   // tokens of the last batch
+    int32_t n_outputs_max  = 0;     // tokens of a batch that may have logits
+    bool    outputs_all    = false; // the engine then gives every token of a batch an output
+    // Per sequence, how many of its last tokens can be taken back out of a recurrent state; empty where
+    // the model has none.
+    std::vector<int32_t> n_undo;
     // Scratch that decode fills, kept so that a round allocates nothing.
     std::vector<llama_seq_id *> seq_ptrs;
     std::vector<int32_t>        ones;
+    std::vector<int32_t>        seq_counts;
     ~context_state();
 };
 

@@ -1,3 +1,4 @@
+#include "gguf_check.h"
 #include "spec-features.h"
 #include "handles.h"
 
@@ -47,7 +48,9 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
     return guarded([&] {
         require(path != nullptr && params != nullptr && out != nullptr, "a path, parameters and a place for the result are needed");
         *out = nullptr;
+        check_gguf(path);
         auto state = std::make_shared<model_state>();
+        state->vocab_only = params->vocab_only;
         try {
             state->model = llama_model_load_from_file(path, engine_params(*params, *state));
         } catch (const engine_abort & e) {
@@ -73,8 +76,9 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->n_embd_inp    = llama_model_n_embd_inp(m);
         out->n_embd_out    = llama_model_n_embd_out(m);
         out->n_layer       = llama_model_n_layer(m);
-        out->n_head        = llama_model_n_head(m);
-        out->n_head_kv     = llama_model_n_head_kv(m);
+        // A vocabulary alone has no layers, and asking for their heads is an assertion.
+        out->n_head        = out->n_layer > 0 ? llama_model_n_head(m)    : 0;
+        out->n_head_kv     = out->n_layer > 0 ? llama_model_n_head_kv(m) : 0;
         out->n_ctx_train   = llama_model_n_ctx_train(m);
         out->n_swa         = llama_model_n_swa(m);
         out->vocab_type    = (int32_t) llama_vocab_type(handle->state->vocab());
@@ -152,6 +156,7 @@ int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * laye
         params.n_ctx     = 256;
         params.n_batch   = 16;
         params.n_ubatch  = 16;
+        params.n_outputs_max = 1;   // a graph that drops rows: the last layer's output must be kept whole in it
         params.n_threads = params.n_threads_batch = 1;
         std::unique_ptr<llama_context, decltype(&llama_free)> ctx(llama_init_from_model(m, params), llama_free);
         if (!ctx) {

@@ -1,8 +1,11 @@
 // Sampler chains. The order of the samplers is the one that llama.cpp's own programs use.
 
+#include "grammar_check.h"
 #include "handles.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -37,6 +40,12 @@ void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
     }
 }
 
+// How many past tokens a penalty sees; -1 for the context's. The engine allocates that many at once.
+int32_t window(int32_t last_n, const model_state & model) {
+    constexpr int32_t MAX_WINDOW = 1 << 22;
+    return std::min(last_n < 0 ? std::max(llama_model_n_ctx_train(model.model), 0) : last_n, MAX_WINDOW);
+}
+
 // Everything that reshapes the logits before the ones that cut the candidates.
 bool add_biases(llama_sampler * chain, const llama_spec_sampler_params & p, const model_state & model) {
     bool any = false;
@@ -49,14 +58,14 @@ bool add_biases(llama_sampler * chain, const llama_spec_sampler_params & p, cons
         any = true;
     }
     if (has_penalties(p)) {
-        const int32_t last_n = p.penalty_last_n < 0 ? llama_model_n_ctx_train(model.model) : p.penalty_last_n;
+        const int32_t last_n = window(p.penalty_last_n, model);
         add(chain, llama_sampler_init_penalties(model.n_vocab(), last_n, p.repeat_penalty, p.frequency_penalty,
                 p.presence_penalty), "the penalties");
         any = true;
     }
     if (p.dry_multiplier != 0.0f) {
         add(chain, llama_sampler_init_dry(model.vocab(), p.dry_multiplier, p.dry_base, p.dry_allowed_length,
-                p.dry_penalty_last_n, p.dry_breakers, (size_t) p.n_dry_breakers), "DRY");
+                window(p.dry_penalty_last_n, model), p.dry_breakers, (size_t) p.n_dry_breakers), "DRY");
         any = true;
     }
     return any;
@@ -98,6 +107,7 @@ void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int3
 
 llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_state & model) {
     const char * root = p.grammar_root != nullptr ? p.grammar_root : "root";
+    check_grammar(model.vocab(), p.grammar, root);
     llama_sampler * grammar = p.n_grammar_triggers > 0
         ? llama_sampler_init_grammar_lazy_patterns(model.vocab(), p.grammar, root, p.grammar_triggers,
                 (size_t) p.n_grammar_triggers, nullptr, 0)
@@ -110,35 +120,52 @@ llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_st
 
 void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_vocab) {
     out.resize((size_t) n_vocab);
+    bool any_nan = false;
     for (int32_t id = 0; id < n_vocab; ++id) {
+        any_nan = any_nan | (logits[id] != logits[id]);
         out[(size_t) id] = { id, logits[id], 0.0f };
+    }
+    // Sorting candidates of which some are NaN is undefined: the order would contradict itself.
+    if (any_nan) {
+        fail(LLAMA_SPEC_ENGINE, "some logits are NaN: the model's weights or the computation are broken");
     }
 }
 
-int32_t argmax(const float * logits, int32_t n_vocab) {
-    // In blocks, so that the compiler turns the search for the maximum into vector code.
-    constexpr int32_t BLOCK = 1024;
-    float   best       = -std::numeric_limits<float>::infinity();
+// A round of 8 drafted tokens reads 9 rows of the vocabulary: wide registers are chosen at run time.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
+    // The vector extension of GCC and Clang: a loop over scalars is not turned into vector maxima here.
+    typedef float lanes __attribute__((vector_size(64)));
+    constexpr int32_t N_LANES = 16, BLOCK = 4096;
+    const float lowest = -std::numeric_limits<float>::infinity();
+
+    float   best       = lowest;
     int32_t best_block = -1;
     for (int32_t start = 0; start < n_vocab; start += BLOCK) {
         const int32_t end = std::min(start + BLOCK, n_vocab);
-        float lanes[16];
-        std::fill(lanes, lanes + 16, -std::numeric_limits<float>::infinity());
-        int32_t i = start;
-        for (; i + 16 <= end; i += 16) {
-            for (int k = 0; k < 16; ++k) {
-                lanes[k] = logits[i + k] > lanes[k] ? logits[i + k] : lanes[k];
-            }
+        lanes top[2];
+        for (int k = 0; k < N_LANES; ++k) {
+            top[0][k] = top[1][k] = lowest;
         }
-        float top = lanes[0];
-        for (float lane : lanes) {
-            top = lane > top ? lane : top;
+        int32_t i = start;
+        for (; i + 2 * N_LANES <= end; i += 2 * N_LANES) {
+            lanes a, b;
+            std::memcpy(&a, logits + i, sizeof(a));
+            std::memcpy(&b, logits + i + N_LANES, sizeof(b));
+            top[0] = a > top[0] ? a : top[0];
+            top[1] = b > top[1] ? b : top[1];
+        }
+        float block = lowest;
+        for (int k = 0; k < N_LANES; ++k) {
+            block = std::max(block, std::max(top[0][k], top[1][k]));
         }
         for (; i < end; ++i) {
-            top = logits[i] > top ? logits[i] : top;
+            block = logits[i] > block ? logits[i] : block;
         }
-        if (top > best) {
-            best       = top;
+        if (block > best) {
+            best       = block;
             best_block = start;
         }
     }
@@ -147,14 +174,29 @@ int32_t argmax(const float * logits, int32_t n_vocab) {
             return i;
         }
     }
-    fail(LLAMA_SPEC_ENGINE, "the logits have no largest number (they are NaN): the model's weights or the computation are broken");
+    return -1;
+}
+
+int32_t argmax(const float * logits, int32_t n_vocab) {
+    const int32_t best = argmax_or_negative(logits, n_vocab);
+    if (best < 0) {
+        fail(LLAMA_SPEC_ENGINE, "the logits have no largest number (they are NaN): the model's weights or the computation are broken");
+    }
+    return best;
 }
 
 int32_t selected(const llama_token_data_array & candidates) {
     if (candidates.selected < 0 || (size_t) candidates.selected >= candidates.size) {
         fail(LLAMA_SPEC_ENGINE, "the sampler chain selected no token; the logits may be NaN, or the grammar allows nothing more");
     }
-    return candidates.data[candidates.selected].id;
+    const llama_token_data & chosen = candidates.data[candidates.selected];
+    if (chosen.logit == -std::numeric_limits<float>::infinity()) {
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: logit_bias, the grammar or the logits forbid all of them");
+    }
+    if (std::isnan(chosen.logit) || std::isnan(chosen.p)) {
+        fail(LLAMA_SPEC_ENGINE, "the logits became NaN or infinite: the model's weights or the computation are broken");
+    }
+    return chosen.id;
 }
 
 int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
@@ -277,7 +319,11 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
     return guarded([&] {
         auto & s = checked(sampler);
         in_use lock(s.busy, "the sampler");
-        require(logits != nullptr && n_vocab == s.model->n_vocab(), "the row has another length than the vocabulary");
+        require(logits != nullptr, "there are no logits");
+        if (n_vocab != s.model->n_vocab()) {
+            fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
+                    std::to_string(s.model->n_vocab()) + " tokens");
+        }
         *id = draw(s, logits, n_vocab);
     });
 }

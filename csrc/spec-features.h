@@ -18,3 +18,6 @@ const char * llama_spec_arch_name(const llama_model * model);
 
 // Whether the engine keeps recurrent-state snapshots (n_rs_seq) for this architecture.
 bool llama_spec_arch_can_roll_back(const llama_model * model);
+
+// Bytes of one sequence's recurrent state, without snapshots; 0 for models that have none.
+uint64_t llama_spec_state_bytes(const llama_model * model);

@@ -184,7 +184,6 @@ class Context:
         self.n_seq_max: int = info.n_seq_max
         # The engine rounds n_ctx up; the caller's number is the one that counts.
         self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max
-        self.memory = Memory(self)
         self._row = ffi.new("float **")
         self._n_rows = ffi.new("int32_t *")
 
@@ -217,6 +216,15 @@ class Context:
         if self._handle is None:
             raise ClosedError("the context is closed; open another")
         return self._handle
+
+    @property
+    def memory(self) -> Memory:
+        """Which positions of which sequences it holds.
+
+        Not kept: the two would keep each other alive, and a context that is dropped without close()
+        would hold its memory until Python looks for cycles.
+        """
+        return Memory(self)
 
     @property
     def is_closed(self) -> bool:

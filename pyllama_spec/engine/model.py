@@ -232,6 +232,7 @@ class Model:
     def close(self) -> None:
         """Lets go of the weights; they are freed once no context uses them. May be called twice."""
         self._handle = None
+        self.vocab.close()
 
     def __enter__(self) -> Model:
         return self

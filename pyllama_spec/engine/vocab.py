@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.engine.errors import ArgumentError, ClosedError
 
 if TYPE_CHECKING:
     from pyllama_spec.engine.model import Model
@@ -24,21 +24,32 @@ class Vocab:
     """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
+        # Not the model itself, which holds this object: see Context.memory.
+        self._handle: Any = model.handle
         self.n_tokens: int = model.info.n_vocab
         self._pieces: dict[int, bytes] = {}
         self._special_pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
-        handle = model.handle
+        handle = self._handle
         self.adds_bos: bool = lib.llama_spec_vocab_adds_bos(handle)
         self.adds_eos: bool = lib.llama_spec_vocab_adds_eos(handle)
         self.bos, self.eos, self.eot = (self.special(name) for name in ("bos", "eos", "eot"))
+
+    @property
+    def _open_handle(self) -> Any:
+        if self._handle is None:
+            raise ClosedError("the model of this vocabulary is closed; load it again")
+        return self._handle
+
+    def close(self) -> None:
+        """Lets go of the model's weights; Model.close() calls it."""
+        self._handle = None
 
     def special(self, name: str) -> int | None:
         """The id of "bos", "eos", "eot", "sep", "nl", "pad", "mask" or "fim_*"; None if absent."""
         if name not in _SPECIAL:
             raise ArgumentError(f"no special token is called {name!r}; {', '.join(_SPECIAL)} are")
-        found: int = lib.llama_spec_vocab_special(self._model.handle, name.encode())
+        found: int = lib.llama_spec_vocab_special(self._open_handle, name.encode())
         return found if found >= 0 else None
 
     def tokenize(
@@ -64,7 +75,7 @@ class Vocab:
         for _ in range(2):
             out = ffi.new("int32_t[]", n_max)
             n: int = lib.llama_spec_tokenize(
-                self._model.handle, data, len(data), out, n_max, add_special, parse_special
+                self._open_handle, data, len(data), out, n_max, add_special, parse_special
             )
             if n == _INT32_MIN:
                 check(lib.LLAMA_SPEC_ENGINE, "cannot tokenize the text")
@@ -99,7 +110,7 @@ class Vocab:
         token = int32(token, "token id")
         for _ in range(2):
             buf: Any = ffi.new("char[]", size)
-            n: int = lib.llama_spec_token_to_piece(self._model.handle, token, buf, size, special)
+            n: int = lib.llama_spec_token_to_piece(self._open_handle, token, buf, size, special)
             if n >= 0:
                 return bytes(ffi.buffer(buf, n))
             if n == _INT32_MIN:
@@ -118,14 +129,14 @@ class Vocab:
         known = self._eog.get(token)
         if known is None:
             number = int32(token, "token id")
-            known = bool(lib.llama_spec_vocab_is_eog(self._model.handle, number))
+            known = bool(lib.llama_spec_vocab_is_eog(self._open_handle, number))
             self._eog[token] = known
         return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, with no text of its own."""
         number = int32(token, "token id")
-        return bool(lib.llama_spec_vocab_is_control(self._model.handle, number))
+        return bool(lib.llama_spec_vocab_is_control(self._open_handle, number))
 
     def check_ids(self, tokens: Sequence[int], what: str = "the tokens") -> None:
         """Raises ArgumentError unless every id is in the vocabulary."""

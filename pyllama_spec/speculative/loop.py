@@ -80,7 +80,9 @@ class SpeculativeLoop:
         self.target = target
         self.drafter = GuardedDrafter(drafter, target.model.info.n_vocab)
         self.n_draft = drafter.max_draft if n_draft is None else min(n_draft, drafter.max_draft)
-        self.n_draft = min(self.n_draft, target.n_batch - 1)
+        # Every token of a verify batch has logits.
+        n_rows = min(target.n_batch, target.params.n_outputs_max or target.n_batch)
+        self.n_draft = min(self.n_draft, n_rows - 1)
         self._limit_draft()
         self._batch = Batch(target.n_batch)
         self.stats = SpeculationStats()

@@ -1,0 +1,9 @@
+// A check of a model file before the engine loads it.
+#pragma once
+
+namespace llama_spec {
+
+// Throws failure(LLAMA_SPEC_LOAD) for metadata that the engine would divide by before it looks at it.
+void check_gguf(const char * path);
+
+} // namespace llama_spec
