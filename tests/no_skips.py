@@ -1,0 +1,43 @@
+"""A pytest plugin for CI, loaded by ``-p tests.no_skips``.
+
+A skipped test proves nothing, so it is a failure; one that is expected to fail counts as skipped.
+
+"""
+
+from __future__ import annotations
+
+import pytest
+
+_skipped: list[str] = []
+
+
+def _note(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped:
+        reason = report.longrepr
+        text = reason[2] if isinstance(reason, tuple) else getattr(report, "wasxfail", reason)
+        _skipped.append(f"{report.nodeid}: {text}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Sees every test."""
+    _note(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Sees whole modules, which importorskip() leaves out."""
+    _note(report)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Turns a passed session with skips into a failed one."""
+    if _skipped and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names them, above the closing line."""
+    if _skipped:
+        terminalreporter.section("skipped: a failure here", red=True)
+        for line in _skipped:
+            terminalreporter.write_line(line)

@@ -1,0 +1,113 @@
+"""The wheel: one for all Pythons, with nothing in it that is not needed to run."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tests.wheel.environment import (
+    ROOT,
+    Environment,
+    check_generates,
+    perm_model,
+    run,
+    tracked_files,
+)
+
+pytestmark = pytest.mark.wheel
+
+MODULE = "pyllama_spec/_engine.abi3.so"
+ENGINE_LICENSE = "pyllama_spec/licenses/llama.cpp-LICENSE.txt"
+# The C library and its parts; libstdc++ and libgcc are linked in.
+SYSTEM_LIBRARY = re.compile(r"(lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*)$")
+NAME = re.compile(r"pyllama_spec-(?P<version>[0-9.]+)-cp310-abi3-[a-z0-9_]+\.whl$")
+MB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_name_and_tag(wheel: Path, unpacked: Path) -> None:
+    match = NAME.match(wheel.name)
+    assert match, wheel.name
+    info = unpacked / f"pyllama_spec-{match['version']}.dist-info"
+    tags = Parser().parsestr((info / "WHEEL").read_text()).get_all("Tag")
+    assert tags is not None and [tag.rpartition("-")[0] for tag in tags] == ["cp310-abi3"]
+    metadata = Parser().parsestr((info / "METADATA").read_text())
+    assert metadata["Requires-Python"] == ">=3.10"
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE", "vendor/NOTICE"]
+
+
+def test_contents(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    info = next(name.partition("/")[0] for name in names if ".dist-info/" in name)
+    of_info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
+    expected = tracked_files("pyllama_spec") | {MODULE, ENGINE_LICENSE}
+    expected |= {f"{info}/{name}" for name in (*of_info, "licenses/LICENSE")}
+    expected |= {f"{info}/licenses/vendor/NOTICE"}
+    assert sorted(names) == sorted(expected)
+    assert "pyllama_spec/py.typed" in names
+
+
+def test_licences(unpacked: Path) -> None:
+    licenses = next(unpacked.glob("*.dist-info")) / "licenses"
+    assert (licenses / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (licenses / "vendor/NOTICE").read_bytes() == (ROOT / "vendor/NOTICE").read_bytes()
+    assert "The ggml authors" in (unpacked / ENGINE_LICENSE).read_text(encoding="utf-8")
+    assert Path(ENGINE_LICENSE).name in (ROOT / "vendor/NOTICE").read_text(encoding="utf-8")
+
+
+def test_module_exports_its_entry_and_nothing_else(unpacked: Path) -> None:
+    lines = run("nm", "-D", "--defined-only", unpacked / MODULE).stdout.splitlines()
+    assert [line.split()[-1].partition("@")[0] for line in lines] == ["PyInit__engine"]
+
+
+def test_module_needs_the_system_only(unpacked: Path) -> None:
+    dynamic = run("readelf", "-d", "-W", unpacked / MODULE).stdout
+    assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
+    assert needed and all(SYSTEM_LIBRARY.match(name) for name in needed), needed
+
+
+def test_no_path_of_the_builder(unpacked: Path) -> None:
+    # Assertions of the engine name their source file; its place on the builder's disk is no part.
+    source = re.compile(rb"/[\w.+-]+(?:/[\w.+-]+)*/[\w.+-]+\.(?:cpp|cc|c|hpp|h|cu)\b")
+    places = [str(place).encode() for place in (ROOT, Path.home())]
+    for path in (p for p in unpacked.rglob("*") if p.is_file()):
+        data = path.read_bytes()
+        assert not [place for place in places if place + b"/" in data], path
+        absolute = {
+            m.group() for m in source.finditer(data) if data[m.start() - 1 : m.start()] in b"\0"
+        }
+        assert not absolute, f"{path.name}: {sorted(absolute)[:5]}"
+    assert b"ggml/src/ggml.c\0" in (unpacked / MODULE).read_bytes()  # the pattern would see them
+
+
+def test_size(wheel: Path, unpacked: Path) -> None:
+    assert wheel.stat().st_size < 8 * MB
+    assert (unpacked / MODULE).stat().st_size < 20 * MB
+    assert b".debug_info" not in (unpacked / MODULE).read_bytes()
+
+
+def test_generates_in_a_clean_environment(installed: Environment) -> None:
+    report = check_generates(installed)
+    assert report["engine"]
+
+
+def test_command_line_in_a_clean_environment(installed: Environment) -> None:
+    model, _ = perm_model()
+    words = ["generate", "-m", str(model), "-d", "prompt-lookup", "-p", "Hel", "-n", "8", "--json"]
+    said = run(installed.folder / "bin/pyllama-spec", *words, env=installed.variables()).stdout
+    assert len(json.loads(said)["tokens"]) == 8
