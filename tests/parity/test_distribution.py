@@ -1,0 +1,274 @@
+"""Promise 1 for sampling: whatever is drafted, tokens have the target's distribution.
+
+The CONSTANT model gives the same 16 probabilities at every position, so that the distribution after
+each chain can be computed exactly here, and draws are independent. Pearson's statistic is compared
+with its critical value at 1e-6: seeds are fixed, so a pass stays a pass.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_spec.drafters import Draft, Drafter, Features, NoDrafter
+from pyllama_spec.engine import Context, Sampler, SamplerParams
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop, TokenSampler
+from tests.models import CONSTANT_TOKENS, default_probabilities
+from tests.oracles import tiny, tiny_context
+
+Array = npt.NDArray[np.float64]
+N_DRAWS = 20_000
+PER_REQUEST = 200
+# The standard normal's quantile at 1 - 1e-6.
+Z_CRITICAL = 4.7534
+
+
+def chi_square_limit(n_free: int) -> float:
+    """The critical value at 1e-6 (Wilson and Hilferty 1931: the cube root is nearly normal)."""
+    spread = 2.0 / (9.0 * n_free)
+    return float(n_free * (1.0 - spread + Z_CRITICAL * math.sqrt(spread)) ** 3)
+
+
+def chi_square(counts: Array, expected: Array) -> tuple[float, float]:
+    """Pearson's statistic and its limit; anything drawn that cannot occur makes it infinite."""
+    possible = expected > 0
+    if counts[~possible].any():
+        return math.inf, 0.0
+    n = expected[possible] * counts.sum()
+    assert n.min() > 5, "too few draws for the statistic"
+    if len(n) == 1:
+        return 0.0, 1.0
+    statistic = float(((counts[possible] - n) ** 2 / n).sum())
+    return statistic, chi_square_limit(len(n) - 1)
+
+
+# What the chains do to a distribution, written from their definitions.
+
+
+def normed(q: Array) -> Array:
+    """Divided by its sum."""
+    result: Array = q / q.sum()
+    return result
+
+
+def tempered(p: Array, temperature: float) -> Array:
+    """Of each the power 1 / temperature, normed."""
+    return normed(p ** (1.0 / temperature))
+
+
+def top_k(p: Array, k: int) -> Array:
+    """The k largest, normed."""
+    return normed(np.where(np.argsort(np.argsort(-p)) < k, p, 0.0))
+
+
+def top_p(p: Array, mass: float) -> Array:
+    """The fewest largest that reach the mass, normed."""
+    order = np.argsort(-p)
+    n = int(np.searchsorted(np.cumsum(p[order]), mass)) + 1
+    return top_k(p, n)
+
+
+def min_p(p: Array, share: float) -> Array:
+    """Those with at least a share of the largest, normed."""
+    return normed(np.where(p >= share * p.max(), p, 0.0))
+
+
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+CHAINS: dict[str, tuple[dict[str, float], Callable[[Array], Array]]] = {
+    "temperature-1": ({}, lambda p: p),
+    "temperature-0.6": ({"temperature": 0.6}, lambda p: tempered(p, 0.6)),
+    "top-k": ({"top_k": 5}, lambda p: top_k(p, 5)),
+    "top-p": ({"top_p": 0.7}, lambda p: top_p(p, 0.7)),
+    "min-p": ({"min_p": 0.2}, lambda p: min_p(p, 0.2)),
+    "all-hot": (
+        {"top_k": 12, "top_p": 0.9, "min_p": 0.1, "temperature": 1.5},
+        lambda p: tempered(min_p(top_p(top_k(p, 12), 0.9), 0.1), 1.5),
+    ),
+}
+
+
+class Guessing:
+    """Proposes independent guesses.
+
+    Args:
+        choose: makes one guess, given a random generator.
+        max_draft: how many at once.
+
+    """
+
+    name = "guessing"
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(self, choose: Callable[[random.Random], int], max_draft: int = 3) -> None:
+        self._choose, self.max_draft, self._random = choose, max_draft, random.Random(1)
+
+    def propose(self, seq: int, pending: int, n: int) -> Draft:
+        """At most n guesses."""
+        return Draft([self._choose(self._random) for _ in range(n)])
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Needs nothing."""
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Needs nothing."""
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Needs nothing."""
+
+    def copy(self, seq: int, to: int) -> None:
+        """Needs nothing."""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    # Always the likeliest token: accepted as often as a constant guess can be.
+    "good": lambda: Guessing(lambda _: CONSTANT_TOKENS[0]),
+    "unlikely": lambda: Guessing(lambda _: CONSTANT_TOKENS[15]),
+    "wrong": lambda: Guessing(lambda _: 7),
+    "mixed": lambda: Guessing(lambda r: r.choice([*CONSTANT_TOKENS[:4], CONSTANT_TOKENS[11], 7])),
+}
+
+
+def counts_of(tokens: Sequence[int]) -> Array:
+    """How often each of the 16 tokens was drawn; any other one fails."""
+    counts = np.bincount(np.array(tokens), minlength=320).astype(np.float64)
+    inside = counts[list(CONSTANT_TOKENS)]
+    assert counts.sum() == inside.sum(), "a token that has no probability was drawn"
+    return inside
+
+
+def draw(
+    context: Context,
+    drafter: Drafter,
+    params: SamplerParams,
+    n: int = N_DRAWS,
+    wrap: Callable[[Sampler], TokenSampler] = lambda sampler: sampler,
+) -> tuple[list[int], int]:
+    """Draws n tokens through the loop, and how many of them were drafted."""
+    tokens: list[int] = []
+    n_accepted = 0
+    sampler = wrap(Sampler(context.model, params))
+    loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+    while len(tokens) < n:
+        loop.prefill(seq, [97, 98])
+        for step in loop.generate(seq, sampler, PER_REQUEST):
+            tokens += step.tokens
+        n_accepted += loop.stats.accepted
+    return tokens, n_accepted
+
+
+def params_of(chain: str, seed: int = 12) -> SamplerParams:
+    """A chain's parameters with everything else off."""
+    return SamplerParams(seed=seed, **{**OFF, **CHAINS[chain][0]})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    """As small as it can be: the cost is that of the loop."""
+    return tiny_context(tiny("constant", n_layer=1, n_embd=32))
+
+
+def test_the_statistic_knows_its_distribution() -> None:
+    """Over repeated samples of a known distribution it averages its degrees of freedom."""
+    rng, p = np.random.default_rng(5), default_probabilities()
+    values = [chi_square(rng.multinomial(20_000, p).astype(float), p)[0] for _ in range(400)]
+    assert 14.0 < float(np.mean(values)) < 16.0
+    assert max(values) < chi_square_limit(15)
+    # From tables: the upper 0.1 % point of 15 degrees is 37.70; at 1e-6 it must lie well above.
+    assert 50.0 < chi_square_limit(15) < 60.0
+
+
+@pytest.mark.parametrize(
+    ("chain", "kind"),
+    [("temperature-1", kind) for kind in DRAFTERS]
+    + [(chain, "mixed") for chain in CHAINS if chain != "temperature-1"],
+)
+def test_draws_have_the_distribution_of_the_chain(context: Context, chain: str, kind: str) -> None:
+    """Seeds differ, so that the cases are draws of their own."""
+    expected = CHAINS[chain][1](default_probabilities())
+    seed = 100 + 10 * list(CHAINS).index(chain) + list(DRAFTERS).index(kind)
+    tokens, n_accepted = draw(context, DRAFTERS[kind](), params_of(chain, seed))
+    statistic, limit = chi_square(counts_of(tokens), expected)
+    assert len(tokens) >= N_DRAWS
+    assert statistic < limit
+    if kind in ("good", "mixed"):
+        assert n_accepted > 1000, "drafted tokens must be among the draws"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind != "none"])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_seed_gives_the_same_draws_with_any_draft(
+    context: Context, chain: str, kind: str
+) -> None:
+    plain, _ = draw(context, NoDrafter(), params_of(chain, seed=99), 400)
+    drafted, _ = draw(context, DRAFTERS[kind](), params_of(chain, seed=99), 400)
+    other, _ = draw(context, DRAFTERS[kind](), params_of(chain, seed=98), 400)
+    assert drafted == plain != other
+
+
+class Credulous:
+    """A biased rule: takes what was drafted as it stands, with some probability."""
+
+    def __init__(self, inner: Sampler, drafted: int, p_take: float) -> None:
+        self.inner, self.drafted, self.p_take = inner, drafted, p_take
+        self._random = random.Random(2)
+
+    def sample(self, context: Context, i: int) -> int:
+        """The drafted token rather often, else the inner one's."""
+        token = self.inner.sample(context, i)
+        return self.drafted if self._random.random() < self.p_take else token
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """The inner one's."""
+        self.inner.accept(token, generated=generated)
+
+
+@pytest.mark.parametrize(("p_take", "n"), [(1.0, 3000), (0.2, 5000), (0.05, N_DRAWS)])
+def test_a_rule_that_favours_the_draft_is_caught(context: Context, p_take: float, n: int) -> None:
+    drafted = CONSTANT_TOKENS[0]
+    tokens, _ = draw(
+        context,
+        DRAFTERS["good"](),
+        params_of("temperature-1"),
+        n,
+        wrap=lambda sampler: Credulous(sampler, drafted, p_take),
+    )
+    statistic, limit = chi_square(counts_of(tokens), default_probabilities())
+    assert statistic > limit
+
+
+class Redrawing:
+    """Another one: after a rejection it draws anew, which favours tokens that are not drafted."""
+
+    def __init__(self, inner: Sampler, drafted: int) -> None:
+        self.inner, self.drafted = inner, drafted
+
+    def sample(self, context: Context, i: int) -> int:
+        """The inner one's; unless it is the drafted token, a second draw."""
+        token = self.inner.sample(context, i)
+        return token if token == self.drafted else self.inner.sample(context, i)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """The inner one's."""
+        self.inner.accept(token, generated=generated)
+
+
+def test_a_rule_that_draws_twice_is_caught(context: Context) -> None:
+    drafted = CONSTANT_TOKENS[0]
+    tokens, _ = draw(
+        context,
+        DRAFTERS["good"](),
+        params_of("temperature-1"),
+        5000,
+        wrap=lambda sampler: Redrawing(sampler, drafted),
+    )
+    statistic, limit = chi_square(counts_of(tokens), default_probabilities())
+    assert statistic > limit

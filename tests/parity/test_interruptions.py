@@ -1,0 +1,254 @@
+"""What ends a generation early leaves everything ready for the next one.
+
+After a closed generator, a KeyboardInterrupt at any place, or a drafter that fails, the same loop
+on the same sequence gives the next request the text, and the drafter the history, of a fresh start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pyllama_spec.drafters import Drafter, PromptLookup
+from pyllama_spec.engine import Context
+from pyllama_spec.engine.errors import EngineError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.oracles import (
+    check_bookkeeping,
+    generate,
+    make_sampler,
+    prompt_tokens,
+    run_once,
+    sampled,
+    tiny,
+    tiny_context,
+)
+from tests.scripted import Interrupting, Pattern, Perfect, Spy
+
+ARCHS = ("llama", "gemma3", "qwen35", "lfm2")
+PROMPT = prompt_tokens(40, seed=9)
+PARAMS = sampled(11)
+N_TOKENS = 30
+
+
+def other_prompts(text: list[int]) -> list[list[int]]:
+    """The same again, a longer one, a branch off the middle, and something else altogether."""
+    more = prompt_tokens(6, seed=3)
+    return [PROMPT, text + more, text[:-9] + more, text[: len(PROMPT) - 7] + more, more]
+
+
+def check_next_requests(
+    context: Context, loop: SpeculativeLoop, seq: SequenceState, first: int = 0
+) -> None:
+    """The next requests give what a context and a loop of their own would.
+
+    Args:
+        context: the one that was interrupted.
+        loop: the same.
+        seq: the same.
+        first: which of other_prompts() comes first.
+
+    """
+    text = list(seq.tokens)
+    drafter = loop.drafter._drafter
+    assert isinstance(drafter, (Perfect, Pattern, Interrupting))
+    prompts = other_prompts(text)
+    for prompt in prompts[first:] + prompts[:first]:
+        with tiny_context(context.model) as fresh:
+            expected = run_once(fresh, None, prompt, 12, PARAMS)
+        drafter.reference = expected.text
+        run = generate(loop, seq, prompt, 12, PARAMS)
+        assert run.tokens == expected.tokens
+        assert drafter.history() == run.text, "the drafter knows the text, and nothing else"
+        assert run.stats.reason_off is None
+
+
+class InterruptingSampler:
+    """Raises KeyboardInterrupt at the n-th draw, or in the n-th accept()."""
+
+    def __init__(self, context: Context, where: str, at: int) -> None:
+        self.inner = make_sampler(context.model, PARAMS, PROMPT)
+        self.where, self.n_calls_left = where, at
+
+    def _called(self, where: str) -> None:
+        self.n_calls_left -= where == self.where
+        if self.n_calls_left == 0 and where == self.where:
+            raise KeyboardInterrupt
+
+    def sample(self, context: Context, i: int) -> int:
+        """May raise."""
+        self._called("sample")
+        return self.inner.sample(context, i)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """May raise, after the inner one."""
+        self.inner.accept(token, generated=generated)
+        self._called("accept")
+
+
+def reference_of(context: Context) -> list[int]:
+    """Prompt and plain text."""
+    return run_once(context, None, PROMPT, N_TOKENS, PARAMS).text
+
+
+@pytest.mark.parametrize("n_steps", [0, 1, 2, 4])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_closed_generator(arch: str, n_steps: int) -> None:
+    with tiny_context(tiny(arch)) as context:
+        drafter = Pattern(reference_of(context), [2, 0, 8])
+        context.memory.clear()
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        loop.prefill(seq, PROMPT)
+        steps = loop.generate(seq, make_sampler(context.model, PARAMS, PROMPT), N_TOKENS)
+        for _ in range(n_steps):
+            next(steps)
+            check_bookkeeping(context, seq)
+        steps.close()  # type: ignore[attr-defined]
+        assert seq.tokens == drafter.reference[: len(seq.tokens)]
+        drafter.accepts = (8,)
+        check_next_requests(context, loop, seq)
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("where", ["propose", "commit"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_interrupt_in_the_drafter(arch: str, at: int, where: str, first: int) -> None:
+    with tiny_context(tiny(arch)) as context:
+        drafter = Interrupting(reference_of(context), where, at)
+        context.memory.clear()
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        with pytest.raises(KeyboardInterrupt):
+            generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
+        assert seq.tokens == drafter.reference[: len(seq.tokens)]
+        check_next_requests(context, loop, seq, first)
+
+
+@pytest.mark.parametrize("first", range(2))
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_interrupt_in_the_prompt(arch: str, first: int) -> None:
+    for at in (1, 2):
+        with tiny_context(tiny(arch), n_ubatch=16) as context:
+            drafter = Interrupting(reference_of(context), "begin", at)
+            context.memory.clear()
+            loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+            with pytest.raises(KeyboardInterrupt):
+                loop.prefill(seq, PROMPT)
+            check_next_requests(context, loop, seq, first)
+
+
+@pytest.mark.parametrize("where", ["sample", "accept"])
+@pytest.mark.parametrize("at", [1, 2, 3, 7])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_an_interrupt_in_the_sampler(arch: str, at: int, where: str) -> None:
+    with tiny_context(tiny(arch)) as context:
+        drafter = Perfect(reference_of(context))
+        context.memory.clear()
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        loop.prefill(seq, PROMPT)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in loop.generate(seq, InterruptingSampler(context, where, at), N_TOKENS):
+                pass
+        check_next_requests(context, loop, seq)
+
+
+@contextmanager
+def failing_decode(context: Context, at: int, *, before: bool) -> Iterator[None]:
+    """Lets the at-th decode from here raise, before or after it has done its work."""
+    decode: Callable[..., None] = context.decode
+    n_left = at
+
+    def decode_or_fail(*args: object, **options: object) -> None:
+        nonlocal n_left
+        n_left -= 1
+        if n_left == 0 and before:
+            raise EngineError("made to fail")
+        decode(*args, **options)
+        if n_left == 0:
+            raise KeyboardInterrupt
+
+    context.decode = decode_or_fail  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        context.decode = decode  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 4])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_failure_in_the_decode(arch: str, at: int, before: bool) -> None:
+    """The first two decodes are the prompt's; after a decode, the whole draft is in the memory."""
+    with tiny_context(tiny(arch)) as context:
+        drafter = Perfect(reference_of(context))
+        context.memory.clear()
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        with (
+            failing_decode(context, at, before=before),
+            pytest.raises((EngineError, KeyboardInterrupt)),
+        ):
+            generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
+        check_next_requests(context, loop, seq)
+
+
+@pytest.mark.parametrize("where", ["begin", "propose", "commit"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_failing_drafter_costs_no_text(arch: str, where: str) -> None:
+    with tiny_context(tiny(arch), n_ubatch=16) as context:
+        expected = run_once(context, None, PROMPT, N_TOKENS, PARAMS)
+        drafter = Interrupting(expected.text, where, 2, lambda: ValueError("broken"))
+        context.memory.clear()
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        run = generate(loop, seq, PROMPT, N_TOKENS, PARAMS)
+        assert run.tokens == expected.tokens
+        assert f"failed in {where}(): ValueError: broken" in str(run.stats.reason_off)
+        check_next_requests(context, loop, seq)
+
+
+def test_a_failure_leaves_no_stale_history_in_another_sequence() -> None:
+    """The failure turns the drafter off for all; each sequence begins again from nothing.
+
+    Text that sequence 1 gained while the drafter was off must not be missing from its history.
+    """
+    prompts = [PROMPT, prompt_tokens(30, seed=77)]
+    with tiny_context(tiny("llama"), n_seq_max=2, kv_unified=True) as context:
+        texts = [run_once(context, None, prompt, N_TOKENS).text for prompt in prompts]
+        context.memory.clear()
+        drafter = Interrupting(texts[1], "commit", 3, lambda: ValueError("broken"))
+        loop = SpeculativeLoop(context, drafter, n_draft=2)
+        states = [SequenceState(0), SequenceState(1)]
+        run = generate(loop, states[1], prompts[1], N_TOKENS - 4)
+        assert run.stats.reason_off is not None
+        for i, n in ((0, N_TOKENS), (1, 4)):
+            drafter.reference = texts[i]
+            run = generate(loop, states[i], texts[i][:-n], n)
+            assert run.text == texts[i]
+            assert run.stats.reason_off is None
+            assert drafter.history(i) == run.text
+
+
+def proposals_of(drafter: Drafter, context: Context, prompts: list[list[int]]) -> list[list[int]]:
+    """What it proposes over several requests on one sequence."""
+    context.memory.clear()
+    spy, seq = Spy(drafter), SequenceState()
+    loop = SpeculativeLoop(context, spy)
+    for prompt in prompts:
+        spy.proposals.clear()
+        generate(loop, seq, prompt, 20)
+    return spy.proposals
+
+
+def test_no_ngram_leaks_into_the_next_request() -> None:
+    """A11: a second request is not offered what only the first one said."""
+    secret = [200, 201, 202, 203, 204, 205]
+    ask = [*prompt_tokens(8, seed=1), 200, 201]
+    with tiny_context(tiny("llama")) as context:
+        first = [*secret, *secret, 7, *secret]
+        leaked = proposals_of(PromptLookup(), context, [first, ask])
+        assert leaked == proposals_of(PromptLookup(), context, [ask])
+        assert not any({202, 203} <= set(ids) for ids in leaked)
+        # It would be offered: with the first request's text before it, it is.
+        kept = proposals_of(PromptLookup(), context, [[*first, *ask[:8], 200, 201, 202]])
+        assert kept[0][:2] == [] or set(kept[0]) - {202}

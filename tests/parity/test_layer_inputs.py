@@ -1,0 +1,196 @@
+"""Layer inputs on every tiny architecture: the right rows, of the right tokens, of the right layer.
+
+B1, B2 and B9: rows over several physical batches, permuted between sequences, or of a neighbouring
+layer leave the text right and a draft useless, so they are compared here one by one. On a CPU rows
+are bit-equal to those of a single-token decode, for all architectures and all layers. One thing has
+a limit instead, 1e-5 of the largest number: sequences that share a KV buffer (kv_unified) without
+flash attention, where a row's sums run over the others' masked cells and round differently.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import GGUFReader
+
+from pyllama_spec.engine import Batch, Context
+from tests import models
+from tests.oracles import Rows, check_fingerprint, forced_rows, prompt_tokens, tiny, tiny_context
+from tests.parity.numpy_forward import forward
+
+# Upstream taps llama, qwen3, qwen3moe, qwen35 and gpt-oss; the others are ours alone.
+ARCHS = models.DECODERS
+N_LAYER = 4
+LAYERS = tuple(range(N_LAYER + 1))
+LENGTHS = (13, 5, 9, 1)
+TEXTS = [prompt_tokens(n, seed=20 + n) for n in LENGTHS]
+# The engine reads its GELU from a table of F16 numbers, where a last bit can become 1e-3.
+GELU_ARCHS = ("starcoder2",)
+# Ways to keep several sequences, and the limit. F16 caches would enlarge the last one's rounding.
+MODES: dict[str, tuple[dict[str, Any], float]] = {
+    "apart": ({}, 0.0),
+    "shared-flash": ({"kv_unified": True, "flash_attn": True}, 0.0),
+    "shared": ({"kv_unified": True, "type_k": "f32", "type_v": "f32"}, 1e-5),
+}
+# What the engine multiplies embeddings by; 1 for the others.
+EMBEDDING_SCALE = {"granite": 6.0, "gemma2": 8.0, "gemma3": 8.0}
+
+Place = tuple[int, int]  # sequence, position
+
+
+@cache
+def single_rows(arch: str, seq: int, mode: str = "apart") -> tuple[Rows, Rows]:
+    """Logits and layer inputs of one text, token by token: [n, n_vocab], [n_layers, n, n_embd]."""
+    return forced_rows(tiny(arch), TEXTS[seq], LAYERS, **MODES[mode][0])
+
+
+def interleaved(seed: int) -> list[Place]:
+    """All tokens of all texts, in a random order that keeps each text's own."""
+    places = [(seq, 0) for seq, n in enumerate(LENGTHS) for _ in range(n)]
+    random.Random(seed).shuffle(places)
+    n_seen = [0] * len(LENGTHS)
+    for i, (seq, _) in enumerate(places):
+        places[i] = (seq, n_seen[seq])
+        n_seen[seq] += 1
+    return places
+
+
+def wants_output(outputs: str, i: int, n: int) -> bool:
+    """Which tokens of a batch have logits."""
+    return {"all": True, "some": i % 3 == 1, "last": i == n - 1, "none": False}[outputs]
+
+
+def decode_places(context: Context, places: Sequence[Place], outputs: str) -> dict[int, Rows]:
+    """Decodes them as one batch; returns the logits by index."""
+    batch = Batch(len(places))
+    wanted = [wants_output(outputs, i, len(places)) for i in range(len(places))]
+    for (seq, position), output in zip(places, wanted, strict=True):
+        batch.add(TEXTS[seq][position], position, seq, output=output)
+    context.decode(batch)
+    return {i: context.logits(i).copy() for i, output in enumerate(wanted) if output}
+
+
+def rtol_of(arch: str, mode: str) -> float:
+    """The limit of a mode, for an architecture."""
+    return MODES[mode][1] * (20 if arch in GELU_ARCHS else 1)
+
+
+def check_rows(arch: str, context: Context, places: Sequence[Place], mode: str = "apart") -> None:
+    """O4 for the last batch, over all layers."""
+    single = [single_rows(arch, seq, mode)[1][:, position] for seq, position in places]
+    got = np.stack([context.layer_input(layer) for layer in LAYERS])
+    check_fingerprint(got, np.stack(single, axis=1), rtol=rtol_of(arch, mode))
+
+
+@pytest.mark.parametrize("outputs", ["all", "some", "last", "none"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rows_are_those_of_single_tokens(arch: str, outputs: str) -> None:
+    """Physical batches of 1, 3, 7 and 32 tokens, four sequences mixed, two batches.
+
+    The last layer drops rows without an output in the engine's own graph; the hook keeps them.
+    """
+    places = interleaved(seed=len(arch))
+    for n_ubatch, (mode, (options, _)) in itertools.product((1, 3, 7, 32), MODES.items()):
+        options = {"n_ubatch": n_ubatch, "n_seq_max": 4, "n_rs_seq": 0, **options}
+        with (
+            tiny_context(tiny(arch), target_layers=LAYERS, **options) as context,
+            tiny_context(tiny(arch), **options) as untapped,
+        ):
+            for part in (places[:11], places[11:]):
+                logits = decode_places(context, part, outputs)
+                check_rows(arch, context, part, mode)
+                plain = decode_places(untapped, part, outputs)
+                assert logits.keys() == plain.keys()
+                for i, row in plain.items():
+                    np.testing.assert_array_equal(logits[i], row, "taps change no logits")
+                    seq, position = part[i]
+                    expected = single_rows(arch, seq, mode)[0][position]
+                    check_fingerprint(row, expected, rtol=rtol_of(arch, mode))
+
+
+@pytest.mark.parametrize("layers", [(0,), (2,), (N_LAYER,), (3, 1), (0, N_LAYER), ()])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_any_choice_of_layers(arch: str, layers: tuple[int, ...]) -> None:
+    places = [(0, position) for position in range(LENGTHS[0])]
+    with tiny_context(tiny(arch), target_layers=layers) as context:
+        logits = decode_places(context, places, "some")
+        for layer in layers:
+            check_fingerprint(context.layer_input(layer), single_rows(arch, 0)[1][layer])
+        for i, row in logits.items():
+            np.testing.assert_array_equal(row, single_rows(arch, 0)[0][i])
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "phi3", "gemma3"])
+def test_the_verify_batches_of_a_loop(arch: str) -> None:
+    """Widths of 1 to 9 rows after a prompt, as drafts are verified."""
+    with tiny_context(tiny(arch), target_layers=LAYERS) as context:
+        text = TEXTS[0]
+        for width in range(1, 10):
+            context.memory.clear()
+            for part in (range(3), range(3, 3 + width)):
+                places = [(0, position) for position in part]
+                decode_places(context, places, "all")
+                check_rows(arch, context, places)
+        assert 3 + width <= len(text)
+
+
+def relative(got: Rows, expected: npt.NDArray[np.float64]) -> float:
+    """The largest difference, over the largest number."""
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("options", "limit"),
+    [
+        ({"type_k": "f32", "type_v": "f32", "flash_attn": False}, 1e-5),
+        # As contexts are opened by default: F16 caches, and an attention kernel that rounds to F16.
+        ({}, 1e-2),
+    ],
+)
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_rows_agree_with_an_independent_forward_pass(
+    arch: str, options: dict[str, Any], limit: float
+) -> None:
+    """In float64 from the published equations, by code that shares nothing with the engine."""
+    tokens = prompt_tokens(24, seed=8)
+    expected = forward(models.model_path(arch), tokens)
+    logits, rows = forced_rows(tiny(arch), tokens, LAYERS, **options)
+    for layer in LAYERS:
+        assert relative(rows[layer], expected.layer_inputs[layer]) < limit, f"layer {layer}"
+    assert relative(logits, expected.logits) < limit
+    # The limits tell neighbouring layers and neighbouring tokens apart.
+    assert relative(rows[:-1], expected.layer_inputs[1:]) > 0.1
+    assert relative(rows, np.roll(expected.layer_inputs, 1, axis=1)) > 0.1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_marker_in_a_layer_shows_behind_it(arch: str) -> None:
+    """B9: other weights in layer k change the inputs of layers k + 1 on, in every row."""
+    _, plain = single_rows(arch, 0)
+    for k in range(N_LAYER):
+        _, marked = forced_rows(tiny(arch, perturb_layer=k), TEXTS[0], LAYERS)
+        np.testing.assert_array_equal(marked[: k + 1], plain[: k + 1])
+        changed = (marked[k + 1 :] != plain[k + 1 :]).any(axis=-1)
+        assert changed.all(), f"layer {k}: {np.argwhere(~changed).tolist()} are unchanged"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_input_of_layer_0_is_the_scaled_embedding(arch: str) -> None:
+    reader = GGUFReader(models.model_path(arch))
+    table = next(t.data for t in reader.tensors if t.name == "token_embd.weight")
+    expected = np.array(table)[TEXTS[0]] * np.float32(EMBEDDING_SCALE.get(arch, 1.0))
+    np.testing.assert_array_equal(single_rows(arch, 0)[1][0], expected)
+
+
+def test_neighbouring_layers_differ() -> None:
+    """Else rows of the wrong layer would pass above."""
+    for arch in ARCHS:
+        rows = single_rows(arch, 0)[1]
+        assert (rows[1:] != rows[:-1]).any(axis=-1).all(), arch

@@ -1,0 +1,1 @@
+"""Bad input, exhausted memory and abrupt ends: Python always gets an exception."""

@@ -1,0 +1,249 @@
+"""Llama used wrongly, and what it says of the text that was generated before a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec import Llama
+from pyllama_spec.engine.errors import (
+    ArgumentError,
+    BusyError,
+    ClosedError,
+    ContextFullError,
+    EngineError,
+    ModelLoadError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    UnsupportedError,
+)
+
+from .harness import CaseList
+from .tools import N_VOCAB, tiny, with_key, written
+
+CASES = CaseList()
+
+Call = Callable[[Path], object]
+
+
+def llama(**options: Any) -> Llama:
+    return Llama(tiny(), **{"n_ctx": 64, "n_threads": 2, **options})
+
+
+def _open(**options: Any) -> Call:
+    return lambda _: llama(**options)
+
+
+CASES.table(
+    "llama",
+    {
+        "n_ctx_0": (_open(n_ctx=0), ArgumentError, "n_ctx=0"),
+        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx=1000000000"),
+        "unknown_keyword": (_open(n_contexts=5), ArgumentError, "n_ctx"),
+        "missing_model": (lambda f: Llama(f / "no.gguf"), ModelLoadError, "does not exist"),
+        "encoder": (lambda _: Llama(tiny("bert")), UnsupportedError, "encoder"),
+        "draft_missing": (lambda f: llama(draft=f / "no.gguf"), ModelLoadError, "no.gguf"),
+        "draft_misspelt": (_open(draft="prompt-look"), ArgumentError, "prompt-lookup"),
+        "draft_of_wrong_kind": (_open(draft=tiny("qwen3")), UnsupportedError, "'qwen3'"),
+        "draft_no_gguf": (
+            lambda f: llama(draft=written(f, b"PK" * 99)), ModelLoadError, "not a GGUF",
+        ),
+        "draft_int": (_open(draft=5), ArgumentError, "draft=5"),
+        "n_draft_negative": (_open(draft="prompt-lookup", n_draft=-1), ArgumentError, "-1"),
+        "n_draft_text": (_open(draft="prompt-lookup", n_draft="x"), ArgumentError, "'x'"),
+        "seed_text": (_open(seed="x"), ArgumentError, "'x'"),
+        "seed_huge": (_open(seed=2**40), ArgumentError, str(2**40)),
+        "chat_format": (_open(chat_format="alpaca-9"), PyllamaSpecError, "alpaca-9"),
+        "chat_template": (_open(chat_template="{% for %}"), PyllamaSpecError, "template"),
+    },
+)  # fmt: skip
+
+
+def _complete(prompt: Any = "Hello", **options: Any) -> Call:
+    return lambda _: llama().create_completion(prompt, **options)
+
+
+def _chat(messages: Any, **options: Any) -> Call:
+    return lambda _: llama().create_chat_completion(messages, **options)
+
+
+CASES.table(
+    "request",
+    {
+        "prompt_too_long": (_complete("x" * 500), ContextFullError, "n_ctx"),
+        "prompt_empty": (_complete([]), ArgumentError, "no tokens"),
+        "prompt_none": (_complete(None), ArgumentError, "None"),
+        "prompt_int": (_complete(7), ArgumentError, "not 7"),
+        "prompt_negative": (_complete([1, -1]), ArgumentError, "-1"),
+        "prompt_past_the_last": (_complete([N_VOCAB]), ArgumentError, str(N_VOCAB)),
+        "prompt_floats": (_complete([1.5]), ArgumentError, "1.5"),
+        "prompt_texts": (_complete(["a"]), ArgumentError, "'a'"),
+        "max_tokens_text": (_complete(max_tokens="9"), ArgumentError, "max_tokens='9'"),
+        "max_tokens_huge": (_complete(max_tokens=2**70), None, ""),
+        "unknown_option": (_complete(temprature=1), ArgumentError, "temperature"),
+        "temperature_nan": (_complete(temperature=float("nan")), ArgumentError, "temperature=nan"),
+        "stop_empty": (_complete(stop=""), ArgumentError, "stop"),
+        "stop_int": (_complete(stop=5), ArgumentError, "stop=5"),
+        "stop_bytes": (_complete(stop=[b"a"]), ArgumentError, "b'a'"),
+        "grammar": (_complete(grammar="root ::= ("), ArgumentError, "grammar"),
+        "response_format": (_complete(response_format={"type": "x"}), ArgumentError, "'x'"),
+        "bias": (_complete(logit_bias={N_VOCAB: 1.0}), ArgumentError, str(N_VOCAB)),
+        "logprobs": (_complete(logprobs=-1), ArgumentError, "logprobs=-1"),
+        "processor": (_complete(logits_processor=3), ArgumentError, "3"),
+        "suffix": (_complete(suffix="x"), UnsupportedError, "fill"),
+        "messages_text": (_chat("hello"), ArgumentError, "messages"),
+        "messages_empty": (_chat([]), ArgumentError, "messages"),
+        "messages_no_role": (_chat([{"content": "a"}]), ArgumentError, "role"),
+        "messages_image": (
+            _chat([{"role": "user", "content": [{"type": "image_url"}]}]), UnsupportedError, "text",
+        ),
+        "template_that_fails": (
+            lambda _: llama(chat_template="{{ 1 / 0 }}").create_chat_completion(
+                [{"role": "user", "content": "a"}]
+            ),
+            PyllamaSpecError, "template",
+        ),
+        "template_that_escapes": (
+            lambda _: llama(
+                chat_template="{{ messages.__class__.__mro__[1].__subclasses__() }}"
+            ).create_chat_completion([{"role": "user", "content": "a"}]),
+            PyllamaSpecError, "template",
+        ),
+    },
+)  # fmt: skip
+
+
+def _partial(act: Callable[[], object]) -> None:
+    """Passes on what an exception holds of the text so far, as a message to look at."""
+    try:
+        act()
+    except PyllamaSpecError as error:
+        raise type(error)(f"{error.partial_text!r} {tuple(error.partial_tokens)!r}") from error
+
+
+def _stuck(**options: Any) -> dict[str, Any]:
+    """Options of a request that fails after "ab": its grammar ends, and no end token may come."""
+    probe = llama()
+    vocab = probe._runtime.model.vocab
+    ends = {i: float("-inf") for i in range(N_VOCAB) if vocab.is_eog(i)}
+    probe.close()
+    return {"grammar": 'root ::= "ab"', "logit_bias": ends, "temperature": 0, **options}
+
+
+@CASES.add(EngineError, "'ab'", "(97, 98)")
+def partial_text_of_a_completion(folder: Path) -> None:
+    options = _stuck()
+    _partial(lambda: llama().create_completion("x", **options))
+
+
+@CASES.add(EngineError, "'ab'", "(97, 98)")
+def partial_text_of_a_draft(folder: Path) -> None:
+    options = _stuck()
+    _partial(lambda: llama(draft="prompt-lookup").create_completion("abababababab", **options))
+
+
+@CASES.add(EngineError, "'ab'", "(97, 98)")
+def partial_text_of_a_stream(folder: Path) -> None:
+    options = _stuck(stream=True)
+    _partial(lambda: list(llama().create_completion("x", **options)))
+
+
+@CASES.add(EngineError, "NaN")
+def nan_model(folder: Path) -> None:
+    broken = Llama(with_key(folder, "rope.freq_base", float("nan")), n_ctx=64, n_threads=2)
+    broken.create_completion("Hello there", temperature=0.8)
+
+
+@CASES.add(None)
+def usable_after_a_failure(folder: Path) -> None:
+    model, fresh = llama(), llama()
+    for bad in ({"grammar": "root ::= ("}, _stuck(), {"stop": ""}):
+        try:
+            model.create_completion("abc", **bad)
+        except PyllamaSpecError:
+            continue
+        raise AssertionError(bad)
+    want = fresh.create_completion("abc", temperature=0, max_tokens=8)
+    got = model.create_completion("abc", temperature=0, max_tokens=8)
+    assert got["choices"] == want["choices"]
+
+
+@CASES.add(None)
+def context_filled_to_the_last_cell(folder: Path) -> None:
+    for n_draft in (0, 1, 7, 32):
+        result = llama(draft="prompt-lookup", n_draft=n_draft).create_completion(
+            "ab" * 20, max_tokens=None, temperature=0
+        )
+        assert result["choices"][0]["finish_reason"] == "length"
+        assert result["usage"]["total_tokens"] in (64, 65)
+
+
+@CASES.add(ClosedError, "closed")
+def closed(folder: Path) -> None:
+    model = llama()
+    model.close()
+    model.close()
+    model.create_completion("a")
+
+
+@CASES.add(ClosedError, "closed")
+def closed_under_a_stream(folder: Path) -> None:
+    model = llama()
+    stream = iter(model.create_completion("a", max_tokens=40, stream=True))
+    next(stream)
+    model.close()
+    list(stream)
+
+
+@CASES.add(BusyError, "stream")
+def second_request_beside_a_stream(folder: Path) -> None:
+    model = llama()
+    stream = iter(model.create_completion("a", max_tokens=40, stream=True))
+    next(stream)
+    model.create_completion("b")
+
+
+@CASES.add(None)
+def eight_threads_take_turns(folder: Path) -> None:
+    model = llama(n_ctx=128)
+    want = model.create_completion("abc", temperature=0, max_tokens=8)["choices"]
+    wrong: list[object] = []
+
+    def ask() -> None:
+        for _ in range(10):
+            try:
+                got = model.create_completion("abc", temperature=0, max_tokens=8)["choices"]
+            except Exception as error:  # noqa: BLE001 - any of them is a failure
+                wrong.append(error)
+                return
+            if got != want:
+                wrong.append(got)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[0]
+
+
+@CASES.add(None)
+def closed_while_others_wait(folder: Path) -> None:
+    model = llama(n_ctx=2048)
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            model.create_completion("abc", max_tokens=2000)
+        except BaseException as error:  # noqa: BLE001 - looked at below
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    model.close()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(error, PyllamaSpecError) for error in errors), errors

@@ -1,0 +1,157 @@
+"""Programs that end badly, for test_exit.py: each function is one, run in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from typing import Any
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import PromptLookup
+from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+
+from .tools import PROMPT, batch_of, decoded, opened, tiny
+
+# Globals live until the interpreter tears modules down, in no order that a program chooses.
+KEPT: list[Any] = []
+
+
+def _drafting(target: Context) -> Context:
+    """A context that shares the target's threads, as a draft's does."""
+    return Context(Model(tiny()), n_ctx=64, n_batch=32, n_threads=1, target=target)
+
+
+def without_close() -> None:
+    context = decoded()
+    KEPT.extend([Sampler(context.model, SamplerParams(grammar="root ::= [a-z]+")), context])
+
+
+def with_views() -> None:
+    context = decoded(target_layers=(1, 2))
+    KEPT.extend([context.logits(0), context.layer_input(1), context.layer_input(2)])
+
+
+def with_a_live_generator() -> None:
+    loop = SpeculativeLoop(opened(), PromptLookup())
+    seq = SequenceState()
+    loop.prefill(seq, PROMPT)
+    steps = loop.generate(seq, Sampler(loop.target.model), 40)
+    next(steps)
+    KEPT.append(steps)
+
+
+def with_a_live_stream() -> None:
+    model = Llama(tiny(), n_ctx=64, n_threads=2, draft="prompt-lookup")
+    stream = iter(model.create_completion("a", max_tokens=40, stream=True))
+    next(stream)
+    KEPT.extend([model, stream])
+
+
+def in_an_exception() -> None:
+    context = decoded()
+    try:
+        context.decode(batch_of([1], 2_000_000))
+    except Exception:  # noqa: BLE001 - the exit inside of it is what this is about
+        KEPT.append(sys.exc_info())
+        raise SystemExit(0) from None
+
+
+def draft_closed_first() -> None:
+    target = decoded()
+    draft = _drafting(target)
+    draft.decode(batch_of(PROMPT))
+    draft.close()
+    target.decode(batch_of([1], len(PROMPT)))
+    target.close()
+
+
+def target_closed_first() -> None:
+    target = decoded()
+    draft = _drafting(target)
+    target.model.close()
+    target.close()
+    draft.decode(batch_of(PROMPT))
+    draft.close()
+
+
+def neither_closed() -> None:
+    target = decoded()
+    KEPT.extend([_drafting(target), target])
+
+
+def in_a_cycle() -> None:
+    for _ in range(3):
+        context = decoded()
+        loop = SpeculativeLoop(context, PromptLookup())
+        ring: list[Any] = [context, context.model, loop, Sampler(context.model)]
+        ring.append(ring)
+        context.__dict__["ring"] = ring
+        del context, loop, ring
+    gc.collect()
+    last = decoded()
+    last.__dict__["me"] = last
+
+
+def in_a_thread() -> None:
+    def work() -> None:
+        KEPT.append(decoded())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def with_a_thread_in_a_decode() -> None:
+    context = opened(n_ctx=4096, n_batch=4096)
+    batch = Batch(4096)
+    batch.extend([7] * 4000, 0)
+    is_running = threading.Event()
+
+    def work() -> None:
+        is_running.set()
+        while True:
+            context.memory.clear()
+            context.decode(batch)
+
+    threading.Thread(target=work, daemon=True).start()
+    is_running.wait()
+
+
+def forked_after_import() -> None:
+    _fork(lambda: None)
+    _fork(lambda: KEPT.append(decoded()))
+
+
+def forked_with_a_model_open() -> None:
+    KEPT.append(decoded())
+    _fork(lambda: None)
+    KEPT[0].decode(batch_of([1], len(PROMPT)))
+
+
+def _fork(act: Any) -> None:
+    """A child that does something and leaves by the interpreter's shutdown, as the parent will."""
+    pid = os.fork()
+    if pid == 0:
+        act()
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, status
+
+
+def closed_twice_by_many() -> None:
+    context = decoded()
+    threads = [threading.Thread(target=context.close) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    context.close()
+    del context.model
+    context.close()
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,178 @@
+"""Programs that test_memory.py runs in processes of their own; each prints its figures as JSON.
+
+Figures are resident set sizes from /proc/self/statm. Before each one the C heap's free pages go
+back to the system: glibc keeps them otherwise, and how many depends on the order of frees, so that
+memory which is free looks used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import random
+import resource
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import NoDrafter, PromptLookup
+from pyllama_spec.drafters.base import Features
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
+from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+
+from .tools import N_VOCAB, tiny
+
+_PAGE = resource.getpagesize()
+_LIBC = ctypes.CDLL(None)
+
+
+def rss() -> int:
+    """Resident bytes of this process, without what is free in its heaps."""
+    gc.collect()
+    _LIBC.malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def open_generate_close(path: str, n_times: int, leak: str = "") -> list[int]:
+    """Opens a model, generates 8 tokens and closes it, again and again."""
+    kept: list[Any] = []
+    figures: list[int] = []
+    for _ in range(n_times):
+        model = Llama(path, n_ctx=256, n_threads=1, draft="prompt-lookup")
+        model.create_completion("abababab", max_tokens=8)
+        if leak == "context":
+            kept.append(model)
+        else:
+            model.close()
+        del model
+        figures.append(rss())
+    return figures
+
+
+def _bad_request(model: Llama) -> None:
+    try:
+        model.create_completion("a", grammar="root ::= (")
+    except PyllamaSpecError:
+        return
+    raise AssertionError("it was taken")
+
+
+def requests_on_llama(n_times: int, leak: str = "") -> list[int]:
+    """Requests of mixed length, streams that are dropped or closed, and requests that fail."""
+    draw = random.Random(1)
+    model = Llama(tiny(), n_ctx=512, n_threads=1, draft="prompt-lookup")
+    kept: list[Any] = []
+    figures: list[int] = []
+    for i in range(n_times):
+        text = "the cat and the hat " * draw.randrange(1, 20)
+        n = draw.randrange(1, 60)
+        if i % 4 == 0:
+            stream = iter(model.create_completion(text, max_tokens=n, stream=True))
+            next(stream)
+            if i % 8 == 0:
+                stream.close()  # the other half is dropped as it is
+            del stream
+        elif i % 4 == 1:
+            _bad_request(model)
+        else:
+            model.create_completion(text, max_tokens=n, temperature=0.8, repeat_penalty=1.1)
+        if leak == "rows":
+            kept.append(b"x" * 4 * 40_000)
+        figures.append(rss())
+    model.close()
+    return figures
+
+
+def requests_on_loop(n_times: int, leak: str = "") -> list[int]:
+    """The same on the loop alone."""
+    draw = random.Random(2)
+    model = Model(tiny())
+    context = Context(model, n_ctx=512, n_threads=1)
+    loop = SpeculativeLoop(context, PromptLookup(), 8)
+    seq = SequenceState()
+    sampler = Sampler(model, SamplerParams(temperature=0.9, seed=3))
+    kept: list[Any] = []
+    figures: list[int] = []
+    for i in range(n_times):
+        prompt = [draw.randrange(97, 110) for _ in range(draw.randrange(1, 300))]
+        if i % 5 == 4:
+            prompt[0] = N_VOCAB
+        try:
+            loop.prefill(seq, prompt)
+            steps: Any = loop.generate(seq, sampler, draw.randrange(1, 80))
+            for _ in range(draw.randrange(1, 40)):
+                next(steps, None)
+            steps.close()
+        except PyllamaSpecError:
+            pass
+        if leak == "views":
+            kept.append(np.ones(40_000, np.float32))
+        figures.append(rss())
+    return figures
+
+
+def large_vocabulary(n_ctx: int, n_vocab: int, n_draft: int) -> dict[str, int]:
+    """What Python allocates while one answer is generated at full size."""
+    path = tiny(n_vocab=n_vocab, n_ctx_train=n_ctx)
+    model = Llama(path, n_ctx=n_ctx, n_threads=1, draft="prompt-lookup", n_draft=n_draft)
+    model.create_completion("abab" * 4, max_tokens=4, temperature=0)
+    start = rss()
+    tracemalloc.start()
+    model.create_completion("abab" * 40, max_tokens=32, temperature=0.8, seed=1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return {"python": peak, "rss": rss() - start}
+
+
+class _Listener(NoDrafter):
+    """Wants layer inputs, and keeps none of them."""
+
+    name = "listener"
+    target_layers = (1, 2)
+
+    def begin(self, seq: int, tokens: Any, features: Features) -> None:
+        """Reads a number of each row, as a drafter would."""
+        assert all(float(rows[-1, 0]) == float(rows[-1, 0]) for rows in features)
+
+
+class _Hoarder(_Listener):
+    """Keeps every row of the prompt in memory: what must not happen."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def begin(self, seq: int, tokens: Any, features: Features) -> None:
+        """Copies all rows."""
+        self.kept.extend(rows.copy() for rows in features)
+
+
+def prompts_with_layers(leak: str = "") -> dict[str, int]:
+    """The growth while prompts are read with layer inputs on.
+
+    A prompt of 8k is read before: the pages of the cache and of the attention's scratch (a ubatch
+    by all positions) are touched when they are first needed, and are far more than the rows.
+    """
+    model = Model(tiny())
+    context = Context(
+        model, n_ctx=8448, n_batch=512, n_ubatch=512, n_threads=1, target_layers=(1, 2)
+    )
+    loop = SpeculativeLoop(context, _Hoarder() if leak else _Listener())
+
+    def read(n_prompt: int) -> int:
+        context.memory.clear()
+        start = rss()
+        loop.prefill(SequenceState(), [97 + i % 7 for i in range(n_prompt)])
+        return rss() - start
+
+    read(8192)
+    return {"short": read(1024), "long": read(8192), "row": 4 * model.info.n_embd}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](**json.loads(sys.argv[2]))))

@@ -1,0 +1,74 @@
+"""Programs that stop without tidying up: exit code 0, and nothing on stderr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+JOBS = (
+    "without_close", "with_views", "with_a_live_generator", "with_a_live_stream", "in_an_exception",
+    "draft_closed_first", "target_closed_first", "neither_closed", "in_a_cycle", "in_a_thread",
+    "with_a_thread_in_a_decode", "forked_after_import", "forked_with_a_model_open",
+    "closed_twice_by_many",
+)  # fmt: skip
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs an interpreter that shows every warning, such as of a file that was left open."""
+    return subprocess.run(
+        [sys.executable, "-X", "dev", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_exit_is_silent(job: str) -> None:
+    done = python("-m", "tests.robust.exit_jobs", job)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+
+
+def test_uncaught_exception_is_shown_once() -> None:
+    """A failure that nobody catches ends the program as any exception does: code 1, a traceback."""
+    done = python("-c", "from tests.robust.tools import opened; opened(n_ctx=0)")
+    assert done.returncode == 1
+    assert done.stderr.rstrip().splitlines()[-1].startswith("pyllama_spec.")
+    assert "n_ctx=0" in done.stderr.rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("where", ["thread", "daemon"])
+def test_import_in_a_thread(where: str) -> None:
+    program = f"""
+        import threading
+        def work():
+            import pyllama_spec.engine as engine
+            engine.devices()
+        thread = threading.Thread(target=work, daemon={where == "daemon"})
+        thread.start()
+        thread.join()
+    """
+    done = python("-c", textwrap.dedent(program))
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+
+
+def test_interrupt_ends_a_generation() -> None:
+    """Ctrl-C in the middle of an answer is a KeyboardInterrupt, and the model can go on."""
+    program = """
+        import os, signal, threading, time
+        from tests.robust.tools import tiny
+        from pyllama_spec import Llama
+        model = Llama(tiny(), n_ctx=8192, n_threads=2)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            model.create_completion("abc", max_tokens=8000)
+        except KeyboardInterrupt:
+            model.create_completion("abc", max_tokens=4)
+            print("interrupted")
+    """
+    done = python("-c", textwrap.dedent(program))
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "interrupted\n")

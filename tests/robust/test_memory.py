@@ -1,0 +1,97 @@
+"""Memory stays flat: over models, requests, failures, long prompts and large vocabularies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .tools import tiny
+
+MB = 1_000_000
+
+
+def run(job: str, **options: Any) -> Any:
+    """Runs a job of memory_jobs.py in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.robust.memory_jobs", job, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def growth(figures: list[int], n_warm_up: int) -> float:
+    """Bytes per step after the first ones, by the slope between two medians.
+
+    Medians of the two halves: single figures move by some pages with the state of the heaps.
+    """
+    rest = figures[n_warm_up:]
+    half = len(rest) // 2
+    first, second = np.median(rest[:half]), np.median(rest[-half:])
+    return float(second - first) / (len(rest) - half)
+
+
+# A leaked context of the small model is some 300 KB, a leaked handle with its Python objects 1 KB
+# or more. Noise of a flat run is some hundred bytes per step.
+FLAT = 2_000
+
+
+def test_open_generate_close_is_flat() -> None:
+    figures = run("open_generate_close", path=str(tiny()), n_times=50)
+    assert growth(figures, 10) < FLAT
+
+
+def test_open_generate_close_of_a_real_model_is_flat(smollm2_q4_0: Path) -> None:
+    figures = run("open_generate_close", path=str(smollm2_q4_0), n_times=6)
+    # One context of it has some 10 MB of caches and buffers.
+    assert growth(figures, 2) < 100_000
+
+
+@pytest.mark.parametrize("job", ["requests_on_llama", "requests_on_loop"])
+def test_requests_are_flat(job: str) -> None:
+    assert growth(run(job, n_times=200), 50) < FLAT
+
+
+def test_python_side_of_a_large_vocabulary() -> None:
+    n_vocab, n_draft = 152_000, 8
+    found = run("large_vocabulary", n_ctx=32_768, n_vocab=n_vocab, n_draft=n_draft)
+    limit = (n_draft + 2) * n_vocab * 4 + 16 * MB
+    assert found["python"] < limit
+    # The cache's pages are touched as it fills: 200 tokens of 2 layers are far below a megabyte.
+    assert found["rss"] < limit + MB
+
+
+def test_rows_of_a_long_prompt_are_not_kept() -> None:
+    found = run("prompts_with_layers")
+    cache = (8192 - 1024) * 2 * 2 * 32 * 2  # 2 layers, K and V, 32 wide, F16
+    one_ubatch = 512 * 2 * found["row"]
+    assert found["long"] - found["short"] < cache + one_ubatch
+
+
+class TestTheTestsCanFail:
+    """The same jobs with a leak put in."""
+
+    def test_models_left_open(self) -> None:
+        figures = run("open_generate_close", path=str(tiny()), n_times=30, leak="context")
+        assert growth(figures, 10) > 10 * FLAT
+
+    @pytest.mark.parametrize(
+        ("job", "leak"), [("requests_on_llama", "rows"), ("requests_on_loop", "views")]
+    )
+    def test_something_kept_per_request(self, job: str, leak: str) -> None:
+        assert growth(run(job, n_times=80, leak=leak), 20) > 10 * FLAT
+
+    def test_rows_kept(self) -> None:
+        found = run("prompts_with_layers", leak="rows")
+        kept = (8192 - 1024) * 2 * found["row"]
+        assert found["long"] - found["short"] > 0.9 * kept

@@ -1,0 +1,323 @@
+"""Drafters that do what a script says, for tests of the loop.
+
+All of them keep the history that a drafter is promised (`Drafter` in drafters/base.py) and assert
+the promises: a test that compares `history` with the sequence's tokens sees a lost, repeated or
+misplaced notice even where the text stays right.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters import NO_DRAFT, Draft, Drafter, Features
+
+Rows = npt.NDArray[np.float32]
+
+
+class ScriptedDrafter:
+    """Knows the whole text that will come, and what it has been told of it so far.
+
+    Args:
+        reference: prompt and continuation as plain decoding gives them.
+        max_draft: the most tokens that it proposes at once.
+
+    """
+
+    name = "scripted"
+    target_layers: tuple[int, ...] = ()
+
+    def __init__(self, reference: Sequence[int], max_draft: int = 8) -> None:
+        self.reference = list(reference)
+        self.max_draft = max_draft
+        self.histories: dict[int, list[int]] = {}
+        self.n_proposals = 0
+
+    def history(self, seq: int = 0) -> list[int]:
+        """The tokens of a sequence, as the loop told them."""
+        return self.histories.setdefault(seq, [])
+
+    def coming(self, seq: int, n: int) -> list[int]:
+        """The next n tokens of plain decoding, fewer at the reference's end."""
+        at = len(self.history(seq))
+        return self.reference[at : at + n]
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Notes a part of the prompt."""
+        self.history(seq).extend(tokens)
+
+    def propose(self, seq: int, pending: int, n: int) -> Draft:
+        """What the script says for this round."""
+        assert n >= 1, "a drafter is not asked for nothing"
+        assert self.history(seq)[-1:] == [pending], "the pending token must be the last one told"
+        self.n_proposals += 1
+        return Draft(self.script(seq, min(n, self.max_draft)))
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """At most n ids; what a kind of drafter differs in."""
+        raise NotImplementedError
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Notes the tokens of a round."""
+        self.history(seq).extend(tokens)
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Forgets from n_keep on."""
+        del self.history(seq)[n_keep:]
+
+    def copy(self, seq: int, to: int) -> None:
+        """Copies the history."""
+        self.histories[to] = list(self.history(seq))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class Perfect(ScriptedDrafter):
+    """Always right."""
+
+    name = "perfect"
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """The true continuation."""
+        return self.coming(seq, n)
+
+
+def other(token: int) -> int:
+    """A token that differs, and is an ordinary one of every test vocabulary."""
+    return 97 if token != 97 else 98
+
+
+class Wrong(ScriptedDrafter):
+    """Always wrong, from the first token on."""
+
+    name = "wrong"
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """The true continuation with every token exchanged."""
+        return [other(token) for token in self.coming(seq, n)]
+
+
+class Pattern(ScriptedDrafter):
+    """Right for exactly k tokens in a round, k cycling through a list, and wrong after them."""
+
+    name = "pattern"
+
+    def __init__(
+        self, reference: Sequence[int], accepts: Sequence[int], max_draft: int = 8
+    ) -> None:
+        super().__init__(reference, max_draft)
+        self.accepts = tuple(accepts)
+        self._round = 0
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """The first k true, then wrong ones up to n."""
+        k = self.accepts[self._round % len(self.accepts)]
+        self._round += 1
+        coming = self.coming(seq, n)
+        return coming[:k] + [other(token) for token in coming[k:]]
+
+
+class Intermittent(ScriptedDrafter):
+    """Another drafter's proposals in some rounds, none in the others.
+
+    Args:
+        inner: who proposes.
+        on: whether it does, round by round, cycling.
+
+    """
+
+    name = "intermittent"
+
+    def __init__(
+        self, inner: ScriptedDrafter, on: Sequence[bool] = (True, False, True, False)
+    ) -> None:
+        super().__init__(inner.reference, inner.max_draft)
+        self.inner = inner
+        self.histories = inner.histories
+        self.on = tuple(on)
+        self._round = 0
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """The other one's, or nothing."""
+        is_on = self.on[self._round % len(self.on)]
+        self._round += 1
+        return self.inner.script(seq, n) if is_on else ()
+
+
+class Hostile(ScriptedDrafter):
+    """Proposes what no drafter should, and fails now and then.
+
+    Args:
+        reference: as everywhere.
+        n_vocab: ids from here on do not exist.
+        eos: put into the middle of a block.
+        max_draft: as everywhere.
+        p_raise: how often it raises; its failure turns it off until the next prompt.
+        seed: of its choices.
+
+    """
+
+    name = "hostile"
+
+    def __init__(
+        self,
+        reference: Sequence[int],
+        n_vocab: int,
+        eos: int,
+        max_draft: int = 8,
+        p_raise: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(reference, max_draft)
+        self.n_vocab, self.eos, self.p_raise = n_vocab, eos, p_raise
+        self._random = random.Random(seed)
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """One of the bad blocks; most begin with tokens that are right."""
+        if self._random.random() < self.p_raise:
+            raise RuntimeError("a hostile drafter fails")
+        good = self.coming(seq, n)
+        cut = self._random.randrange(len(good) + 1)
+        bad: list[list[int]] = [
+            [*good[:cut], self.eos, *good[cut:]],
+            [*good[:cut], -1, *good[cut:]],
+            [*good[:cut], self.n_vocab, *good[cut:]],
+            [*good[:cut], 2**31, -(2**40)],
+            good + [other(good[-1]) if good else 97] * 5000,
+            [97] * n,
+            self.coming(seq, 10_000),
+            [],
+        ]
+        return self._random.choice(bad)
+
+
+class Interrupting(ScriptedDrafter):
+    """Perfect, until it raises at the n-th call of one of its methods.
+
+    Args:
+        reference: as everywhere.
+        where: "begin", "propose" or "commit"; the notice is taken before the exception.
+        at: the number of the call that raises, from 1.
+        error: makes what it raises.
+
+    """
+
+    name = "interrupting"
+
+    def __init__(
+        self,
+        reference: Sequence[int],
+        where: str,
+        at: int,
+        error: Callable[[], BaseException] = KeyboardInterrupt,
+    ) -> None:
+        super().__init__(reference)
+        self.where, self.error = where, error
+        self.n_calls_left = at
+
+    def _called(self, where: str) -> None:
+        if where == self.where:
+            self.n_calls_left -= 1
+            if self.n_calls_left == 0:
+                raise self.error()
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Notes, then may raise."""
+        super().begin(seq, tokens, features)
+        self._called("begin")
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Notes, then may raise."""
+        super().commit(seq, tokens, features)
+        self._called("commit")
+
+    def script(self, seq: int, n: int) -> Sequence[int]:
+        """May raise; else the true continuation."""
+        self._called("propose")
+        return self.coming(seq, n)
+
+
+class FeatureSpy:
+    """Another drafter that also asks for layer inputs, and keeps every row with its position.
+
+    Args:
+        inner: who proposes.
+        layers: the layer inputs to ask for.
+
+    """
+
+    name = "feature-spy"
+
+    def __init__(self, inner: Drafter, layers: Sequence[int]) -> None:
+        self.inner = inner
+        self.target_layers = tuple(layers)
+        self.max_draft = inner.max_draft
+        # seq -> position -> its row of each layer. shape: [n_layers, n_embd]
+        self.rows: dict[int, dict[int, Rows]] = {}
+        self._n_tokens: dict[int, int] = {}
+
+    def _take(self, seq: int, first: int, n: int, features: Features) -> None:
+        assert len(features) == len(self.target_layers)
+        for i in range(n):
+            row = np.stack([layer[i] for layer in features])
+            self.rows.setdefault(seq, {})[first + i] = row.copy()
+        assert all(layer.shape[0] == n for layer in features), "a row per token, no more"
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Row i belongs to token i of the prompt's part."""
+        at = self._n_tokens.get(seq, 0)
+        self._take(seq, at, len(tokens), features)
+        self._n_tokens[seq] = at + len(tokens)
+        self.inner.begin(seq, tokens, features)
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """Row i belongs to the token before tokens[i]; none come with the prompt's first token."""
+        at = self._n_tokens.get(seq, 0)
+        if features:
+            self._take(seq, at - 1, len(tokens), features)
+        self._n_tokens[seq] = at + len(tokens)
+        self.inner.commit(seq, tokens, features)
+
+    def propose(self, seq: int, pending: int, n: int) -> Draft:
+        """The other one's."""
+        return self.inner.propose(seq, pending, n)
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Forgets from n_keep on."""
+        self._n_tokens[seq] = min(self._n_tokens.get(seq, 0), n_keep)
+        rows = self.rows.setdefault(seq, {})
+        for position in [p for p in rows if p >= n_keep]:
+            del rows[position]
+        self.inner.truncate(seq, n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Copies what it keeps."""
+        self.rows[to] = dict(self.rows.get(seq, {}))
+        self._n_tokens[to] = self._n_tokens.get(seq, 0)
+        self.inner.copy(seq, to)
+
+    def close(self) -> None:
+        """Closes the other one."""
+        self.inner.close()
+
+
+class Spy:
+    """Another drafter whose proposals are kept."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.name, self.max_draft = inner.name, inner.max_draft
+        self.target_layers = inner.target_layers
+        self.proposals: list[list[int]] = []
+        self.begin, self.commit = inner.begin, inner.commit
+        self.truncate, self.copy, self.close = inner.truncate, inner.copy, inner.close
+
+    def propose(self, seq: int, pending: int, n: int) -> Draft:
+        """The other one's, noted."""
+        draft = self.inner.propose(seq, pending, n) or NO_DRAFT
+        self.proposals.append(list(draft.ids))
+        return draft
