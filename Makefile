@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.built
-MODEL   = models/SmolLM2-135M-Instruct.Q4_0.gguf
+MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/*)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
