@@ -24,6 +24,9 @@ context_call::context_call(llama_spec_context * handle)
     : state((require(handle != nullptr && handle->state != nullptr, "the context is closed"), *handle->state)),
       lock(state.compute->busy, "the context (or one it shares threads with)"),
       mark(state.in_call, "the context") {
+    if (is_exiting()) {
+        fail(LLAMA_SPEC_EXITING, "the process is ending");
+    }
     if (state.poisoned) {
         fail(LLAMA_SPEC_POISONED, "an earlier failure left this context in an unknown state; close it and open another");
     }
@@ -34,7 +37,7 @@ context_call::context_call(llama_spec_context * handle)
 namespace {
 
 bool is_cancelled(void * state) {
-    return static_cast<context_state *>(state)->cancelled.load(std::memory_order_relaxed);
+    return is_exiting() || static_cast<context_state *>(state)->cancelled.load(std::memory_order_relaxed);
 }
 
 llama_context_params engine_params(const llama_spec_context_params & in, context_state & state) {

@@ -84,6 +84,9 @@ llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
 }
 
 [[noreturn]] void fail_decode(int32_t rc) {
+    if (rc == 2 && is_exiting()) {
+        fail(LLAMA_SPEC_EXITING, "the process is ending");
+    }
     switch (rc) {
         case  1: fail(LLAMA_SPEC_FULL, "no room for the batch in the context");
         case  2: fail(LLAMA_SPEC_CANCELLED, "the decode was cancelled");

@@ -4,8 +4,10 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <thread>
 
 namespace llama_spec {
 
@@ -42,7 +44,22 @@ void on_abort(const char * message) {
     throw engine_abort(message);
 }
 
+std::atomic<bool> g_exiting{ false };
+std::atomic<int>  g_n_calls{ 0 };
+
 } // namespace
+
+bool is_exiting() {
+    return g_exiting.load(std::memory_order_relaxed);
+}
+
+inside_call::inside_call() {
+    g_n_calls.fetch_add(1);
+}
+
+inside_call::~inside_call() {
+    g_n_calls.fetch_sub(1);
+}
 
 void init() {
     static std::once_flag once;
@@ -106,6 +123,17 @@ using namespace llama_spec;
 
 const char * llama_spec_last_error(void) {
     return t_last_error.c_str();
+}
+
+void llama_spec_shutdown(int32_t timeout_ms) {
+    g_exiting.store(true);
+    for (int32_t waited = 0; waited < timeout_ms && g_n_calls.load() > 0; ++waited) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+void llama_spec_after_fork(void) {
+    g_n_calls.store(0);
 }
 
 const char * llama_spec_engine_version(void) {

@@ -36,7 +36,17 @@ std::string with_log(const std::string & what);
 
 int report_current_exception();
 
+// Whether the process is about to end: decodes stop, and new ones are refused.
+bool is_exiting();
+
+// Counts the calls that threads are inside of, so that the end of the process can wait for them.
+struct inside_call {
+    inside_call();
+    ~inside_call();
+};
+
 template <typename F> int guarded(F && body) {
+    const inside_call counted;
     try {
         init();
         clear_log();

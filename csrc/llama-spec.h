@@ -31,7 +31,8 @@ enum llama_spec_status {
     LLAMA_SPEC_ENGINE      = -6,  /* the engine failed; a context that reports it may be poisoned */
     LLAMA_SPEC_UNSUPPORTED = -7,  /* the model or the build cannot do this */
     LLAMA_SPEC_CANCELLED   = -8,  /* llama_spec_cancel() was called during a decode */
-    LLAMA_SPEC_POISONED    = -9   /* an earlier failure left this context in an unknown state */
+    LLAMA_SPEC_POISONED    = -9,  /* an earlier failure left this context in an unknown state */
+    LLAMA_SPEC_EXITING     = -10  /* llama_spec_shutdown() was called */
 };
 
 typedef struct llama_spec_model   llama_spec_model;
@@ -43,6 +44,11 @@ const char * llama_spec_last_error(void);
 /* The text "major.minor.patch" of the engine, and the features it was compiled with. */
 const char * llama_spec_engine_version(void);
 const char * llama_spec_system_info(void);
+/* For the end of the process, before static data goes away under a thread that computes: stops the decodes and
+ * loads of all threads, refuses new decodes, and waits until no thread is inside a call, or for the timeout. */
+void llama_spec_shutdown(int32_t timeout_ms);
+/* In a forked child: the parent's other threads, and the calls they were in, are not there. */
+void llama_spec_after_fork(void);
 /* Lines at or above `level` (1 debug .. 4 error, 5 none) are printed to stderr. */
 void llama_spec_set_log_level(int level);
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from typing import Any
 
 from pyllama_spec._engine import ffi, lib
@@ -46,5 +48,15 @@ def check(code: int, what: str) -> None:
         what: the attempt, in words, as the start of the message: "cannot decode".
 
     """
+    if code == lib.LLAMA_SPEC_EXITING:
+        # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
+        raise SystemExit
     if code < 0:
         raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {last_error()}")
+
+
+# A daemon thread that computes while the process ends would find the engine's static data gone.
+_MAX_EXIT_WAIT_MS = 10_000
+atexit.register(lib.llama_spec_shutdown, _MAX_EXIT_WAIT_MS)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lib.llama_spec_after_fork)

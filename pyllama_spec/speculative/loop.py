@@ -119,7 +119,7 @@ class SpeculativeLoop:
                 "shorten the prompt or choose a larger n_ctx"
             )
         start = perf_counter()
-        self.stats = SpeculationStats(drafter=self.drafter.name, reason_off=self.drafter.reason_off)
+        self.stats = SpeculationStats(drafter=self.drafter.name)
         self.timing = Timing(load_s=self.timing.load_s)
         self._keep(seq, _n_common(seq.tokens[: seq.n_decoded], prompt[:-1]))
         # One physical batch at a time, so that Ctrl-C is answered within one.
@@ -136,6 +136,8 @@ class SpeculativeLoop:
             seq.tokens.extend(part)
             seq.n_decoded += len(part)
             self.drafter.begin(seq.seq_id, part, self._features(len(part)))
+        # The last request's failure no longer counts, and this one may have brought another.
+        self.stats.reason_off = self.drafter.reason_off
         self.timing.prompt_s = perf_counter() - start
 
     def generate(
