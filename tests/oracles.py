@@ -168,12 +168,17 @@ def check_step(step: Step) -> None:
 def check_bookkeeping(context: Context, seq: SequenceState) -> None:
     """O5: all but the pending token are decoded, at positions 0, 1, ... and nothing is left over.
 
-    A recurrent state knows its last position alone.
+    A recurrent state knows its last position alone, and without swa_full a sliding window its last
+    n_swa.
     """
+    info = context.model.info
     first, last = context.memory.positions(seq.seq_id)
     assert seq.n_decoded == len(seq.tokens) - 1, "exactly one token is pending"
     assert last == len(seq.tokens) - 2, "O5: the memory ends at the last decoded token"
-    assert first == (last if context.model.info.has_recurrent_state else 0)
+    if info.n_swa and not context.params.swa_full:
+        assert first <= max(0, last + 1 - info.n_swa)
+    else:
+        assert first == (last if info.has_recurrent_state else 0)
 
 
 def check_statistics(run: Run) -> None:

@@ -16,6 +16,7 @@ from pyllama_spec.engine import Context
 from pyllama_spec.engine.errors import EngineError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.oracles import (
+    GREEDY,
     check_bookkeeping,
     generate,
     make_sampler,
@@ -51,6 +52,9 @@ def check_next_requests(
         first: which of other_prompts() comes first.
 
     """
+    # O5 at rest: nothing is left over of what was under way.
+    assert context.memory.positions(seq.seq_id)[1] == seq.n_decoded - 1
+    assert seq.n_decoded <= len(seq.tokens)
     text = list(seq.tokens)
     drafter = loop.drafter._drafter
     assert isinstance(drafter, (Perfect, Pattern, Interrupting))
@@ -207,6 +211,15 @@ def test_a_failing_drafter_costs_no_text(arch: str, where: str) -> None:
         check_next_requests(context, loop, seq)
 
 
+def test_the_reason_is_that_of_the_request_itself() -> None:
+    """Also of one that has no rounds."""
+    with tiny_context(tiny("llama")) as context:
+        drafter = Interrupting(PROMPT, "begin", 1, lambda: ValueError("broken"))
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        assert "broken" in str(generate(loop, seq, PROMPT, 1).stats.reason_off)
+        assert generate(loop, seq, PROMPT, 1).stats.reason_off is None
+
+
 def test_a_failure_leaves_no_stale_history_in_another_sequence() -> None:
     """The failure turns the drafter off for all; each sequence begins again from nothing.
 
@@ -227,6 +240,56 @@ def test_a_failure_leaves_no_stale_history_in_another_sequence() -> None:
             assert run.text == texts[i]
             assert run.stats.reason_off is None
             assert drafter.history(i) == run.text
+
+
+def test_a_drafter_stays_off_for_a_text_that_it_missed_a_part_of() -> None:
+    """Another request turns it on again, while the one in which it failed still goes on."""
+    prompts = [PROMPT, prompt_tokens(30, seed=77)]
+    with tiny_context(tiny("llama"), n_seq_max=2) as context:
+        texts = [run_once(context, None, prompt, N_TOKENS).text for prompt in prompts]
+        context.memory.clear()
+        drafter = Interrupting(texts[1], "commit", 3, lambda: ValueError("broken"))
+        loop = SpeculativeLoop(context, drafter, n_draft=2)
+        states = [SequenceState(0), SequenceState(1)]
+        loop.prefill(states[1], prompts[1])
+        steps = loop.generate(states[1], make_sampler(context.model, GREEDY, []), N_TOKENS)
+        for _ in range(5):
+            next(steps)
+        assert "broken" in str(loop.drafter.reason_off)
+        drafter.reference = texts[0]
+        assert generate(loop, states[0], prompts[0], N_TOKENS).text == texts[0]
+        assert drafter.history(0) == texts[0]
+        drafter.reference = texts[1]
+        n_proposals = drafter.n_proposals
+        for step in steps:
+            assert step.n_drafted == 0
+        assert states[1].tokens == texts[1]
+        assert drafter.n_proposals == n_proposals
+        assert loop.stats.reason_off is None
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_memory_that_changed_behind_the_loop(arch: str) -> None:
+    """Cleared, cut or filled by someone else: the next request does not build on it."""
+
+    def fill(context: Context) -> None:
+        run_once(context, None, prompt_tokens(60, seed=1), 3)
+
+    changes: list[Callable[[Context], object]] = [
+        lambda context: context.memory.clear(),
+        lambda context: context.memory.rollback(0, 30),
+        fill,
+    ]
+    for change in changes:
+        with tiny_context(tiny(arch)) as context:
+            drafter = Perfect(reference_of(context))
+            context.memory.clear()
+            loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+            text = generate(loop, seq, PROMPT, N_TOKENS, PARAMS).text
+            change(context)
+            with tiny_context(context.model) as fresh:
+                drafter.reference = run_once(fresh, None, [*text, 1, 2], 9, PARAMS).text
+            assert generate(loop, seq, [*text, 1, 2], 9, PARAMS).text == drafter.reference
 
 
 def proposals_of(drafter: Drafter, context: Context, prompts: list[list[int]]) -> list[list[int]]:

@@ -124,6 +124,8 @@ def test_a_growing_prompt_is_not_decoded_again(arch: str) -> None:
 def test_a_sliding_window_that_forgot_is_decoded_again(arch: str, swa_full: bool) -> None:
     """B6: text far longer than the window of 16, rejections at its edge, returns to all places."""
     session = Session(arch, make("pattern"), GREEDY, swa_full=swa_full)
-    text = session.request(prompt_tokens(70), 40).text
-    for cut in (len(text) - 1, len(text) - 15, len(text) - 17, 40, 17, 16, 15, 100):
+    text = session.request(prompt_tokens(440), 30).text
+    first, _ = session.context.memory.positions(0)
+    assert (first == 0) == swa_full, "without swa_full it must have forgotten something"
+    for cut in (len(text) - 1, len(text) - 15, len(text) - 17, first + 15, first + 17, 40, 300):
         text = session.request(text[:cut], 20).text

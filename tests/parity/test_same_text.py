@@ -8,6 +8,7 @@ nothing has a tolerance.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.drafters import Drafter, PromptLookup
-from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine import Context, Model, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import models
 from tests.oracles import (
@@ -133,6 +134,35 @@ def test_a_failing_drafter_is_named_in_the_result() -> None:
     assert run.tokens == expected.tokens
     assert "a hostile drafter fails" in str(run.stats.reason_off)
     assert drafter.n_proposals == 1, "nothing more is asked of it"
+
+
+GRAMMAR = r"""
+root  ::= "{" pair ("," pair)* "}"
+pair  ::= "\"" [a-f]+ "\":" value
+value ::= [0-9]+ | "[" [0-9]+ ("," [0-9]+)* "]" | root
+"""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_a_grammar_advances_over_committed_tokens_alone(arch: str, temperature: float) -> None:
+    """A4: drafts that the grammar forbids, in any place of a block."""
+    context = context_of(arch)
+    for seed in range(4):
+        params = SamplerParams(temperature=temperature, seed=seed, top_k=0, grammar=GRAMMAR)
+        expected = run_once(context, None, PROMPT, 60, params)
+        said = context.model.vocab.detokenize(expected.tokens).decode()
+        assert re.fullmatch(r'[\[\]{}",:a-f0-9]+', said)
+        assert said.startswith('{"')
+        for drafter in (
+            Perfect(expected.text),
+            Wrong(expected.text),
+            Pattern(expected.text, [3, 0, 8, 1]),
+            Hostile(expected.text, context.model.info.n_vocab, models.EOS, seed=seed),
+        ):
+            run = run_once(context, drafter, PROMPT, 60, params)
+            assert run.tokens == expected.tokens
+            assert run.finish_reason == expected.finish_reason
 
 
 @pytest.mark.parametrize("arch", RECURRENT)

@@ -139,6 +139,26 @@ def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> N
     assert n_done > 10
 
 
+@pytest.mark.parametrize("arch", RECURRENT)
+@pytest.mark.parametrize("others", [(0, 2), (1, 2), (2, 0), (0, 1, 2)])
+def test_a_recurrent_state_that_was_moved(arch: str, others: tuple[int, ...]) -> None:
+    """Sequences that are computed together are moved together, away goes who lies between them."""
+    for kv_unified in (False, True):
+        options = {"kv_unified": kv_unified, "flash_attn": kv_unified}
+        with tiny_context(tiny(arch), n_seq_max=4, **options) as context:
+            for seq in (2, 0, 1, 3):
+                decode(context, TEXT[seq:], 0, seq)
+            batch = Batch(32)
+            for seq in others:
+                batch.extend([7, 8, 9], len(TEXT) - seq, seq)
+            context.decode(batch)
+            for seq in range(4):
+                text = TEXT[seq:] + ([7, 8, 9] if seq in others else [])
+                n_keep = len(text) - 2
+                done = context.memory.rollback(seq, n_keep)
+                check_state(context, text[:n_keep] if done else text, seq, tolerance=0.1)
+
+
 @pytest.mark.parametrize("arch", [*RECURRENT, "mamba2"])
 def test_parts_of_a_recurrent_state_are_refused(arch: str) -> None:
     with tiny_context(tiny(arch), n_seq_max=2) as context:
@@ -181,15 +201,16 @@ def test_copy(arch: str, kv_unified: bool) -> None:
         assert [context.memory.positions(seq)[1] for seq in range(3)] == [-1, 18, -1]
 
 
+@pytest.mark.parametrize("chosen", [0, 1], ids=["source", "copy"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_shared_state_is_not_rolled_back_for_one(arch: str) -> None:
+def test_a_shared_state_is_not_rolled_back_for_one(arch: str, chosen: int) -> None:
     with tiny_context(tiny(arch), n_seq_max=2, kv_unified=True, flash_attn=True) as context:
         decode(context, TEXT, 0)
         context.memory.copy(0, 1)
-        kept = 15 if context.memory.rollback(1, 15) else 18
+        kept = 15 if context.memory.rollback(chosen, 15) else 18
         assert kept == (15 if arch in ("llama", "gemma3", "deepseek2") else 18)
-        check_state(context, TEXT, 0)
-        check_state(context, TEXT[:kept], 1)
+        check_state(context, TEXT, 1 - chosen)
+        check_state(context, TEXT[:kept], chosen)
 
 
 def test_a_part_is_copied_only_where_memory_is_shared() -> None:

@@ -149,7 +149,7 @@ def test_a_seed_gives_the_same_draws() -> None:
         {"xtc_probability": 0.5},
         {"repeat_penalty": 1.3, "frequency_penalty": 0.2},
         {"dry_multiplier": 0.8, "dry_allowed_length": 1},
-        {"grammar": 'root ::= [a-f]* "!"?'},
+        {"grammar": "root ::= ([ab] [cd] [ef])*"},
     ],
 )
 def test_clone_and_reset(params: dict[str, Any]) -> None:
