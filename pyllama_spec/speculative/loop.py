@@ -85,6 +85,8 @@ class SpeculativeLoop:
         self.n_draft = min(self.n_draft, n_rows - 1)
         self._limit_draft()
         self._batch = Batch(target.n_batch)
+        # The sequence whose prompt the target's last batch ended with.
+        self._ready: SequenceState | None = None
         self.stats = SpeculationStats()
         self.timing = Timing()
 
@@ -119,6 +121,7 @@ class SpeculativeLoop:
                 "shorten the prompt or choose a larger n_ctx"
             )
         start = perf_counter()
+        self._ready = None
         self.stats = SpeculationStats(drafter=self.drafter.name)
         self.timing = Timing(load_s=self.timing.load_s)
         self._keep(seq, _n_common(seq.tokens[: seq.n_decoded], prompt[:-1]))
@@ -138,6 +141,7 @@ class SpeculativeLoop:
             self.drafter.begin(seq.seq_id, part, self._features(len(part)))
         # The last request's failure no longer counts, and this one may have brought another.
         self.stats.reason_off = self.drafter.reason_off
+        self._ready = seq
         self.timing.prompt_s = perf_counter() - start
 
     def generate(
@@ -153,7 +157,16 @@ class SpeculativeLoop:
             A Step per round, the first one with the token that the prompt's last row gave. The
             last one has a finish_reason.
 
+        Raises:
+            ArgumentError: prefill() was not called for this sequence last, or max_tokens is below
+                1.
+
         """
+        if self._ready is not seq:
+            raise ArgumentError("call prefill() with this sequence directly before generate()")
+        if max_tokens < 1:
+            raise ArgumentError(f"max_tokens={max_tokens} must be at least 1")
+        self._ready = None
         start = perf_counter()
         first = sampler.sample(self.target, self._batch.n_tokens - 1)
         if observe is not None:
