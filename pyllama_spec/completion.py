@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from pyllama_spec.assembly import Piece, TextAssembler
 from pyllama_spec.engine import Context, Model, Sampler
+from pyllama_spec.engine.closing import Closing
 from pyllama_spec.engine.errors import ArgumentError
 from pyllama_spec.gate import Gate
 from pyllama_spec.logprobs import TokenLogprob, token_logprob
@@ -80,7 +80,7 @@ class GenerationRecord:
         self.logprobs += logprobs[len(self.logprobs) : len(self.tokens)]
 
 
-class Generation(Iterator[Piece]):
+class Generation(Closing, Iterator[Piece]):
     """A running generation: an iterator over its pieces, whose last one has a finish_reason.
 
     It takes the model's turn with its first piece and gives it back with the last one, or when it
@@ -129,17 +129,6 @@ class Generation(Iterator[Piece]):
         """Ends it; a step that another thread computes is waited for. May be called twice."""
         with self.lock:
             self._pieces.close()
-
-    def __enter__(self) -> Generation:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class _History:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TypeVar
 
 from pyllama_spec.completion import Runtime
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine.closing import Closing
 from pyllama_spec.engine.errors import ArgumentError
-
-Self = TypeVar("Self", bound="OpenModel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class LlamaState:
     memory: bytes
 
 
-class OpenModel:
+class OpenModel(Closing):
     """What Llama does beside generating.
 
     Args:
@@ -154,17 +151,6 @@ class OpenModel:
             runtime.model.close()
             if self._own_drafter is not None:
                 self._own_drafter.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _forget(runtime: Runtime) -> None:

@@ -6,12 +6,12 @@ import time
 import uuid
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from pyllama_spec.assembly import Piece
 from pyllama_spec.completion import Generation, GenerationRecord
 from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.closing import Closing
 from pyllama_spec.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 
 Response = dict[str, Any]
@@ -48,7 +48,7 @@ class Envelope:
         }
 
 
-class Stream(Iterator[Response]):
+class Stream(Closing, Iterator[Response]):
     """Chunks of a response as they come.
 
     It holds the model's turn from its first chunk to the one with a finish_reason. A reader that
@@ -71,17 +71,6 @@ class Stream(Iterator[Response]):
         with self._generation.lock:
             self._chunks.close()
             self._generation.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def figures(record: GenerationRecord) -> Response:

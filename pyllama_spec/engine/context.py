@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, real
+from pyllama_spec.engine.closing import Closing
 from pyllama_spec.engine.errors import (
     ArgumentError,
     ClosedError,
@@ -126,7 +126,7 @@ class _View:
         lib.llama_spec_add_views(self._handle, -1)
 
 
-class Context:
+class Context(Closing):
     """Decodes batches of one model and holds what they leave behind.
 
     One thread at a time: a second one gets BusyError. It keeps its model's weights and its
@@ -310,17 +310,6 @@ class Context:
     def close(self) -> None:
         """Frees the context, once no array points into it. May be called twice, in any order."""
         self._handle = None
-
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _flash_attn(model: Model, params: ContextParams) -> int:

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import count, instance, int32, real, text
+from pyllama_spec.engine.closing import Closing
 from pyllama_spec.engine.errors import ArgumentError, ClosedError, ModelLoadError
 from pyllama_spec.engine.gguf_header import check_header
 from pyllama_spec.engine.vocab import Vocab
@@ -60,7 +60,7 @@ def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
     return report(fraction)
 
 
-class Model:
+class Model(Closing):
     """A GGUF file, loaded. Contexts keep what they need of it alive, so it may be closed first.
 
     Args:
@@ -233,17 +233,6 @@ class Model:
         """Lets go of the weights; they are freed once no context uses them. May be called twice."""
         self._handle = None
         self.vocab.close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def quantize(
