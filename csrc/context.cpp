@@ -1,5 +1,8 @@
+#include "spec-eagle3.h"
 #include "spec-features.h"
 #include "handles.h"
+
+#include "llama-ext.h"
 
 #include <algorithm>
 #include <fstream>
@@ -137,6 +140,26 @@ void prepare_undo(context_state & state) {
     state.seq_counts.assign(state.n_undo.size(), 0);
 }
 
+// What the engine would assert on, or read outside a tensor for, if the draft belonged to another target.
+void prepare_draft(context_state & state) {
+    const llama_model * model = state.model->model;
+    state.is_eagle3 = llama_spec_is_eagle3(model);
+    if (!state.is_eagle3) {
+        return;
+    }
+    if (state.target != nullptr) {
+        const std::string why = llama_spec_eagle3_mismatch(model, state.target->model->model);
+        if (!why.empty()) {
+            fail(LLAMA_SPEC_ARGUMENT, why);
+        }
+    }
+    try {
+        state.draft_ids = llama_spec_eagle3_target_ids(model);
+    } catch (const std::exception & e) {
+        fail(LLAMA_SPEC_ARGUMENT, e.what());
+    }
+}
+
 void attach_threads(context_state & state, int32_t n_threads) {
     compute_state & compute = *state.compute;
     if (compute.pool == nullptr) {
@@ -192,6 +215,7 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         state->target  = target != nullptr ? target->state : nullptr;
         state->compute = target != nullptr ? target->state->compute : std::make_shared<compute_state>();
         in_use lock(state->compute->busy, "the target's context");
+        prepare_draft(*state);
 
         try {
             state->ctx = llama_init_from_model(model->state->model, engine_params(*params, *state));
@@ -205,6 +229,9 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         state->n_outputs_max = (int32_t) (is_capped ? params->n_outputs_max : llama_n_batch(state->ctx));
         state->outputs_all   = params->embeddings;
         prepare_undo(*state);
+        if (state->is_eagle3) {
+            llama_set_embeddings_nextn(state->ctx, true, /* masked */ true);
+        }
         attach_threads(*state, std::max(params->n_threads, params->n_threads_batch));
         if (params->n_layers > 0) {
             state->layers.assign(params->layers, params->layers + params->n_layers);

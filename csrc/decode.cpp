@@ -1,4 +1,5 @@
 #include "handles.h"
+#include "spec-eagle3.h"
 #include "spec-features.h"
 
 #include "llama-ext.h"
@@ -32,6 +33,9 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     if (b.rows != nullptr && b.n_row != n_embd_inp) {
         fail(LLAMA_SPEC_ARGUMENT, "the batch has rows of " + std::to_string(b.n_row) + " numbers, the model takes " +
                 std::to_string(n_embd_inp));
+    }
+    if (state.is_eagle3 && (b.ids == nullptr || b.rows == nullptr)) {
+        fail(LLAMA_SPEC_ARGUMENT, "an EAGLE-3 draft takes an id and a row of every token");
     }
     const int32_t * seq = b.seq;
     int32_t n_outputs = 0;
@@ -158,6 +162,13 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         if (encode && !llama_model_has_encoder(state.model->model) && llama_get_memory(state.ctx) != nullptr) {
             fail(LLAMA_SPEC_UNSUPPORTED, "this model has no encoder; decode the batch instead");
         }
+        if (encode && state.is_eagle3) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "an EAGLE-3 draft has no encoder here; decode takes the features");
+        }
+        if (state.is_eagle3) {
+            llama_set_nextn_layer_offset(state.ctx, (batch->own_rows ? LLAMA_SPEC_DRAFT_OWN_ROWS : 0) |
+                    (batch->no_logits ? LLAMA_SPEC_DRAFT_NO_LOGITS : 0));
+        }
         if (encode && batch->n_tokens > (int32_t) llama_n_ubatch(state.ctx)) {
             fail(LLAMA_SPEC_ARGUMENT, "an encoder takes a batch in one piece: at most n_ubatch = " +
                     std::to_string(llama_n_ubatch(state.ctx)) + " tokens");
@@ -179,6 +190,7 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
             fail_decode(rc);
         }
         state.n_rows = batch->n_tokens;
+        state.has_logits = !(state.is_eagle3 && batch->no_logits);
         note_snapshots(state, *batch);
     });
 }
@@ -194,7 +206,7 @@ int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out) {
     return guarded([&] {
         context_call call(ctx);
         check_row(call.state, i);
-        *out = llama_get_logits_ith(call.state.ctx, i);
+        *out = call.state.has_logits ? llama_get_logits_ith(call.state.ctx, i) : nullptr;
         if (*out == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
         }
@@ -209,6 +221,30 @@ int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** ou
         if (*out == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no embeddings were asked for at row " + std::to_string(i) + " of the last batch");
         }
+    });
+}
+
+int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t * id, float * probability, const float ** row) {
+    return guarded([&] {
+        context_call call(ctx);
+        const context_state & state = call.state;
+        require(id != nullptr && probability != nullptr && row != nullptr, "there is no place for the result");
+        if (!state.is_eagle3) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "this context is not of an EAGLE-3 draft");
+        }
+        check_row(state, i);
+        *row = llama_get_embeddings_nextn_ith(state.ctx, i);
+        if (*row == nullptr) {
+            fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch");
+        }
+        const int32_t n_embd = llama_model_n_embd(state.model->model);
+        const float chosen = (*row)[n_embd];
+        const int32_t n_draft = llama_spec_eagle3_get_sizes(state.model->model).n_vocab_draft;
+        if (!(chosen >= 0.0f && chosen < (float) n_draft)) {
+            fail(LLAMA_SPEC_ENGINE, "the draft chose no token");
+        }
+        *id = state.draft_ids.empty() ? (int32_t) chosen : state.draft_ids[(size_t) chosen];
+        *probability = (*row)[n_embd + 1];
     });
 }
 

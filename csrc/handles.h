@@ -52,8 +52,11 @@ struct context_state {
     std::atomic<bool>     in_call{ false };
     bool    poisoned = false;
     int32_t n_rows   = 0;   // tokens of the last batch
+    bool    has_logits = true;  // of the last batch
     int32_t n_outputs_max  = 0;     // tokens of a batch that may have logits
     bool    outputs_all    = false; // the engine then gives every token of a batch an output
+    bool    is_eagle3      = false;
+    std::vector<int32_t> draft_ids; // of such a draft: the target's id of each of its own; empty if they are the same
     // Per sequence, how many of its last tokens can be taken back out of a recurrent state; empty where
     // the model has none.
     std::vector<int32_t> n_undo;

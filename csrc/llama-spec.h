@@ -85,6 +85,8 @@ int  llama_spec_model_get_info(llama_spec_model * model, struct llama_spec_model
 const char * llama_spec_model_arch(llama_spec_model * model);
 int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
 int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max);
+/* OK if this draft was made for that target; ARGUMENT with the first difference if not. Makes no context. */
+int  llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target);
 /* Metadata as text; the return value is the length without the terminating zero, or a status. */
 int32_t llama_spec_model_n_meta(llama_spec_model * model);
 int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size);
@@ -144,6 +146,8 @@ struct llama_spec_batch {
     const int32_t * n_seq;      /* [n_tokens] sequence ids per token, or NULL: one each */
     const int32_t * seq;        /* [sum(n_seq)] */
     const int8_t  * output;     /* [n_tokens] non-zero where logits are wanted */
+    bool own_rows;              /* of an EAGLE-3 draft: rows are its own of the step before, not features */
+    bool no_logits;             /* of an EAGLE-3 draft: llama_spec_draft_row() is all that is wanted */
 };
 
 /* FULL leaves the memory as it was. After ENGINE or CANCELLED read the positions. */
@@ -152,6 +156,9 @@ int llama_spec_synchronize(llama_spec_context * ctx);
 /* Row of token i of the last batch: [n_vocab], [n_embd_out]. Valid until the next decode. */
 int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out);
 int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out);
+/* Of an EAGLE-3 draft: the likeliest token after token i of the last batch, as an id of the target, its probability
+ * in the draft's distribution, and the row to feed with it, [n_embd]. Valid until the next decode. */
+int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t * id, float * probability, const float ** row);
 /* All rows of the last batch, in its order: [n_rows, n_embd]. Waits for the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);
 

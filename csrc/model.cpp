@@ -1,4 +1,5 @@
 #include "gguf_check.h"
+#include "spec-eagle3.h"
 #include "spec-features.h"
 #include "handles.h"
 
@@ -111,6 +112,22 @@ int llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int3
         require(n <= n_max, "the place for the layer ids is too small");
         const int32_t * ids = llama_model_target_layer_ids(m);
         std::copy(ids, ids + n, out);
+    });
+}
+
+int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target) {
+    return guarded([&] {
+        const llama_model * d = checked(draft).state->model;
+        const llama_model * t = checked(target).state->model;
+        if (!llama_spec_is_eagle3(d)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, std::string("a model of architecture '") + llama_spec_arch_name(d) + "' is no draft that this "
+                    "version knows");
+        }
+        require(!draft->state->vocab_only && !target->state->vocab_only, "a model was loaded with vocab_only; load it without");
+        const std::string why = llama_spec_eagle3_mismatch(d, t);
+        if (!why.empty()) {
+            fail(LLAMA_SPEC_ARGUMENT, why);
+        }
     });
 }
 

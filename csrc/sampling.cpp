@@ -307,7 +307,7 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
         }
         const int32_t n_vocab = call.state.model->n_vocab();
         require(n_vocab == s.model->n_vocab(), "the sampler was made for a model with another vocabulary");
-        const float * logits = llama_get_logits_ith(call.state.ctx, i);
+        const float * logits = call.state.has_logits ? llama_get_logits_ith(call.state.ctx, i) : nullptr;
         if (logits == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
         }

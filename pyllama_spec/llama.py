@@ -116,7 +116,7 @@ class Llama(OpenModel):
             rope_scaling=rope_scaling_type, offload_kqv=offload_kqv, swa_full=swa_full,
         )  # fmt: skip
         set_log_level("info" if verbose else "none")
-        drafter = make_drafter(draft, n_draft)
+        drafter = make_drafter(draft, n_draft, n_gpu_layers=n_gpu_layers, verbose=verbose)
         model = Model(
             model_path, n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, split_mode=split_mode,
             tensor_split=tensor_split, use_mmap=use_mmap, use_mlock=use_mlock,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyllama_spec.completion import Runtime
-from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
+from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
 from pyllama_spec.engine.gguf_header import check_header
@@ -37,6 +37,8 @@ KEYWORD_HINTS: Mapping[str, str] = {
     "rms_norm_eps": "not needed: the model's file says it",
 }
 
+# Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
+_EAGLE3_MAX_DRAFT = 4
 # Architectures of GGUF files that only draft for another model.
 _DRAFT_ARCHS = ("eagle", "dflash", "dspark", "medusa")
 
@@ -72,12 +74,16 @@ def check_target(model: Model) -> None:
         )
 
 
-def make_drafter(draft: object, n_draft: int | None) -> Drafter:
+def make_drafter(
+    draft: object, n_draft: int | None, *, n_gpu_layers: int = 0, verbose: bool = False
+) -> Drafter:
     """The drafter that `draft=` means.
 
     Args:
         draft: None, "none", "prompt-lookup", the path of a GGUF, or a Drafter.
         n_draft: the most tokens to draft per round; None for the drafter's own.
+        n_gpu_layers: layers of the draft's file on the GPU.
+        verbose: show the loading of a file.
 
     Raises:
         ArgumentError: it is none of these, with a hint at what was meant.
@@ -96,7 +102,7 @@ def make_drafter(draft: object, n_draft: int | None) -> Drafter:
             f"draft={draft.__name__} is a class; give an object of it: draft={draft.__name__}()"
         )
     if isinstance(draft, (str, os.PathLike)):
-        return _drafter_of_file(Path(draft))
+        return _drafter_of_file(Path(draft), n_draft, n_gpu_layers, verbose)
     if isinstance(draft, Drafter):
         return draft
     if hasattr(draft, "create_completion"):
@@ -106,7 +112,7 @@ def make_drafter(draft: object, n_draft: int | None) -> Drafter:
     )
 
 
-def _drafter_of_file(path: Path) -> Drafter:
+def _drafter_of_file(path: Path, n_draft: int | None, n_gpu_layers: int, verbose: bool) -> Drafter:
     if not path.exists() and path.suffix != ".gguf" and len(path.parts) == 1:
         raise ArgumentError(
             f'draft={str(path)!r} is neither "{NONE}" nor "{PROMPT_LOOKUP}", nor a file that exists'
@@ -114,6 +120,13 @@ def _drafter_of_file(path: Path) -> Drafter:
     check_header(path)
     with Model(path, vocab_only=True) as model:
         arch = model.info.arch
+    if arch == "eagle3":
+        return Eagle3(
+            path,
+            _EAGLE3_MAX_DRAFT if n_draft is None else max(n_draft, 1),
+            n_gpu_layers=n_gpu_layers,
+            progress=progress_for(path, verbose),
+        )
     raise UnsupportedError(
         f"drafts of kind {arch!r} are not supported by this version ({path.name}); "
         f'draft="{PROMPT_LOOKUP}" needs no file'
@@ -127,11 +140,13 @@ def open_runtime(
 
     Raises:
         UnsupportedError: the model cannot generate.
-        ArgumentError: the parameters do not fit the model.
+        ArgumentError: the parameters do not fit the model, or the draft was made for another one.
         OutOfMemoryError: there is not enough memory.
 
     """
     check_target(model)
+    if isinstance(drafter, Eagle3):
+        drafter.model.check_draft_of(model)
     n = drafter.max_draft if n_draft is None else min(n_draft, drafter.max_draft)
     n = max(min(n, params.n_batch - 1), 0)
     params = replace(

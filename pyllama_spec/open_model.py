@@ -20,12 +20,14 @@ class LlamaState:
         tokens: ids, the last of them perhaps not decoded yet.
         n_decoded: how many of them the memory holds.
         memory: the engine's bytes.
+        drafter: the drafter's, if it has any.
 
     """
 
     tokens: tuple[int, ...]
     n_decoded: int
     memory: bytes
+    drafter: bytes | None = None
 
 
 class OpenModel(Closing):
@@ -110,7 +112,8 @@ class OpenModel(Closing):
         with runtime.gate.exclusive():
             sequence = runtime.sequence
             memory = runtime.context.memory.save(sequence.seq_id)
-            return LlamaState(tuple(sequence.tokens), sequence.n_decoded, memory)
+            drafter = runtime.loop.drafter.save(sequence.seq_id)
+            return LlamaState(tuple(sequence.tokens), sequence.n_decoded, memory, drafter)
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state; the next request with that beginning does not read it again.
@@ -130,6 +133,7 @@ class OpenModel(Closing):
                 runtime.context.memory.restore(sequence.seq_id, state.memory)
             sequence.tokens[:] = state.tokens
             sequence.n_decoded = state.n_decoded
+            runtime.loop.drafter.restore(sequence.seq_id, state.drafter)
 
     def cancel(self) -> None:
         """Ends the running request, from any thread: it raises CancelledError within one decode.

@@ -1,6 +1,27 @@
 """Drafters: one file per kind. None of them knows the loop."""
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, Features, NoDrafter
+from pyllama_spec.drafters.base import (
+    NO_DRAFT,
+    AttachedDrafter,
+    Draft,
+    Drafter,
+    Features,
+    NoDrafter,
+    ResumingDrafter,
+    SavingDrafter,
+)
+from pyllama_spec.drafters.eagle3 import Eagle3
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 
-__all__ = ["NO_DRAFT", "Draft", "Drafter", "Features", "NoDrafter", "PromptLookup"]
+__all__ = [
+    "NO_DRAFT",
+    "AttachedDrafter",
+    "Draft",
+    "Drafter",
+    "Eagle3",
+    "Features",
+    "NoDrafter",
+    "PromptLookup",
+    "ResumingDrafter",
+    "SavingDrafter",
+]

@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.engine.context import Context
+
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
 
@@ -89,6 +91,37 @@ class Drafter(Protocol):
 
     def close(self) -> None:
         """Frees what it holds. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class AttachedDrafter(Protocol):
+    """What a drafter may have beside: a model of its own that computes next to the target."""
+
+    def attach(self, target: Context) -> None:
+        """Called by the loop that it drafts for, before anything else."""
+        ...
+
+
+@runtime_checkable
+class ResumingDrafter(Protocol):
+    """What a drafter may have beside: a say in how much of a prompt need not be decoded again."""
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens it can go on after; the rest comes with begin()."""
+        ...
+
+
+@runtime_checkable
+class SavingDrafter(Protocol):
+    """What a drafter may have beside: a state that can be saved with the target's."""
+
+    def save(self, seq: int) -> bytes:
+        """What it knows of a sequence."""
+        ...
+
+    def restore(self, seq: int, data: bytes) -> int:
+        """Puts back what save() gave; returns how many tokens it knows of the sequence now."""
         ...
 
 

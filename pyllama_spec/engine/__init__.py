@@ -1,10 +1,11 @@
 """The engine: models, contexts, batches, memory, samplers. The only room that sees ffi."""
 
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context, ContextParams, default_n_threads
+from pyllama_spec.engine.context import Context, ContextParams
 from pyllama_spec.engine.log import set_log_level
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model, ModelInfo, quantize, quantize_types
+from pyllama_spec.engine.resources import default_n_threads
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
 from pyllama_spec.engine.system import Device, devices, engine_version, supports_gpu, system_info
 from pyllama_spec.engine.vocab import TextDecoder, Vocab

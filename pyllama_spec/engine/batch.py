@@ -22,13 +22,23 @@ class Batch:
     Args:
         n_max: the most tokens it takes; Context.n_batch is the most that a decode takes.
         n_row: the width of state rows, 0 for batches of ids alone.
+        n_model_row: the width in which the model takes them, ModelInfo.n_embd_inp, where that is
+            more; the rest is zero.
+
+    Attributes:
+        own_rows: for a draft's context: the rows are the draft's own of the step before, and not
+            features of the target.
+        logits: for a draft's context: whether logits are computed for the tokens with an output,
+            beside Context.draft_row().
 
     """
 
-    def __init__(self, n_max: int, *, n_row: int = 0) -> None:
+    def __init__(self, n_max: int, *, n_row: int = 0, n_model_row: int | None = None) -> None:
         n_max = count(n_max, "n_max", 1, _MAX_TOKENS)
         n_row = count(n_row, "n_row", 0)
+        n_wide = n_row if n_model_row is None else count(n_model_row, "n_model_row", n_row)
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
+        self.own_rows, self.logits = False, True
         self.max_pos = -1
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
@@ -37,10 +47,10 @@ class Batch:
         self._seq = ffi.new("int32_t[]", n_max)
         self._n_seq: Any = None
         self._n_seq_ids = 0
-        # shape: [n_max, n_row]
+        # shape: [n_max, n_model_row]
         self._rows: npt.NDArray[np.float32] | None = None
         if n_row:
-            self._rows = np.zeros((n_max, n_row), dtype=np.float32)
+            self._rows = np.zeros((n_max, n_wide), dtype=np.float32)
         self._n_ids = 0
         self._struct = ffi.new("struct llama_spec_batch *")
 
@@ -98,6 +108,7 @@ class Batch:
         *,
         output_last: bool = False,
         output_all: bool = False,
+        rows: Sequence[npt.NDArray[np.float32]] = (),
     ) -> None:
         """Appends a run of tokens of one sequence at pos, pos + 1, ...
 
@@ -107,6 +118,8 @@ class Batch:
             seq: their sequence.
             output_last: whether the logits of the last one are wanted.
             output_all: whether the logits of all of them are.
+            rows: for a batch made with n_row: [len(tokens), n_i] float32 arrays that stand side by
+                side in a token's row, together n_row wide.
 
         Raises:
             ArgumentError: they do not fit the batch, or a number is no int32.
@@ -119,6 +132,8 @@ class Batch:
             raise ArgumentError(
                 f"{start} + {n} tokens do not fit a batch made for {self.n_max} tokens"
             )
+        if rows:
+            self._set_rows(start, n, rows)
         if self._n_seq is not None:
             for k, token in enumerate(tokens):
                 wanted = output_all or (output_last and k == n - 1)
@@ -147,7 +162,22 @@ class Batch:
         shape = row.shape if isinstance(row, np.ndarray) else type(row).__name__
         if shape != (self.n_row,):
             raise ArgumentError(f"the row has shape {shape}, expected ({self.n_row},)")
-        self._rows[i] = row
+        self._rows[i, : self.n_row] = row
+
+    def _set_rows(self, start: int, n: int, rows: Sequence[npt.NDArray[np.float32]]) -> None:
+        if self._rows is None:
+            raise ArgumentError("this batch takes no rows: make it with n_row")
+        at = 0
+        for part in rows:
+            shape = part.shape
+            if len(shape) != 2 or shape[0] != n or at + shape[1] > self.n_row:
+                raise ArgumentError(
+                    f"rows of shape {shape} do not fit {n} tokens at column {at} of {self.n_row}"
+                )
+            self._rows[start : start + n, at : at + shape[1]] = part
+            at += shape[1]
+        if at != self.n_row:
+            raise ArgumentError(f"the rows are {at} numbers wide, expected {self.n_row}")
 
     def _add_seq(self, i: int, seq: int | Sequence[int]) -> None:
         ids = tuple(seq) if isinstance(seq, (tuple, list, set, range)) else (seq,)
@@ -182,7 +212,9 @@ class Batch:
         s.n_tokens = self.n_tokens
         s.ids = self._ids if self._n_ids else ffi.NULL
         if self._rows is not None:
-            s.rows, s.n_row = ffi.cast("float *", self._rows.ctypes.data), self.n_row
+            s.rows = ffi.cast("float *", self._rows.ctypes.data)
+            s.n_row = self._rows.shape[1]
         s.pos, s.seq, s.output = self._pos, self._seq, self._output
         s.n_seq = self._n_seq if self._n_seq is not None else ffi.NULL
+        s.own_rows, s.no_logits = self.own_rows, not self.logits
         return s

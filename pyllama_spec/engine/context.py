@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,17 +16,13 @@ from pyllama_spec.engine.errors import (
     ArgumentError,
     ClosedError,
     ContextFullError,
-    OutOfMemoryError,
 )
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.resources import check_fits, default_n_threads
 
 # Numbers of enum ggml_type, for the types that a KV cache can have.
 _KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
-_KV_BYTES = {
-    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 1.0625, "q5_1": 0.75, "q5_0": 0.6875,
-    "q4_1": 0.625, "q4_0": 0.5625,
-}  # fmt: skip
 _ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 
 Rows = npt.NDArray[np.float32]
@@ -57,6 +51,7 @@ class ContextParams:
         swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
         kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
         embeddings: keep the output embeddings too.
+        is_window: positions may run past n_ctx; who decodes forgets old ones in time.
         target_layers: layer inputs that every decode keeps, see Context.layer_input().
 
     """
@@ -78,6 +73,7 @@ class ContextParams:
     swa_full: bool = True
     kv_unified: bool = False
     embeddings: bool = False
+    is_window: bool = False
     target_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -101,7 +97,7 @@ class ContextParams:
             )
         for name in ("rope_freq_base", "rope_freq_scale"):
             real(getattr(self, name), name, 0.0)
-        flags = ("offload_kqv", "swa_full", "kv_unified", "embeddings")
+        flags = ("offload_kqv", "swa_full", "kv_unified", "embeddings", "is_window")
         for name in (*flags, "flash_attn"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
@@ -164,7 +160,7 @@ class Context(Closing):
         self.params = params
         self.target_layers = tuple(params.target_layers)
         self.n_ctx = params.n_ctx or model.info.n_ctx_train
-        _check_fits(model, params, self.n_ctx)
+        check_fits(model, self.n_ctx, params.type_k, params.type_v)
         if self.target_layers:
             model.check_layer_inputs(self.target_layers)
         raw, layers = self._raw_params(params)
@@ -186,6 +182,7 @@ class Context(Closing):
         self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max
         self._row = ffi.new("float **")
         self._n_rows = ffi.new("int32_t *")
+        self._token, self._probability = ffi.new("int32_t *"), ffi.new("float *")
 
     def _raw_params(self, params: ContextParams) -> tuple[Any, Any]:
         raw = ffi.new("struct llama_spec_context_params *")
@@ -248,7 +245,7 @@ class Context(Closing):
 
         """
         instance(batch, Batch, "batch")
-        if batch.max_pos >= self.n_ctx_seq:
+        if batch.max_pos >= self.n_ctx_seq and not self.params.is_window:
             raise ContextFullError(
                 f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
                 "shorten the text or open the context with a larger n_ctx"
@@ -277,6 +274,23 @@ class Context(Closing):
         code = lib.llama_spec_embeddings(self.handle, int32(i, "row"), self._row)
         check(code, f"cannot read the embeddings of row {i}")
         return self._view((self.model.info.n_embd_out,))
+
+    def draft_row(self, i: int) -> tuple[int, float, Rows]:
+        """What an EAGLE-3 draft proposes after token i of the last batch.
+
+        Returns:
+            The likeliest token, as an id of the target; its probability in the draft's own
+            distribution; and the row to feed with it, [n_embd] float32, a view as logits().
+
+        Raises:
+            ArgumentError: no output was asked for there.
+            UnsupportedError: this context is not of an EAGLE-3 draft.
+
+        """
+        token, probability = self._token, self._probability
+        code = lib.llama_spec_draft_row(self.handle, int32(i, "row"), token, probability, self._row)
+        check(code, f"cannot read the draft's row {i}")
+        return token[0], probability[0], self._view((self.model.info.n_embd,))
 
     def layer_input(self, layer: int) -> Rows:
         """The inputs of a layer for every token of the last batch, in the batch's order.
@@ -318,62 +332,3 @@ def _flash_attn(model: Model, params: ContextParams) -> int:
         return int(params.flash_attn)
     needs_it = params.type_v not in ("f32", "f16", "bf16")  # a quantised V cache exists only with
     return -1 if model.is_on_gpu or needs_it else 0
-
-
-def _check_fits(model: Model, params: ContextParams, n_ctx: int) -> None:
-    """Refuses a KV cache that cannot fit: the kernel would kill the process on first use."""
-    if model.info.is_recurrent:
-        return
-    head = model.info.n_embd / max(model.info.n_head, 1)
-    per_token = model.info.n_layer * max(model.info.n_head_kv, 1) * head
-    need = n_ctx * per_token * (_KV_BYTES[params.type_k] + _KV_BYTES[params.type_v])
-    available = _available_bytes()
-    if need > available:
-        raise OutOfMemoryError(
-            f"n_ctx={n_ctx} needs about {need / 1e9:.1f} GB for its KV cache, and "
-            f"{available / 1e9:.1f} GB of memory are free; choose a smaller n_ctx or KV type"
-        )
-
-
-def _available_bytes() -> float:
-    return min(_free_in_machine(), _free_in_container())
-
-
-def _free_in_container() -> float:
-    """What a container's limit leaves (cgroup v2); the machine's own figures do not know of it."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-        used = (folder / "memory.current").read_text(encoding="ascii").strip()
-        return float("inf") if limit == "max" else float(limit) - float(used)
-    except (OSError, ValueError):
-        return float("inf")
-
-
-def _free_in_machine() -> float:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
-    except OSError:
-        pass
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    return float("inf")
-
-
-def default_n_threads() -> int:
-    """The physical cores that this process may use: more threads than that only wait."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    if usable is None:
-        return max(os.cpu_count() or 1, 1)
-    return max(len({_siblings(cpu) for cpu in usable}), 1)
-
-
-def _siblings(cpu: int) -> str:
-    """The hardware threads of one core share this text."""
-    try:
-        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return str(cpu)

@@ -213,6 +213,18 @@ class Model(Closing):
         check(lib.llama_spec_model_target_layers(self.handle, out, n), "cannot read the draft")
         return tuple(ffi.unpack(out, n)) if n else ()
 
+    def check_draft_of(self, target: Model) -> None:
+        """Raises unless this is a draft that was made for the target. Makes no context.
+
+        Raises:
+            ArgumentError: it was made for another one, with the first difference.
+            UnsupportedError: it is no draft of a kind that this version knows.
+
+        """
+        instance(target, Model, "target", "; load one with Model(path)")
+        code = lib.llama_spec_model_check_draft(self.handle, target.handle)
+        check(code, f"{self.path.name} cannot draft for {target.path.name}")
+
     def check_layer_inputs(self, layers: Sequence[int]) -> None:
         """Raises unless a context of this model can give the inputs of these layers.
 

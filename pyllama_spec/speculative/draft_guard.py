@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyllama_spec.drafters.base import Drafter, Features
+from pyllama_spec.drafters.base import Drafter, Features, ResumingDrafter, SavingDrafter
 
 
 class GuardedDrafter:
@@ -51,14 +51,49 @@ class GuardedDrafter:
         """
         self._failure = None
         known = self._n_known.setdefault(seq, 0)
-        if self.reason_off or known >= n_keep:
+        if self.reason_off:
             return n_keep
+        if known >= n_keep:
+            return self._resume_at(seq, n_keep)
         # A failure, of this sequence or another one, may have left it with more than that.
         self.truncate(seq, known)
         if self.target_layers:
-            return known  # rows of the rest are gone: the target has to make them again
+            # Rows of the rest are gone: the target has to make them again.
+            return self._resume_at(seq, known)
         self.begin(seq, tokens[known:n_keep], ())
         return n_keep
+
+    def _resume_at(self, seq: int, n_keep: int) -> int:
+        if not isinstance(self._drafter, ResumingDrafter):
+            return n_keep
+        try:
+            return min(max(int(self._drafter.resume_at(seq, n_keep)), 0), n_keep)
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            self._fail("resume_at", error)
+            return n_keep
+
+    def save(self, seq: int) -> bytes | None:
+        """What restore() needs to go on with the sequence; None if the drafter has no such thing.
+
+        A drafter without it is told the tokens again, and the target decodes them again where the
+        drafter wants its rows.
+        """
+        if self.reason_off or not isinstance(self._drafter, SavingDrafter):
+            return None
+        try:
+            return bytes(self._drafter.save(seq)) if seq in self._n_known else None
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            self._fail("save", error)
+            return None
+
+    def restore(self, seq: int, state: bytes | None) -> None:
+        """Puts back what save() gave; what cannot be put back is begun anew at the next prompt."""
+        if state is None or self._disabled or not isinstance(self._drafter, SavingDrafter):
+            return
+        try:
+            self._n_known[seq] = self._drafter.restore(seq, state)
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            self._fail("restore", error)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from pyllama_spec.drafters.base import Drafter, Features
+from pyllama_spec.drafters.base import AttachedDrafter, Drafter, Features
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.errors import ArgumentError, ContextFullError, PyllamaSpecError
@@ -64,7 +64,8 @@ class SpeculativeLoop:
         n_draft: the most tokens to draft per round; None for the drafter's max_draft.
 
     Raises:
-        ArgumentError: the context does not keep the layer inputs that the drafter wants.
+        ArgumentError: the context does not keep the layer inputs that the drafter wants, or the
+            drafter was made for another target.
 
     """
 
@@ -77,6 +78,8 @@ class SpeculativeLoop:
             )
         if n_draft is not None and n_draft < 0:
             raise ArgumentError(f"n_draft={n_draft} must not be negative")
+        if isinstance(drafter, AttachedDrafter):
+            drafter.attach(target)
         self.target = target
         self.drafter = GuardedDrafter(drafter, target.model.info.n_vocab)
         self.n_draft = drafter.max_draft if n_draft is None else min(n_draft, drafter.max_draft)

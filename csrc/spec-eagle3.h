@@ -1,0 +1,48 @@
+// What csrc/models/eagle3.cpp keeps of a draft beside the engine's own fields, and what the rest of csrc/ asks
+// of it. Private to the engine's library and to _engine: it does not see cffi.
+#pragma once
+
+#include "llama.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct ggml_tensor;
+
+// Of llama_model_eagle3: members that the engine's own class has no place for (vendor/patches/0003).
+struct llama_spec_eagle3 {
+    uint32_t n_embd_target = 0;     // width of one row of the target
+    uint32_t n_features    = 0;     // n_embd_target for each target layer
+    bool fc_norm     = false;
+    bool norm_output = false;
+    bool output_gate = false;
+    std::vector<ggml_tensor *> fc_norms;
+    ggml_tensor * fc_b = nullptr;
+};
+
+// How a batch's rows are read and what it gives: bits of llama_set_nextn_layer_offset(), which graphs that are
+// reused are compared by.
+enum llama_spec_draft_mode {
+    LLAMA_SPEC_DRAFT_OWN_ROWS  = 1,     // rows are the head's own, not features of the target
+    LLAMA_SPEC_DRAFT_NO_LOGITS = 2,     // the chosen token and its probability are enough
+};
+
+// Behind the n_embd numbers of a row that the head hands on: the chosen draft id, and its probability.
+constexpr int LLAMA_SPEC_DRAFT_EXTRA = 2;
+
+bool llama_spec_is_eagle3(const llama_model * model);
+
+struct llama_spec_eagle3_sizes {
+    int32_t n_embd_target = 0;
+    int32_t n_vocab_draft = 0;
+    bool    has_own_embedding = false, has_own_output = false;
+};
+llama_spec_eagle3_sizes llama_spec_eagle3_get_sizes(const llama_model * model);
+
+// Why the head cannot draft for the target: sizes first, then the vocabularies' first difference. Empty if it can.
+std::string llama_spec_eagle3_mismatch(const llama_model * draft, const llama_model * target);
+
+// The target's id of each draft id; empty where they are the same. Throws std::runtime_error, naming d2t, for an
+// id outside the vocabulary or one that comes twice.
+std::vector<int32_t> llama_spec_eagle3_target_ids(const llama_model * draft);
