@@ -7,19 +7,23 @@ MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/*)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-wheel quality style wheel bench clean
+.PHONY: demo test test-wheel test-gpu quality style wheel bench clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d prompt-lookup --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
 test: $(STAMP) $(VENV)/.test
-	$(BIN)/python -m pytest tests --ignore=tests/wheel $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/wheel --ignore=tests/gpu $(PYTEST_ARGS)
 
 # The packages of `make wheel`, as a user would install them.
 test-wheel: $(STAMP) $(VENV)/.test wheel
 	PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" \
 	    $(BIN)/python -m pytest tests/wheel $(PYTEST_ARGS)
+
+# On a machine with a GPU, after an install with its backend: pip install -e . -C cmake.define.GGML_CUDA=ON
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest tests/gpu -s $(PYTEST_ARGS)
 
 quality: $(VENV)/.quality
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.closing import Closing
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.engine.errors import ArgumentError, EngineError, PyllamaSpecError
 from pyllama_spec.engine.model import Model, Progress
 
 # Rows that are kept after they were fed: a conversation that goes on where it ended, or a little
@@ -193,6 +194,8 @@ class Eagle3(Closing):
         if s.n_fed == len(s.tokens) - 1:  # asked again: the last pair says it again
             s.n_fed -= 1
         token, p, row = context.draft_row(self._feed(seq, s, output=True))
+        if math.isnan(p):
+            raise EngineError("the head computed NaN: rows of the target, or its own weights, have")
         ids, probabilities = [token], [p]
         while len(ids) < n and p >= self.p_min:
             step.clear()

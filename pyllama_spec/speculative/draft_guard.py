@@ -113,6 +113,12 @@ class GuardedDrafter:
         ):
             self._n_known[seq] += len(tokens)
 
+    def copy(self, seq: int, to: int) -> None:
+        """See Drafter.copy."""
+        self._n_known.pop(to, None)
+        if seq in self._n_known and self._call("copy", self._drafter.copy, seq, to):
+            self._n_known[to] = self._n_known[seq]
+
     def propose(self, seq: int, pending: int, n: int) -> list[int]:
         """At most n ids of the vocabulary; nothing while the drafter is off."""
         if self.reason_off is not None or seq not in self._n_known:

@@ -147,6 +147,22 @@ class SpeculativeLoop:
         self._ready = seq
         self.timing.prompt_s = perf_counter() - start
 
+    def fork(self, seq: SequenceState, seq_id: int) -> SequenceState:
+        """A copy of a sequence under another number, so that two texts share a beginning.
+
+        Raises:
+            ArgumentError: it is the same number, or the context has no such sequence.
+
+        """
+        if seq_id == seq.seq_id:
+            raise ArgumentError(f"sequence {seq_id} cannot be copied onto itself")
+        self._ready = None
+        memory = self.target.memory
+        memory.remove(seq_id)
+        memory.copy(seq.seq_id, seq_id)
+        self.drafter.copy(seq.seq_id, seq_id)
+        return SequenceState(seq_id, list(seq.tokens), seq.n_decoded)
+
     def generate(
         self,
         seq: SequenceState,

@@ -13,6 +13,14 @@ from .build import (
 )
 from .cache import CACHE_VARIABLE, cache_directory, model_path
 from .config import CHATML_TEMPLATE, TinyConfig
+from .eagle3 import (
+    Eagle3Config,
+    RopeScaling,
+    build_eagle3,
+    build_perm_eagle3,
+    eagle3_tensors,
+    write_eagle3,
+)
 from .toys import (
     CONSTANT_REST_LOGIT,
     CONSTANT_TOKENS,
@@ -53,14 +61,20 @@ __all__ = [
     "SLIDING",
     "SPECIAL_IDS",
     "SPECIAL_TOKENS",
+    "Eagle3Config",
+    "RopeScaling",
     "TinyConfig",
     "build",
     "build_constant",
+    "build_eagle3",
     "build_perm",
+    "build_perm_eagle3",
     "cache_directory",
     "decode",
     "default_probabilities",
+    "eagle3_tensors",
     "model_path",
     "perm_continuation",
     "perm_next",
+    "write_eagle3",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .build import build
+from .eagle3 import build_eagle3, build_perm_eagle3
 from .toys import build_constant, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
@@ -45,9 +46,10 @@ def _describe(value: object) -> str:
 def model_path(kind: str, **options: Any) -> Path:
     """Path of a model, built now if the cache lacks it.
 
-    `kind` is an architecture, `perm` or `constant`; `options` are the keyword arguments of
-    `build`, `build_perm` or `build_constant`. The file's name depends on them and on the
-    builders' source. Files are shared between tests: never write to one.
+    `kind` is an architecture, `perm`, `constant`, `eagle3` or `perm_eagle3`; `options` are the
+    keyword arguments of `build`, `build_perm`, `build_constant`, `build_eagle3` or
+    `build_perm_eagle3`. The file's name depends on them and on the builders' source. Files are
+    shared between tests: never write to one.
     """
     digest = hashlib.sha256(_source_digest())
     digest.update(kind.encode())
@@ -60,4 +62,8 @@ def model_path(kind: str, **options: Any) -> Path:
         return build_perm(path, **options)
     if kind == "constant":
         return build_constant(path, **options)
+    if kind == "eagle3":
+        return build_eagle3(path, **options)
+    if kind == "perm_eagle3":
+        return build_perm_eagle3(path, **options)
     return build(kind, path, **options)

@@ -1,0 +1,113 @@
+"""What tests of EAGLE-3 drafts share: heads with their targets, cold drafts, tampered rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters import Draft, Eagle3, Features
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.models import model_path
+
+Rows = npt.NDArray[np.float32]
+
+
+def head(kind: str = "eagle3", max_draft: int = 8, **options: Any) -> Eagle3:
+    """A drafter with a head built by tests/models/eagle3.py."""
+    window = options.pop("n_ctx", None)
+    return Eagle3(model_path(kind, **options), max_draft, n_ctx=window)
+
+
+def target_context(model: Model, drafter: Eagle3, **overrides: Any) -> Context:
+    """A small context of the target on one thread that keeps what the drafter reads."""
+    values: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_threads": 1}
+    values |= {"target_layers": drafter.target_layers, **overrides}
+    return Context(model, **values)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A draft, to be compared number by number."""
+
+    ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+def proposal(draft: Draft) -> Proposal:
+    """The draft's ids and probabilities."""
+    assert draft.probabilities is not None
+    assert all(np.isfinite(draft.probabilities))
+    return Proposal(tuple(draft.ids), tuple(draft.probabilities))
+
+
+def cold_proposal(model: Model, drafter: Eagle3, text: Sequence[int], n: int = 8) -> Proposal:
+    """O3's yardstick: what a head says after a text that it is given in one piece, from nothing."""
+    layers = drafter.target_layers
+    with (
+        target_context(model, drafter, n_ctx=512, n_batch=512, n_ubatch=512) as context,
+        Eagle3(drafter.model, drafter.max_draft) as fresh,
+    ):
+        fresh.attach(context)
+        batch = Batch(len(text))
+        batch.extend(text[:-1], 0)
+        context.decode(batch)
+        fresh.begin(0, text[:-1], [context.layer_input(layer) for layer in layers])
+        fresh.commit(0, text[-1:], ())
+        return proposal(fresh.propose(0, text[-1], n))
+
+
+def warm_proposal(loop: SpeculativeLoop, seq: SequenceState, n: int = 8) -> Proposal:
+    """What the loop's drafter says now, after all that has happened to it."""
+    drafter = loop.drafter._drafter
+    return proposal(drafter.propose(seq.seq_id, seq.tokens[-1], n))
+
+
+class Tampered(Eagle3):
+    """An EAGLE-3 drafter whose rows something happens to on the way."""
+
+    def tamper(self, features: Features) -> Features:
+        """What becomes of the rows of a batch."""
+        raise NotImplementedError
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """With other rows."""
+        super().begin(seq, tokens, self.tamper(features))
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+        """With other rows."""
+        super().commit(seq, tokens, self.tamper(features) if features else features)
+
+
+class Shifted(Tampered):
+    """Each token has the row of the one before, across batches too."""
+
+    _carried: list[Rows] | None = None
+
+    def tamper(self, features: Features) -> Features:
+        """One row late."""
+        last = self._carried or [np.zeros_like(rows[:1]) for rows in features]
+        self._carried = [rows[-1:].copy() for rows in features]
+        return [
+            np.concatenate((first, rows[:-1])) for first, rows in zip(last, features, strict=True)
+        ]
+
+
+class Permuted(Tampered):
+    """The numbers of each row have another order."""
+
+    def tamper(self, features: Features) -> Features:
+        """Back to front."""
+        return [rows[:, ::-1] for rows in features]
+
+
+class NotANumber(Tampered):
+    """Rows of NaN."""
+
+    def tamper(self, features: Features) -> Features:
+        """Nothing of use."""
+        return [np.full_like(rows, np.nan) for rows in features]

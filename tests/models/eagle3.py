@@ -1,0 +1,382 @@
+"""EAGLE-3 draft heads: random ones of every variant, and one whose drafts are known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from . import parts
+from .config import TinyConfig
+from .sketch import Sketch
+from .toys import perm_next
+from .vocab import SPECIAL_IDS, write_tokenizer
+
+Tensors = dict[str, NDArray[Any]]
+RopeKind = Literal["none", "linear", "yarn", "llama3", "longrope"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How a head's RoPE is stretched.
+
+    The context length is short, so that with tiny heads every kind changes several frequencies.
+    """
+
+    kind: RopeKind = "none"
+    factor: float = 8.0
+    """Of linear, yarn and llama3; longrope's factors are drawn from the seed."""
+    original_context: int = 256
+    attn_factor: float | None = None
+    """Key `rope.scaling.attn_factor`, which belongs to longrope; None leaves it out."""
+
+
+@dataclass(frozen=True)
+class Eagle3Config:
+    """Everything that decides the bytes of one draft head; docs/eagle3.md explains the options."""
+
+    seed: int = 0
+    n_vocab: int = 320
+    """The target's vocabulary."""
+    n_draft_vocab: int | None = None
+    """Size of the reduced vocabulary, which `d2t` maps to the target's; None: no `d2t`."""
+    sorted_d2t: bool = True
+    target_n_embd: int = 64
+    target_layers: tuple[int, ...] = (1, 2, 3)
+    n_embd: int = 64
+    n_layer: int = 1
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int | None = None
+    """None: `n_embd // n_head`."""
+    n_ff: int = 96
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    output_gate: bool = False
+    qk_norm: bool = False
+    fc_bias: bool = False
+    attn_bias: bool = False
+    """Biases on Q, K, V and the attention's output."""
+    own_embedding: bool = True
+    own_output: bool = True
+    rope: RopeScaling = RopeScaling()
+    rope_freq_base: float = 10000.0
+    n_ctx_train: int = 65536
+    norm_eps: float = 1e-5
+    output_scale: float = 8.0
+    """Standard deviation of the logits of ordinary tokens."""
+    weight_type: Literal["f32", "bf16"] = "f32"
+    """Of matrices; norms, biases and RoPE factors are F32."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that make no head."""
+        if self.n_head % self.n_head_kv:
+            raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
+        if self.head_size % 2:
+            raise ValueError(f"the size of a head must be even, got {self.head_size}")
+        if self.n_draft_vocab is not None and not 0 < self.n_draft_vocab <= self.n_vocab:
+            raise ValueError(f"n_draft_vocab {self.n_draft_vocab} outside 1..{self.n_vocab}")
+
+    @property
+    def head_size(self) -> int:
+        """Size of one attention head."""
+        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+
+class _Draft(Sketch):
+    """A draft head under construction."""
+
+    def __init__(self, cfg: Eagle3Config) -> None:
+        super().__init__(TinyConfig("eagle3", cfg.seed, cfg.n_layer, cfg.n_vocab))
+        self.draft = cfg
+
+    def _attention(self, blk: str, n_in: int) -> None:
+        cfg = self.draft
+        n_q, n_kv = cfg.n_head * cfg.head_size, cfg.n_head_kv * cfg.head_size
+        n_q_rows = 2 * n_q if cfg.output_gate else n_q
+        self.matrix(f"{blk}attn_q.weight", n_q_rows, n_in, gain=1.5)
+        self.matrix(f"{blk}attn_k.weight", n_kv, n_in, gain=1.5)
+        self.matrix(f"{blk}attn_v.weight", n_kv, n_in)
+        self.matrix(f"{blk}attn_output.weight", cfg.n_embd, n_q, gain=1.5)
+        if cfg.attn_bias:
+            self.normal(f"{blk}attn_q.bias", n_q_rows, std=0.2)
+            self.normal(f"{blk}attn_k.bias", n_kv, std=0.2)
+            self.normal(f"{blk}attn_v.bias", n_kv, std=0.2)
+            self.normal(f"{blk}attn_output.bias", cfg.n_embd, std=0.1)
+        if cfg.qk_norm:
+            for part in "qk":
+                self.normal(f"{blk}attn_{part}_norm.weight", cfg.head_size, mean=1.5, std=0.1)
+
+    def _features(self) -> None:
+        cfg = self.draft
+        n_features = len(cfg.target_layers) * cfg.target_n_embd
+        if cfg.norm_before_fc:
+            self.norm("enc.output_norm", n_features)
+        if cfg.fc_norm:
+            for index in range(len(cfg.target_layers)):
+                self.norm(f"enc.output_norm.{index}", cfg.target_n_embd)
+        self.matrix("fc.weight", cfg.n_embd, n_features)
+        if cfg.fc_bias:
+            self.normal("fc.bias", cfg.n_embd, std=0.2)
+
+    def _rope_factors(self) -> None:
+        cfg, n_pairs = self.draft, self.draft.head_size // 2
+        if cfg.rope.kind == "llama3":
+            self.put("rope_freqs.weight", llama3_factors(cfg))
+        if cfg.rope.kind == "longrope":
+            for part, high in (("short", 1.5), ("long", 16.0)):
+                name = f"rope_factors_{part}.weight"
+                self.put(name, np.sort(self.rng(name).uniform(1.0, high, n_pairs)))
+
+    def fill(self) -> None:
+        """Add all F32 tensors."""
+        cfg = self.draft
+        self._features()
+        if cfg.own_embedding:
+            self.normal("token_embd.weight", cfg.n_vocab, cfg.n_embd)
+        for index in range(cfg.n_layer):
+            blk = f"blk.{index}."
+            names = ("attn_norm", "ffn_norm") if index else ("attn_norm", "attn_norm_2", "ffn_norm")
+            for name in names:
+                self.norm(f"{blk}{name}", cfg.n_embd)
+            self._attention(blk, cfg.n_embd if index else 2 * cfg.n_embd)
+            self.matrix(f"{blk}ffn_gate.weight", cfg.n_ff, cfg.n_embd)
+            self.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
+            # silu(gate) * up of unit normals has RMS about 0.4
+            self.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=2.5)
+        self.norm("output_norm", cfg.n_embd)
+        if cfg.own_output:
+            self.matrix("output.weight", cfg.n_vocab, cfg.n_embd, gain=cfg.output_scale)
+            # as in the targets: control tokens stay far from the argmax
+            self.tensors["output.weight"][list(SPECIAL_IDS)] *= np.float32(1.0 / 64.0)
+        self._rope_factors()
+
+    def keys(self) -> None:
+        """Add the architecture's keys; options that are off are left to their defaults."""
+        cfg = self.draft
+        parts.header(self, attention=False)
+        sizes = {
+            "context_length": cfg.n_ctx_train,
+            "embedding_length": cfg.n_embd,
+            "feed_forward_length": cfg.n_ff,
+            "attention.head_count": cfg.n_head,
+            "attention.head_count_kv": cfg.n_head_kv,
+            "attention.key_length": cfg.head_size,
+            "attention.value_length": cfg.head_size,
+            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
+            "rope.dimension_count": cfg.head_size,
+            "rope.freq_base": cfg.rope_freq_base,
+            "target_hidden_size": cfg.target_n_embd,
+        }
+        for name, value in sizes.items():
+            self.key(name, value)
+        self.key("target_layers", list(cfg.target_layers))
+        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+            if getattr(cfg, name):
+                self.key(name, True)
+        if cfg.output_gate:
+            self.key("attention.output_gate", True)
+        rope = cfg.rope
+        # llama3 is its tensor alone; a factor beside longrope's tensors would be applied as well
+        if rope.kind in ("linear", "yarn", "longrope"):
+            self.key("rope.scaling.type", rope.kind)
+            self.key("rope.scaling.original_context_length", rope.original_context)
+            if rope.kind != "longrope":
+                self.key("rope.scaling.factor", rope.factor)
+        if rope.attn_factor is not None:
+            self.key("rope.scaling.attn_factor", rope.attn_factor)
+
+    def write_with(self, path: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:
+        """Write the file with `tensors` in place of the head's own."""
+        cfg = self.draft
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        writer = GGUFWriter(partial, "eagle3")
+        writer.add_name("tiny test draft")
+        bf16 = cfg.weight_type == "bf16"
+        writer.add_file_type(LlamaFileType.MOSTLY_BF16 if bf16 else LlamaFileType.ALL_F32)
+        self.keys()
+        self._write_meta(writer)
+        write_tokenizer(writer, cfg.n_vocab, None)
+        for name, array in tensors.items():
+            if bf16 and array.ndim == 2:
+                kind = GGMLQuantizationType.BF16
+                writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return partial.replace(path)
+
+
+def llama3_factors(cfg: Eagle3Config) -> NDArray[np.float64]:
+    """What Llama 3.1 divides each RoPE frequency by, float64 `[head size / 2]`."""
+    low, high = 1.0, 4.0
+    n_pairs = cfg.head_size // 2
+    wavelengths = 2 * np.pi * cfg.rope_freq_base ** (np.arange(n_pairs) / n_pairs)
+    # 0: fully stretched, 1: left alone
+    smooth = np.clip((cfg.rope.original_context / wavelengths - low) / (high - low), 0.0, 1.0)
+    result: NDArray[np.float64] = 1.0 / ((1.0 - smooth) / cfg.rope.factor + smooth)
+    return result
+
+
+def eagle3_tensors(cfg: Eagle3Config) -> Tensors:
+    """The head's tensors by their GGUF names: float32 `[out, in]` or `[size]`, `d2t` int64.
+
+    A tensor's values depend on seed, name and shape alone. The output rows of a reduced
+    vocabulary are those rows of the full one that `d2t` names, so that reducing a vocabulary
+    keeps the logits that remain.
+    """
+    m = _Draft(cfg)
+    m.fill()
+    tensors: Tensors = dict(m.tensors)
+    if cfg.n_draft_vocab is not None:
+        d2t = m.rng("d2t").permutation(cfg.n_vocab)[: cfg.n_draft_vocab].astype(np.int64)
+        _reduce(tensors, np.sort(d2t) if cfg.sorted_d2t else d2t)
+    return tensors
+
+
+def _reduce(tensors: Tensors, d2t: NDArray[np.int64]) -> None:
+    tensors["d2t"] = d2t
+    if "output.weight" in tensors:
+        tensors["output.weight"] = np.ascontiguousarray(tensors["output.weight"][d2t])
+
+
+def write_eagle3(path: Path, cfg: Eagle3Config, tensors: Mapping[str, NDArray[Any]]) -> Path:
+    """Write a head of `cfg`'s keys with `tensors` (as from `eagle3_tensors`); returns `path`.
+
+    Readers never see a half-written file under `path`.
+    """
+    return _Draft(cfg).write_with(path, tensors)
+
+
+def build_eagle3(path: Path, **options: Any) -> Path:
+    """Write a random head; `options` are the fields of `Eagle3Config`. Returns `path`."""
+    cfg = Eagle3Config(**options)
+    return write_eagle3(path, cfg, eagle3_tensors(cfg))
+
+
+def build_perm_eagle3(
+    path: Path,
+    *,
+    n_vocab: int = 320,
+    seed: int = 0,
+    n_cycles: int = 1,
+    target_layers: tuple[int, ...] = (1,),
+    read_layer: int = 0,
+    read_token: bool = False,
+    reduced: bool = False,
+    n_draft_vocab: int | None = None,
+    **extra: Any,
+) -> Path:
+    """Write a head that drafts what the PERM target (`build_perm`, same arguments) will say.
+
+    `n_embd == n_vocab`, a multiple of 8; e_x is the one-hot row of token x, P is `perm_next`,
+    and s = 1 / sqrt(1 / n_vocab + eps) is what RMSNorm makes of a one. The norms before
+    attention, of the output and of features have weight 1 / s: they map each positive multiple
+    of e_x to e_x.
+
+    By default the head reads only the row that belongs to x[P], and attention adds nothing:
+
+        fc      copies the features of `target_layers[read_layer]`: g = e_x = h before the FFN
+        FFN     n = s e_x; unit y (gate and up rows: e_y) gives silu(s) s for y = x, else 0;
+                down's column y is (P(e_y) - e_y) / (silu(s) s): h = e_P(x), the own row
+        output  reads e_y for token P(y): the logit of P(P(x)) is `output_scale`, others are 0
+
+    The next step starts from e_P(x) and drafts P(P(P(x))), and so on. The FFN's output does not
+    depend on the size of h, so that rounding does not grow along a chain.
+
+    With `read_token` the head reads only the token x[P+1] instead and drafts its successor,
+    whatever the row says. Q and K are the same for all tokens, so that RoPE makes each position
+    attend to itself alone; V is e_x[P+1] minus the row's one-hot, which takes g out of the
+    residual: h = e_x[P+1]. The row must be one-hot; the FFN adds nothing.
+
+    `reduced` writes a `d2t` with `n_draft_vocab` ids (all by default) in random order. `extra`
+    are further fields of `Eagle3Config`; layers beyond the first change nothing.
+    """
+    cfg = Eagle3Config(
+        seed=seed,
+        n_vocab=n_vocab,
+        n_draft_vocab=(n_draft_vocab or n_vocab) if reduced else None,
+        sorted_d2t=False,
+        target_n_embd=n_vocab,
+        target_layers=target_layers,
+        n_embd=n_vocab,
+        n_head_kv=4,
+        n_ff=n_vocab,
+        **extra,
+    )
+    successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
+    tensors = eagle3_tensors(cfg)
+    _inert(tensors)
+    _rows_to_one_hot(cfg, tensors, read_layer)
+    if read_token:
+        _read_token(cfg, tensors)
+    else:
+        _advance_row(cfg, tensors, successor)
+    _predict_successor(cfg, tensors, successor)
+    return write_eagle3(path, cfg, tensors)
+
+
+def _inert(tensors: Tensors) -> None:
+    """Take all biases and whatever layers add to the residual stream."""
+    for name, array in tensors.items():
+        if name.endswith((".bias", "attn_output.weight", "ffn_down.weight")):
+            array[:] = 0.0
+
+
+def _one_normed(cfg: Eagle3Config) -> float:
+    """What RMSNorm makes of the one in a one-hot row."""
+    return float(1.0 / np.sqrt(1.0 / cfg.n_vocab + cfg.norm_eps))
+
+
+def _rows_to_one_hot(cfg: Eagle3Config, tensors: Tensors, read_layer: int) -> None:
+    for name, array in tensors.items():
+        if name.startswith(("blk.0.attn_norm", "output_norm", "enc.output_norm")):
+            array[:] = 1.0 / _one_normed(cfg)
+    n = cfg.n_vocab
+    tensors["blk.0.ffn_norm.weight"][:] = 1.0
+    tensors["fc.weight"][:] = 0.0
+    tensors["fc.weight"][:, read_layer * n : (read_layer + 1) * n] = np.eye(n)
+    if cfg.own_embedding:
+        tensors["token_embd.weight"][:] = np.eye(n)
+
+
+def _advance_row(cfg: Eagle3Config, tensors: Tensors, successor: NDArray[np.int64]) -> None:
+    n, one = cfg.n_vocab, _one_normed(cfg)
+    for part in "qkv":
+        tensors[f"blk.0.attn_{part}.weight"][:, :n] = 0.0  # the token's half
+    tensors["blk.0.ffn_gate.weight"][:] = tensors["blk.0.ffn_up.weight"][:] = np.eye(n)
+    activation = one / (1.0 + np.exp(-one)) * one
+    tensors["blk.0.ffn_down.weight"][:] = (np.eye(n)[:, successor] - np.eye(n)) / activation
+
+
+def _predict_successor(cfg: Eagle3Config, tensors: Tensors, successor: NDArray[np.int64]) -> None:
+    if "output.weight" in tensors:
+        output = np.zeros((cfg.n_vocab, cfg.n_vocab), np.float32)
+        output[successor, np.arange(cfg.n_vocab)] = cfg.output_scale
+        tensors["output.weight"] = output[tensors["d2t"]] if "d2t" in tensors else output
+
+
+def _read_token(cfg: Eagle3Config, tensors: Tensors) -> None:
+    if cfg.output_gate or cfg.qk_norm or cfg.head_size * cfg.n_head != cfg.n_vocab:
+        raise ValueError("read_token goes with neither output_gate, qk_norm nor head_dim")
+    n = cfg.n_vocab
+    for part in "qk":
+        # (16, 0) in each pair: positions 1 apart differ by 36 in score, by more if further
+        weight = tensors[f"blk.0.attn_{part}.weight"]
+        weight[:] = 0.0
+        weight[::2, :n] = 16.0
+    tensors["blk.0.attn_v.weight"][:] = np.hstack([np.eye(n), -np.eye(n)])
+    tensors["blk.0.attn_output.weight"][:] = np.eye(n)

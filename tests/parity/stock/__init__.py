@@ -1,0 +1,1 @@
+"""Comparison with stock llama.cpp, run by hand."""
