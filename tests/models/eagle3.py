@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 
@@ -195,8 +195,10 @@ class _Draft(Sketch):
         if rope.attn_factor is not None:
             self.key("rope.scaling.attn_factor", rope.attn_factor)
 
-    def write_with(self, path: Path, tensors: Mapping[str, NDArray[Any]]) -> Path:
-        """Write the file with `tensors` in place of the head's own."""
+    def write_with(
+        self, path: Path, tensors: Mapping[str, NDArray[Any]], target: Path | None = None
+    ) -> Path:
+        """Write the file with `tensors` in place of the head's own, and a target's tokenizer."""
         cfg = self.draft
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -206,7 +208,10 @@ class _Draft(Sketch):
         writer.add_file_type(LlamaFileType.MOSTLY_BF16 if bf16 else LlamaFileType.ALL_F32)
         self.keys()
         self._write_meta(writer)
-        write_tokenizer(writer, cfg.n_vocab, None)
+        if target is None:
+            write_tokenizer(writer, cfg.n_vocab, None)
+        else:
+            _copy_tokenizer(writer, target)
         for name, array in tensors.items():
             if bf16 and array.ndim == 2:
                 kind = GGMLQuantizationType.BF16
@@ -261,10 +266,24 @@ def write_eagle3(path: Path, cfg: Eagle3Config, tensors: Mapping[str, NDArray[An
     return _Draft(cfg).write_with(path, tensors)
 
 
-def build_eagle3(path: Path, **options: Any) -> Path:
-    """Write a random head; `options` are the fields of `Eagle3Config`. Returns `path`."""
+def build_eagle3(path: Path, *, target: Path | None = None, **options: Any) -> Path:
+    """Write a random head; `options` are the fields of `Eagle3Config`. Returns `path`.
+
+    With a GGUF as `target` the head has its tokenizer; the sizes must be given all the same.
+    """
     cfg = Eagle3Config(**options)
-    return write_eagle3(path, cfg, eagle3_tensors(cfg))
+    return _Draft(cfg).write_with(path, eagle3_tensors(cfg), target)
+
+
+def _copy_tokenizer(writer: GGUFWriter, source: Path) -> None:
+    for field in GGUFReader(source).fields.values():
+        if not field.name.startswith("tokenizer.") or field.name == "tokenizer.chat_template":
+            continue
+        value = field.contents()
+        if field.types[0] == GGUFValueType.ARRAY:
+            writer.add_array(field.name, value)
+        else:
+            writer.add_key_value(field.name, value, field.types[0])
 
 
 def build_perm_eagle3(
