@@ -13,7 +13,7 @@ import numpy as np
 
 from pyllama_spec.engine import Model, quantize
 from pyllama_spec.engine.errors import ArgumentError, EngineError, ModelLoadError, PyllamaSpecError
-from tests.models.config import TinyConfig
+from tests.models.eagle3 import Eagle3Config, eagle3_tensors, write_eagle3
 from tests.models.sketch import Sketch
 
 from .harness import CaseList
@@ -215,32 +215,9 @@ def eagle3_without_tensors(folder: Path) -> None:
 
 def _eagle3(folder: Path, leave_out: tuple[str, ...]) -> Path:
     """An EAGLE-3 draft for the small llama, complete but for some tensors."""
-    sketch = Sketch(TinyConfig("eagle3", n_layer=1))
-    cfg = sketch.cfg
-    keys: dict[str, int | float | list[int]] = {
-        "context_length": 512, "embedding_length": cfg.n_embd, "block_count": 1,
-        "feed_forward_length": cfg.n_ff, "attention.head_count": cfg.n_head,
-        "attention.head_count_kv": cfg.n_head_kv, "attention.layer_norm_rms_epsilon": 1e-5,
-        "rope.dimension_count": cfg.head_dim, "target_layers": [0, 1, 1],
-        "target_hidden_size": cfg.n_embd,
-    }  # fmt: skip
-    for key, value in keys.items():
-        sketch.key(key, value)
-    sketch.embedding()
-    sketch.matrix("fc.weight", cfg.n_embd, 3 * cfg.n_embd)
-    for name in ("attn_norm", "attn_norm_2", "ffn_norm"):
-        sketch.norm(f"blk.0.{name}", cfg.n_embd)
-    sketch.matrix("blk.0.attn_q.weight", cfg.n_embd, 2 * cfg.n_embd)
-    for part in "kv":
-        sketch.matrix(f"blk.0.attn_{part}.weight", cfg.n_embd_kv, 2 * cfg.n_embd)
-    sketch.matrix("blk.0.attn_output.weight", cfg.n_embd, cfg.n_embd)
-    for part in ("gate", "up"):
-        sketch.matrix(f"blk.0.ffn_{part}.weight", cfg.n_ff, cfg.n_embd)
-    sketch.matrix("blk.0.ffn_down.weight", cfg.n_embd, cfg.n_ff)
-    sketch.output()
-    for name in leave_out:
-        del sketch.tensors[name]
-    return sketch.write(folder / "eagle3.gguf")
+    cfg = Eagle3Config(target_layers=(0, 1, 2))
+    tensors = {name: array for name, array in eagle3_tensors(cfg).items() if name not in leave_out}
+    return write_eagle3(folder / "eagle3.gguf", cfg, tensors)
 
 
 _LOAD: Callable[..., Model] = partial(Model, tiny())
