@@ -1,4 +1,4 @@
-"""The command line: pyllama-spec generate | chat | quantize | doctor."""
+"""The command line: pyllama-spec generate | chat | convert | quantize | doctor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec import cli_generate, doctor
+from pyllama_spec import cli_convert, cli_generate, doctor
 from pyllama_spec._version import __version__
+from pyllama_spec.cli_bench import add_bench
+from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Model, engine_version, quantize, quantize_types, set_log_level
 from pyllama_spec.engine.errors import PyllamaSpecError
 from pyllama_spec.terminal import ProgressBar
@@ -68,8 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     cli_generate.add_generate(commands)
     cli_generate.add_chat(commands)
+    cli_convert.add_convert(commands)
     _add_quantize(commands)
     _add_doctor(commands)
+    add_bench(commands)
     return parser
 
 
@@ -96,6 +100,7 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "doctor", help="versions, devices, and what a verify batch costs for a model"
     )
     parser.add_argument("-m", "--model", type=Path, help="the target; without it, no measurement")
+    parser.add_argument("-d", "--draft", type=Path, help="a draft's GGUF: does it fit, its cost")
     parser.add_argument("--max-rows", type=int, default=doctor.MAX_ROWS, choices=range(2, 65))
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("-t", "--threads", type=int, default=None)
@@ -107,9 +112,17 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _run_doctor(args: argparse.Namespace) -> int:
     result = doctor.report()
+    if args.draft is not None and args.model is None:
+        print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
+        return EXIT_USAGE
     if args.model is not None:
         model = Model(args.model, n_gpu_layers=args.n_gpu_layers)
         result["model"] = doctor.describe_model(model)
+        if args.draft is not None:
+            with Eagle3(args.draft, n_gpu_layers=args.n_gpu_layers) as drafter:
+                result["draft"] = doctor.describe_draft(
+                    drafter, model, repeats=max(args.repeat, 1), n_threads=args.threads
+                )
         costs = doctor.measure_verify_cost(
             model,
             max_rows=args.max_rows,
@@ -130,6 +143,8 @@ def _run_doctor(args: argparse.Namespace) -> int:
         print(f"{'device':<13} {device['name']}: {device['description']}, {total:.1f} GB")
     if args.model is not None:
         _print_model(result["model"], result["verify_cost"])
+    if "draft" in result:
+        _print_draft(result["draft"], result["verify_cost"])
     return EXIT_OK
 
 
@@ -142,6 +157,18 @@ def _print_model(model: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         n, ratio = cost["n_rows"], cost["ratio"]
         pays = f"{ratio:.2f} tokens per round" if n > 1 else ""
         print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f}   {pays}")
+
+
+def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
+    size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
+    print(f"\n{'draft':<13} {draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
+    print(f"{'reads':<13} the inputs of layers {', '.join(map(str, draft['target_layers']))}")
+    share = step / costs[0]["ms"]
+    print(f"{'a step':<13} {step:.2f} ms for each drafted token, {share:.3f} x one row")
+    print("\n drafted   a round pays above")
+    for cost in costs[1:]:
+        n = cost["n_rows"] - 1
+        print(f"{n:>8}   {cost['ratio'] + n * step / costs[0]['ms']:.2f} tokens per round")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from pyllama_spec._version import __version__
+from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import (
     Batch,
     Context,
@@ -116,6 +117,48 @@ def measure_verify_cost(
         )
         for n in range(max_rows)
     ]
+
+
+def describe_draft(
+    drafter: Eagle3, target: Model, *, repeats: int = 5, n_threads: int | None = None
+) -> dict[str, Any]:
+    """The facts about a draft, and the milliseconds of each token that it drafts.
+
+    Raises:
+        ArgumentError: it was made for another target, with the first difference.
+
+    """
+    model = drafter.model
+    model.check_draft_of(target)
+    return {
+        "path": str(model.path),
+        "architecture": model.info.arch,
+        "n_params": model.info.n_params,
+        "size_bytes": model.info.size_bytes,
+        "n_layer": model.info.n_layer,
+        "n_embd": model.info.n_embd,
+        "target_layers": list(drafter.target_layers),
+        "step_ms": _measure_step(drafter, target, repeats, n_threads),
+    }
+
+
+def _measure_step(drafter: Eagle3, target: Model, repeats: int, n_threads: int | None) -> float:
+    """Median milliseconds per drafted token, over drafts of full length after a short prefix."""
+    layers = drafter.target_layers
+    times: list[float] = []
+    with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
+        drafter.attach(context)
+        batch, token = Batch(_N_PREFIX), target.vocab.bos or 0
+        batch.extend([token] * _N_PREFIX, 0)
+        context.decode(batch)
+        rows = [context.layer_input(layer) for layer in layers]
+        drafter.begin(0, [token] * _N_PREFIX, rows)
+        drafter.commit(0, [token], ())
+        for _ in range(repeats + 1):
+            start = perf_counter()
+            draft = drafter.propose(0, token, drafter.max_draft)
+            times.append((perf_counter() - start) / max(len(draft.ids), 1))
+    return 1e3 * statistics.median(times[1:])
 
 
 def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> list[float]:

@@ -17,10 +17,10 @@ from .eagle3 import (
     Eagle3Config,
     RopeScaling,
     build_eagle3,
-    build_perm_eagle3,
     eagle3_tensors,
     write_eagle3,
 )
+from .eagle3_perm import build_perm_eagle3
 from .toys import (
     CONSTANT_REST_LOGIT,
     CONSTANT_TOKENS,

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from .build import build
-from .eagle3 import build_eagle3, build_perm_eagle3
+from .eagle3 import build_eagle3
+from .eagle3_perm import build_perm_eagle3
 from .toys import build_constant, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"

@@ -163,6 +163,23 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert "pyllama_spec" in plain.stdout
 
 
+def test_doctor_tells_whether_a_draft_fits() -> None:
+    target, head = model_path("llama"), model_path("eagle3")
+    quick = ("--max-rows", 4, "--repeat", 1, "-t", 1)
+    done = cli("doctor", "-m", target, "-d", head, *quick, "--json")
+    assert done.returncode == 0, done.stderr
+    draft = json.loads(done.stdout)["draft"]
+    assert draft["target_layers"] == [1, 2, 3]
+    assert draft["step_ms"] > 0
+    done = cli("doctor", "-m", target, "-d", head, *quick)
+    assert done.returncode == 0, done.stderr
+    assert "fits" in done.stdout
+    other = cli("doctor", "-m", target, "-d", model_path("eagle3", n_vocab=512), *quick)
+    assert other.returncode == 1
+    assert "a vocabulary of 512, this one has 320" in other.stderr
+    assert cli("doctor", "-d", head).returncode == 2
+
+
 def test_chat_answers_and_ends_with_the_input(perm: Path) -> None:
     done = cli("chat", "-m", perm, "-n", 4, stdin="hello\nagain\n")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,25 @@
+"""The benchmark: plain and speculative decoding side by side, and how the figures came about."""
+
+from pyllama_spec.bench.config import BenchConfig
+from pyllama_spec.bench.figures import PromptResult
+from pyllama_spec.bench.harness import run
+from pyllama_spec.bench.peer import PeerError
+from pyllama_spec.bench.plot import check_plot, plot
+from pyllama_spec.bench.prompt_file import Prompt, load_prompts
+from pyllama_spec.bench.report import to_json
+from pyllama_spec.bench.result import BenchResult
+from pyllama_spec.bench.table import table
+
+__all__ = [
+    "BenchConfig",
+    "BenchResult",
+    "PeerError",
+    "Prompt",
+    "PromptResult",
+    "check_plot",
+    "load_prompts",
+    "plot",
+    "run",
+    "table",
+    "to_json",
+]

@@ -1,0 +1,116 @@
+"""What a benchmark is to measure."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+
+from pyllama_spec.drafters import Drafter
+from pyllama_spec.engine.checks import count, instance, real
+from pyllama_spec.engine.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchConfig:
+    """The options of one benchmark.
+
+    Attributes:
+        model_path: the target's GGUF file.
+        draft: "none", "prompt-lookup", the path of a draft's GGUF, or a Drafter, which stays open.
+        prompts: a prompts file; None for the package's own prompts.
+        n_tokens: the most tokens to generate per prompt.
+        repeats: how often each prompt is measured on each side, beside the warm-up.
+        n_draft: the most tokens to draft per round; None for the drafter's own number.
+        temperature: 0 is greedy; all other sampling options are those of Llama.
+        seed: of the draws, and of the coins of synthetic_acceptance.
+        chat: True puts every prompt through the chat template, False none; None does with each one
+            what its line says: "messages" are a chat, "prompt" is a text to go on with.
+        n_threads: CPU threads; None for the physical cores.
+        n_gpu_layers: layers on the GPU; -1 for all.
+        n_ctx: context length; None for what the longest prompt needs.
+        synthetic_acceptance: with any, drafted token i is right with probability [i - 1], given
+            that those before it were: speed is measured, not the draft's quality.
+        peer: the address of an OpenAI-compatible server that gets the same prompts; None for none.
+
+    Raises:
+        ArgumentError: a value is out of range, or two contradict each other.
+
+    """
+
+    model_path: str | os.PathLike[str]
+    draft: str | os.PathLike[str] | Drafter = "none"
+    prompts: str | os.PathLike[str] | None = None
+    n_tokens: int = 128
+    repeats: int = 3
+    n_draft: int | None = None
+    temperature: float = 0.0
+    seed: int = 1
+    chat: bool | None = None
+    n_threads: int | None = None
+    n_gpu_layers: int = 0
+    n_ctx: int | None = None
+    synthetic_acceptance: tuple[float, ...] = ()
+    peer: str | None = None
+
+    def __post_init__(self) -> None:
+        count(self.n_tokens, "n_tokens", 2)  # the first token comes from the prompt, in no round
+        count(self.repeats, "repeats", 1)
+        # A seed of one's own for each run would compare different texts.
+        count(self.seed, "seed", 0, 2**31 - 1)
+        real(self.temperature, "temperature", 0.0)
+        for name, low in (("n_draft", 0), ("n_threads", 1), ("n_ctx", 1)):
+            if getattr(self, name) is not None:
+                count(getattr(self, name), name, low)
+        instance(self.chat, (bool, type(None)), "chat")
+        check_probabilities(self.synthetic_acceptance)
+        n = len(self.synthetic_acceptance)
+        if n and self.n_draft is not None and self.n_draft > n:
+            raise ArgumentError(
+                f"n_draft={self.n_draft}, and synthetic_acceptance has {n} probabilities; give one "
+                "per drafted token"
+            )
+
+    @property
+    def max_draft(self) -> int | None:
+        """The most tokens to draft per round, as far as the options say."""
+        n = len(self.synthetic_acceptance)
+        return n if n and self.n_draft is None else self.n_draft
+
+    @property
+    def command(self) -> str:
+        """The command line that measures the same."""
+        draft = self.draft.name if isinstance(self.draft, Drafter) else os.fspath(self.draft)
+        words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path), "-d", draft]
+        if self.prompts is not None:
+            words += ["--prompts", os.fspath(self.prompts)]
+        words += ["-n", str(self.n_tokens), "--repeat", str(self.repeats)]
+        optional = (
+            ("--n-draft", self.n_draft), ("-t", self.n_threads), ("-c", self.n_ctx),
+            ("--peer", self.peer), ("-ngl", self.n_gpu_layers or None),
+        )  # fmt: skip
+        for option, value in optional:
+            words += [option, str(value)] if value is not None else []
+        if self.chat is not None:
+            words.append("--chat" if self.chat else "--no-chat")
+        if self.synthetic_acceptance:
+            words += [
+                "--synthetic-acceptance",
+                ",".join(f"{p:g}" for p in self.synthetic_acceptance),
+            ]
+        words += ["--temp", f"{self.temperature:g}", "--seed", str(self.seed)]
+        return shlex.join(words)
+
+
+def check_probabilities(probabilities: object) -> None:
+    """Refuses what is not a tuple of numbers from 0 to 1.
+
+    Raises:
+        ArgumentError: names the one that is wrong.
+
+    """
+    instance(probabilities, tuple, "synthetic_acceptance", ", such as (0.8, 0.6)")
+    assert isinstance(probabilities, tuple)
+    for i, p in enumerate(probabilities):
+        if not 0.0 <= real(p, f"synthetic_acceptance[{i}]") <= 1.0:
+            raise ArgumentError(f"synthetic_acceptance[{i}]={p!r} is not a probability: 0 .. 1")

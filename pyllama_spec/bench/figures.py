@@ -1,0 +1,270 @@
+"""From runs to figures: totals, spreads, acceptance by depth.
+
+A rate is always total tokens / total seconds, never a mean of rates. What varies between repeats is
+given as median, minimum and maximum.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pyllama_spec.bench.peer import PeerRun
+from pyllama_spec.bench.sides import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over texts of one side.
+
+    Attributes:
+        n_texts: how many.
+        n_tokens: committed by rounds: every token but the first of each text.
+        prompt_s, decode_s, draft_s, verify_s, cpu_s: as of Run.
+        rounds, drafted, accepted: as of SpeculationStats.
+        rounds_without_draft: of the rounds, those in which nothing was drafted.
+
+    """
+
+    n_texts: int = 0
+    n_tokens: int = 0
+    prompt_s: float = 0.0
+    decode_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    cpu_s: float = 0.0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    rounds_without_draft: int = 0
+
+    @property
+    def rest_s(self) -> float:
+        """What rounds took beside drafting and verifying: sampling, bookkeeping, Python."""
+        return self.decode_s - self.draft_s - self.verify_s
+
+    @property
+    def tps(self) -> float | None:
+        """Tokens per second of the rounds; None without any."""
+        return self.n_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def end_to_end_tps(self) -> float | None:
+        """All tokens over all seconds, the prompt's and the first token included."""
+        seconds = self.prompt_s + self.decode_s
+        return (self.n_tokens + self.n_texts) / seconds if seconds > 0 else None
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0 without drafts."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """(accepted + rounds) / rounds; 0 without rounds."""
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+
+def total(runs: Iterable[Run]) -> Totals:
+    """The sums of some runs."""
+    found = list(runs)
+    rounds = [one for run in found for one in run.rounds]
+    return Totals(
+        n_texts=len(found),
+        n_tokens=sum(run.n_decoded for run in found),
+        prompt_s=sum(run.prompt_s for run in found),
+        decode_s=sum(run.decode_s for run in found),
+        draft_s=sum(run.draft_s for run in found),
+        verify_s=sum(run.verify_s for run in found),
+        cpu_s=sum(run.cpu_s for run in found),
+        rounds=len(rounds),
+        drafted=sum(drafted for drafted, _ in rounds),
+        accepted=sum(accepted for _, accepted in rounds),
+        rounds_without_draft=sum(drafted == 0 for drafted, _ in rounds),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where some values lie."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Median, minimum and maximum of what was measured; None if nothing was."""
+    found = [value for value in values if value is not None]
+    return Spread(statistics.median(found), min(found), max(found)) if found else None
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    """The quotient; None where one is missing or b is 0."""
+    return a / b if a is not None and b else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One text of both sides, taken directly after each other."""
+
+    plain: Run
+    spec: Run
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the token ids are equal."""
+        return self.plain.tokens == self.spec.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both sides over the same texts."""
+
+    plain: Totals
+    spec: Totals
+
+    @property
+    def speedup(self) -> float | None:
+        """Ratio of the rates of the rounds."""
+        return ratio(self.spec.tps, self.plain.tps)
+
+    @property
+    def end_to_end_speedup(self) -> float | None:
+        """Ratio of the rates with the prompts."""
+        return ratio(self.spec.end_to_end_tps, self.plain.end_to_end_tps)
+
+    @property
+    def prompt_cost(self) -> float | None:
+        """Seconds for the prompts, speculative over plain: 1 where the draft costs nothing."""
+        return ratio(self.spec.prompt_s, self.plain.prompt_s)
+
+
+def compare(pairs: Iterable[Pair]) -> Comparison:
+    """The totals of both sides."""
+    found = list(pairs)
+    return Comparison(total(p.plain for p in found), total(p.spec for p in found))
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Where the two texts of a prompt part.
+
+    Attributes:
+        repeat: in which repeat it was seen first, from 0.
+        position: index of the first token that differs.
+        plain_token, spec_token: the two; None where a text had ended.
+        top2_gap: distance of the two largest logits of plain decoding there. Near 0, rounding
+            decided. None where it could not be seen again.
+
+    """
+
+    repeat: int
+    position: int
+    plain_token: int | None
+    spec_token: int | None
+    top2_gap: float | None = None
+
+
+def find_fork(pairs: Sequence[Pair]) -> Fork | None:
+    """The first difference; None if all texts are equal."""
+    for repeat, pair in enumerate(pairs):
+        if pair.is_same:
+            continue
+        a, b = pair.plain.tokens, pair.spec.tokens
+        at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+        at = min(len(a), len(b)) if at is None else at
+        return Fork(repeat, at, a[at] if at < len(a) else None, b[at] if at < len(b) else None)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptResult:
+    """What was measured of one prompt.
+
+    Attributes:
+        id, category: of its line.
+        n_prompt: tokens of the prompt.
+        pairs: one per repeat.
+        fork: where the texts part; None if they are equal.
+        peer: the peer's answers.
+
+    """
+
+    id: str
+    category: str
+    n_prompt: int
+    pairs: tuple[Pair, ...]
+    fork: Fork | None = None
+    peer: tuple[PeerRun, ...] = ()
+
+    @property
+    def comparison(self) -> Comparison:
+        """The totals over the repeats."""
+        return compare(self.pairs)
+
+    @property
+    def speedups(self) -> Spread | None:
+        """Of the pairs."""
+        return spread(compare([pair]).speedup for pair in self.pairs)
+
+
+def repeats_of(prompts: Sequence[PromptResult]) -> list[Comparison]:
+    """One comparison over all prompts per repeat; one that was interrupted is left out."""
+    n = min((len(prompt.pairs) for prompt in prompts), default=0)
+    return [compare(prompt.pairs[i] for prompt in prompts) for i in range(n)]
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The verdicts on the i-th token of a draft.
+
+    Attributes:
+        depth: i, from 1.
+        drafted: drafts that were this long.
+        reached: of those, the ones whose tokens before it were all accepted.
+        accepted: of those, the ones where it was accepted too.
+
+    """
+
+    depth: int
+    drafted: int
+    reached: int
+    accepted: int
+
+    @property
+    def rate(self) -> float | None:
+        """P(accepted | reached); None if it never was."""
+        return ratio(self.accepted, self.reached)
+
+    @property
+    def rate_of_drafted(self) -> float | None:
+        """P(accepted): with it all tokens before. Their sum + 1 are the tokens of a full round."""
+        return ratio(self.accepted, self.drafted)
+
+
+def acceptance_by_depth(runs: Iterable[Run]) -> list[Depth]:
+    """Depth 1 and on, as far as drafts went.
+
+    A round that an end token cut is left out: there is no verdict on what came behind it.
+    """
+    rounds: list[tuple[int, int]] = []
+    for run in runs:
+        rounds += run.rounds[:-1] if run.is_stopped else run.rounds
+    deepest = max((drafted for drafted, _ in rounds), default=0)
+    return [
+        Depth(
+            depth,
+            drafted=sum(drafted >= depth for drafted, _ in rounds),
+            reached=sum(drafted >= depth and accepted >= depth - 1 for drafted, accepted in rounds),
+            accepted=sum(accepted >= depth for _, accepted in rounds),
+        )
+        for depth in range(1, deepest + 1)
+    ]
+
+
+def accepted_histogram(runs: Iterable[Run]) -> list[int]:
+    """How many rounds accepted 0, 1, 2 ... tokens, as of SpeculationStats."""
+    accepted = [one for run in runs for _, one in run.rounds]
+    return [accepted.count(n) for n in range(max(accepted, default=0) + 1)]

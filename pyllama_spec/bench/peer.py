@@ -1,0 +1,184 @@
+"""Another server under the same prompts, for a side-by-side: any that speaks OpenAI's API."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from pyllama_spec.bench.prompt_file import Prompt
+from pyllama_spec.engine.errors import ArgumentError, PyllamaSpecError
+
+_TIMEOUT_S = 600.0
+_CONNECT_TIMEOUT_S = 10.0
+
+
+class PeerError(PyllamaSpecError):
+    """The peer did not answer, or not with a text."""
+
+
+class PeerUnreachableError(PeerError):
+    """Nothing answers at the peer's address, or no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRun:
+    """One answer of a peer.
+
+    Attributes:
+        text: what it said.
+        n_tokens, seconds: whose ratio is its speed. From its own timings: the tokens after the
+            first one and the time for them, as this package counts. From the clock: all tokens, and
+            the time of the request with its prompt.
+        is_own_timing: which of the two.
+        wall_s: time of the request.
+        drafted, accepted: of its speculation; None if it does not say.
+
+    """
+
+    text: str
+    n_tokens: int
+    seconds: float
+    is_own_timing: bool
+    wall_s: float
+    drafted: int | None = None
+    accepted: int | None = None
+
+
+class Peer:
+    """A server that answers chats and completions.
+
+    Args:
+        url: its address, with or without /v1.
+        timeout_s: how long an answer may take.
+
+    Raises:
+        ArgumentError: this is no address.
+
+    """
+
+    def __init__(self, url: str, timeout_s: float = _TIMEOUT_S) -> None:
+        base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        parts = urllib.parse.urlsplit(base)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ArgumentError(f"peer={url!r} is no address; expected http://HOST:PORT")
+        self.url = base
+        self.model = "default"
+        self._timeout_s = timeout_s
+        # A proxy in between would be measured too.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        # What keeps llama-server from reusing the prompt of the last repeat. Strict servers refuse
+        # fields that they do not know.
+        self._extra: dict[str, Any] = {"cache_prompt": False}
+
+    def connect(self) -> None:
+        """Asks which model it serves, so that a wrong address is known before the long run.
+
+        Raises:
+            PeerError: nothing answers there.
+
+        """
+        try:
+            found = self._request("/v1/models", None, _CONNECT_TIMEOUT_S)
+            self.model = str(found["data"][0]["id"])
+        except PeerUnreachableError:
+            raise
+        except (PeerError, LookupError, TypeError):
+            pass  # a server without a list of models takes any name
+
+    def ask(self, prompt: Prompt, n_tokens: int, temperature: float, seed: int) -> PeerRun:
+        """Lets it answer a prompt.
+
+        Raises:
+            PeerError: it is gone, refuses the request, or answers with nothing.
+
+        """
+        body = {
+            "model": self.model, "max_tokens": n_tokens, "temperature": temperature, "seed": seed,
+            "stream": False,
+        }  # fmt: skip
+        if prompt.messages:
+            path, body["messages"] = "/v1/chat/completions", list(prompt.messages)
+        else:
+            path, body["prompt"] = "/v1/completions", prompt.text
+        start = perf_counter()
+        try:
+            found = self._request(path, {**body, **self._extra}, self._timeout_s)
+        except _RefusedError:
+            if not self._extra:
+                raise
+            self._extra = {}
+            start = perf_counter()
+            found = self._request(path, body, self._timeout_s)
+        return self._run(found, perf_counter() - start)
+
+    def _run(self, found: Mapping[str, Any], wall_s: float) -> PeerRun:
+        try:
+            choice = found["choices"][0]
+            text = choice["message"]["content"] if "message" in choice else choice["text"]
+        except (LookupError, TypeError):
+            raise PeerError(f"{self.url} answered without a choice: {found!r:.200}") from None
+        timings = found.get("timings")
+        if isinstance(timings, Mapping) and _is_positive(timings.get("predicted_ms")):
+            # llama-server's clock starts with the first token, which it counts.
+            n = int(timings.get("predicted_n") or 0) - 1
+            run = PeerRun(
+                str(text or ""), n, float(timings["predicted_ms"]) / 1e3, True, wall_s,
+                _count(timings.get("draft_n")), _count(timings.get("draft_n_accepted")),
+            )  # fmt: skip
+        else:
+            n = _count((found.get("usage") or {}).get("completion_tokens")) or 0
+            run = PeerRun(str(text or ""), n, wall_s, False, wall_s)
+        if run.n_tokens < 1:
+            raise PeerError(
+                f"{self.url} answered with nothing to measure: {run.n_tokens + run.is_own_timing} "
+                f"tokens, text {run.text!r:.60}; see its log"
+            )
+        return run
+
+    def _request(
+        self, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data=data, headers={"Content-Type": "application/json"}
+        )
+        try:
+            with self._opener.open(request, timeout=timeout_s) as response:
+                raw = response.read()
+        except urllib.error.HTTPError as error:
+            said = error.read(300).decode(errors="replace").strip()
+            kind = _RefusedError if error.code in (400, 422) else PeerError
+            raise kind(
+                f"{self.url}{path} answered HTTP {error.code} {error.reason}: {said or 'no text'}"
+            ) from None
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise PeerUnreachableError(
+                f"cannot reach {self.url}{path}: {reason}; is the server running?"
+            ) from None
+        try:
+            found = json.loads(raw)
+        except ValueError:
+            raise PeerError(f"{self.url}{path} answered no JSON but {raw[:60]!r}") from None
+        if not isinstance(found, dict):
+            raise PeerError(f"{self.url}{path} answered {found!r:.60}, not an object")
+        return found
+
+
+class _RefusedError(PeerError):
+    """The request has something that the server does not take."""
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 0
+
+
+def _count(value: object) -> int | None:
+    return int(value) if isinstance(value, (int, float)) else None

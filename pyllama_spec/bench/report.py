@@ -1,0 +1,195 @@
+"""A result as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pyllama_spec.bench.figures import (
+    Comparison,
+    PromptResult,
+    Spread,
+    Totals,
+    acceptance_by_depth,
+    accepted_histogram,
+    ratio,
+)
+from pyllama_spec.bench.peer import PeerRun
+from pyllama_spec.bench.result import BenchResult
+
+FORMAT = "pyllama_spec bench 1"
+
+
+def to_json(result: BenchResult) -> dict[str, Any]:
+    """The object of `bench --json`: JSON's own types, seconds and tokens per second."""
+    config, setup, both = result.config, result.setup, result.comparison
+    spec_runs = [pair.spec for pair in result.pairs]
+    return {
+        "format": FORMAT,
+        "synthetic": _synthetic(result),
+        "interrupted": result.is_interrupted,
+        "failure": result.failure,
+        "prompts": [_prompt(prompt) for prompt in result.prompts],
+        "summary": {
+            **_comparison(both),
+            "speedup_over_repeats": _spread(result.speedups),
+            "same_text": all(pair.is_same for pair in result.pairs),
+        },
+        "categories": {name: _comparison(one) for name, one in result.categories.items()},
+        "time": {"plain": _time(both.plain), "spec": _time(both.spec)},
+        "prompt_cost_ratio": both.prompt_cost,
+        "accepted_histogram": accepted_histogram(spec_runs),
+        "acceptance_by_depth": [
+            {**asdict(one), "rate": one.rate, "rate_of_drafted": one.rate_of_drafted}
+            for one in acceptance_by_depth(spec_runs)
+        ],
+        "bandwidth": _bandwidth(result),
+        "peer": _peer(result),
+        "settings": {
+            "target": setup.target, "drafter": setup.drafter, "n_tokens": config.n_tokens,
+            "repeats": config.repeats, "n_draft": setup.n_draft, "chat": config.chat,
+            "temperature": config.temperature, "seed": config.seed, "n_ctx": setup.n_ctx,
+            "n_threads": setup.n_threads, "n_gpu_layers": config.n_gpu_layers,
+        },
+        **setup.provenance,
+        **result.span,
+        "notes": notes(result),
+    }  # fmt: skip
+
+
+def _synthetic(result: BenchResult) -> dict[str, Any] | None:
+    if not result.is_synthetic:
+        return None
+    return {
+        "probabilities": list(result.config.synthetic_acceptance),
+        "seed": result.config.seed,
+        "rounds_off_script": result.n_off_script,
+    }
+
+
+def _comparison(both: Comparison) -> dict[str, Any]:
+    return {
+        "plain_tps": both.plain.tps,
+        "spec_tps": both.spec.tps,
+        "speedup": both.speedup,
+        "acceptance_rate": both.spec.acceptance_rate,
+        "tokens_per_round": both.spec.tokens_per_round,
+        "plain_end_to_end_tps": both.plain.end_to_end_tps,
+        "spec_end_to_end_tps": both.spec.end_to_end_tps,
+        "end_to_end_speedup": both.end_to_end_speedup,
+        "n_texts": both.plain.n_texts,
+        "n_tokens": both.plain.n_tokens,
+        "rounds": both.spec.rounds,
+        "rounds_without_draft": both.spec.rounds_without_draft,
+        "drafted": both.spec.drafted,
+        "accepted": both.spec.accepted,
+    }
+
+
+def _prompt(prompt: PromptResult) -> dict[str, Any]:
+    runs = [pair.spec for pair in prompt.pairs]
+    return {
+        "id": prompt.id,
+        "category": prompt.category,
+        **_comparison(prompt.comparison),
+        "same_text": prompt.fork is None,
+        "fork": None if prompt.fork is None else asdict(prompt.fork),
+        "speedup_over_repeats": _spread(prompt.speedups),
+        "prompt_tokens": prompt.n_prompt,
+        "accepted_histogram": accepted_histogram(runs),
+        "reason_off": next((run.reason_off for run in runs if run.reason_off), None),
+        "peer": _answers(prompt.peer),
+    }
+
+
+def _spread(found: Spread | None) -> dict[str, float] | None:
+    return None if found is None else {"median": found.median, "min": found.low, "max": found.high}
+
+
+def _time(totals: Totals) -> dict[str, float]:
+    return {
+        "prompt_s": totals.prompt_s, "decode_s": totals.decode_s, "draft_s": totals.draft_s,
+        "verify_s": totals.verify_s, "rest_s": totals.rest_s, "cpu_s": totals.cpu_s,
+    }  # fmt: skip
+
+
+def _bandwidth(result: BenchResult) -> dict[str, Any]:
+    """Weights read per second by plain decoding, against what the memory can stream."""
+    setup, tps = result.setup, result.comparison.plain.tps
+    reads = None if tps is None else tps * setup.weight_bytes
+    streaming = setup.streaming
+    return {
+        "weight_bytes_per_token": setup.weight_bytes,
+        "weight_bytes_basis": setup.weight_basis,
+        "plain_bytes_per_s": reads,
+        "streaming_bytes_per_s": streaming.bytes_per_s if streaming else None,
+        "streaming_sum_bytes_per_s": streaming.sum_bytes_per_s if streaming else None,
+        "streaming_copy_bytes_per_s": streaming.copy_bytes_per_s if streaming else None,
+        "streaming_method": streaming.method if streaming else "not measured: weights on a GPU",
+        "fraction_of_streaming": ratio(reads, streaming.bytes_per_s if streaming else None),
+        "weights_fit_cache": setup.weights_fit_cache,
+    }
+
+
+def _peer(result: BenchResult) -> dict[str, Any] | None:
+    if result.config.peer is None:
+        return None
+    answers = [answer for prompt in result.prompts for answer in prompt.peer]
+    return {
+        "url": result.config.peer,
+        "summary": _answers(answers),
+        "failures": dict(result.peer_failures),
+    }
+
+
+def _answers(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
+    """Sums over a peer's answers; None without any."""
+    if not answers:
+        return None
+    drafted = [answer.drafted for answer in answers if answer.drafted is not None]
+    accepted = [answer.accepted for answer in answers if answer.accepted is not None]
+    n_drafted = sum(drafted) if drafted else None
+    n_accepted = sum(accepted) if accepted else None
+    return {
+        "tps": peer_tps(answers),
+        "n_texts": len(answers),
+        "n_tokens": sum(answer.n_tokens for answer in answers),
+        "seconds": sum(answer.seconds for answer in answers),
+        "wall_s": sum(answer.wall_s for answer in answers),
+        "timed_by": "its own timings, prompt left out"
+        if all(answer.is_own_timing for answer in answers)
+        else "the clock, prompt included",
+        "drafted": n_drafted,
+        "accepted": n_accepted,
+        "acceptance_rate": ratio(n_accepted, n_drafted),
+    }
+
+
+def peer_tps(answers: Iterable[PeerRun]) -> float | None:
+    """Total tokens / total seconds; None without answers."""
+    found = list(answers)
+    return ratio(sum(answer.n_tokens for answer in found), sum(answer.seconds for answer in found))
+
+
+def notes(result: BenchResult) -> list[str]:
+    """What a reader should know before the figures."""
+    out = list(result.setup.notes)
+    if result.is_synthetic:
+        chances = ", ".join(f"{p:g}" for p in result.config.synthetic_acceptance)
+        out.append(
+            f"SYNTHETIC acceptance {chances} by depth, seed {result.config.seed}: speed only; "
+            "nothing here is claimed of the draft's quality or of its text"
+        )
+    if result.n_off_script:
+        out.append(
+            f"{result.n_off_script} rounds were not synthetic: the text had left plain decoding's"
+        )
+    if result.is_interrupted:
+        out.append("interrupted: only what was measured until then is counted")
+    if result.failure is not None:
+        out.append(f"ended by an error: {result.failure}")
+    reasons = {pair.spec.reason_off for pair in result.pairs} - {None}
+    out += [f"the drafter was off: {reason}" for reason in sorted(map(str, reasons))]
+    out += [f"peer, prompt {key!r}: {said}" for key, said in result.peer_failures.items()]
+    return out

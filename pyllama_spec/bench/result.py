@@ -1,0 +1,103 @@
+"""What a benchmark gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyllama_spec.bench.config import BenchConfig
+from pyllama_spec.bench.figures import Comparison, Pair, PromptResult, Spread, repeats_of, spread
+from pyllama_spec.bench.figures import compare as compare_pairs
+from pyllama_spec.bench.machine import Streaming
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How the benchmark ran, beside what was asked for.
+
+    Attributes:
+        target: the engine's description of the target.
+        drafter: its name.
+        n_ctx, n_threads: of both contexts.
+        n_draft: the most tokens that a round drafts.
+        weight_bytes: of weights that a plain token reads.
+        weight_basis: where that number comes from.
+        streaming: of this machine's memory; None where the weights lie on a GPU.
+        provenance: versions, machine, files: JSON's own types.
+        notes: what a reader should know.
+
+    """
+
+    target: str
+    drafter: str
+    n_ctx: int
+    n_threads: int
+    n_draft: int
+    weight_bytes: int
+    weight_basis: str
+    streaming: Streaming | None
+    provenance: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def weights_fit_cache(self) -> bool:
+        """Whether the weights may stay in the cache: then memory is no ceiling."""
+        cache: int = self.provenance["machine"]["last_level_cache_bytes"]
+        return self.weight_bytes <= cache
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """A benchmark's figures.
+
+    Attributes:
+        config: what was asked for.
+        setup: how it ran.
+        prompts: in the file's order; after an interruption only those with a pair.
+        n_off_script: rounds of synthetic acceptance that the oracle could not script.
+        is_interrupted: Ctrl-C ended it.
+        failure: the error that ended it, if one did: what was measured before is here.
+        peer_failures: what went wrong with the peer, by prompt id.
+        span: when it began and ended, and the load average then.
+
+    """
+
+    config: BenchConfig
+    setup: Setup
+    prompts: tuple[PromptResult, ...]
+    n_off_script: int = 0
+    is_interrupted: bool = False
+    failure: str | None = None
+    peer_failures: dict[str, str] = field(default_factory=dict)
+    span: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether the acceptance was made up."""
+        return bool(self.config.synthetic_acceptance)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """All texts of all prompts."""
+        return [pair for prompt in self.prompts for pair in prompt.pairs]
+
+    @property
+    def comparison(self) -> Comparison:
+        """The totals over everything."""
+        return compare_pairs(self.pairs)
+
+    @property
+    def speedups(self) -> Spread | None:
+        """Of the repeats, each over all prompts."""
+        return spread(one.speedup for one in repeats_of(self.prompts))
+
+    @property
+    def categories(self) -> dict[str, Comparison]:
+        """The totals by category, in the file's order."""
+        names = dict.fromkeys(prompt.category for prompt in self.prompts)
+        return {
+            name: compare_pairs(
+                pair for prompt in self.prompts if prompt.category == name for pair in prompt.pairs
+            )
+            for name in names
+        }

@@ -1,0 +1,151 @@
+"""The two sides of the comparison: one model, and on it what Llama opens without and with a draft.
+
+Both are the same loop with the same parameters, as loading.open_runtime() makes them for Llama: the
+plain side has no layer inputs, no draft's context and no room for a verify batch's logits. They
+share the weights and nothing else; a second Llama would hold the weights twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import process_time
+
+from pyllama_spec.bench.config import BenchConfig
+from pyllama_spec.bench.synthetic import SyntheticDrafter
+from pyllama_spec.completion import Runtime
+from pyllama_spec.drafters import Drafter, NoDrafter
+from pyllama_spec.engine import ContextParams, Model, Sampler
+from pyllama_spec.engine.closing import Closing
+from pyllama_spec.loading import make_drafter, open_runtime
+from pyllama_spec.open_model import OpenModel
+from pyllama_spec.request import RequestOptions
+from pyllama_spec.speculative import RowObserver
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One text of one side.
+
+    Attributes:
+        tokens: all committed ids; an end token is the last of them.
+        rounds: (drafted, accepted) of each round.
+        is_stopped: whether an end token cut the last round.
+        prompt_s: the prompt, to its first token.
+        decode_s: all rounds.
+        draft_s, verify_s: of those, in the drafter and in the target's decode.
+        cpu_s: processor time of all threads of the process, prompt and rounds.
+        reason_off: why the drafter was not used, or not to the end.
+
+    """
+
+    tokens: tuple[int, ...]
+    rounds: tuple[tuple[int, int], ...]
+    is_stopped: bool
+    prompt_s: float
+    decode_s: float
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    cpu_s: float = 0.0
+    reason_off: str | None = None
+
+    @property
+    def n_decoded(self) -> int:
+        """Tokens that rounds committed: all but the first one."""
+        return max(len(self.tokens) - 1, 0)
+
+
+class Side(Closing):
+    """One way to generate, on a model that the other side shares.
+
+    Args:
+        runtime: its context and loop.
+        options: of every text.
+        drafter: closed with it, if any.
+        synthetic: the drafter that wants to know each text beforehand, if there is one.
+
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: RequestOptions,
+        drafter: Drafter | None = None,
+        synthetic: SyntheticDrafter | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.synthetic = synthetic
+        self._options = options
+        self._open = OpenModel(runtime, drafter)
+
+    @property
+    def name(self) -> str:
+        """What the statistics call the drafter."""
+        return self._open.drafter_name
+
+    def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
+        """Generates once, from an empty memory: nothing of an earlier prompt is reused.
+
+        Args:
+            prompt: token ids.
+            n_tokens: the most tokens to generate.
+            observe: sees each committed token with its row; for runs that are not timed.
+
+        """
+        self._open.reset()
+        loop, sequence = self.runtime.loop, self.runtime.sequence
+        vocab = self.runtime.model.vocab
+        sampler = Sampler(self.runtime.model, self._options.sampler_params(vocab))
+        start = process_time()
+        try:
+            loop.prefill(sequence, prompt)
+            steps = list(loop.generate(sequence, sampler, n_tokens, observe))
+        finally:
+            sampler.close()
+        cpu_s = process_time() - start
+        timing = loop.timing
+        return Run(
+            tokens=tuple(token for step in steps for token in step.tokens),
+            rounds=tuple((step.n_drafted, step.n_accepted) for step in steps[1:]),
+            is_stopped=steps[-1].finish_reason == "stop",
+            prompt_s=timing.prompt_s,
+            decode_s=timing.decode_s,
+            draft_s=timing.draft_s,
+            verify_s=timing.verify_s,
+            cpu_s=cpu_s,
+            reason_off=loop.stats.reason_off,
+        )
+
+    def close(self) -> None:
+        """Frees its context. The weights are freed with the last side. May be called twice."""
+        self._open.close()
+
+
+def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Side]:
+    """The plain side and the speculative one.
+
+    Raises:
+        PyllamaSpecError: what Llama() raises for the same options.
+
+    """
+    params = ContextParams(n_ctx=n_ctx, n_threads=config.n_threads)
+    options = RequestOptions(
+        max_tokens=config.n_tokens, temperature=config.temperature, seed=config.seed
+    )
+    n_draft = config.max_draft
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
+        drafter = make_drafter(config.draft, n_draft, n_gpu_layers=config.n_gpu_layers)
+        own = None if drafter is config.draft else drafter
+        if own is not None:
+            stack.callback(own.close)
+        synthetic = None
+        if config.synthetic_acceptance:
+            synthetic = SyntheticDrafter(
+                drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
+            )
+        runtime = open_runtime(model, params, synthetic or drafter, n_draft)
+        spec = Side(runtime, options, own, synthetic)
+        stack.pop_all()
+    return plain, spec

@@ -1,0 +1,180 @@
+"""A result as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyllama_spec.bench.figures import (
+    Comparison,
+    PromptResult,
+    Spread,
+    Totals,
+    acceptance_by_depth,
+    accepted_histogram,
+    ratio,
+)
+from pyllama_spec.bench.report import notes, peer_tps
+from pyllama_spec.bench.result import BenchResult
+
+_NOTHING = "-"
+
+
+def table(result: BenchResult) -> str:
+    """The figures, for people: prompts, totals, where the time went, acceptance, bandwidth."""
+    blocks = [_head(result), _prompts(result), _categories(result), _time(result)]
+    blocks += [_acceptance(result), _bandwidth(result)]
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _head(result: BenchResult) -> list[str]:
+    config, setup = result.config, result.setup
+    files = setup.provenance.get("files", {})
+    names = " + ".join(str(file["name"]) for file in files.values())
+    how = "greedy" if config.temperature == 0 else f"temperature {config.temperature:g}"
+    load = result.span.get("load_average_start"), result.span.get("load_average_end")
+    loads = " and ".join(_NOTHING if one is None else f"{one[0]:.2f}" for one in load)
+    lines = [f"NOTE: {note}" for note in notes(result)]
+    lines += [
+        f"{names} ({setup.target}), drafter {setup.drafter}, at most {setup.n_draft} per round",
+        f"{len(result.prompts)} prompts x {config.repeats} repeats of {config.n_tokens} tokens, "
+        + how,
+        f"{setup.n_threads} threads; load average {loads} at start and end",
+    ]
+    return lines
+
+
+def _prompts(result: BenchResult) -> list[str]:
+    """The table of prompts, and the sum."""
+    with_peer = result.config.peer is not None
+    rows = [_row(prompt, with_peer) for prompt in result.prompts]
+    all_answers = [answer for prompt in result.prompts for answer in prompt.peer]
+    n_same = sum(prompt.fork is None for prompt in result.prompts)
+    rows.append(
+        [
+            "all", "", *_figures(result.comparison, result.speedups),
+            f"{n_same} of {len(result.prompts)}",
+            *([_number(peer_tps(all_answers), 1)] if with_peer else []),
+        ]
+    )  # fmt: skip
+    head = [
+        "prompt", "category", "plain", "spec", "speed-up", "(min .. max)", "accepted", "per round",
+        "same text", *(["peer"] if with_peer else []),
+    ]  # fmt: skip
+    mark = ["SYNTHETIC ACCEPTANCE"] if result.is_synthetic else []
+    end = result.comparison.end_to_end_speedup
+    return [
+        *mark,
+        "tokens per second of decoding; total tokens / total seconds",
+        *_aligned([head, *rows]),
+        f"with the prompts, end to end: speed-up {_number(end, 2)}",
+    ]
+
+
+def _row(prompt: PromptResult, with_peer: bool) -> list[str]:
+    fork = prompt.fork
+    same = "yes"
+    if fork is not None:
+        gap = "" if fork.top2_gap is None else f", gap {fork.top2_gap:.3g}"
+        same = f"to {fork.position}{gap}"
+    return [
+        prompt.id, prompt.category, *_figures(prompt.comparison, prompt.speedups), same,
+        *([_number(peer_tps(prompt.peer), 1)] if with_peer else []),
+    ]  # fmt: skip
+
+
+def _figures(both: Comparison, speedups: Spread | None) -> list[str]:
+    around = _NOTHING
+    if speedups is not None:
+        around = f"({speedups.low:.2f} .. {speedups.high:.2f})"
+    return [
+        _number(both.plain.tps, 1), _number(both.spec.tps, 1), _number(both.speedup, 2), around,
+        _number(both.spec.acceptance_rate, 2), _number(both.spec.tokens_per_round, 2),
+    ]  # fmt: skip
+
+
+def _categories(result: BenchResult) -> list[str]:
+    if len(result.categories) < 2:
+        return []
+    head = ["category", "plain", "spec", "speed-up", "accepted", "per round"]
+    rows = [
+        [
+            name, _number(one.plain.tps, 1), _number(one.spec.tps, 1), _number(one.speedup, 2),
+            _number(one.spec.acceptance_rate, 2), _number(one.spec.tokens_per_round, 2),
+        ]
+        for name, one in result.categories.items()
+    ]  # fmt: skip
+    return _aligned([head, *rows])
+
+
+def _time(result: BenchResult) -> list[str]:
+    """Milliseconds per token, so that the columns add up to what a token costs."""
+    both = result.comparison
+    head = ["ms per token", "draft", "verify", "rest", "decode", "prompt, s in all", "processors"]
+    rows = [
+        [
+            name, *(_number(_ms(seconds, totals), 2) for seconds in
+                    (totals.draft_s, totals.verify_s, totals.rest_s, totals.decode_s)),
+            _number(totals.prompt_s, 2),
+            _number(ratio(totals.cpu_s, totals.prompt_s + totals.decode_s), 2),
+        ]
+        for name, totals in (("plain", both.plain), ("spec", both.spec))
+    ]  # fmt: skip
+    return [*_aligned([head, *rows]), f"prompts, spec over plain: {_number(both.prompt_cost, 3)}"]
+
+
+def _ms(seconds: float, totals: Totals) -> float | None:
+    return ratio(1e3 * seconds, totals.n_tokens)
+
+
+def _acceptance(result: BenchResult) -> list[str]:
+    runs = [pair.spec for pair in result.pairs]
+    depths = acceptance_by_depth(runs)
+    if not depths:
+        return []
+    mark = " (SYNTHETIC)" if result.is_synthetic else ""
+    histogram = accepted_histogram(runs)
+    return [
+        *_aligned(
+            [
+                [f"depth of a drafted token{mark}", *(str(one.depth) for one in depths)],
+                ["accepted, if those before it were", *(_number(d.rate, 2) for d in depths)],
+                ["accepted, of all drafted", *(_number(d.rate_of_drafted, 2) for d in depths)],
+            ]
+        ),
+        "rounds that accepted 0, 1, 2 ...: " + " ".join(str(n) for n in histogram),
+    ]
+
+
+def _bandwidth(result: BenchResult) -> list[str]:
+    setup, tps = result.setup, result.comparison.plain.tps
+    streaming = setup.streaming
+    if tps is None:
+        return []
+    reads = tps * setup.weight_bytes / 1e9
+    line = f"plain decoding reads {setup.weight_bytes / 1e6:.1f} MB of weights per token: "
+    line += f"{reads:.2f} GB/s"
+    if streaming is None:
+        return [line]
+    ceiling = streaming.bytes_per_s / 1e9
+    fits = ["(they fit the cache: the memory is no ceiling)"] if setup.weights_fit_cache else []
+    return [
+        f"{line}, {100 * reads / ceiling:.0f}% of the {ceiling:.1f} GB/s that memory streams here",
+        *fits,
+        f"({streaming.method})",
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return _NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

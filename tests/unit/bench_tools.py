@@ -1,0 +1,66 @@
+"""What the tests of the benchmark share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.bench import BenchConfig
+from pyllama_spec.bench.figures import Pair, PromptResult
+from pyllama_spec.bench.machine import Streaming
+from pyllama_spec.bench.result import BenchResult, Setup
+from pyllama_spec.bench.sides import Run
+from tests.models import model_path
+
+CHAT = [{"role": "user", "content": "one two three one two"}]
+LINES: list[dict[str, Any]] = [
+    {"id": "chat", "category": "a", "messages": CHAT},
+    {"id": "text", "category": "b", "prompt": "abc abc abc ab"},
+]
+
+
+def write_prompts(folder: Path, lines: Sequence[dict[str, Any]] = LINES) -> Path:
+    """A prompts file."""
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def tiny_config(folder: Path, **options: Any) -> BenchConfig:
+    """Two prompts on a PERM model whose text repeats itself, on one thread."""
+    values: dict[str, Any] = {
+        "model_path": model_path("perm", n_cycles=20), "draft": "prompt-lookup", "n_threads": 1,
+        "n_tokens": 40, "repeats": 2,
+    }  # fmt: skip
+    values |= options
+    if "prompts" not in values:
+        values["prompts"] = write_prompts(folder)
+    return BenchConfig(**values)
+
+
+def made_up_run(
+    rounds: Sequence[tuple[int, int]], decode_s: float, *, first: int = 0, **options: Any
+) -> Run:
+    """A run whose tokens count up, with half a second of prompt."""
+    n = 1 + sum(accepted + 1 for _, accepted in rounds)
+    values: dict[str, Any] = {"is_stopped": False, "prompt_s": 0.5, **options}
+    tokens = tuple(range(first, first + n))
+    return Run(tokens=tokens, rounds=tuple(rounds), decode_s=decode_s, **values)
+
+
+def made_up_result(prompts: Sequence[PromptResult], **options: Any) -> BenchResult:
+    """A result with a machine that is made up too."""
+    setup = Setup(
+        target="a model", drafter="a drafter", n_ctx=256, n_threads=2, n_draft=3,
+        weight_bytes=50_000_000, weight_basis="made up", streaming=Streaming(2, 2**28, 2e10, 1e10),
+        provenance={"machine": {"last_level_cache_bytes": 2**25}, "files": {}},
+    )  # fmt: skip
+    config = BenchConfig(model_path="a.gguf", synthetic_acceptance=options.pop("synthetic", ()))
+    return BenchResult(config, setup, tuple(prompts), **options)
+
+
+def one_prompt(*pairs: Pair, name: str = "p") -> PromptResult:
+    """A prompt's result."""
+    return PromptResult(name, "a", 3, pairs)
