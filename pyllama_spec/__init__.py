@@ -17,7 +17,7 @@ from pyllama_spec._version import __version__
 from pyllama_spec.assembly import Piece
 from pyllama_spec.chat import ChatTemplate, RenderedChat
 from pyllama_spec.completion import Generation, GenerationRecord
-from pyllama_spec.drafters import Draft, Drafter, NoDrafter, PromptLookup
+from pyllama_spec.drafters import Draft, Drafter, Eagle3, NoDrafter, PromptLookup
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.engine.errors import (
     ArgumentError,
@@ -25,6 +25,7 @@ from pyllama_spec.engine.errors import (
     CancelledError,
     ClosedError,
     ContextFullError,
+    ConversionError,
     EngineError,
     ModelLoadError,
     OutOfMemoryError,
@@ -43,8 +44,10 @@ __all__ = [
     "ChatTemplate",
     "ClosedError",
     "ContextFullError",
+    "ConversionError",
     "Draft",
     "Drafter",
+    "Eagle3",
     "EngineError",
     "Generation",
     "GenerationRecord",

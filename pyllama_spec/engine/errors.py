@@ -31,6 +31,10 @@ class UnsupportedError(PyllamaSpecError):
     """The model, or this build of the engine, cannot do what was asked."""
 
 
+class ConversionError(PyllamaSpecError):
+    """A checkpoint cannot be converted: unsupported, incomplete, damaged or contradictory."""
+
+
 class ContextFullError(PyllamaSpecError):
     """The context has no room for the tokens: it must be opened larger, or the prompt cut."""
 

@@ -1,0 +1,7 @@
+"""Drafts of Hugging Face layouts -> GGUF. Needs the extra: pip install pyllama_spec[convert]."""
+
+from pyllama_spec.convert.eagle3 import ConversionReport, convert_eagle3
+from pyllama_spec.convert.layer_ids import Convention
+from pyllama_spec.convert.writer import KINDS, Kind
+
+__all__ = ["KINDS", "Convention", "ConversionReport", "Kind", "convert_eagle3"]

@@ -1,0 +1,106 @@
+"""Reads values of a config.json, and says which key is missing or wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.engine.errors import ConversionError
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One object of a config.json. A key whose value is null counts as missing.
+
+    Attributes:
+        values: the object.
+        where: what stands before a key in messages, such as "transformer_layer_config.".
+
+    """
+
+    values: Mapping[str, Any]
+    where: str = ""
+
+    def has(self, key: str) -> bool:
+        """Whether there is a value."""
+        return self.values.get(key) is not None
+
+    def fail(self, key: str, wanted: str) -> ConversionError:
+        """The error that a value is not what it should be."""
+        if not self.has(key):
+            return ConversionError(f"config.json has no {self.where}{key} ({wanted})")
+        return ConversionError(
+            f"config.json: {self.where}{key} is {self.values[key]!r}, not {wanted}"
+        )
+
+    def size(self, key: str, default: int | None = None) -> int:
+        """A count of 1 or more.
+
+        Raises:
+            ConversionError: it is missing without a default, or no such number.
+
+        """
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is not int or not 1 <= value < 1 << 31:
+            raise self.fail(key, "a positive integer")
+        return value
+
+    def optional_size(self, key: str) -> int | None:
+        """A count of 1 or more, None where there is none."""
+        return self.size(key) if self.has(key) else None
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0.
+
+        Raises:
+            ConversionError: it is missing without a default, or no such number.
+
+        """
+        value = self.values.get(key)
+        if value is None and default is not None:
+            return default
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is None or not is_number or not 0 < value < math.inf:
+            raise self.fail(key, "a positive number")
+        return float(value)
+
+    def optional_flag(self, key: str) -> bool | None:
+        """True or false, None where it is missing."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.fail(key, "true or false")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.optional_flag(key)
+        return default if value is None else value
+
+    def ids(self, key: str) -> tuple[int, ...] | None:
+        """A list of integers, None where it is missing."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or any(type(k) is not int for k in value):
+            raise self.fail(key, "a list of integers")
+        return tuple(value)
+
+    def numbers(self, key: str, n: int) -> list[float]:
+        """A list of n positive numbers."""
+        value = self.values.get(key)
+        if not isinstance(value, list) or any(type(x) not in (int, float) for x in value):
+            raise self.fail(key, f"a list of {n} numbers")
+        if len(value) != n or not all(0 < x < math.inf for x in value):
+            raise self.fail(key, f"a list of {n} positive numbers")
+        return [float(x) for x in value]
+
+    def inner(self, key: str) -> Fields:
+        """The object under a key; empty where it is missing."""
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.fail(key, "an object")
+        return Fields(value or {}, f"{self.where}{key}.")

@@ -1,0 +1,227 @@
+"""Reads what torch.save() wrote (.bin, .pt) without torch, and without running what is in it.
+
+Such a file is a zip with a pickle, `data.pkl`, and the bytes of each storage, `data/KEY`. A pickle
+is a program; this reader knows the handful of names that a plain state dict needs, and refuses a
+file that names anything else. The facts are those of torch/serialization.py and torch/_utils.py.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import zipfile
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pyllama_spec.convert.tensors import STORED, Raw, SourceTensor
+from pyllama_spec.engine.errors import ConversionError
+
+_STORAGES = {
+    "DoubleStorage": "F64",
+    "FloatStorage": "F32",
+    "HalfStorage": "F16",
+    "BFloat16Storage": "BF16",
+    "LongStorage": "I64",
+    "IntStorage": "I32",
+    "ShortStorage": "I16",
+    "CharStorage": "I8",
+    "ByteStorage": "U8",
+    "BoolStorage": "BOOL",
+}
+# Names and places of the tensors, no numbers: a real one has some kilobytes.
+_MAX_PICKLE_BYTES = 64 << 20
+# What a broken or hostile pickle, or zip, makes the standard library raise.
+_FAULTS = (
+    ArithmeticError, AttributeError, EOFError, ImportError, IndexError, KeyError, MemoryError,
+    NotImplementedError, RecursionError, RuntimeError, TypeError, ValueError,
+    pickle.UnpicklingError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a storage's class becomes: nothing that a pickle could call."""
+
+    dtype: str
+
+
+class _Storage(NamedTuple):
+    dtype: str
+    key: str
+    n_elements: int
+
+
+class _View(NamedTuple):
+    """A tensor: a window into a storage, in elements."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_torch(path: Path) -> dict[str, SourceTensor]:
+    """The tensors of a state dict by their names; their bytes are read when asked for.
+
+    Raises:
+        ConversionError: the file is damaged, in the format before torch 1.6, or holds anything but
+            tensors.
+
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ConversionError(f"{path.name} {_why_no_zip(path)}")
+        with zipfile.ZipFile(path) as archive:
+            root, found = _unpickle(archive)
+            tensors = {name: _view(name, view) for name, view in _entries(found)}
+            for name, view in tensors.items():
+                _check(archive, root, name, view)
+    except OSError as error:
+        raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
+    except _FAULTS as error:
+        raise ConversionError(f"{path.name} cannot be read: {_text(error)}") from None
+    return {
+        name: SourceTensor(name, view.storage.dtype, view.shape, _reader(path, root, name, view))
+        for name, view in tensors.items()
+    }
+
+
+def _text(error: BaseException) -> str:
+    return f"{error or type(error).__name__}; it is damaged, or no checkpoint of a draft"
+
+
+def _why_no_zip(path: Path) -> str:
+    with path.open("rb") as file:
+        start = file.read(8)
+    if start.startswith(b"version "):
+        return "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
+    if start.startswith(b"PK"):
+        return "is cut off; download it again"
+    if start[:1] == b"\x80":
+        return (
+            "was saved in the format before torch 1.6, which is not read; load it with torch and "
+            "save it again, or give the checkpoint as .safetensors"
+        )
+    return "is no file that torch.save() wrote"
+
+
+class _Unpickler(pickle.Unpickler):
+    """Builds dicts and _View tuples, and refuses every other name."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+            return _RebuildTensor()
+        if (module, name) == ("torch._utils", "_rebuild_parameter"):
+            return _RebuildParameter()
+        if module == "torch" and name in _STORAGES:
+            return _Kind(_STORAGES[name])
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, which a plain state dict does not need"
+        )
+
+    def persistent_load(self, pid: Any, /) -> _Storage:
+        match pid:
+            case ("storage", _Kind(dtype=dtype), str(key), _, int(n)) if n >= 0:
+                return _Storage(dtype, key, n)
+        raise pickle.UnpicklingError("it points to something that is no storage")
+
+
+class _RebuildTensor:
+    """torch._utils._rebuild_tensor_v2; without a __dict__, so that no pickle can change it."""
+
+    __slots__ = ()
+
+    def __call__(self, storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> _View:
+        numbers = [offset, *shape, *strides]
+        if not isinstance(storage, _Storage) or len(shape) != len(strides):
+            raise pickle.UnpicklingError("it describes a tensor wrongly")
+        if any(type(n) is not int or n < 0 for n in numbers):
+            raise pickle.UnpicklingError("it describes a tensor wrongly")
+        return _View(storage, offset, tuple(shape), tuple(strides))
+
+
+class _RebuildParameter:
+    """torch._utils._rebuild_parameter: the tensor that it was made from."""
+
+    __slots__ = ()
+
+    def __call__(self, data: Any, *_: Any) -> Any:
+        return data
+
+
+def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:
+    """The folder inside the zip, and what the pickle holds."""
+    pickles = [name for name in archive.namelist() if name.split("/")[1:] == ["data.pkl"]]
+    if len(pickles) != 1:
+        raise ValueError("it holds no data.pkl")
+    root = pickles[0].rpartition("/")[0]
+    if f"{root}/byteorder" in archive.namelist():
+        order = archive.read(f"{root}/byteorder").strip()
+        if order != b"little":
+            raise ValueError("it was written on a big-endian machine")
+    if archive.getinfo(pickles[0]).file_size > _MAX_PICKLE_BYTES:
+        raise ValueError("its data.pkl is far too long")
+    return root, _Unpickler(BytesIO(archive.read(pickles[0])), encoding="utf-8").load()
+
+
+def _entries(found: Any) -> list[tuple[str, Any]]:
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"it holds a {type(found).__name__}, no tensors by their names")
+    return list(found.items())
+
+
+def _view(name: str, value: Any) -> _View:
+    if not isinstance(value, _View):
+        raise TypeError(f"{name!r} is a {type(value).__name__}, not a tensor")
+    return value
+
+
+def _place(root: str, view: _View) -> str:
+    return f"{root}/data/{view.storage.key}"
+
+
+def _check(archive: zipfile.ZipFile, root: str, name: str, view: _View) -> None:
+    """The storage has the bytes that it promises, and the tensor lies within it."""
+    storage = view.storage
+    place = _place(root, view)
+    if place not in archive.namelist():
+        raise ValueError(f"the numbers of {name} are missing")
+    n_bytes = storage.n_elements * STORED[storage.dtype].itemsize
+    if archive.getinfo(place).file_size != n_bytes:
+        raise ValueError(f"the numbers of {name} are not {n_bytes} bytes")
+    if math.prod(view.shape):
+        steps = zip(view.shape, view.strides, strict=True)
+        last = view.offset + sum((n - 1) * stride for n, stride in steps)
+        if last >= storage.n_elements:
+            raise ValueError(f"{name} reaches beyond its numbers")
+
+
+def _reader(path: Path, root: str, name: str, view: _View) -> Callable[[], Raw]:
+    dtype = STORED[view.storage.dtype]
+
+    def read() -> Raw:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                # read() compares the checksum.
+                stored = np.frombuffer(archive.read(_place(root, view)), dtype)
+        except OSError as error:
+            raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
+        except _FAULTS as error:
+            raise ConversionError(f"{path.name}: {name}: {_text(error)}") from None
+        if math.prod(view.shape) == 0:
+            return np.zeros(view.shape, dtype)
+        strides = [stride * dtype.itemsize for stride in view.strides]
+        return np.lib.stride_tricks.as_strided(
+            stored[view.offset :], view.shape, strides, writeable=False
+        )
+
+    return read

@@ -1,0 +1,230 @@
+"""RoPE: how config.json stretches positions, as GGUF keys and factor tensors.
+
+The formulas are those of Hugging Face transformers' modeling_rope_utils.py, and what they become is
+what the engine computes from the keys (src/llama-context.cpp, ggml's rope_yarn):
+
+    kind       keys and tensors
+    none       rope.freq_base
+    linear     rope.scaling.type, .factor
+    yarn       rope.scaling.type, .factor, .original_context_length; .attn_factor where the scale of
+               cos and sin is not yarn's own 0.1 ln(factor) + 1, by which it is multiplied
+    llama3     rope_freqs.weight: what each frequency is divided by
+    longrope   rope.scaling.type, .original_context_length, .attn_factor, and the tensors
+               rope_factors_long.weight and rope_factors_short.weight
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec.convert.fields import Fields
+from pyllama_spec.convert.tensors import Floats
+from pyllama_spec.engine.errors import ConversionError
+
+# Of transformers' LlamaConfig, and of the EAGLE reference, where a config.json has none.
+_DEFAULT_THETA = 10000.0
+_COMMON = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
+_ORIGINAL = "original_max_position_embeddings"
+# Keys that a kind may have; another one would mean something that is not written to the file.
+_KNOWN = {
+    "none": set[str](),
+    "linear": {"factor"},
+    "yarn": {
+        "factor", _ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale",
+        "mscale_all_dim", "truncate",
+    },
+    "llama3": {"factor", _ORIGINAL, "low_freq_factor", "high_freq_factor"},
+    "longrope": {"factor", _ORIGINAL, "attention_factor", "short_factor", "long_factor"},
+}  # fmt: skip
+_NAMES = {"default": "none", "none": "none", "su": "longrope"}
+_REFUSED = {
+    "dynamic": "its frequencies change with the length of the text",
+    "mrope": "it gives each token three positions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """What goes into the file.
+
+    Attributes:
+        keys: after "eagle3.": a str, int or float each.
+        tensors: by their GGUF names, float32 `[head size / 2]`.
+        notes: what the user should know.
+
+    """
+
+    keys: Mapping[str, str | int | float]
+    tensors: Mapping[str, Floats]
+    notes: tuple[str, ...] = ()
+
+
+def read_rope(config: Fields, head_size: int) -> Rope:
+    """RoPE of a flat config, from rope_theta, rope_scaling and rope_parameters.
+
+    Args:
+        config: the object with the sizes.
+        head_size: even.
+
+    Raises:
+        ConversionError: the kind is none of the above, or a number is missing or contradictory.
+
+    """
+    merged = _merge(config)
+    partial = _one_value(config, merged, "partial_rotary_factor")
+    if partial not in (None, 1, 1.0):
+        raise ConversionError(
+            f"partial_rotary_factor is {partial!r}: RoPE that turns a part of each head is not "
+            "supported"
+        )
+    theta = _one_value(config, merged, "rope_theta")
+    base = Fields({"rope_theta": theta}, config.where).number("rope_theta", _DEFAULT_THETA)
+    notes = () if theta is not None else (f"no rope_theta in config.json: {base:g}, its default",)
+    kind = _kind(merged)
+    odd = sorted(k for k in merged.values if merged.has(k) and k not in _KNOWN[kind] | _COMMON)
+    if odd:
+        raise ConversionError(
+            f"config.json: {merged.where}{odd[0]} means nothing to RoPE of kind {kind!r}"
+        )
+    keys: dict[str, str | int | float] = {
+        "rope.dimension_count": head_size,
+        "rope.freq_base": base,
+    }
+    tensors: dict[str, Floats] = {}
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": merged.number("factor")}
+    if kind == "yarn":
+        keys |= _yarn(merged)
+    elif kind == "llama3":
+        tensors["rope_freqs.weight"] = _llama3(merged, base, head_size)
+    elif kind == "longrope":
+        keys |= _longrope(config, merged)
+        for part in ("long", "short"):
+            factors = merged.numbers(f"{part}_factor", head_size // 2)
+            tensors[f"rope_factors_{part}.weight"] = np.array(factors, np.float32)
+    return Rope(keys, tensors, notes)
+
+
+def _merge(config: Fields) -> Fields:
+    """rope_scaling and rope_parameters as one; newer files have both, of the same values."""
+    merged: dict[str, Any] = {}
+    where = "rope_scaling"
+    for name in ("rope_scaling", "rope_parameters"):
+        part = dict(config.inner(name).values)
+        where = name if part else where
+        if any(isinstance(value, dict) for value in part.values()):
+            raise ConversionError(
+                f"config.json: {config.where}{name} gives each kind of layer its own RoPE, which "
+                "is not supported"
+            )
+        kind = part.pop("type", None)
+        if kind is not None and part.get("rope_type") is None:
+            part["rope_type"] = kind
+        for key, value in part.items():
+            if value is None:
+                continue
+            if key in merged and merged[key] != value:
+                raise ConversionError(
+                    f"config.json: {key} is {merged[key]!r} in rope_scaling and {value!r} in "
+                    "rope_parameters"
+                )
+            merged[key] = value
+    return Fields(merged, f"{config.where}{where}.")
+
+
+def _one_value(config: Fields, merged: Fields, key: str) -> Any:
+    """The value at the top or in the inner object; they must not differ."""
+    outer, inner = config.values.get(key), merged.values.get(key)
+    if outer is not None and inner is not None and outer != inner:
+        raise ConversionError(
+            f"config.json: {config.where}{key} is {outer!r} and {merged.where}{key} is {inner!r}"
+        )
+    return inner if outer is None else outer
+
+
+def _kind(merged: Fields) -> str:
+    name = merged.values.get("rope_type")
+    if merged.has("mrope_section"):
+        name = "mrope"
+    if name is None:
+        if merged.values.keys() - _COMMON:
+            raise merged.fail("rope_type", "which kind of scaling it is")
+        return "none"
+    kind = _NAMES.get(str(name), str(name))
+    if kind not in _KNOWN:
+        why = _REFUSED.get(kind, f"this converter knows {', '.join(_KNOWN)}")
+        raise ConversionError(f"RoPE scaling of kind {kind!r} is not supported: {why}")
+    return kind
+
+
+def _yarn(merged: Fields) -> dict[str, str | int | float]:
+    """The keys beside type and factor."""
+    for key, value in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+        if merged.number(key, value) != value:
+            raise ConversionError(
+                f"config.json: {merged.where}{key} is {merged.values[key]!r}; the engine computes "
+                f"yarn of an EAGLE-3 draft with {value:g}"
+            )
+    if not merged.flag("truncate", default=True):
+        raise ConversionError(
+            f"config.json: {merged.where}truncate is false; the engine rounds yarn's range"
+        )
+    keys: dict[str, str | int | float] = {
+        "rope.scaling.original_context_length": merged.size(_ORIGINAL)
+    }
+    factor = merged.number("factor")
+    own = _yarn_scale(factor, 1.0)
+    if merged.has("attention_factor"):
+        scale = merged.number("attention_factor")
+    elif merged.has("mscale") and merged.has("mscale_all_dim"):
+        scale = _yarn_scale(factor, merged.number("mscale"))
+        scale /= _yarn_scale(factor, merged.number("mscale_all_dim"))
+    else:
+        scale = own
+    if not math.isclose(scale, own, rel_tol=1e-6):
+        keys["rope.scaling.attn_factor"] = scale / own
+    return keys
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    """The scale of cos and sin; arXiv 2309.00071, equation 22, with DeepSeek's multiplier."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _llama3(merged: Fields, base: float, head_size: int) -> Floats:
+    """What Llama 3.1 divides each frequency by, `[head_size / 2]`.
+
+    Long waves are stretched by `factor`, short ones stay, and between them the frequencies are
+    mixed: f' = (1 - s) f / factor + s f, s = (original / wavelength - low) / (high - low).
+    """
+    factor = merged.number("factor")
+    low, high = merged.number("low_freq_factor"), merged.number("high_freq_factor")
+    original = merged.size(_ORIGINAL)
+    if high <= low:
+        raise merged.fail("high_freq_factor", f"above low_freq_factor, {low:g}")
+    wavelengths = 2 * np.pi * base ** (np.arange(0, head_size, 2) / head_size)
+    s = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    result: Floats = (1.0 / ((1.0 - s) / factor + s)).astype(np.float32)
+    return result
+
+
+def _longrope(config: Fields, merged: Fields) -> dict[str, str | int | float]:
+    """The keys; the scale of cos and sin is sqrt(1 + ln(factor) / ln(original))."""
+    place = config if config.has(_ORIGINAL) else merged
+    original = place.size(_ORIGINAL)
+    if original == 1:
+        raise place.fail(_ORIGINAL, "above 1")
+    stretched = config.size("max_position_embeddings") / original
+    factor = merged.number("factor", stretched)
+    scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    scale = merged.number("attention_factor", scale)
+    return {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": scale,
+    }

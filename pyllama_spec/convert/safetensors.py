@@ -1,0 +1,121 @@
+"""Reads .safetensors files: a JSON header, then the bytes of each tensor.
+
+The layout is that of the safetensors project's README. Its Python package cannot hand bfloat16 to
+NumPy ("data type 'bfloat16' not understood" in 0.8), and most drafts are bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec.convert.tensors import STORED, Raw, SourceTensor, dtype_size
+from pyllama_spec.engine.errors import ConversionError
+
+_LENGTH = struct.Struct("<Q")
+# As in the reference reader: a longer header is no header.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+def read_safetensors(path: Path) -> dict[str, SourceTensor]:
+    """The tensors of a file by their names. Their bytes are mapped, and read when asked for.
+
+    Raises:
+        ConversionError: the file is cut off, damaged or something else.
+
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_LENGTH.size)
+            n_header = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+            if not 2 <= n_header <= min(size - _LENGTH.size, _MAX_HEADER_BYTES):
+                raise _damaged(path, _why_no_header(start, size))
+            header = file.read(n_header)
+    except OSError as error:
+        raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
+    entries = _parse(path, header)
+    n_data = size - _LENGTH.size - n_header
+    tensors: dict[str, SourceTensor] = {}
+    spans: list[tuple[int, int, str]] = []
+    for name, entry in entries.items():
+        dtype, shape, begin, end = _entry(path, name, entry, n_data)
+        spans.append((begin, end, name))
+        tensors[name] = _tensor(path, name, dtype, shape, _LENGTH.size + n_header + begin)
+    _check_spans(path, sorted(spans), n_data)
+    return tensors
+
+
+def _why_no_header(start: bytes, size: int) -> str:
+    if start.startswith(b"version "):
+        return "it is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
+    return f"it is cut off, or no safetensors file ({size} bytes)"
+
+
+def _damaged(path: Path, why: str) -> ConversionError:
+    return ConversionError(f"{path.name} cannot be read: {why}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return names
+
+
+def _parse(path: Path, header: bytes) -> dict[str, Any]:
+    try:
+        entries = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header is no JSON ({error}); download it again") from None
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is no table of tensors")
+    entries.pop("__metadata__", None)
+    return entries
+
+
+def _entry(path: Path, name: str, entry: Any, n_data: int) -> tuple[str, tuple[int, ...], int, int]:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, begin, end]
+    except (TypeError, KeyError, ValueError):
+        raise _damaged(path, f"its header does not describe {name!r}") from None
+    if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in numbers):
+        raise _damaged(path, f"its header does not describe {name!r}")
+    if not begin <= end <= n_data:
+        raise _damaged(
+            path, f"{name} should end at byte {end} of {n_data}: it is cut off; download it again"
+        )
+    wanted = math.prod(shape) * dtype_size(dtype, name)
+    if end - begin != wanted:
+        raise _damaged(
+            path, f"{name} is {dtype} {list(shape)}, {wanted} bytes, and has {end - begin}"
+        )
+    return dtype, tuple(shape), begin, end
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int, str]], n_data: int) -> None:
+    at = 0
+    for begin, end, name in spans:
+        if begin != at:
+            raise _damaged(path, f"{name} begins at byte {begin}, not {at}: it is damaged")
+        at = end
+    if at != n_data:
+        raise _damaged(path, f"{n_data - at} bytes at its end belong to no tensor: it is damaged")
+
+
+def _tensor(path: Path, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> SourceTensor:
+    def read() -> Raw:
+        if math.prod(shape) == 0:
+            return np.zeros(shape, STORED[dtype])
+        try:
+            return np.memmap(path, STORED[dtype], "r", offset, shape or (1,)).reshape(shape)
+        except (OSError, ValueError) as error:
+            raise _damaged(path, f"{name}: {error}") from None
+
+    return SourceTensor(name, dtype, shape, read)

@@ -1,0 +1,99 @@
+"""A tensor of a checkpoint: its shape at once, its numbers when they are asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama_spec.engine.errors import ConversionError
+
+Raw = NDArray[Any]
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+# By their names in safetensors. NumPy has no bfloat16: its bits come as uint16, the upper half of
+# a float32. A bool comes as the byte that it is stored in.
+STORED: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("u1"),
+}
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def dtype_size(dtype: str, owner: str) -> int:
+    """Bytes per element of a stored type.
+
+    Raises:
+        ConversionError: the type is none of STORED; `owner` names the tensor in the message.
+
+    """
+    if dtype not in STORED:
+        raise ConversionError(
+            f"the tensor {owner} is stored as {dtype}, which this converter does not read (it "
+            f"reads {', '.join(STORED)}); convert the checkpoint that was not quantised"
+        )
+    return STORED[dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        name: as in the file.
+        dtype: a key of STORED.
+        shape: as PyTorch writes it, `[out, in]` for a matrix.
+        read: gives the stored numbers, of that shape and of type STORED[dtype].
+
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[], Raw]
+
+    @property
+    def n_elements(self) -> int:
+        """How many numbers there are."""
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether these are weights, and not ids or a mask."""
+        return self.dtype in FLOATS
+
+    def integers(self) -> Ids:
+        """The numbers as int64 of the tensor's shape; a mask gives 0 and 1.
+
+        Raises:
+            ConversionError: they are stored as floats.
+
+        """
+        if self.is_float:
+            raise ConversionError(
+                f"{self.name} is stored as {self.dtype}; it holds ids, no weights"
+            )
+        raw = self.read()
+        return (raw != 0 if self.dtype == "BOOL" else raw).astype(np.int64)
+
+
+def to_float32(raw: Raw, dtype: str) -> Floats:
+    """The stored numbers as float32, of the same shape; exact for all but F64."""
+    if dtype == "BF16":
+        # asarray: of a single number, older NumPy makes a scalar.
+        bits = np.asarray(np.left_shift(raw.astype(np.uint32), np.uint32(16)))
+        return bits.view(np.float32)
+    return raw.astype(np.float32)
