@@ -294,7 +294,6 @@ class Eagle3(Closing):
     def copy(self, seq: int, to: int) -> None:
         """Lets `to` begin as a copy of `seq`."""
         context, s = self._opened(), self._sequence(seq)
-        context.memory.rollback(seq, s.n_fed)
         self._forget(to)
         context.memory.copy(seq, to)
         self._sequences[to] = _Sequence(list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead)
@@ -302,7 +301,6 @@ class Eagle3(Closing):
     def save(self, seq: int) -> bytes:
         """What it knows of a sequence, for restore() of a head with the same file and settings."""
         context, s = self._opened(), self._sequence(seq)
-        context.memory.rollback(seq, s.n_fed)
         facts = {
             "draft": self._fingerprint(), "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead,
             "start": s.rows.start,
