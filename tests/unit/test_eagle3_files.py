@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
 from pyllama_spec.drafters import Eagle3
-from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine import Batch, Context, Model, quantize
 from tests.models import Eagle3Config, model_path
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
 from tests.oracles import tiny
@@ -270,3 +271,17 @@ def test_numbers_out_of_range(arguments: dict[str, Any], message: str) -> None:
         Eagle3(model_path("eagle3"), **arguments)
     with pytest.raises(ArgumentError, match="model must be"):
         Eagle3(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16", "BF16"])
+def test_a_quantised_head_keeps_its_table(kind: str, tmp_path: Path) -> None:
+    source, out = model_path("perm_eagle3", reduced=True), tmp_path / "head.gguf"
+    quantize(source, out, kind)
+    tables = [
+        next(t.data for t in GGUFReader(path).tensors if t.name == "d2t") for path in (source, out)
+    ]
+    assert np.array_equal(*tables)
+    assert out.stat().st_size < source.stat().st_size
+    with Llama(model_path("perm"), draft=out, n_threads=1) as llm:
+        stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]
+    assert stats["accepted"] == stats["drafted"] > 0
