@@ -14,7 +14,7 @@ demo: $(STAMP) $(MODEL)
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
 test: $(STAMP) $(VENV)/.test
-	$(BIN)/python -m pytest tests --ignore=tests/wheel --ignore=tests/gpu $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests --ignore=tests/wheel --ignore=tests/gpu --ignore=tests/train $(PYTEST_ARGS)
 
 # The packages of `make wheel`, as a user would install them.
 test-wheel: $(STAMP) $(VENV)/.test wheel
