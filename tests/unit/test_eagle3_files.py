@@ -277,10 +277,10 @@ def test_numbers_out_of_range(arguments: dict[str, Any], message: str) -> None:
 def test_a_quantised_head_keeps_its_table(kind: str, tmp_path: Path) -> None:
     source, out = model_path("perm_eagle3", reduced=True), tmp_path / "head.gguf"
     quantize(source, out, kind)
-    tables = [
+    before, after = (
         next(t.data for t in GGUFReader(path).tensors if t.name == "d2t") for path in (source, out)
-    ]
-    assert np.array_equal(*tables)
+    )
+    assert np.array_equal(before, after)
     assert out.stat().st_size < source.stat().st_size
     with Llama(model_path("perm"), draft=out, n_threads=1) as llm:
         stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]

@@ -1,1 +1,0 @@
-"""Tests of training: they need PyTorch, which the default test group lacks."""
