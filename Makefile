@@ -7,7 +7,7 @@ MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/*)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-wheel test-gpu quality style wheel bench clean
+.PHONY: demo test test-train test-wheel test-gpu quality style wheel bench clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d prompt-lookup --chat -n 256 \
@@ -15,6 +15,10 @@ demo: $(STAMP) $(MODEL)
 
 test: $(STAMP) $(VENV)/.test
 	$(BIN)/python -m pytest tests --ignore=tests/wheel --ignore=tests/gpu --ignore=tests/train $(PYTEST_ARGS)
+
+# PyTorch is large, and only training needs it.
+test-train: $(STAMP) $(VENV)/.train
+	$(BIN)/python -m pytest tests/train $(PYTEST_ARGS)
 
 # The packages of `make wheel`, as a user would install them.
 test-wheel: $(STAMP) $(VENV)/.test wheel
@@ -57,7 +61,7 @@ $(STAMP): $(VENV)/.build-tools $(NATIVE)
 	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=build/native -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.quality: $(VENV)/.%: $(VENV)/.build-tools
+$(VENV)/.test $(VENV)/.train $(VENV)/.quality: $(VENV)/.%: $(VENV)/.build-tools
 	$(PIP) install --group $*
 	@touch $@
 

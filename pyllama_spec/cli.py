@@ -13,6 +13,7 @@ from typing import Any
 from pyllama_spec import cli_convert, cli_generate, doctor
 from pyllama_spec._version import __version__
 from pyllama_spec.cli_bench import add_bench
+from pyllama_spec.cli_train import add_train
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Model, engine_version, quantize, quantize_types, set_log_level
 from pyllama_spec.engine.errors import PyllamaSpecError
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     cli_generate.add_generate(commands)
     cli_generate.add_chat(commands)
     cli_convert.add_convert(commands)
+    add_train(commands)
     _add_quantize(commands)
     _add_doctor(commands)
     add_bench(commands)

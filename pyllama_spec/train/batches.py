@@ -1,0 +1,157 @@
+"""The corpus as PyTorch reads it: batches of whole sequences in an order that the seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllama_spec.train.chains import Texts
+from pyllama_spec.train.draft_vocab import DraftVocab
+from pyllama_spec.train.features import FeatureSource
+from pyllama_spec.train.quality import fingerprint
+from pyllama_spec.train.store import Corpus, TextSequence
+
+# Prompts are held out by a hash, so that two answers to one prompt are on the same side.
+_BUCKETS = 10_000
+
+
+def _bucket(sequence: TextSequence) -> int:
+    prompt = sequence.tokens[: int(np.argmax(sequence.mask))]
+    return int.from_bytes(fingerprint(prompt.tolist()), "little") % _BUCKETS
+
+
+def split(corpus: Corpus, share: float, most: int) -> tuple[list[int], list[int]]:
+    """Sequences to train on, and greedy ones to measure on, of at most about `most` tokens.
+
+    A greedy chain is compared with greedy text: sampled answers to held-out prompts are neither.
+    One prompt is held out at least. A corpus with a single prompt is measured on itself.
+
+    Args:
+        corpus: the sequences.
+        share: of all prompts, how many are held out.
+        most: tokens to measure on.
+
+    """
+    buckets = [_bucket(sequence) for sequence in corpus.sequences]
+    pairs = list(zip(buckets, corpus.sequences, strict=True))
+    least = min((bucket for bucket, s in pairs if s.is_greedy), default=-1)
+    limit = max(share * _BUCKETS, least + 1) if share else 0
+    train = [i for i, bucket in enumerate(buckets) if bucket >= limit]
+    held: list[int] = []
+    n = 0
+    for i, (bucket, sequence) in enumerate(pairs):
+        is_wanted = bucket < limit or not train
+        if is_wanted and sequence.is_greedy and n < most:
+            held.append(i)
+            n += len(sequence.tokens)
+    return train or list(range(len(pairs))), held
+
+
+def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """The batches of an epoch: places in `lengths`, shuffled, of at most batch_tokens tokens.
+
+    Args:
+        lengths: tokens of each sequence.
+        batch_tokens: the most of a batch; a longer sequence has one of its own.
+        seed: of the run.
+        epoch: which one; each has its own order.
+
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist()
+    batches: list[list[int]] = [[]]
+    n = 0
+    for i in order:
+        if batches[-1] and n + lengths[i] > batch_tokens:
+            batches.append([])
+            n = 0
+        batches[-1].append(i)
+        n += lengths[i]
+    return batches
+
+
+def load(
+    indices: Sequence[int],
+    corpus: Corpus,
+    source: FeatureSource,
+    vocab: DraftVocab,
+    device: str,
+) -> Texts:
+    """Some sequences of the corpus with their features.
+
+    Args:
+        indices: which.
+        corpus: the sequences.
+        source: what the target knows of them.
+        vocab: of the draft.
+        device: where the tensors go.
+
+    """
+    sequences = [corpus.sequences[i] for i in indices]
+    features = [source.get(i) for i in indices]
+    tokens = np.concatenate([s.tokens for s in sequences]).astype(np.int64)
+    learned = np.concatenate([s.mask for s in sequences])
+    ids = vocab.t2d[np.concatenate([f.top_ids for f in features]).astype(np.int64)]
+    log_p = np.concatenate([f.top_log_p for f in features]).astype(np.float32)
+    p = np.where(ids >= 0, np.exp(log_p), np.float32(0))
+    lengths = [len(s.tokens) for s in sequences]
+    starts, at = [], 0
+    for sequence in sequences:
+        # A chain from P0 first predicts x[P0+2].
+        starts.append(at + np.flatnonzero(sequence.mask[2:]))
+        at += len(sequence.tokens)
+
+    def to(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Texts(
+        tokens=to(tokens),
+        positions=to(np.concatenate([np.arange(n) for n in lengths])),
+        lengths=lengths,
+        features=to(np.concatenate([f.rows for f in features])).float(),
+        starts=to(np.concatenate(starts)),
+        learned=to(learned),
+        target_ids=to(np.maximum(ids, 0)),
+        target_p=to(p),
+        in_vocab=to(vocab.t2d[tokens] >= 0),
+    )
+
+
+def feature_rms(
+    indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int
+) -> npt.NDArray[np.float32]:
+    """The root mean square of each layer input over some sequences: [n_layers] float32."""
+    squares = np.zeros(n_layers, np.float64)
+    n = 0
+    for i in indices:
+        # The last token of a sequence may have no row.
+        rows = source.get(i).rows[:-1].astype(np.float32)
+        parts = rows.reshape(len(rows), n_layers, -1)
+        squares += np.square(parts).mean(axis=2).sum(axis=0)
+        n += len(rows)
+    return np.sqrt(squares / max(n, 1)).astype(np.float32)
+
+
+def batches_from(
+    lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float, first: int
+) -> Iterator[list[int]]:
+    """The batches of a whole run from number `first` on; a part of an epoch is its beginning."""
+    number, epoch = 0, 0
+    left = n_epochs
+    while left > 0:
+        batches = plan(lengths, batch_tokens, seed, epoch)
+        count = len(batches) if left >= 1 else max(round(left * len(batches)), 1)
+        for batch in batches[:count]:
+            if number >= first:
+                yield batch
+            number += 1
+        epoch, left = epoch + 1, left - 1
+
+
+def count_batches(lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float) -> int:
+    """How many batches batches_from() gives from the first on."""
+    return sum(1 for _ in batches_from(lengths, batch_tokens, seed, n_epochs, 0))

@@ -1,0 +1,210 @@
+"""What a training run is told. Everything that decides its result is in here, and in the target."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.errors import ArgumentError
+
+EXPORT_TYPES = ("f32", "f16", "bf16", "q8_0")
+PRECISIONS = ("auto", "fp32", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusConfig:
+    """The text to train on.
+
+    Attributes:
+        prompts: a file with a line per prompt; None lets the target write its own user turns.
+        n_tokens: answer tokens to collect.
+        n_ctx: the most tokens of one sequence, prompt and answer together.
+        n_parallel: sequences that are decoded at once.
+        n_candidates: a token is drawn from this many likeliest ones.
+        greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
+        temperature: of the other answers.
+        user_temperature: of user turns.
+        min_user, max_user: tokens of a user turn; what does not end in time is dropped.
+        min_answer: tokens of an answer.
+        max_passes: answers to one prompt of a file, at most.
+        seed: of all random draws.
+
+    """
+
+    prompts: Path | None = None
+    n_tokens: int = 320_000
+    n_ctx: int = 512
+    n_parallel: int = 16
+    n_candidates: int = 64
+    greedy_share: float = 0.75
+    temperature: float = 0.8
+    user_temperature: float = 1.0
+    min_user: int = 4
+    max_user: int = 80
+    min_answer: int = 16
+    max_passes: int = 8
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in (
+            "n_tokens", "n_ctx", "n_parallel", "n_candidates", "min_user", "max_user",
+            "min_answer", "max_passes",
+        ):  # fmt: skip
+            count(getattr(self, name), name, 1)
+        count(self.seed, "seed", 0)
+        for name in ("temperature", "user_temperature"):
+            real(getattr(self, name), name, 0.0)
+        if not 0 <= real(self.greedy_share, "greedy_share") <= 1:
+            raise ArgumentError(f"greedy_share={self.greedy_share!r} is outside 0 .. 1")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the text, apart from how much of it there is."""
+        facts = asdict(self)
+        for name in ("prompts", "n_tokens", "n_parallel"):
+            del facts[name]
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The shape of the head. None stands for what fits the target.
+
+    Attributes:
+        target_layers: layer inputs that it reads; "input of layer k", as in docs/eagle3.md.
+        fc_norm, norm_output: EAGLE-3.1 (arXiv 2605.09992); both off make a head that stock
+            llama.cpp loads too, with three target layers.
+        n_head, n_head_kv: attention heads.
+        n_ff: width of the feed-forward block.
+        n_draft_vocab: how many of the target's tokens it can draft.
+
+    """
+
+    target_layers: tuple[int, ...] | None = None
+    fc_norm: bool = True
+    norm_output: bool = True
+    n_head: int | None = None
+    n_head_kv: int | None = None
+    n_ff: int | None = None
+    n_draft_vocab: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n_head", "n_head_kv", "n_ff", "n_draft_vocab"):
+            if getattr(self, name) is not None:
+                count(getattr(self, name), name, 1)
+        for layer in self.target_layers or ():
+            count(layer, "target_layers", 0)
+        if self.target_layers is not None and not self.target_layers:
+            raise ArgumentError("target_layers is empty: a head reads at least one layer input")
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig:
+    """How the head is fitted.
+
+    Attributes:
+        epochs: passes over the corpus.
+        n_steps: depth of the training-time test: how often the head's own row is fed back.
+        step_decay: the loss of depth s counts step_decay ** s.
+        batch_tokens: tokens of a batch, the prompts' included.
+        lr: peak learning rate of AdamW.
+        weight_decay: of matrices.
+        warmup: the share of all steps in which the rate rises.
+        clip: the largest norm of a gradient.
+        precision: "bf16" computes products in bfloat16 and keeps weights and sums in float32;
+            "auto" does so where it is faster.
+        held_out: the share of prompts that is kept for measuring.
+        max_held_out: the most tokens to measure on.
+        n_evals: measurements over the whole run.
+        patience: measurements without progress that end it.
+        seed: of the initial weights and the order of the text.
+
+    """
+
+    epochs: float = 6.0
+    n_steps: int = 4
+    step_decay: float = 0.8
+    batch_tokens: int = 1024
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    warmup: float = 0.04
+    clip: float = 1.0
+    precision: str = "auto"
+    held_out: float = 0.03
+    max_held_out: int = 16_384
+    n_evals: int = 20
+    patience: int = 6
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "batch_tokens", "max_held_out", "n_evals", "patience"):
+            count(getattr(self, name), name, 1)
+        count(self.seed, "seed", 0)
+        for name in ("epochs", "lr", "clip", "weight_decay", "warmup"):
+            real(getattr(self, name), name, 0.0)
+        if self.epochs == 0 or self.lr == 0 or self.clip == 0:
+            raise ArgumentError("epochs, lr and clip must be above 0")
+        for name in ("warmup", "held_out"):
+            if not 0 <= real(getattr(self, name), name) < 1:
+                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
+        if not 0 < real(self.step_decay, "step_decay") <= 1:
+            raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
+        if self.precision not in PRECISIONS:
+            raise ArgumentError(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3TrainConfig:
+    """A whole run: from a target's GGUF to a draft's.
+
+    Attributes:
+        target: the GGUF to draft for, in the type that will decode.
+        out: the GGUF to write.
+        work: the folder of all that lies between them; None for the output's name with ".train".
+        n_top: likeliest next tokens that are kept of each distribution of the target.
+        max_disk_bytes: the most that features may take on disk; what does not fit is computed
+            again in every epoch.
+        export_type: of the matrices in the file.
+        n_threads: None for the machine's cores.
+        n_gpu_layers: layers of the target on the GPU.
+        device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
+        checkpoint_s: seconds between checkpoints.
+        restart: begin the training again, with the text that is there.
+
+    """
+
+    target: Path
+    out: Path
+    work: Path | None = None
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    head: HeadConfig = field(default_factory=HeadConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
+    n_top: int = 32
+    max_disk_bytes: int = 8_000_000_000
+    export_type: str = "f16"
+    n_threads: int | None = None
+    n_gpu_layers: int = 0
+    device: str | None = None
+    checkpoint_s: float = 120.0
+    restart: bool = False
+
+    def __post_init__(self) -> None:
+        count(self.n_top, "n_top", 1)
+        if self.n_top > self.corpus.n_candidates:
+            raise ArgumentError(
+                f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}"
+            )
+        real(self.max_disk_bytes, "max_disk_bytes", 0)
+        real(self.checkpoint_s, "checkpoint_s", 0)
+        if self.export_type not in EXPORT_TYPES:
+            raise ArgumentError(
+                f"export_type={self.export_type!r} is none of {', '.join(EXPORT_TYPES)}"
+            )
+        if self.device not in (None, "cpu", "cuda"):
+            raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
+
+    @property
+    def work_dir(self) -> Path:
+        """The folder of corpus, features and checkpoints."""
+        return self.work or self.out.with_name(f"{self.out.name}.train")

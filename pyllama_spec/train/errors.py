@@ -1,0 +1,51 @@
+"""What can go wrong while a draft is made, and the optional packages that it needs."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyllama_spec.engine.errors import PyllamaSpecError
+
+_EXTRA = "pip install 'pyllama_spec[train]'"
+
+
+class TrainError(PyllamaSpecError):
+    """A draft could not be made. What was made so far is kept, and a second run goes on with it."""
+
+
+class DivergedError(TrainError):
+    """The loss is no number any more. The last good checkpoint is kept."""
+
+
+class CheckpointError(TrainError):
+    """What lies in the work folder belongs to another target or was made with other settings."""
+
+
+def need(*packages: str) -> None:
+    """Raises unless the packages can be imported.
+
+    Raises:
+        TrainError: one is missing, with the command that installs it.
+
+    """
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise TrainError(f"training needs {', '.join(missing)}; install what it needs: {_EXTRA}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says about a write into a TrainError that names the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise TrainError(
+                f"the disk is full: {path} cannot be written. What was made so far is kept; free "
+                "some space, or give a smaller --max-disk, and run the same command again"
+            ) from None
+        raise TrainError(f"cannot write {path}: {error}") from None

@@ -1,0 +1,116 @@
+"""Files that are whole or not there: written beside their name, and moved onto it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.train.errors import TrainError, writing
+
+_BLOCK_BYTES = 1 << 20
+
+
+def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Lets `write` fill a new file, then puts it in place of the old one.
+
+    Raises:
+        TrainError: the disk is full or the folder cannot be written; the old file stays.
+
+    """
+    part = path.with_name(f"{path.name}.part")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a value as JSON, all or nothing.
+
+    Raises:
+        TrainError: as write_atomic().
+
+    """
+    data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+    write_atomic(path, lambda file: file.write(data))
+
+
+def read_json(path: Path) -> Any:
+    """What write_json() wrote; None if there is no such file.
+
+    Raises:
+        TrainError: it is damaged.
+
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise TrainError(
+            f"{path} cannot be read ({error}); remove the folder to begin again"
+        ) from None
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Writes an array as .npy, all or nothing.
+
+    Raises:
+        TrainError: as write_atomic().
+
+    """
+    write_atomic(path, lambda file: np.save(file, array, allow_pickle=False))
+
+
+def read_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
+    """An array that write_array() wrote, mapped from the file instead of read if so asked.
+
+    Raises:
+        TrainError: it is missing or damaged.
+
+    """
+    try:
+        array: npt.NDArray[Any] = np.load(
+            path, mmap_mode="r" if mapped else None, allow_pickle=False
+        )
+    except (ValueError, OSError, EOFError) as error:
+        raise TrainError(
+            f"{path} cannot be read ({error}); remove the folder to make it again"
+        ) from None
+    return array
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal.
+
+    Raises:
+        TrainError: it cannot be read.
+
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise TrainError(f"{path} cannot be read: {error}") from None
+    return digest.hexdigest()
+
+
+def hash_json(value: object) -> str:
+    """SHA-256 of a value's JSON, in hexadecimal: the same for equal settings."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

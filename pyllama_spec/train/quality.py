@@ -1,0 +1,80 @@
+"""What text is worth training on: no loops, no doubles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+# Small models at temperature 0 fall into loops. They are easy to draft and teach nothing else.
+_NGRAM = 4
+_WINDOW = 64
+_MIN_DISTINCT = 0.5
+# Near-equal answers: of the hashes of all 5-grams the 16 smallest (bottom-k sketch, Broder 1997);
+# as many in common as here are nearly the same text.
+_SHINGLE = 5
+_SKETCH = 16
+_SAME = 12
+
+
+def distinct_ratio(tokens: Sequence[int], n: int = _NGRAM) -> float:
+    """The share of n-grams that come for the first time; 1 for text without any repetition."""
+    grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def loop_length(tokens: Sequence[int]) -> int:
+    """How many tokens at the end are a loop; 0 if the end is no loop.
+
+    It looks at the last 64 tokens: where fewer than half of their 4-grams are distinct, all but
+    the first turn of the loop counts.
+    """
+    end = tokens[-_WINDOW:]
+    if len(end) < _WINDOW or distinct_ratio(end) >= _MIN_DISTINCT:
+        return 0
+    grams = list(zip(*(end[i:] for i in range(_NGRAM)), strict=False))
+    return _WINDOW - _NGRAM + 1 - len(set(grams))
+
+
+def is_repetitive(tokens: Sequence[int]) -> bool:
+    """Whether too much of the whole text has been said before in it."""
+    return distinct_ratio(tokens) < _MIN_DISTINCT
+
+
+def fingerprint(tokens: Iterable[int]) -> bytes:
+    """A short hash of exactly these tokens."""
+    return hashlib.blake2b(np.array(list(tokens), dtype="<u4").tobytes(), digest_size=8).digest()
+
+
+def _sketch(tokens: Sequence[int]) -> tuple[bytes, ...]:
+    n = max(len(tokens) - _SHINGLE + 1, 1)
+    return tuple(sorted({fingerprint(tokens[i : i + _SHINGLE]) for i in range(n)})[:_SKETCH])
+
+
+class Seen:
+    """Prompts and answers so far."""
+
+    def __init__(self) -> None:
+        self._prompts: set[bytes] = set()
+        self._by_hash: dict[bytes, list[int]] = {}
+        self._n_answers = 0
+
+    def has_prompt(self, tokens: Sequence[int]) -> bool:
+        """Whether exactly this prompt was noted."""
+        return fingerprint(tokens) in self._prompts
+
+    def has_answer_like(self, tokens: Sequence[int]) -> bool:
+        """Whether an answer was noted that shares at least 12 of 16 sampled 5-grams."""
+        sketch = _sketch(tokens)
+        shared = Counter(number for h in sketch for number in self._by_hash.get(h, ()))
+        need = min(_SAME, len(sketch))
+        return any(n >= need for n in shared.values())
+
+    def note(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Remembers both."""
+        self._prompts.add(fingerprint(prompt))
+        for h in _sketch(answer):
+            self._by_hash.setdefault(h, []).append(self._n_answers)
+        self._n_answers += 1

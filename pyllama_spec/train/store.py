@@ -1,0 +1,219 @@
+"""The corpus on disk: shards of token ids that are only ever appended, and an index.
+
+    index.json                  what the text was made from, the shards, where to go on
+    shard-00000.tokens.npy      [n] uint32
+    shard-00000.mask.npy        [n] uint8, 1 where a token belongs to an answer
+    shard-00000.table.npy       [n_sequences, 3] int64: first token, task number, is greedy
+    shard-00000.rows.npy ...    features, where they fit the disk: see feature_store.py
+
+The index is written last and all at once: what it does not name does not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.train.errors import CheckpointError
+from pyllama_spec.train.files import read_array, read_json, write_array, write_json
+
+INDEX = "index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSequence:
+    """One sequence of the corpus.
+
+    Attributes:
+        number: of its task.
+        tokens: [n] uint32.
+        mask: [n] bool, True for tokens of the answer.
+        is_greedy: whether the answer was made at temperature 0.
+
+    """
+
+    number: int
+    tokens: npt.NDArray[np.uint32]
+    mask: npt.NDArray[np.bool_]
+    is_greedy: bool
+
+    @property
+    def n_answer(self) -> int:
+        """How many tokens there are to learn from."""
+        return int(self.mask.sum())
+
+
+class CorpusStore:
+    """The shards of a folder.
+
+    Args:
+        folder: where they lie; made if need be.
+        identity: what decides the text. Shards of another identity are refused.
+
+    Raises:
+        CheckpointError: the folder holds a corpus that was made otherwise.
+
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder = folder
+        index = read_json(folder / INDEX)
+        if index is None:
+            index = {"identity": identity, "next_number": 0, "shards": [], "dropped": {}}
+        check_same(index["identity"], identity, folder)
+        self._index: dict[str, Any] = index
+
+    @property
+    def next_number(self) -> int:
+        """The task to go on with."""
+        return int(self._index["next_number"])
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many sequences were dropped, by reason."""
+        return dict(self._index["dropped"])
+
+    @property
+    def n_shards(self) -> int:
+        """How many shards there are."""
+        return len(self._index["shards"])
+
+    @property
+    def n_answer(self) -> int:
+        """Answer tokens of all shards."""
+        return sum(shard["n_answer"] for shard in self._index["shards"])
+
+    def sha256(self, shard: int) -> str:
+        """The hash of a shard's tokens."""
+        return str(self._index["shards"][shard]["sha256"])
+
+    def n_tokens(self, shard: int) -> int:
+        """How many tokens a shard has."""
+        return int(self._index["shards"][shard]["n_tokens"])
+
+    def path(self, shard: int, part: str) -> Path:
+        """The file of one part of a shard."""
+        return self.folder / f"shard-{shard:05d}.{part}.npy"
+
+    def append(
+        self, sequences: Sequence[TextSequence], next_number: int, dropped: dict[str, int]
+    ) -> None:
+        """Adds a shard, and notes where to go on. Without sequences it only notes that.
+
+        Raises:
+            TrainError: the disk is full; what was there before still is.
+
+        """
+        index = {**self._index, "next_number": next_number, "dropped": dict(dropped)}
+        if sequences:
+            shard = self.n_shards
+            tokens = np.concatenate([s.tokens for s in sequences]).astype(np.uint32)
+            mask = np.concatenate([s.mask for s in sequences]).astype(np.uint8)
+            starts = np.cumsum([0, *(len(s.tokens) for s in sequences[:-1])])
+            table = [(a, s.number, s.is_greedy) for a, s in zip(starts, sequences, strict=True)]
+            write_array(self.path(shard, "tokens"), tokens)
+            write_array(self.path(shard, "mask"), mask)
+            write_array(self.path(shard, "table"), np.array(table, dtype=np.int64))
+            entry = {
+                "n_sequences": len(sequences), "n_tokens": len(tokens),
+                "n_answer": int(mask.sum()), "sha256": hash_tokens(sequences),
+            }  # fmt: skip
+            index["shards"] = [*self._index["shards"], entry]
+        write_json(self.folder / INDEX, index)
+        self._index = index
+
+    def read(self, shard: int) -> list[TextSequence]:
+        """The sequences of a shard.
+
+        Raises:
+            TrainError: its files are damaged.
+
+        """
+        tokens = read_array(self.path(shard, "tokens"))
+        mask = read_array(self.path(shard, "mask")).astype(np.bool_)
+        table = read_array(self.path(shard, "table"))
+        ends = [*table[1:, 0], len(tokens)]
+        return [
+            TextSequence(int(number), tokens[start:end], mask[start:end], bool(is_greedy))
+            for (start, number, is_greedy), end in zip(table.tolist(), ends, strict=True)
+        ]
+
+
+def hash_tokens(sequences: Sequence[TextSequence]) -> str:
+    """SHA-256 of the ids and masks of some sequences, in hexadecimal."""
+    digest = hashlib.sha256()
+    for sequence in sequences:
+        digest.update(sequence.tokens.astype("<u4").tobytes())
+        digest.update(sequence.mask.tobytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The sequences that a run trains on, in order.
+
+    Attributes:
+        sequences: the shortest beginning of the store with enough answer tokens.
+        places: of each sequence its shard and its place there.
+        sha256: of all token ids and masks.
+
+    """
+
+    sequences: list[TextSequence]
+    places: list[tuple[int, int]]
+    sha256: str
+
+    @property
+    def n_tokens(self) -> int:
+        """All tokens, prompts included."""
+        return sum(len(s.tokens) for s in self.sequences)
+
+    @property
+    def n_answer(self) -> int:
+        """The tokens of answers."""
+        return sum(s.n_answer for s in self.sequences)
+
+
+def load_corpus(store: CorpusStore, n_answer: int) -> Corpus:
+    """The beginning of a store that has n_answer answer tokens, or all of it."""
+    sequences: list[TextSequence] = []
+    places: list[tuple[int, int]] = []
+    found = 0
+    for shard in range(store.n_shards):
+        for i, sequence in enumerate(store.read(shard)):
+            if found >= n_answer:
+                break
+            sequences.append(sequence)
+            places.append((shard, i))
+            found += sequence.n_answer
+    return Corpus(sequences, places, hash_tokens(sequences))
+
+
+def check_same(
+    found: dict[str, Any], wanted: dict[str, Any], where: Path, remedy: str = ""
+) -> None:
+    """Raises unless two sets of facts are equal.
+
+    Args:
+        found: the facts that are there, by name.
+        wanted: those of this run.
+        where: the file or folder that they were found in.
+        remedy: what else helps than the same command or another folder.
+
+    Raises:
+        CheckpointError: naming the first fact that differs and both its values.
+
+    """
+    for name in sorted({*found, *wanted}):
+        a, b = found.get(name), wanted.get(name)
+        if a != b:
+            raise CheckpointError(
+                f"{where} was made with {name}={a!r}, and this run has {b!r}; give the same as "
+                f"before, or another --work folder{remedy}"
+            )

@@ -1,0 +1,125 @@
+"""What a head takes over from its target's file: sizes, the vocabulary, some of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.convert.gguf_keys import read_keys
+from pyllama_spec.engine import ModelInfo
+from pyllama_spec.train.errors import TrainError, need
+from pyllama_spec.train.files import hash_file
+
+Floats = npt.NDArray[np.float32]
+
+# What models have that do not say otherwise, as in the engine (llama_model::load_hparams).
+_ROPE_BASE, _RMS_EPS = 10000.0, 1e-5
+_FF_WIDTHS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TargetWeights:
+    """The parts of a target that a head begins with.
+
+    Attributes:
+        sha256: of the file.
+        embedding: [n_vocab, n_embd] float32, as the engine reads its rows.
+        output: [n_vocab, n_embd] float32: rows that give logits; the embedding where it is tied.
+        output_norm: [n_embd] float32, or None.
+        rope_base, rms_eps: of the target, for the head as well.
+        n_ff: width of the target's feed-forward blocks; of one with experts or several widths,
+            three times n_embd.
+        name: of the model, for people.
+
+    """
+
+    sha256: str
+    embedding: Floats
+    output: Floats
+    output_norm: Floats | None
+    rope_base: float
+    rms_eps: float
+    n_ff: int
+    name: str
+
+
+def default_layers(n_layer: int) -> tuple[int, ...]:
+    """Three layer inputs: low, middle and high, as in the EAGLE-3 reference code.
+
+    Models of fewer than 7 layers have no three that lie apart like this; theirs are the last ones.
+    """
+    if n_layer >= 7:
+        return (2, n_layer // 2, n_layer - 3)
+    first = max(n_layer - 3, 0)
+    return tuple(range(first, min(first + 3, n_layer + 1)))
+
+
+def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
+    """Reads them.
+
+    Args:
+        path: the target's GGUF.
+        info: its sizes.
+
+    Raises:
+        TrainError: a tensor is missing, or of a type that the gguf package cannot read.
+
+    """
+    need("gguf")
+    import gguf
+
+    arch = info.arch
+    keys = read_keys(path, lambda name: name.startswith((f"{arch}.", "general.name")))
+
+    def number(name: str, default: float) -> float:
+        key = keys.get(f"{arch}.{name}")
+        return float(key.value) if key is not None else default
+
+    tensors = {
+        tensor.name: tensor
+        for tensor in gguf.GGUFReader(path).tensors
+        if tensor.name in ("token_embd.weight", "output.weight", "output_norm.weight")
+    }
+    embedding = _dequantized(path, gguf, tensors.get("token_embd.weight"))
+    if embedding is None or embedding.shape != (info.n_vocab, info.n_embd):
+        shape = None if embedding is None else embedding.shape
+        raise TrainError(
+            f"{path.name} has no token_embd.weight of {info.n_vocab} x {info.n_embd} (found: "
+            f"{shape}); of a split model give the merged file"
+        )
+    output = _dequantized(path, gguf, tensors.get("output.weight"))
+    if output is None or output.shape != embedding.shape:
+        output = embedding
+    norm = _dequantized(path, gguf, tensors.get("output_norm.weight"))
+    name = keys.get("general.name")
+    n_ff = keys.get(f"{arch}.feed_forward_length")
+    has_n_ff = n_ff is not None and type(n_ff.value) is int and n_ff.value > 0
+    return TargetWeights(
+        sha256=hash_file(path),
+        embedding=embedding,
+        output=output,
+        output_norm=norm if norm is not None and norm.shape == (info.n_embd,) else None,
+        rope_base=number("rope.freq_base", _ROPE_BASE),
+        rms_eps=number("attention.layer_norm_rms_epsilon", _RMS_EPS),
+        n_ff=n_ff.value if n_ff is not None and has_n_ff else _FF_WIDTHS * info.n_embd,
+        name=path.stem if name is None else name.value.decode("utf-8", "replace"),
+    )
+
+
+def _dequantized(path: Path, gguf: Any, tensor: Any) -> Floats | None:
+    """A tensor's numbers; None if there is no tensor."""
+    if tensor is None:
+        return None
+    try:
+        values: Floats = gguf.dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError:
+        raise TrainError(
+            f"{tensor.name} of {path.name} is of type {tensor.tensor_type.name}, which the gguf "
+            "package cannot read; quantise the target with another type for its embedding"
+        ) from None
+    # A copy: F32 tensors are views into the read-only file.
+    return np.array(values, dtype=np.float32)

@@ -1,0 +1,199 @@
+"""What to generate: numbered tasks, each with its own seed, so that their order decides nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from pyllama_spec.chat import ChatTemplate
+from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.engine.errors import UnsupportedError
+from pyllama_spec.train.config import CorpusConfig
+from pyllama_spec.train.errors import TrainError
+
+
+@dataclass(slots=True)
+class Task:
+    """One sequence to generate.
+
+    Attributes:
+        number: its place in the corpus.
+        prompt: ids to begin with.
+        temperature: of the answer.
+        rng: its own random numbers.
+        writes_user: whether the target first writes the user's turn.
+
+    """
+
+    number: int
+    prompt: list[int]
+    temperature: float
+    rng: np.random.Generator
+    writes_user: bool
+
+
+class TaskSource(Protocol):
+    """Gives tasks by number.
+
+    Attributes:
+        shared: ids that every prompt begins with; shorter than every prompt.
+        after_user: ids between a user turn that the target wrote and the answer.
+
+    """
+
+    shared: list[int]
+    after_user: list[int]
+
+    def task(self, number: int) -> Task | None:
+        """The task of a number; None when there are no more."""
+        ...
+
+
+def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_user: bool) -> Task:
+    rng = np.random.default_rng([config.seed, number])
+    is_greedy = rng.random() < config.greedy_share
+    temperature = 0.0 if is_greedy else config.temperature
+    return Task(number, prompt, temperature, rng, writes_user)
+
+
+class OwnPrompts:
+    """The target writes the user turns: its template is rendered up to where the user's text is.
+
+    Raises:
+        UnsupportedError: the template hides where that is.
+
+    """
+
+    def __init__(self, model: Model, config: CorpusConfig) -> None:
+        self._config = config
+        chat = ChatTemplate.of_model(model).render([{"role": "user", "content": "Hello"}])
+        texts = [part for part in chat.parts if part.is_message]
+        if not chat.is_split or len(texts) != 1:
+            raise UnsupportedError(
+                f"the chat template of {model.path.name} does not show where the user's text "
+                "stands, so that the target cannot write it; give prompts of your own (--prompts)"
+            )
+        at = chat.parts.index(texts[0])
+        before = "".join(part.text for part in chat.parts[:at])
+        after = "".join(part.text for part in chat.parts[at + 1 :])
+        vocab = model.vocab
+        self._before = vocab.tokenize(before, add_special=False, parse_special=True)
+        if vocab.adds_bos and vocab.bos is not None and self._before[:1] != [vocab.bos]:
+            self._before.insert(0, vocab.bos)
+        self.after_user = vocab.tokenize(after, add_special=False, parse_special=True)
+        if not self._before or not self.after_user:
+            raise UnsupportedError(
+                f"the chat template of {model.path.name} puts nothing around the user's text, so "
+                "that its end cannot be told; give prompts of your own (--prompts)"
+            )
+        self.shared = self._before[:-1]
+
+    def task(self, number: int) -> Task | None:
+        """There is always another one."""
+        return _new_task(self._config, number, list(self._before), writes_user=True)
+
+
+class FilePrompts:
+    """Prompts of a file, in an order that the seed decides; again and again up to max_passes.
+
+    Raises:
+        TrainError: the file is empty, cannot be read, or no prompt fits the context.
+
+    """
+
+    def __init__(self, model: Model, config: CorpusConfig, path: Path) -> None:
+        self._config = config
+        self.after_user: list[int] = []
+        template = ChatTemplate.of_model(model)
+        most = config.n_ctx - config.min_answer
+        prompts = [_tokens(row, template, model.vocab) for row in read_prompts(path)]
+        self.n_too_long = sum(len(prompt) > most for prompt in prompts)
+        prompts = [prompt for prompt in prompts if 0 < len(prompt) <= most]
+        if not prompts:
+            raise TrainError(
+                f"no prompt of {path} is shorter than {most} tokens (n_ctx={config.n_ctx} less "
+                f"min_answer={config.min_answer}); give a larger n_ctx"
+            )
+        order = np.random.default_rng(config.seed).permutation(len(prompts))
+        self._prompts = [prompts[i] for i in order]
+        shortest = min(len(prompt) for prompt in prompts)
+        self.shared = _common(prompts)[: shortest - 1]
+
+    def task(self, number: int) -> Task | None:
+        """The prompt of that number; the first pass takes every one once."""
+        passes, i = divmod(number, len(self._prompts))
+        if passes >= self._config.max_passes:
+            return None
+        task = _new_task(self._config, number, list(self._prompts[i]), writes_user=False)
+        if passes:  # a second greedy answer would be the first one again
+            task.temperature = self._config.temperature
+        return task
+
+
+def _common(prompts: Sequence[list[int]]) -> list[int]:
+    """What all prompts begin with."""
+    first, last = min(prompts), max(prompts)
+    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:n]
+
+
+def _tokens(row: dict[str, Any], template: ChatTemplate, vocab: Vocab) -> list[int]:
+    if "messages" in row:
+        return template.render(row["messages"]).tokenize(vocab)
+    return vocab.tokenize(row["prompt"], parse_special=True)
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """The rows of a prompts file: {"messages": [...]} or {"prompt": ...} per line.
+
+    Raises:
+        TrainError: it is missing, empty, or a line is something else, with its number.
+
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainError(f"the prompts file {path} cannot be read: {error}") from None
+    rows = [_row(path, i, line) for i, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise TrainError(
+            f"the prompts file {path} is empty; give a line per prompt, or leave it out and the "
+            "target writes its own"
+        )
+    return rows
+
+
+def _row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise TrainError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(row, dict) or not (
+        isinstance(row.get("prompt"), str) or _is_chat(row.get("messages"))
+    ):
+        raise TrainError(
+            f'{path}, line {number}: expected {{"messages": [...]}} or {{"prompt": "..."}}, '
+            f"not {line!r:.60}"
+        )
+    return row
+
+
+def _is_chat(messages: object) -> bool:
+    return isinstance(messages, Sequence) and not isinstance(messages, str) and bool(messages)
+
+
+def make_source(model: Model, config: CorpusConfig) -> TaskSource:
+    """The prompts of the file, or the target's own where there is none.
+
+    Raises:
+        TrainError, UnsupportedError: as FilePrompts and OwnPrompts.
+
+    """
+    if config.prompts is None:
+        return OwnPrompts(model, config)
+    return FilePrompts(model, config, config.prompts)

@@ -1,0 +1,1 @@
+"""Tests of training: they need PyTorch, which the default test group lacks."""

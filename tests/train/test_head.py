@@ -1,0 +1,244 @@
+"""The module is docs/eagle3.md: against the NumPy reference, and against the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from pyllama_spec.convert.target import read_target
+from pyllama_spec.drafters import Eagle3
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.train.chains import Texts, run_chains
+from pyllama_spec.train.export import export_head
+from pyllama_spec.train.head import Eagle3Head, HeadShape, initialise
+from pyllama_spec.train.objective import SoftCrossEntropy
+from pyllama_spec.train.target import read_weights
+from tests.models import model_path
+from tests.parity.eagle3_reference import Reference
+
+Floats = npt.NDArray[np.float32]
+N_VOCAB, N_EMBD, N_DRAFT = 320, 64, 96
+SHAPE = HeadShape(
+    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
+    target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, fc_norm=True, norm_output=True,
+    rope_base=10000.0, rms_eps=1e-5,
+)  # fmt: skip
+PLAIN = replace(SHAPE, fc_norm=False, norm_output=False)
+SHAPES = {
+    "eagle-3.1": SHAPE,
+    "plain": PLAIN,
+    "fc_norm": replace(PLAIN, fc_norm=True),
+    "norm_output": replace(PLAIN, norm_output=True),
+    "two layers, all heads": replace(SHAPE, target_layers=(0, 4), n_head_kv=4),
+}
+
+
+def random_head(shape: HeadShape, seed: int = 3) -> Eagle3Head:
+    """A head for the tiny llama with random weights, norms too."""
+    path = model_path("llama")
+    with Model(path) as model:
+        weights = read_weights(path, model.info)
+    d2t = np.sort(np.random.default_rng(seed).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
+    head = Eagle3Head(shape, weights.embedding, d2t)
+    rms = np.ones(len(shape.target_layers), np.float32)
+    initialise(head, weights.output, weights.output_norm, rms, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+            else:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter += noise * parameter.shape[1] ** -0.5
+    return head
+
+
+def export(head: Eagle3Head, folder: Path) -> Path:
+    path = folder / "head.gguf"
+    target = read_target(model_path("llama"))
+    export_head(head, target, path, name="test", n_ctx=512, export_type="f32", record={})
+    return path
+
+
+def random_texts(lengths: list[int], n_features: int, seed: int = 5) -> Texts:
+    """Sequences of ordinary tokens with random rows; every token but the first two is learned."""
+    rng, n = np.random.default_rng(seed), sum(lengths)
+    learned = np.concatenate([np.arange(m) >= 2 for m in lengths])
+    starts = np.flatnonzero(np.append(learned[2:], [False, False]) & _has_room(lengths))
+    return Texts(
+        tokens=torch.from_numpy(rng.integers(0, 256, n)),
+        positions=torch.from_numpy(np.concatenate([np.arange(m) for m in lengths])),
+        lengths=lengths,
+        features=torch.from_numpy(rng.standard_normal((n, n_features)).astype(np.float32)),
+        starts=torch.from_numpy(starts),
+        learned=torch.from_numpy(learned),
+        target_ids=torch.zeros(n, 1, dtype=torch.int64),
+        target_p=torch.zeros(n, 1),
+        in_vocab=torch.ones(n, dtype=torch.bool),
+    )
+
+
+def _has_room(lengths: list[int]) -> npt.NDArray[np.bool_]:
+    return np.concatenate([np.arange(m) < m - 2 for m in lengths])
+
+
+def all_steps(head: Eagle3Head, texts: Texts, n_steps: int) -> dict[tuple[int, int], Floats]:
+    """Logits by start and depth."""
+    out: dict[tuple[int, int], Floats] = {}
+    with torch.no_grad():
+        for step in run_chains(head, texts, n_steps):
+            starts = texts.starts[step.chains].tolist()
+            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
+                out[start, step.depth] = row
+    return out
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_chains_are_the_steps_of_inference(name: str, tmp_path: Path) -> None:
+    """Every step of every chain, against a head that makes that chain alone, step by step."""
+    head = random_head(SHAPES[name])
+    reference = Reference(export(head, tmp_path), model_path("llama"))
+    texts = random_texts([9, 5, 12], len(head.shape.target_layers) * N_EMBD)
+    n_steps = 4
+    got = all_steps(head, texts, n_steps)
+    tokens, rows = texts.tokens.tolist(), texts.features.numpy()
+    n_compared, first = 0, 0
+    for length in texts.lengths:
+        for start in range(length - 2):
+            reference.truncate(0)
+            for p in range(start + 1):  # pairs of features
+                token = tokens[first + p + 1]
+                logits, own = reference.step(token, rows[first + p], p, own=False)
+            for depth in range(n_steps):
+                if depth:
+                    token = tokens[first + start + depth + 1]
+                    logits, own = reference.step(token, own, start + depth, own=True)
+                if start + depth + 2 >= length:
+                    assert (first + start, depth) not in got
+                    break
+                np.testing.assert_allclose(got[first + start, depth], logits, atol=2e-4)
+                n_compared += 1
+        first += length
+    assert n_compared == len(got) > 50
+
+
+def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
+    head = random_head(SHAPE)
+    texts = random_texts([10], 3 * N_EMBD)
+    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1, 2, 3]
+    texts.in_vocab[5] = False  # what step 1 from position 2 is to predict
+    assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]
+
+
+def engine_logits(path: Path, texts: Texts, n: int) -> tuple[list[Floats], list[int]]:
+    """The engine's logits for n pairs of features, and the draft that follows the last."""
+    tokens, rows = texts.tokens.tolist(), texts.features.numpy()
+    with (
+        Model(model_path("llama")) as target,
+        Model(path) as model,
+        Context(target, n_ctx=64, n_threads=1) as beside,
+        Context(model, target=beside, n_ctx=64, is_window=True, n_threads=1, type_k="f32",
+                type_v="f32") as context,
+    ):  # fmt: skip
+        batch = Batch(n, n_row=rows.shape[1], n_model_row=model.info.n_embd_inp)
+        batch.extend(tokens[1 : n + 1], 0, rows=[rows[:n]], output_all=True)
+        context.decode(batch)
+        logits = [context.logits(i).copy() for i in range(n)]
+        step = Batch(1, n_row=model.info.n_embd, n_model_row=model.info.n_embd_inp)
+        step.own_rows = True
+        token, _, row = context.draft_row(n - 1)
+        ids = [token]
+        for depth in range(1, 4):
+            step.clear()
+            step.add(token, n - 1 + depth, output=True, row=row)
+            context.decode(step)
+            token, _, row = context.draft_row(0)
+            ids.append(token)
+        return logits, ids
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_engine_and_pytorch_agree_on_an_exported_head(name: str, tmp_path: Path) -> None:
+    head = random_head(SHAPES[name])
+    path = export(head, tmp_path)
+    n = 12
+    texts = random_texts([n + 6], len(head.shape.target_layers) * N_EMBD)
+    logits, drafted = engine_logits(path, texts, n)
+    ours = all_steps(head, texts, 1)
+    for start in range(n):
+        got = logits[start]
+        np.testing.assert_allclose(got[head.d2t.numpy()], ours[start, 0], atol=1e-3)
+        assert np.isneginf(np.delete(got, head.d2t.numpy())).all()
+    # The draft from the last pair, with the head's own tokens in the text.
+    for depth, token in enumerate(drafted):
+        best = all_steps(head, texts, depth + 1)[n - 1, depth].argmax()
+        assert int(head.d2t[best]) == token
+        texts.tokens[n + 1 + depth] = token
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
+def test_every_type_of_file_is_loaded_by_the_drafter(kind: str, tmp_path: Path) -> None:
+    head, path = random_head(SHAPE), tmp_path / "head.gguf"
+    target = read_target(model_path("llama"))
+    record: dict[str, Any] = {"command": "pyllama-spec train", "tokens": 12}
+    export_head(head, target, path, name="x", n_ctx=512, export_type=kind, record=record)
+    with Model(model_path("llama")) as model, Eagle3(path) as drafter:
+        drafter.model.check_draft_of(model)
+        assert drafter.target_layers == (1, 2, 3)
+        assert drafter.model.metadata["pyllama_spec.train.tokens"] == "12"
+
+
+def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
+    """Without its own layer, the logits are those of the target's output for the last feature."""
+    path = model_path("llama")
+    with Model(path) as model:
+        weights = read_weights(path, model.info)
+    assert weights.output_norm is not None
+    head = Eagle3Head(SHAPE, weights.embedding, np.arange(N_DRAFT, dtype=np.int64))
+    initialise(head, weights.output, weights.output_norm, np.ones(3, np.float32), 1)
+    with torch.no_grad():
+        head.weight("fc.weight").copy_(torch.eye(64).repeat(1, 3) * torch.tensor([0, 0, 1.0])
+                                       .repeat_interleave(64))  # fmt: skip
+        head.weight("blk.0.attn_output.weight").zero_()
+        head.weight("blk.0.ffn_down.weight").zero_()
+        rows = torch.randn(5, 192, generator=torch.Generator().manual_seed(1))
+        _, y = head.finish(head.encode(rows), torch.zeros(5, 4, 16))
+        h = rows[:, 128:]
+        normed = h / (h.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        rows = torch.from_numpy(weights.output[:N_DRAFT] * weights.output_norm)
+        expected = torch.log_softmax(normed @ rows.T, -1)
+        got = torch.log_softmax(head.logits(y), -1)
+        cosine = torch.cosine_similarity(
+            got - got.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
+        )
+    assert (cosine > 0.999).all()
+
+
+def test_the_loss_has_the_value_and_the_gradient_of_its_formula() -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int) -> Any:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    n, n_vocab = 300, 50
+    y, output = random(n, 12), random(n_vocab, 12)
+    p = torch.softmax(random(n, 4), -1) * torch.rand(n, 1, generator=generator)
+    p[:, 3] = 0
+    ids = torch.stack([torch.randperm(n_vocab, generator=generator)[:4] for _ in range(n)])
+    ids[:, 3] = 0  # one that cannot be drafted; it may be twice there
+    inputs = [y.requires_grad_(), output.requires_grad_()]
+    loss, best = SoftCrossEntropy.apply(y, output, ids, p, torch.float64)
+    gradients = torch.autograd.grad(2 * loss, inputs)
+    log_q = torch.log_softmax(y @ output.T, -1)
+    expected = -(p * log_q.gather(1, ids)).sum()
+    by_formula = torch.autograd.grad(2 * expected, inputs)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    assert (best == log_q.argmax(-1)).all()
+    for a, b in zip(gradients, by_formula, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,240 @@
+"""From a GGUF to a draft, in seconds: what is learned, interrupted, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pyllama_spec import ArgumentError, Llama, UnsupportedError
+from pyllama_spec.convert.gguf_keys import read_keys
+from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
+from pyllama_spec.train.run import TrainReport
+from tests.models import model_path
+from tests.train.tools import Interrupting, perm, quick_config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainReport, Path]:
+    """A whole run without interruption, and its folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    return train_eagle3(quick_config(folder)), folder
+
+
+def test_a_trained_head_drafts_better_than_an_untrained_one(
+    trained: tuple[TrainReport, Path],
+) -> None:
+    report, _ = trained
+    assert report.untrained.tokens_per_round < 1.2
+    assert report.trained.tokens_per_round > 3
+    assert report.trained.by_depth == sorted(report.trained.by_depth, reverse=True)
+    assert report.n_answer_tokens >= 800
+    assert report.coverage == 1.0
+
+
+def test_the_measured_acceptance_is_what_decoding_sees(
+    trained: tuple[TrainReport, Path],
+) -> None:
+    report, _ = trained
+    with Llama(perm(), draft=report.path, n_ctx=128, n_threads=1, verbose=False) as llama:
+        speculation = [
+            llama.create_completion(text, max_tokens=30, temperature=0)["speculation"]
+            for text in ("quick", "brown fox", "over, a")
+        ]
+    rounds = sum(one["rounds"] for one in speculation)
+    per_round = 1 + sum(one["accepted"] for one in speculation) / rounds
+    assert per_round == pytest.approx(report.trained.tokens_per_round, abs=0.6)
+
+
+def test_the_file_says_where_it_comes_from(trained: tuple[TrainReport, Path]) -> None:
+    report, folder = trained
+    keys = read_keys(report.path, lambda name: name.startswith("pyllama_spec.train."))
+    values = {name.removeprefix("pyllama_spec.train."): key.value for name, key in keys.items()}
+    command = values["command"].decode()
+    assert command.startswith("pyllama-spec train eagle3 -m perm-")
+    assert "--prompts prompts.jsonl" in command
+    assert json.loads(values["versions"])["torch"] == torch.__version__
+    assert len(values["corpus_sha256"]) == len(values["target_sha256"]) == 64
+    assert values["tokens"] == report.n_tokens_seen
+    assert str(folder).encode() not in report.path.read_bytes()
+
+
+def test_the_course_is_written_as_numbers_and_picture(trained: tuple[TrainReport, Path]) -> None:
+    report, folder = trained
+    work = folder / "draft.gguf.train"
+    course = json.loads((work / "curves.json").read_text())
+    assert course[-1]["tokens_per_round"] == pytest.approx(report.trained.tokens_per_round, abs=0.5)
+    assert len((work / "curves.csv").read_text().splitlines()) == len(course) + 1
+    assert (work / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
+
+
+def _signal() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler, which a background job does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize(
+    ("stage", "n", "act"),
+    [
+        ("writing text", 70, _raise),
+        ("writing text", 90, _signal),
+        ("training", 1, _signal),
+        ("training", 9, _signal),
+    ],
+)
+def test_an_interrupted_run_gives_the_same_file(
+    stage: str,
+    n: int,
+    act: Callable[[], None],
+    tmp_path: Path,
+    trained: tuple[TrainReport, Path],
+) -> None:
+    config = quick_config(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle3(config, Interrupting(stage, n, act))
+    assert not config.out.exists()
+    report = train_eagle3(config)
+    assert report.path.read_bytes() == trained[0].path.read_bytes()
+    assert train_eagle3(config).trained == report.trained, "a finished run only writes its file"
+
+
+def test_more_text_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    config = quick_config(tmp_path, epochs=0.2, n_tokens=400)
+    train_eagle3(config)
+    shards = config.work_dir / "corpus"
+    before = (shards / "shard-00000.tokens.npy").read_bytes()
+    more = quick_config(tmp_path, epochs=0.2, n_tokens=800)
+    with pytest.raises(CheckpointError, match=r"corpus_sha256=.*--restart"):
+        train_eagle3(more)
+    report = train_eagle3(replace(more, restart=True))
+    assert report.n_answer_tokens >= 800
+    assert (shards / "shard-00000.tokens.npy").read_bytes() == before
+
+
+@pytest.fixture
+def half_done(tmp_path: Path, trained: tuple[TrainReport, Path]) -> Path:
+    """A folder with a finished run's work, to be spoilt."""
+    shutil.copytree(trained[1] / "draft.gguf.train", tmp_path / "draft.gguf.train")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"lr": 1e-4}, r"fit\.lr=0\.003, and this run has 0\.0001.*--restart"),
+        ({"n_ff": 32}, r"head\.n_ff=64, and this run has 32"),
+        ({"temperature": 0.5}, r"temperature=0\.8, and this run has 0\.5.*another --work"),
+        ({"target_layers": (0, 2)}, r"target_layers=\[0, 1, 2\]"),
+    ],
+)
+def test_work_of_other_settings_is_refused(
+    changes: dict[str, Any], reason: str, half_done: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        train_eagle3(quick_config(half_done, **changes))
+
+
+def test_work_of_another_target_is_refused(half_done: Path) -> None:
+    other = model_path("perm", n_cycles=4, n_layer=2, seed=5)
+    with pytest.raises(CheckpointError, match="target_sha256="):
+        train_eagle3(quick_config(half_done, target=other))
+
+
+def test_a_damaged_checkpoint_is_an_error_and_not_a_crash(half_done: Path) -> None:
+    path = half_done / "draft.gguf.train" / "checkpoints" / "last.pt"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(CheckpointError, match=r"last\.pt is damaged .*--restart"):
+        train_eagle3(quick_config(half_done))
+
+
+def test_a_loss_that_is_no_number_ends_training_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    config = quick_config(tmp_path, lr=1e30, clip=1e30, warmup=0.0)
+    with pytest.raises(DivergedError, match=r"diverged.*--restart and a smaller --lr"):
+        train_eagle3(config)
+    kept = torch.load(config.work_dir / "checkpoints" / "last.pt", weights_only=True)
+    weights = kept["state"]["head"].values()
+    assert all(bool(torch.isfinite(weight).all()) for weight in weights)
+    assert not config.out.exists()
+
+
+def test_without_room_on_the_disk_features_are_computed_as_training_goes(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    config = quick_config(tmp_path, max_disk_bytes=0)
+    report = train_eagle3(config)
+    assert not list((config.work_dir / "features").glob("*.npy"))
+    # The same text and almost the same rows: only how many are computed at once differs.
+    assert report.trained.tokens_per_round == pytest.approx(
+        trained[0].trained.tokens_per_round, abs=0.6
+    )
+
+
+def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> None:
+    config = quick_config(tmp_path, fc_norm=False, norm_output=False)
+    report = train_eagle3(config)
+    names = read_keys(report.path, lambda name: name.startswith("eagle3."))
+    assert not {"eagle3.fc_norm", "eagle3.norm_output"} & set(names)
+    assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
+
+
+def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
+    report = train_eagle3(quick_config(tmp_path, precision="bf16"))
+    assert report.trained.tokens_per_round > 3
+
+
+def test_the_target_writes_its_own_prompts(tmp_path: Path) -> None:
+    """A target whose turns end now and then, and no prompts file."""
+    target = model_path("llama", suppress_special=False, output_scale=3.0)
+    config = quick_config(
+        tmp_path, target=target, prompts=None, n_tokens=300, n_ctx=96, max_user=40, epochs=1,
+        min_user=2, target_layers=(1, 2, 3), temperature=1.0, greedy_share=0.5,
+    )  # fmt: skip
+    report = train_eagle3(config)
+    assert report.n_answer_tokens >= 300
+    assert "user turn" in json.loads(
+        (config.work_dir / "corpus" / "index.json").read_text()
+    )["dropped"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"target_layers": (0, 9)}, ArgumentError, "9"),
+        ({"n_head": 3}, ArgumentError, "n_head=3 does not cut a width of 320"),
+        ({"n_draft_vocab": 400}, ArgumentError, r"n_draft_vocab=400 is outside \d+ \.\. 320"),
+        ({"device": "cuda"}, TrainError, "no CUDA device"),
+        ({"n_ctx": 9}, TrainError, "shorter than"),
+    ],
+)
+def test_bad_settings_have_a_reason(
+    changes: dict[str, Any], error: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        changes = {"device": "cuda", "n_ctx": 9}
+        reason = "shorter than"
+    with pytest.raises(error, match=reason):
+        train_eagle3(quick_config(tmp_path, n_tokens=100, **changes))
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="bert"):
+        train_eagle3(quick_config(tmp_path, target=model_path("bert")))

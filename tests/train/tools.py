@@ -1,0 +1,73 @@
+"""A target that is quick to learn, and configurations of seconds."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.train import CorpusConfig, Eagle3TrainConfig, FitConfig, HeadConfig
+from tests.models import model_path
+
+# The next token is a function of the last one, and 79 tokens from anywhere lead back there.
+PERM = {"n_cycles": 4, "n_layer": 2}
+
+
+def perm() -> Path:
+    """The target that the quick runs learn."""
+    return model_path("perm", **PERM)
+
+
+def write_prompts(folder: Path, n: int = 120, seed: int = 1) -> Path:
+    """A prompts file of random letters."""
+    rng = random.Random(seed)
+    letters = string.digits + string.ascii_letters + string.punctuation
+    rows = ["".join(rng.choices(letters, k=rng.randint(3, 8))) for _ in range(n)]
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": row}) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
+    """A run of a few seconds. `changes` go to the part of the configuration that knows them."""
+    parts: dict[str, Any] = {
+        "corpus": CorpusConfig(
+            prompts=write_prompts(folder), n_tokens=800, n_ctx=40, n_parallel=4, min_answer=8
+        ),
+        "head": HeadConfig(target_layers=(0, 1, 2), n_ff=64, n_head=4),
+        "fit": FitConfig(
+            epochs=12, batch_tokens=256, lr=3e-3, held_out=0.15, n_evals=6, precision="fp32"
+        ),
+    }
+    top: dict[str, Any] = {"export_type": "f32", "n_threads": 1, "device": "cpu"}
+    for name, value in changes.items():
+        owner = next((k for k, part in parts.items() if name in part.__dataclass_fields__), None)
+        if owner is None:
+            top[name] = value
+        else:
+            parts[owner] = replace(parts[owner], **{name: value})
+    target = top.pop("target", None) or perm()
+    return Eagle3TrainConfig(target, top.pop("out", folder / "draft.gguf"), **parts, **top)
+
+
+class Interrupting:
+    """A reporter that calls `act` when a stage reports for the n-th time."""
+
+    def __init__(self, stage: str, n: int, act: Callable[[], None]) -> None:
+        self._stage, self._left, self._act = stage, n, act
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        """Keeps it."""
+        self.lines.append(text)
+
+    def progress(self, stage: str, fraction: float, note: str) -> None:
+        """Counts."""
+        if stage == self._stage:
+            self._left -= 1
+            if self._left == 0:
+                self._act()
