@@ -4,13 +4,14 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.built
 MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
-NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/*)
+DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
+NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/* csrc/*/*)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: demo test test-train test-wheel test-gpu quality style wheel bench clean
 
 demo: $(STAMP) $(MODEL)
-	$(BIN)/pyllama-spec generate -m $(MODEL) -d prompt-lookup --chat -n 256 \
+	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
 test: $(STAMP) $(VENV)/.test

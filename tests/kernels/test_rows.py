@@ -1,0 +1,87 @@
+"""Our kernels for a few rows: right, and the same for a row however many stand beside it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_spec.engine import Batch, Context, Model, quantize
+from tests.models import model_path
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parents[1]
+_LIBRARIES = ("libggml.a", "libggml-cpu.a", "libggml-base.a")
+
+
+def _libraries() -> list[str]:
+    """The engine's static libraries, of the newest build in the tree."""
+    found = sorted(_ROOT.glob(f"build/*/vendor/llama.cpp/ggml/src/{_LIBRARIES[1]}"), key=_age)
+    assert found, "build the engine in this tree first: make test does"
+    return [str(found[-1].with_name(name)) for name in _LIBRARIES]
+
+
+def _age(path: Path) -> float:
+    return path.stat().st_mtime
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
+    """Every product of products.cpp with its relative error."""
+    compiler = shutil.which("g++") or shutil.which("c++")
+    assert compiler, "a C++ compiler is needed"
+    program = tmp_path_factory.mktemp("products") / "products"
+    include = _ROOT / "vendor/llama.cpp/ggml/include"
+    subprocess.run(
+        [compiler, "-std=c++17", "-O2", f"-I{include}", str(_HERE / "products.cpp"),
+         *_libraries(), "-lpthread", "-ldl", "-o", str(program)],
+        check=True,
+    )  # fmt: skip
+    run = subprocess.run([program], check=True, capture_output=True, text=True)
+    lines = [line.rsplit(" ", 1) for line in run.stdout.splitlines()]
+    return [(case, float(error)) for case, error in lines]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "q8_0", "q4_0", "q4_0-repacked"])
+def test_products_are_the_sums_that_they_stand_for(
+    products: list[tuple[str, float]], kind: str
+) -> None:
+    mine = {case: error for case, error in products if case.split(" ")[0] == kind}
+    assert len(mine) >= 9 * 4 * 3
+    # Sums in float32: a wrong term would be off by 1e-2 and more.
+    assert {case: error for case, error in mine.items() if not error < 4e-6} == {}
+
+
+def _decode(model: Model, tokens: list[int], width: int, n_threads: int) -> npt.NDArray[np.float32]:
+    """Logits of all tokens, decoded `width` at a time."""
+    out = []
+    with Context(model, n_ctx=128, n_batch=64, n_outputs_max=64, n_threads=n_threads) as context:
+        batch = Batch(64)
+        for start in range(0, len(tokens), width):
+            part = tokens[start : start + width]
+            batch.clear()
+            batch.extend(part, start, output_all=True)
+            context.decode(batch)
+            out += [context.logits(i).copy() for i in range(len(part))]
+    return np.array(out)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K"])
+@pytest.mark.parametrize("width_of_model", [64, 96, 256])
+def test_a_row_is_the_same_whatever_stands_beside_it(
+    kind: str, width_of_model: int, tmp_path: Path
+) -> None:
+    source = model_path("llama", n_embd=width_of_model, n_ff=3 * 64, n_vocab=1003)
+    path = tmp_path / "model.gguf"
+    quantize(source, path, kind)
+    tokens = np.random.default_rng(1).integers(300, 1003, 40).tolist()
+    with Model(path) as model:
+        alone = _decode(model, tokens, 1, 1)
+        for width in (2, 3, 4, 5, 6, 7, 8, 12, 13, 32):
+            for n_threads in (1, 2):
+                together = _decode(model, tokens, width, n_threads)
+                assert np.array_equal(alone, together), (width, n_threads)
