@@ -82,7 +82,7 @@ def _add_head(parser: argparse.ArgumentParser) -> None:
     add("--plain", action="store_true",
         help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
     add("--target-layers", type=layer_list, metavar="A,B,C",
-        help="layer inputs to read [low, middle and high]")  # fmt: skip
+        help="layer inputs to read [six from the first to the last]")  # fmt: skip
     add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [a sixth of all]")
     add("--n-head", type=int, help="attention heads [the target's]")
     add("--n-head-kv", type=int, help="of keys and values [as many]")
@@ -97,6 +97,8 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         help="how deep it learns to draft [%(default)s]")  # fmt: skip
     add("--step-decay", type=float, default=default.step_decay, metavar="D",
         help="weight of a depth over that of the one before [%(default)g]")  # fmt: skip
+    add("--deep-share", type=float, default=default.deep_share, metavar="SHARE",
+        help="of chains that go deeper than one step in a batch [%(default)g]")  # fmt: skip
     add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
         help="of a batch [%(default)s]")  # fmt: skip
     add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
@@ -130,6 +132,7 @@ def _config(args: argparse.Namespace) -> Eagle3TrainConfig:
         ),
         fit=FitConfig(
             epochs=args.epochs, n_steps=args.steps, step_decay=args.step_decay,
+            deep_share=args.deep_share,
             batch_tokens=args.batch_tokens, lr=args.lr, weight_decay=args.weight_decay,
             patience=args.patience, precision=args.precision, seed=args.seed,
         ),

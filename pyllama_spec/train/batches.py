@@ -136,6 +136,24 @@ def feature_rms(
     return np.sqrt(squares / max(n, 1)).astype(np.float32)
 
 
+def sample(
+    indices: Sequence[int], corpus: Corpus, source: FeatureSource
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The rows of some sequences, [n, n_features] float32, and their tokens, [n] int64."""
+    rows, tokens = [], []
+    for i in indices:
+        # The last token of a sequence may have no row.
+        rows.append(source.get(i).rows[:-1].astype(np.float32))
+        tokens.append(corpus.sequences[i].tokens[:-1].astype(np.int64))
+    return np.concatenate(rows), np.concatenate(tokens)
+
+
+def token_counts(corpus: Corpus, indices: Sequence[int], n_vocab: int) -> npt.NDArray[np.int64]:
+    """How often each token stands in some sequences: [n_vocab] int64."""
+    tokens = np.concatenate([corpus.sequences[i].tokens for i in indices]).astype(np.int64)
+    return np.bincount(tokens, minlength=n_vocab).astype(np.int64)
+
+
 def batches_from(
     lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float, first: int
 ) -> Iterator[list[int]]:

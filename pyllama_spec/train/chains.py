@@ -74,11 +74,20 @@ class Step:
     at: Tensor
 
 
-def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[Step]:
+def run_chains(
+    head: Eagle3Head, texts: Texts, n_steps: int, deep_share: float = 1.0
+) -> Iterator[Step]:
     """Makes n_steps steps from every start, all chains at once.
 
     A chain ends where its text does, where a token need not be learned, and after a token that the
     draft vocabulary lacks: no draft goes on there.
+
+    Args:
+        head: the head.
+        texts: the sequences.
+        n_steps: of a chain.
+        deep_share: the share of chains, drawn by chance, that go on after step 0.
+
     """
     ends = torch.tensor(texts.lengths, device=texts.tokens.device).cumsum(0)
     owner = torch.repeat_interleave(
@@ -113,6 +122,8 @@ def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[Step]:
         nxt = at + 1
         runs = texts.in_vocab[nxt] & (nxt + 1 < ends[owner[starts]])
         runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
+        if depth == 0 and deep_share < 1:
+            runs &= (torch.rand(len(starts)) < deep_share).to(runs.device)
         keep = runs.nonzero()[:, 0]
         if len(keep) == 0:
             return

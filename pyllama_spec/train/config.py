@@ -26,7 +26,8 @@ class CorpusConfig:
         greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
         temperature: of the other answers.
         user_temperature: of user turns.
-        min_user, max_user: tokens of a user turn; what does not end in time is dropped.
+        opening_share: the share of user turns that begin with one of our openings.
+        min_user, max_user: tokens of a user turn, without its opening; it is cut off at the end.
         min_answer: tokens of an answer.
         max_passes: answers to one prompt of a file, at most.
         seed: of all random draws.
@@ -34,15 +35,16 @@ class CorpusConfig:
     """
 
     prompts: Path | None = None
-    n_tokens: int = 320_000
-    n_ctx: int = 512
-    n_parallel: int = 16
+    n_tokens: int = 600_000
+    n_ctx: int = 384
+    n_parallel: int = 64
     n_candidates: int = 64
     greedy_share: float = 0.75
     temperature: float = 0.8
     user_temperature: float = 1.0
-    min_user: int = 4
-    max_user: int = 80
+    opening_share: float = 0.6
+    min_user: int = 2
+    max_user: int = 64
     min_answer: int = 16
     max_passes: int = 8
     seed: int = 1
@@ -56,8 +58,9 @@ class CorpusConfig:
         count(self.seed, "seed", 0)
         for name in ("temperature", "user_temperature"):
             real(getattr(self, name), name, 0.0)
-        if not 0 <= real(self.greedy_share, "greedy_share") <= 1:
-            raise ArgumentError(f"greedy_share={self.greedy_share!r} is outside 0 .. 1")
+        for name in ("greedy_share", "opening_share"):
+            if not 0 <= real(getattr(self, name), name) <= 1:
+                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
 
     def identity(self) -> dict[str, Any]:
         """What decides the text, apart from how much of it there is."""
@@ -98,6 +101,11 @@ class HeadConfig:
         if self.target_layers is not None and not self.target_layers:
             raise ArgumentError("target_layers is empty: a head reads at least one layer input")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing of EAGLE-3.1."""
+        return not self.fc_norm and not self.norm_output
+
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:
@@ -107,6 +115,7 @@ class FitConfig:
         epochs: passes over the corpus.
         n_steps: depth of the training-time test: how often the head's own row is fed back.
         step_decay: the loss of depth s counts step_decay ** s.
+        deep_share: the share of chains, drawn anew in each batch, that go deeper than one step.
         batch_tokens: tokens of a batch, the prompts' included.
         lr: peak learning rate of AdamW.
         weight_decay: of matrices.
@@ -122,10 +131,11 @@ class FitConfig:
 
     """
 
-    epochs: float = 6.0
+    epochs: float = 4.0
     n_steps: int = 4
     step_decay: float = 0.8
-    batch_tokens: int = 1024
+    deep_share: float = 0.5
+    batch_tokens: int = 512
     lr: float = 1e-3
     weight_decay: float = 0.01
     warmup: float = 0.04
@@ -133,7 +143,7 @@ class FitConfig:
     precision: str = "auto"
     held_out: float = 0.03
     max_held_out: int = 16_384
-    n_evals: int = 20
+    n_evals: int = 16
     patience: int = 6
     seed: int = 1
 
@@ -148,8 +158,9 @@ class FitConfig:
         for name in ("warmup", "held_out"):
             if not 0 <= real(getattr(self, name), name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
-        if not 0 < real(self.step_decay, "step_decay") <= 1:
-            raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
+        for name in ("step_decay", "deep_share"):
+            if not 0 < real(getattr(self, name), name) <= 1:
+                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
         if self.precision not in PRECISIONS:
             raise ArgumentError(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
 

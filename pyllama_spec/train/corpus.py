@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec._version import __version__
 from pyllama_spec.engine import Model, engine_version
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.errors import TrainError
@@ -30,8 +29,10 @@ from pyllama_spec.train.store import (
     hash_tokens,
     load_corpus,
 )
-from pyllama_spec.train.tasks import make_source
+from pyllama_spec.train.tasks import hash_openings, make_source
 
+# Counts up when the same settings and seed begin to give another text.
+_REVISION = 2
 # Tokens of a shard: what an interruption that nobody sees coming can cost.
 _SHARD_TOKENS = 16_384
 # After so many tasks without one sequence that is worth keeping, none is to be expected.
@@ -66,8 +67,8 @@ def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
     return {
         **config.identity(),
         "target_sha256": target_sha256,
-        "prompts_sha256": prompts,
-        "pyllama_spec": __version__,
+        "prompts_sha256": prompts or hash_openings(),
+        "revision": _REVISION,
         "engine": engine_version(),
     }
 
@@ -164,8 +165,8 @@ def _vain(dropped: Counter[str]) -> str:
     reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
     return (
         f"none of the first {dropped.total()} sequences is worth keeping ({reasons}). "
-        "A 'user turn' does not end, or is empty: give prompts of your own (--prompts). 'short' "
-        "and 'repetitive' are answers: another temperature may help"
+        "A 'user turn' is empty, runs in a loop or leaves no room for an answer: give prompts of "
+        "your own (--prompts). 'short' and 'repetitive' are answers: another temperature may help"
     )
 
 

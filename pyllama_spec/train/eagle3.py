@@ -54,7 +54,9 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         read_prompts(config.corpus.prompts)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers) as model:
         check_target(model)
-        layers = config.head.target_layers or default_layers(model.info.n_layer)
+        layers = config.head.target_layers or default_layers(
+            model.info.n_layer, is_plain=config.head.is_plain
+        )
         model.check_layer_inputs(layers)
         need("torch", "gguf")
         from pyllama_spec.train.run import Run  # with PyTorch, which is optional

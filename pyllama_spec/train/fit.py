@@ -175,7 +175,10 @@ class Fit:
         indices = [text.train[i] for i in batch]
         texts = load(indices, text.corpus, text.source, text.vocab, self._device)
         with self._autocast():
-            losses = chain_losses(self._head, texts, config.n_steps, config.step_decay, self._dtype)
+            losses = chain_losses(
+                self._head, texts, config.n_steps, config.step_decay, self._dtype,
+                config.deep_share,
+            )  # fmt: skip
         self._optimizer.zero_grad(set_to_none=True)
         losses.total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), config.clip)

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.train.config import CorpusConfig
-from pyllama_spec.train.quality import loop_length
+from pyllama_spec.train.quality import ends_in_loop
 from pyllama_spec.train.tasks import Task, TaskSource
 from pyllama_spec.train.top import Top, draw, top_of
 
 # Longer prompts than that have a decode of their own.
-_MAX_STEPWISE = 8
+_MAX_STEPWISE = 32
 # Looking for a loop costs more than a token; once in this many it is cheap.
 _LOOP_EVERY = 16
 _PREFILL = 512
@@ -69,7 +69,8 @@ class Generated:
         n_prompt: where the answer begins.
         n_user: where the user's turn begins that the target wrote; n_prompt where it wrote none.
         temperature: of the answer.
-        finish: "stop", "length", "loop" (the loop is cut off), or why there is no answer: "user".
+        finish: "stop", "length", "loop" (its first turns are there), or why there is no answer:
+            "user".
         features: of its tokens, where they were asked for.
 
     """
@@ -243,8 +244,7 @@ class Generator:
             return None
         if self._model.vocab.is_eog(tokens[-1]):
             return "stop"
-        if n % _LOOP_EVERY == 0 and (loop := loop_length(tokens[place.n_prompt :])):
-            del tokens[-loop:]
+        if n % _LOOP_EVERY == 0 and ends_in_loop(tokens[place.n_prompt :]):
             return "loop"
         return "length" if len(tokens) >= config.n_ctx else None
 
@@ -253,15 +253,15 @@ class Generator:
         n = len(tokens) - place.n_user
         if n == 0:
             return None
-        ends = self._model.vocab.is_eog(tokens[-1]) or tokens[-1] == after[0]
-        if not ends:
-            is_long = n >= config.max_user or len(tokens) + len(after) >= config.n_ctx
-            loops = n % _LOOP_EVERY == 0 and loop_length(tokens[place.n_user :])
-            return "user" if is_long or loops else None
-        tokens.pop()
+        if self._model.vocab.is_eog(tokens[-1]) or tokens[-1] == after[0]:
+            tokens.pop()
+        elif n % _LOOP_EVERY == 0 and ends_in_loop(tokens[place.n_user :]):
+            return "user"
+        elif n < config.max_user:  # a longer one is cut off: people send such texts too
+            return None
         # Without room for an answer there is nothing to learn from.
         room = config.n_ctx - len(tokens) - len(after)
-        if n - 1 < config.min_user or room < config.min_answer:
+        if len(tokens) - place.n_user < config.min_user or room < config.min_answer:
             return "user"
         tokens.extend(after)
         place.n_prompt, place.in_user = len(tokens), False

@@ -87,7 +87,12 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 
 def chain_losses(
-    head: Eagle3Head, texts: Texts, n_steps: int, decay: float, dtype: torch.dtype
+    head: Eagle3Head,
+    texts: Texts,
+    n_steps: int,
+    decay: float,
+    dtype: torch.dtype,
+    deep_share: float = 1.0,
 ) -> Losses:
     """The loss over all steps of all chains of a batch; depth s counts decay ** s.
 
@@ -97,11 +102,12 @@ def chain_losses(
         n_steps: of each chain.
         decay: of the weights.
         dtype: of the products with the output matrix.
+        deep_share: the share of chains that go on after step 0.
 
     """
     total = torch.zeros((), device=texts.tokens.device)
     scale, by_depth, hits = 0.0, [0.0] * n_steps, [0.0] * n_steps
-    for step in run_chains(head, texts, n_steps):
+    for step in run_chains(head, texts, n_steps, deep_share):
         p, ids = texts.target_p[step.at], texts.target_ids[step.at]
         loss, best = SoftCrossEntropy.apply(step.y, head.weight("output.weight"), ids, p, dtype)
         mean = loss / p.sum().clamp(min=1e-6)

@@ -33,6 +33,7 @@ _OPTIONS: Mapping[str, tuple[type, str]] = {
     "--epochs": (FitConfig, "epochs"),
     "--steps": (FitConfig, "n_steps"),
     "--step-decay": (FitConfig, "step_decay"),
+    "--deep-share": (FitConfig, "deep_share"),
     "--batch-tokens": (FitConfig, "batch_tokens"),
     "--lr": (FitConfig, "lr"),
     "--weight-decay": (FitConfig, "weight_decay"),
@@ -49,7 +50,7 @@ def command(config: Eagle3TrainConfig) -> str:
         CorpusConfig: config.corpus, HeadConfig: config.head, FitConfig: config.fit,
         Eagle3TrainConfig: config,
     }  # fmt: skip
-    if not config.head.fc_norm and not config.head.norm_output:
+    if config.head.is_plain:
         words.append("--plain")
     for option, (kind, name) in _OPTIONS.items():
         value = getattr(parts[kind], name)

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-# Small models at temperature 0 fall into loops. They are easy to draft and teach nothing else.
+# Small models at temperature 0 fall into loops. Their first turns are kept, since a draft has to
+# learn to follow them; the rest is cut off.
 _NGRAM = 4
 _WINDOW = 64
 _MIN_DISTINCT = 0.5
+# A whole text of which no more is new than this says nothing else.
+_MIN_DISTINCT_WHOLE = 0.2
 # Near-equal answers: of the hashes of all 5-grams the 16 smallest (bottom-k sketch, Broder 1997);
 # as many in common as here are nearly the same text.
 _SHINGLE = 5
@@ -25,22 +28,15 @@ def distinct_ratio(tokens: Sequence[int], n: int = _NGRAM) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def loop_length(tokens: Sequence[int]) -> int:
-    """How many tokens at the end are a loop; 0 if the end is no loop.
-
-    It looks at the last 64 tokens: where fewer than half of their 4-grams are distinct, all but
-    the first turn of the loop counts.
-    """
+def ends_in_loop(tokens: Sequence[int]) -> bool:
+    """Whether fewer than half of the 4-grams of the last 64 tokens are distinct."""
     end = tokens[-_WINDOW:]
-    if len(end) < _WINDOW or distinct_ratio(end) >= _MIN_DISTINCT:
-        return 0
-    grams = list(zip(*(end[i:] for i in range(_NGRAM)), strict=False))
-    return _WINDOW - _NGRAM + 1 - len(set(grams))
+    return len(end) == _WINDOW and distinct_ratio(end) < _MIN_DISTINCT
 
 
 def is_repetitive(tokens: Sequence[int]) -> bool:
     """Whether too much of the whole text has been said before in it."""
-    return distinct_ratio(tokens) < _MIN_DISTINCT
+    return distinct_ratio(tokens) < _MIN_DISTINCT_WHOLE
 
 
 def fingerprint(tokens: Iterable[int]) -> bytes:

@@ -12,9 +12,10 @@ import torch
 
 from pyllama_spec.convert.target import read_target
 from pyllama_spec.engine import Model, default_n_threads
-from pyllama_spec.train.batches import feature_rms, split
+from pyllama_spec.train.batches import feature_rms, sample, split, token_counts
 from pyllama_spec.train.checkpoint import Checkpoints
 from pyllama_spec.train.config import Eagle3TrainConfig
+from pyllama_spec.train.copying import begin_with_copying
 from pyllama_spec.train.corpus import CorpusProgress, build_corpus, corpus_identity
 from pyllama_spec.train.curves import write_curves
 from pyllama_spec.train.draft_vocab import (
@@ -38,6 +39,8 @@ from pyllama_spec.train.target import TargetWeights, read_weights
 
 # Sequences whose rows say how large a layer's input is.
 _RMS_SEQUENCES = 32
+# Sequences that show how the first layer input tells its token.
+_COPY_SEQUENCES = 64
 # A product of the size that training is made of, to see which precision is faster.
 _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
@@ -103,7 +106,7 @@ class Run:
         """
         torch.set_num_threads(self._n_threads)
         head = self._config.head
-        if not head.fc_norm and not head.norm_output and len(self._layers) != 3:
+        if head.is_plain and len(self._layers) != 3:
             self._notes.append(
                 f"stock llama.cpp takes 3 target layers, and does not load a head with "
                 f"{len(self._layers)}"
@@ -209,6 +212,11 @@ class Run:
         head = Eagle3Head(shape, weights.embedding, vocab.d2t)
         rms = feature_rms(train[:_RMS_SEQUENCES], corpus, source, len(layers))
         initialise(head, weights.output, weights.output_norm, rms, config.fit.seed)
+        some = sample(train[:_COPY_SEQUENCES], corpus, source)
+        told = begin_with_copying(
+            head, *some, token_counts(corpus, train, info.n_vocab), config.fit.seed
+        )
+        self._reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
         return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
 
     def _device(self) -> str:

@@ -47,13 +47,19 @@ class TargetWeights:
     name: str
 
 
-def default_layers(n_layer: int) -> tuple[int, ...]:
-    """Three layer inputs: low, middle and high, as in the EAGLE-3 reference code.
+def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
+    """The layer inputs that a head reads where nothing else is said.
 
+    A plain head reads three: low, middle and high, as in the EAGLE-3 reference code. Ours read six:
+    from the first one, which tells the token itself, so that attention finds where it stood before,
+    to the last layer's output. One more costs a product per token, none per drafted token.
     Models of fewer than 7 layers have no three that lie apart like this; theirs are the last ones.
     """
-    if n_layer >= 7:
+    if n_layer >= 7 and is_plain:
         return (2, n_layer // 2, n_layer - 3)
+    if n_layer >= 7:
+        quarters = [round(n_layer * share) for share in (0.25, 0.5, 0.75)]
+        return tuple(sorted({1, *quarters, n_layer - 3, n_layer}))
     first = max(n_layer - 3, 0)
     return tuple(range(first, min(first + 3, n_layer + 1)))
 

@@ -15,6 +15,7 @@ from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.engine.errors import UnsupportedError
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.errors import TrainError
+from pyllama_spec.train.files import hash_file
 
 
 @dataclass(slots=True)
@@ -61,8 +62,23 @@ def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_us
     return Task(number, prompt, temperature, rng, writes_user)
 
 
+_OPENINGS = Path(__file__).with_name("openings.txt")
+
+
+def read_openings() -> list[str]:
+    """How people begin what they ask; a small model left alone rarely asks for code or JSON."""
+    return _OPENINGS.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def hash_openings() -> str:
+    """The sha256 of all openings."""
+    return hash_file(_OPENINGS)
+
+
 class OwnPrompts:
     """The target writes the user turns: its template is rendered up to where the user's text is.
+
+    A share of the turns begins with one of our openings, so that all kinds of tasks come up.
 
     Raises:
         UnsupportedError: the template hides where that is.
@@ -92,10 +108,16 @@ class OwnPrompts:
                 "that its end cannot be told; give prompts of your own (--prompts)"
             )
         self.shared = self._before[:-1]
+        self._openings = [
+            vocab.tokenize(text, add_special=False, parse_special=False) for text in read_openings()
+        ]
 
     def task(self, number: int) -> Task | None:
         """There is always another one."""
-        return _new_task(self._config, number, list(self._before), writes_user=True)
+        task = _new_task(self._config, number, list(self._before), writes_user=True)
+        if task.rng.random() < self._config.opening_share:
+            task.prompt += self._openings[int(task.rng.integers(len(self._openings)))]
+        return task
 
 
 class FilePrompts:

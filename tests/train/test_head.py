@@ -136,6 +136,25 @@ def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
     assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]
 
 
+def test_a_share_of_the_chains_goes_deeper() -> None:
+    head, texts = random_head(SHAPE), random_texts([400], 3 * N_EMBD)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        steps = list(run_chains(head, texts, 3, deep_share=0.25))
+    assert len(steps[0].chains) == len(texts.starts)
+    assert 0.18 < len(steps[1].chains) / len(texts.starts) < 0.32
+    # What goes on once goes on to the end of the text.
+    second, third = (set(step.chains.tolist()) for step in steps[1:])
+    assert third <= second
+    assert len(second - third) <= 1
+    # The steps of a chain do not depend on the others.
+    whole = all_steps(head, texts, 3)
+    for start, row in zip(
+        texts.starts[steps[2].chains].tolist(), head.logits(steps[2].y).detach(), strict=True
+    ):
+        np.testing.assert_allclose(row.numpy(), whole[start, 2], atol=1e-4)
+
+
 def engine_logits(path: Path, texts: Texts, n: int) -> tuple[list[Floats], list[int]]:
     """The engine's logits for n pairs of features, and the draft that follows the last."""
     tokens, rows = texts.tokens.tolist(), texts.features.numpy()

@@ -118,8 +118,14 @@ def test_contradictory_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("n_layer", range(1, 40))
 def test_default_layers_exist_and_differ(n_layer: int) -> None:
-    layers = default_layers(n_layer)
-    assert len(set(layers)) == len(layers) == (3 if n_layer > 1 else 2)
-    assert all(0 <= layer <= n_layer for layer in layers)
-    if n_layer >= 7:
-        assert layers == (2, n_layer // 2, n_layer - 3)
+    plain, layers = default_layers(n_layer, is_plain=True), default_layers(n_layer)
+    assert len(plain) == (3 if n_layer > 1 else 2)
+    assert plain == ((2, n_layer // 2, n_layer - 3) if n_layer >= 7 else layers)
+    assert len(layers) >= len(plain)
+    for some in (plain, layers):
+        assert list(some) == sorted(set(some))
+        assert all(0 <= layer <= n_layer for layer in some)
+    if n_layer >= 14:
+        assert len(layers) == 6
+        assert layers[0] == 1
+        assert layers[-1] == n_layer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pyllama_spec.bench.prompt_file import OWN_PROMPTS
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.errors import UnsupportedError
 from pyllama_spec.train import CheckpointError, TrainError
@@ -17,9 +19,9 @@ from pyllama_spec.train.features import (
     FeatureSource,
     LiveFeatures,
 )
-from pyllama_spec.train.quality import Seen, distinct_ratio, is_repetitive, loop_length
+from pyllama_spec.train.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
 from pyllama_spec.train.store import CorpusStore
-from pyllama_spec.train.tasks import FilePrompts, OwnPrompts, read_prompts
+from pyllama_spec.train.tasks import FilePrompts, OwnPrompts, read_openings, read_prompts
 from pyllama_spec.train.top import draw, top_of
 from tests.models import model_path
 from tests.unit.train_tools import (
@@ -75,15 +77,15 @@ def test_draws_follow_the_temperature() -> None:
 # --- quality
 
 
-def test_a_loop_is_found_and_its_first_turn_is_kept() -> None:
+def test_a_loop_is_found_and_its_first_turns_are_kept() -> None:
     text = list(range(100, 200))
     loop = [1, 2, 3, 4, 5, 6, 7]
-    assert loop_length(text) == 0
-    cut = loop_length(text + loop * 12)
-    assert 50 <= cut <= 64
-    assert loop_length((text + loop * 12)[:-cut]) == 0
+    n_found = [n for n in range(12) if ends_in_loop(text + loop * n)]
+    assert 3 <= n_found[0] <= 7
+    assert n_found[-1] == 11
     assert is_repetitive(loop * 12)
-    assert not is_repetitive(text)
+    assert not is_repetitive(text + loop * n_found[0])
+    assert not ends_in_loop(loop * 2)  # too little to tell
     assert distinct_ratio([1, 2]) == 1.0
 
 
@@ -136,13 +138,52 @@ def test_prompts_of_a_file_come_in_passes(model: Model, prompts: Path) -> None:
 
 
 def test_own_prompts_begin_where_the_template_puts_the_users_text(model: Model) -> None:
-    source = OwnPrompts(model, config(None))
+    source = OwnPrompts(model, config(None, opening_share=0.0))
     task = source.task(0)
     assert task is not None
     text = model.vocab.detokenize(task.prompt, special=True)
     assert text == b"<|im_start|>user\n"
     after = model.vocab.detokenize(source.after_user, special=True)
     assert after == b"<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_share_of_own_prompts_begins_with_an_opening(model: Model) -> None:
+    source = OwnPrompts(model, config(None, opening_share=0.5))
+
+    def prompt(i: int) -> list[int]:
+        task = source.task(i)
+        assert task is not None
+        return task.prompt
+
+    texts = [model.vocab.detokenize(prompt(i), special=True) for i in range(400)]
+    begun = [text.removeprefix(b"<|im_start|>user\n").decode() for text in texts]
+    n_opened = sum(text != "" for text in begun)
+    assert 160 <= n_opened <= 240
+    assert set(begun) - {""} <= set(read_openings())
+    assert len(set(begun)) > 60
+    # A task is known by its number, whatever was asked for before.
+    assert [prompt(i) for i in (399, 7)] == [prompt(i) for i in (399, 7)]
+
+
+def test_openings_are_not_what_is_measured() -> None:
+    """A draft is not trained on the prompts that say how good it is."""
+    lines = OWN_PROMPTS.read_text(encoding="utf-8").splitlines()
+    measured = [m["content"] for line in lines for m in json.loads(line)["messages"]]
+    openings = read_openings()
+    assert len(openings) == len(set(openings)) > 100
+    assert not set(openings) & set(measured)
+    assert max(len(opening.split()) for opening in openings) <= 9
+
+
+def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
+    with Model(model_path("llama")) as endless:
+        corpus = make(endless, tmp_path / "c", config(None, max_user=3, opening_share=0.0))
+        for sequence in corpus.sequences:
+            text = endless.vocab.detokenize(sequence.tokens.tolist(), special=True)
+            assert text.startswith(b"<|im_start|>user\n")
+            n = int(np.argmax(sequence.mask))
+            source = OwnPrompts(endless, config(None, opening_share=0.0))
+            assert n == len(source.shared) + 1 + 3 + len(source.after_user)
 
 
 def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
@@ -259,12 +300,12 @@ def test_a_corpus_of_other_settings_is_refused(model: Model, tmp_path: Path, pro
 
 
 def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
-    """Its turns never end: control tokens are kept far from the top."""
+    """There is no room for an answer."""
     with (
         Model(model_path("llama")) as endless,
         pytest.raises(TrainError, match=r"none of the first 256.*user turn: 256.*--prompts"),
     ):
-        make(endless, tmp_path / "c", config(None, max_user=3, n_parallel=16))
+        make(endless, tmp_path / "c", config(None, max_user=3, n_parallel=16, min_answer=78))
 
 
 def test_a_full_disk_keeps_what_was_there(
