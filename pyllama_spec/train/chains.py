@@ -75,7 +75,11 @@ class Step:
 
 
 def run_chains(
-    head: Eagle3Head, texts: Texts, n_steps: int, deep_share: float = 1.0
+    head: Eagle3Head,
+    texts: Texts,
+    n_steps: int,
+    deep_share: float = 1.0,
+    generator: torch.Generator | None = None,
 ) -> Iterator[Step]:
     """Makes n_steps steps from every start, all chains at once.
 
@@ -87,6 +91,7 @@ def run_chains(
         texts: the sequences.
         n_steps: of a chain.
         deep_share: the share of chains, drawn by chance, that go on after step 0.
+        generator: of that draw, on the CPU.
 
     """
     ends = torch.tensor(texts.lengths, device=texts.tokens.device).cumsum(0)
@@ -123,7 +128,7 @@ def run_chains(
         runs = texts.in_vocab[nxt] & (nxt + 1 < ends[owner[starts]])
         runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
         if depth == 0 and deep_share < 1:
-            runs &= (torch.rand(len(starts)) < deep_share).to(runs.device)
+            runs &= (torch.rand(len(starts), generator=generator) < deep_share).to(runs.device)
         keep = runs.nonzero()[:, 0]
         if len(keep) == 0:
             return

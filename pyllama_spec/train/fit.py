@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import torch
 
 from pyllama_spec.train.batches import batches_from, count_batches, load
@@ -177,7 +178,7 @@ class Fit:
         with self._autocast():
             losses = chain_losses(
                 self._head, texts, config.n_steps, config.step_decay, self._dtype,
-                config.deep_share,
+                config.deep_share, self._generator(),
             )  # fmt: skip
         self._optimizer.zero_grad(set_to_none=True)
         losses.total.backward()
@@ -196,6 +197,13 @@ class Fit:
         hits = " ".join(f"{100 * hit:.0f}%" for hit in losses.hits)
         note = f"step {state.step}/{self.n_steps}, loss {total:.3f}, right {hits}"
         self._reporter.progress("training", state.step / self.n_steps, note)
+
+    def _generator(self) -> torch.Generator:
+        """Of the draws of this step: the same ones however often the run was interrupted."""
+        seed = int(
+            np.random.SeedSequence([self._config.seed, self.state.step]).generate_state(1)[0]
+        )
+        return torch.Generator().manual_seed(seed)
 
     def measure(self) -> Acceptance:
         """Plays the rounds of decoding on the held-out text."""

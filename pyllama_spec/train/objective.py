@@ -93,6 +93,7 @@ def chain_losses(
     decay: float,
     dtype: torch.dtype,
     deep_share: float = 1.0,
+    generator: torch.Generator | None = None,
 ) -> Losses:
     """The loss over all steps of all chains of a batch; depth s counts decay ** s.
 
@@ -103,11 +104,12 @@ def chain_losses(
         decay: of the weights.
         dtype: of the products with the output matrix.
         deep_share: the share of chains that go on after step 0.
+        generator: draws them.
 
     """
     total = torch.zeros((), device=texts.tokens.device)
     scale, by_depth, hits = 0.0, [0.0] * n_steps, [0.0] * n_steps
-    for step in run_chains(head, texts, n_steps, deep_share):
+    for step in run_chains(head, texts, n_steps, deep_share, generator):
         p, ids = texts.target_p[step.at], texts.target_ids[step.at]
         loss, best = SoftCrossEntropy.apply(step.y, head.weight("output.weight"), ids, p, dtype)
         mean = loss / p.sum().clamp(min=1e-6)

@@ -138,9 +138,9 @@ def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
 
 def test_a_share_of_the_chains_goes_deeper() -> None:
     head, texts = random_head(SHAPE), random_texts([400], 3 * N_EMBD)
-    torch.manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        steps = list(run_chains(head, texts, 3, deep_share=0.25))
+        steps = list(run_chains(head, texts, 3, 0.25, generator))
     assert len(steps[0].chains) == len(texts.starts)
     assert 0.18 < len(steps[1].chains) / len(texts.starts) < 0.32
     # What goes on once goes on to the end of the text.

@@ -210,9 +210,7 @@ def test_the_target_writes_its_own_prompts(tmp_path: Path) -> None:
     )  # fmt: skip
     report = train_eagle3(config)
     assert report.n_answer_tokens >= 300
-    assert "user turn" in json.loads(
-        (config.work_dir / "corpus" / "index.json").read_text()
-    )["dropped"]  # fmt: skip
+    assert report.trained.n_rounds > 10
 
 
 @pytest.mark.parametrize(

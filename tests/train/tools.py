@@ -40,7 +40,13 @@ def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
         ),
         "head": HeadConfig(target_layers=(0, 1, 2), n_ff=64, n_head=4),
         "fit": FitConfig(
-            epochs=12, batch_tokens=256, lr=3e-3, held_out=0.15, n_evals=6, precision="fp32"
+            epochs=14,
+            batch_tokens=256,
+            lr=3e-3,
+            held_out=0.15,
+            n_evals=6,
+            precision="fp32",
+            deep_share=0.8,
         ),
     }
     top: dict[str, Any] = {"export_type": "f32", "n_threads": 1, "device": "cpu"}
