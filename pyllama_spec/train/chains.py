@@ -86,13 +86,7 @@ def run_chains(
     A chain ends where its text does, where a token need not be learned, and after a token that the
     draft vocabulary lacks: no draft goes on there.
 
-    Args:
-        head: the head.
-        texts: the sequences.
-        n_steps: of a chain.
-        deep_share: the share of chains, drawn by chance, that go on after step 0.
-        generator: of that draw, on the CPU.
-
+    Of all chains, deep_share go on after step 0; generator, on the CPU, draws which.
     """
     ends = torch.tensor(texts.lengths, device=texts.tokens.device).cumsum(0)
     owner = torch.repeat_interleave(
