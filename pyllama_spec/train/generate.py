@@ -257,8 +257,8 @@ class Generator:
             tokens.pop()
         elif n % _LOOP_EVERY == 0 and ends_in_loop(tokens[place.n_user :]):
             return "user"
-        elif n < config.max_user:  # a longer one is cut off: people send such texts too
-            return None
+        elif n < config.max_user and len(tokens) + len(after) < config.n_ctx:
+            return None  # a longer one is cut off: people send such texts too
         # Without room for an answer there is nothing to learn from.
         room = config.n_ctx - len(tokens) - len(after)
         if len(tokens) - place.n_user < config.min_user or room < config.min_answer:

@@ -186,6 +186,15 @@ def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:
             assert n == len(source.shared) + 1 + 3 + len(source.after_user)
 
 
+def test_a_user_turn_ends_where_the_context_does(tmp_path: Path) -> None:
+    """However long a turn may be, it never outgrows its place."""
+    with (
+        Model(model_path("llama")) as endless,
+        pytest.raises(TrainError, match="user turn: 256"),
+    ):
+        make(endless, tmp_path / "c", config(None, max_user=500, n_parallel=16))
+
+
 def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
     template = "{% for m in messages %}{{ m['content'] | upper }}{% endfor %}"
     with (
