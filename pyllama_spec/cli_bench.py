@@ -27,6 +27,7 @@ def add_bench(commands: _Commands) -> None:
     add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
     add("--n-draft", type=int, default=None, help="tokens to draft per round")
+    add("--p-min", type=float, default=None, help="stop drafting below this probability")
     add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
@@ -73,6 +74,7 @@ def run_bench(args: argparse.Namespace) -> int:
         n_tokens=args.max_tokens,
         repeats=args.repeat,
         n_draft=args.n_draft,
+        p_min=args.p_min,
         temperature=args.temp,
         seed=args.seed,
         chat=args.chat,

@@ -48,6 +48,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "-d", "--draft", default="none", help="none, prompt-lookup, or a draft's GGUF"
     )
     parser.add_argument("--n-draft", type=int, default=None, help="tokens to draft per round")
+    parser.add_argument(
+        "--p-min", type=float, default=None, help="stop drafting below this probability"
+    )
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument("-t", "--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
@@ -72,6 +75,7 @@ def _open(args: argparse.Namespace) -> Llama:
         model_path=args.model,
         draft=None if args.draft == "none" else args.draft,
         n_draft=args.n_draft,
+        p_min=args.p_min,
         n_ctx=n_ctx,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,

@@ -10,6 +10,7 @@ from pathlib import Path
 from pyllama_spec.completion import Runtime
 from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, ContextParams, Model
+from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
 from pyllama_spec.engine.gguf_header import check_header
 from pyllama_spec.engine.model import Progress
@@ -75,24 +76,37 @@ def check_target(model: Model) -> None:
 
 
 def make_drafter(
-    draft: object, n_draft: int | None, *, n_gpu_layers: int = 0, verbose: bool = False
+    draft: object,
+    n_draft: int | None,
+    p_min: float | None = None,
+    *,
+    n_gpu_layers: int = 0,
+    verbose: bool = False,
 ) -> Drafter:
     """The drafter that `draft=` means.
 
     Args:
         draft: None, "none", "prompt-lookup", the path of a GGUF, or a Drafter.
         n_draft: the most tokens to draft per round; None for the drafter's own.
+        p_min: end a draft before a token that the draft gives a lower probability; None for its
+            own limit. Only drafts that are read from a file have one.
         n_gpu_layers: layers of the draft's file on the GPU.
         verbose: show the loading of a file.
 
     Raises:
-        ArgumentError: it is none of these, with a hint at what was meant.
+        ArgumentError: it is none of these, with a hint at what was meant, or p_min is not for it.
         ModelLoadError: the path is no readable GGUF.
         UnsupportedError: this version has no drafter for the file.
 
     """
     if n_draft is not None:
         check_count(n_draft, "n_draft", 0)
+    is_name = isinstance(draft, str) and draft in (NONE, PROMPT_LOOKUP)
+    if p_min is not None:
+        if is_name or not isinstance(draft, (str, os.PathLike)):
+            raise ArgumentError(f"p_min is for a draft that is given as a file, not {draft!r:.60}")
+        if real(p_min, "p_min", 0.0) > 1.0:
+            raise ArgumentError(f"p_min={p_min!r} is not a probability: 0 .. 1")
     if draft is None or (isinstance(draft, str) and draft == NONE):
         return NoDrafter()
     if isinstance(draft, str) and draft == PROMPT_LOOKUP:
@@ -102,7 +116,7 @@ def make_drafter(
             f"draft={draft.__name__} is a class; give an object of it: draft={draft.__name__}()"
         )
     if isinstance(draft, (str, os.PathLike)):
-        return _drafter_of_file(Path(draft), n_draft, n_gpu_layers, verbose)
+        return _drafter_of_file(Path(draft), n_draft, p_min or 0.0, n_gpu_layers, verbose)
     if isinstance(draft, Drafter):
         return draft
     if hasattr(draft, "create_completion"):
@@ -112,7 +126,9 @@ def make_drafter(
     )
 
 
-def _drafter_of_file(path: Path, n_draft: int | None, n_gpu_layers: int, verbose: bool) -> Drafter:
+def _drafter_of_file(
+    path: Path, n_draft: int | None, p_min: float, n_gpu_layers: int, verbose: bool
+) -> Drafter:
     if not path.exists() and path.suffix != ".gguf" and len(path.parts) == 1:
         raise ArgumentError(
             f'draft={str(path)!r} is neither "{NONE}" nor "{PROMPT_LOOKUP}", nor a file that exists'
@@ -124,6 +140,7 @@ def _drafter_of_file(path: Path, n_draft: int | None, n_gpu_layers: int, verbose
         return Eagle3(
             path,
             _EAGLE3_MAX_DRAFT if n_draft is None else max(n_draft, 1),
+            p_min=p_min,
             n_gpu_layers=n_gpu_layers,
             progress=progress_for(path, verbose),
         )

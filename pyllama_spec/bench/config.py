@@ -22,6 +22,7 @@ class BenchConfig:
         n_tokens: the most tokens to generate per prompt.
         repeats: how often each prompt is measured on each side, beside the warm-up.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
+        p_min: end a draft before a token that it gives a lower probability; None for no such limit.
         temperature: 0 is greedy; all other sampling options are those of Llama.
         seed: of the draws, and of the coins of synthetic_acceptance.
         chat: True puts every prompt through the chat template, False none; None does with each one
@@ -44,6 +45,7 @@ class BenchConfig:
     n_tokens: int = 128
     repeats: int = 3
     n_draft: int | None = None
+    p_min: float | None = None
     temperature: float = 0.0
     seed: int = 1
     chat: bool | None = None
@@ -86,8 +88,8 @@ class BenchConfig:
             words += ["--prompts", os.fspath(self.prompts)]
         words += ["-n", str(self.n_tokens), "--repeat", str(self.repeats)]
         optional = (
-            ("--n-draft", self.n_draft), ("-t", self.n_threads), ("-c", self.n_ctx),
-            ("--peer", self.peer), ("-ngl", self.n_gpu_layers or None),
+            ("--n-draft", self.n_draft), ("--p-min", self.p_min), ("-t", self.n_threads),
+            ("-c", self.n_ctx), ("--peer", self.peer), ("-ngl", self.n_gpu_layers or None),
         )  # fmt: skip
         for option, value in optional:
             words += [option, str(value)] if value is not None else []

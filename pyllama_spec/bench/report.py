@@ -48,9 +48,9 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "peer": _peer(result),
         "settings": {
             "target": setup.target, "drafter": setup.drafter, "n_tokens": config.n_tokens,
-            "repeats": config.repeats, "n_draft": setup.n_draft, "chat": config.chat,
-            "temperature": config.temperature, "seed": config.seed, "n_ctx": setup.n_ctx,
-            "n_threads": setup.n_threads, "n_gpu_layers": config.n_gpu_layers,
+            "repeats": config.repeats, "n_draft": setup.n_draft, "p_min": config.p_min,
+            "chat": config.chat, "temperature": config.temperature, "seed": config.seed,
+            "n_ctx": setup.n_ctx, "n_threads": setup.n_threads, "n_gpu_layers": config.n_gpu_layers,
         },
         **setup.provenance,
         **result.span,

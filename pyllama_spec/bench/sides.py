@@ -136,7 +136,9 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Sid
     n_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
-        drafter = make_drafter(config.draft, n_draft, n_gpu_layers=config.n_gpu_layers)
+        drafter = make_drafter(
+            config.draft, n_draft, config.p_min, n_gpu_layers=config.n_gpu_layers
+        )
         own = None if drafter is config.draft else drafter
         if own is not None:
             stack.callback(own.close)

@@ -122,13 +122,13 @@ def test_the_command_says_all_that_was_chosen() -> None:
     )
     full = BenchConfig(
         model_path="a", draft="d.gguf", prompts="p.jsonl", n_tokens=9, repeats=1, n_draft=2,
-        temperature=0.5, seed=3, chat=False, n_threads=4, n_gpu_layers=-1, n_ctx=99,
+        p_min=0.25, temperature=0.5, seed=3, chat=False, n_threads=4, n_gpu_layers=-1, n_ctx=99,
         synthetic_acceptance=(0.5, 0.25), peer="http://h",
     )  # fmt: skip
     assert full.command == (
-        "pyllama-spec bench -m a -d d.gguf --prompts p.jsonl -n 9 --repeat 1 --n-draft 2 -t 4 "
-        "-c 99 --peer http://h -ngl -1 --no-chat --synthetic-acceptance 0.5,0.25 --temp 0.5 "
-        "--seed 3"
+        "pyllama-spec bench -m a -d d.gguf --prompts p.jsonl -n 9 --repeat 1 --n-draft 2 "
+        "--p-min 0.25 -t 4 -c 99 --peer http://h -ngl -1 --no-chat "
+        "--synthetic-acceptance 0.5,0.25 --temp 0.5 --seed 3"
     )
     assert full.max_draft == 2
     assert BenchConfig(model_path="a", synthetic_acceptance=(0.5, 0.2)).max_draft == 2

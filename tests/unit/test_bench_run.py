@@ -128,6 +128,20 @@ def test_the_sides_are_what_llama_opens(tmp_path: Path) -> None:
     assert model.is_closed
 
 
+def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
+    n_drafted = []
+    for p_min in (None, 0.9):
+        config = tiny_config(
+            tmp_path, model_path=model_path("llama"), repeats=1, p_min=p_min,
+            draft=model_path("eagle3", output_scale=0.1),
+        )  # fmt: skip
+        found = bench.to_json(bench.run(config))
+        assert found["settings"]["p_min"] == p_min
+        n_drafted.append(sum(prompt["drafted"] for prompt in found["prompts"]))
+    assert n_drafted[0] > 0
+    assert n_drafted[1] == 0
+
+
 def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"), repeats=1

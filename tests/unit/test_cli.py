@@ -83,6 +83,14 @@ def test_n_draft_limits_the_draft(perm: Path) -> None:
     assert len(speculation["accepted_histogram"]) <= 3
 
 
+def test_p_min_reaches_the_draft() -> None:
+    files = ("-d", model_path("eagle3", output_scale=0.1), "-n", 20)
+    free = generate(model_path("llama"), "-p", "abc", *files)["speculation"]
+    held = generate(model_path("llama"), "-p", "abc", *files, "--p-min", 0.9)["speculation"]
+    assert free["drafted"] > 0
+    assert held["drafted"] == 0
+
+
 def test_a_target_without_rollback_says_why() -> None:
     result = generate(model_path("mamba2"), "-p", REPEATED, "-n", 8, "-d", "prompt-lookup")
     assert result["speculation"]["drafted"] == 0

@@ -195,6 +195,17 @@ def test_a_padded_vocabulary_is_taken() -> None:
         assert result["speculation"]["drafter"] == "eagle3"
 
 
+def test_p_min_of_a_file_given_by_path() -> None:
+    path, counts = model_path("eagle3", output_scale=0.1), []
+    for p_min in (None, 0.0, 0.9):
+        with Llama(model_path("llama"), draft=path, p_min=p_min, n_threads=1) as llm:
+            result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
+            assert result["speculation"]["drafter"] == "eagle3"
+            counts.append(result["speculation"]["drafted"])
+    assert counts[0] == counts[1] > 0
+    assert counts[2] == 0, "this head is sure of nothing"
+
+
 def test_a_head_is_no_target() -> None:
     with pytest.raises(UnsupportedError, match="needs its target"):
         Llama(model_path("eagle3"), n_threads=1)
