@@ -1,16 +1,15 @@
-// Q8_0 and Q4_0 weights times the few rows of a verify batch; see rows_bf16.cpp for the why and the rule
+// Q8_0 and Q4_0 weights times the few rows of a verify batch; see rows_float.cpp for the why and the rule
 // that a result depends on its weight row and its activation row alone.
 //
 // Both multiply bytes with VPDPBUSD, which wants one side unsigned. Activations are shifted by 128, and
 // -128 times the sum of the weights is where the sum begins: one instruction per weights, not per product.
 #include "rows.h"
+#include "tiles.h"
 
-#include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #define GGML_COMMON_DECL_CPP
 #include "ggml-common.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -20,19 +19,10 @@
 
 namespace {
 
-constexpr int     WIDTH = 6;        // activation rows of a tile
-constexpr int64_t MAX_K = 16384;    // what a thread's stack holds for them
-constexpr int64_t PAIR  = 2 * QK8_0;
+using namespace pyllama_spec;
 
-struct Operands {
-    const char * weights;
-    size_t       weight_stride;  // bytes from row to row, or from group to group of eight rows
-    const char * rows;           // block_q8_0
-    size_t       row_stride;
-    char *       out;
-    size_t       out_stride;
-    int64_t      n_k;
-};
+constexpr int64_t MAX_K = 16384;    // what a thread's stack holds of a tile's activations
+constexpr int64_t PAIR  = 2 * QK8_0;
 
 float to_float(ggml_half x) {
     return _cvtsh_ss(x);
@@ -181,41 +171,27 @@ template <int W> void rows_q4_0x8(const Operands & op, const Packed & x, int64_t
     }
 }
 
-#define BY_WIDTH(kernel)                                          \
-    switch (width) {                                              \
-        case 1: kernel<1>(op, x, begin0, end0, i1); break;        \
-        case 2: kernel<2>(op, x, begin0, end0, i1); break;        \
-        case 3: kernel<3>(op, x, begin0, end0, i1); break;        \
-        case 4: kernel<4>(op, x, begin0, end0, i1); break;        \
-        case 5: kernel<5>(op, x, begin0, end0, i1); break;        \
-        default: kernel<6>(op, x, begin0, end0, i1); break;       \
-    }
-
-// All weight rows by all activation rows, in chunks that the threads take one after the other.
+// All weight rows by all activation rows, which are blocks of Q8_0.
 void run(const Operands & op, ggml_type type, int64_t n_out, int64_t n_rows, const ggml_compute_params * params) {
     Packed x;
-    const int64_t height   = std::clamp<int64_t>(n_out / (params->nth * 8) / 16 * 16, 16, 128);
-    const int64_t n_chunks = (n_out + height - 1) / height;
     const bool is_one_tile = n_rows <= WIDTH;
     if (is_one_tile) {
         x.fill(op, 0, n_rows);
     }
-    for (int64_t i = params->ith; i < n_chunks; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-        const int64_t begin0 = i * height, end0 = std::min(n_out, begin0 + height);
-        int64_t n_tiles = (n_rows + WIDTH - 1) / WIDTH;
-        for (int64_t i1 = 0; i1 < n_rows; --n_tiles) {
-            const int64_t width = (n_rows - i1 + n_tiles - 1) / n_tiles;
+    for_chunks(params, n_out, 1, [&](int64_t, int64_t begin0, int64_t end0) {
+        for_tiles(n_rows, [&](int64_t i1, int64_t width) {
             if (!is_one_tile) {
                 x.fill(op, i1, width);
             }
-            if (type == GGML_TYPE_Q8_0) {
-                BY_WIDTH(rows_q8_0)
-            } else {
-                BY_WIDTH(rows_q4_0x8)
-            }
-            i1 += width;
-        }
-    }
+            for_width(width, [&](auto w) {
+                if (type == GGML_TYPE_Q8_0) {
+                    rows_q8_0<w()>(op, x, begin0, end0, i1);
+                } else {
+                    rows_q4_0x8<w()>(op, x, begin0, end0, i1);
+                }
+            });
+        });
+    });
 }
 
 bool is_flat(const ggml_tensor * weights, const ggml_tensor * rows) {

@@ -20,6 +20,8 @@ struct Case {
     bool      is_repacked;
     int64_t   n_rows, n_k, n_out;
     int       n_threads;
+    int64_t   n_matrices = 1;  // of weights
+    int64_t   n_shared   = 1;  // matrices of rows that use the same weights, as heads of queries do
 };
 
 std::vector<float> draw(size_t n, unsigned seed) {
@@ -33,18 +35,19 @@ std::vector<float> draw(size_t n, unsigned seed) {
 }
 
 double relative_error(const Case & c) {
-    const std::vector<float> weights = draw(c.n_out * c.n_k, 1), rows = draw(c.n_rows * c.n_k, 2);
+    const int64_t all_out = c.n_out * c.n_matrices, all_rows = c.n_rows * c.n_matrices * c.n_shared;
+    const std::vector<float> weights = draw(all_out * c.n_k, 1), rows = draw(all_rows * c.n_k, 2);
     const ggml_init_params sizes = { size_t(1) << 20, nullptr, true };
     ggml_context * for_weights = ggml_init(sizes);
     ggml_context * for_rest    = ggml_init(sizes);
-    ggml_tensor * w = ggml_new_tensor_2d(for_weights, c.type, c.n_k, c.n_out);
-    ggml_tensor * x = ggml_new_tensor_2d(for_rest, GGML_TYPE_F32, c.n_k, c.n_rows);
+    ggml_tensor * w = ggml_new_tensor_3d(for_weights, c.type, c.n_k, c.n_out, c.n_matrices);
+    ggml_tensor * x = ggml_new_tensor_3d(for_rest, GGML_TYPE_F32, c.n_k, c.n_rows, c.n_matrices * c.n_shared);
     ggml_tensor * y = ggml_mul_mat(for_rest, w, x);
     const auto place = c.is_repacked ? ggml_backend_cpu_repack_buffer_type() : ggml_backend_cpu_buffer_type();
     ggml_backend_buffer_t a = ggml_backend_alloc_ctx_tensors_from_buft(for_weights, place);
     ggml_backend_buffer_t b = ggml_backend_alloc_ctx_tensors_from_buft(for_rest, ggml_backend_cpu_buffer_type());
-    std::vector<char> packed_w(ggml_row_size(c.type, c.n_k) * c.n_out);
-    ggml_quantize_chunk(c.type, weights.data(), packed_w.data(), 0, c.n_out, c.n_k, nullptr);
+    std::vector<char> packed_w(ggml_row_size(c.type, c.n_k) * all_out);
+    ggml_quantize_chunk(c.type, weights.data(), packed_w.data(), 0, all_out, c.n_k, nullptr);
     ggml_backend_tensor_set(w, packed_w.data(), 0, packed_w.size());
     ggml_backend_tensor_set(x, rows.data(), 0, rows.size() * sizeof(float));
     ggml_cgraph * graph = ggml_new_graph(for_rest);
@@ -54,24 +57,25 @@ double relative_error(const Case & c) {
     if (ggml_backend_graph_compute(cpu, graph) != GGML_STATUS_SUCCESS) {
         std::exit(3);
     }
-    std::vector<float> got(c.n_rows * c.n_out);
+    std::vector<float> got(all_rows * c.n_out);
     ggml_backend_tensor_get(y, got.data(), 0, got.size() * sizeof(float));
 
     const ggml_type row_type = ggml_get_type_traits_cpu(c.type)->vec_dot_type;
     std::vector<float> w_back(weights.size()), x_back(rows.size());
-    std::vector<char>  packed_x(ggml_row_size(row_type, c.n_k) * c.n_rows);
+    std::vector<char>  packed_x(ggml_row_size(row_type, c.n_k) * all_rows);
     ggml_get_type_traits(c.type)->to_float(packed_w.data(), w_back.data(), w_back.size());
-    for (int64_t i = 0; i < c.n_rows; ++i) {
+    for (int64_t i = 0; i < all_rows; ++i) {
         ggml_get_type_traits_cpu(row_type)->from_float(
             rows.data() + i * c.n_k, packed_x.data() + i * ggml_row_size(row_type, c.n_k), c.n_k);
     }
     ggml_get_type_traits(row_type)->to_float(packed_x.data(), x_back.data(), x_back.size());
     double worst = 0, squares = 0;
-    for (int64_t i = 0; i < c.n_rows; ++i) {
+    for (int64_t i = 0; i < all_rows; ++i) {
+        const float * matrix = w_back.data() + i / (c.n_rows * c.n_shared) * c.n_out * c.n_k;
         for (int64_t j = 0; j < c.n_out; ++j) {
             double sum = 0;
             for (int64_t k = 0; k < c.n_k; ++k) {
-                sum += (double) w_back[j * c.n_k + k] * x_back[i * c.n_k + k];
+                sum += (double) matrix[j * c.n_k + k] * x_back[i * c.n_k + k];
             }
             worst = std::fmax(worst, std::fabs(sum - got[i * c.n_out + j]));
             squares += sum * sum;
@@ -82,7 +86,7 @@ double relative_error(const Case & c) {
     ggml_backend_buffer_free(b);
     ggml_free(for_weights);
     ggml_free(for_rest);
-    return worst / std::sqrt(squares / (c.n_rows * c.n_out));
+    return worst / std::sqrt(squares / (all_rows * c.n_out));
 }
 
 }  // namespace
@@ -90,7 +94,7 @@ double relative_error(const Case & c) {
 int main() {
     ggml_cpu_init();
     const struct { ggml_type type; bool is_repacked; } kinds[] = {
-        { GGML_TYPE_BF16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, false }, { GGML_TYPE_Q4_0, true },
+        { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, false }, { GGML_TYPE_Q4_0, true },
     };
     for (const auto & kind : kinds) {
         // 1 to 6 rows are one tile; 7, 13 and 40 are several. 32 and 96 do not fit a pair of blocks.
@@ -100,6 +104,18 @@ int main() {
                     const Case c = { kind.type, kind.is_repacked, n_rows, n_k, n_out, 1 + int(n_out > 8) };
                     std::printf("%s%s %d %d %d %.3e\n", ggml_type_name(c.type), c.is_repacked ? "-repacked" : "",
                         int(n_rows), int(n_k), int(n_out), relative_error(c));
+                }
+            }
+        }
+        // Attention: heads that share their keys, widths that no vector divides.
+        if (kind.type == GGML_TYPE_BF16 || kind.type == GGML_TYPE_F16) {
+            for (int64_t n_k : { 1, 15, 64, 72, 250 }) {
+                for (int64_t n_rows : { 1, 2, 5 }) {
+                    for (int64_t n_shared : { 1, 3 }) {
+                        const Case c = { kind.type, false, n_rows, n_k, 37, 2, 3, n_shared };
+                        std::printf("%s-shared %d %d %d %.3e\n", ggml_type_name(c.type), int(n_rows), int(n_k),
+                            int(n_shared), relative_error(c));
+                    }
                 }
             }
         }
