@@ -277,6 +277,14 @@ void llama_spec_cancel(llama_spec_context * ctx, bool value) {
     }
 }
 
+int llama_spec_rest(llama_spec_context * ctx) {
+    return guarded([&] {
+        // Not while a graph runs: a worker that has not begun it would sleep, and the others wait for it.
+        context_call call(ctx);
+        ggml_threadpool_pause(call.state.compute->pool);
+    });
+}
+
 void llama_spec_add_views(llama_spec_context * ctx, int32_t n) {
     guarded([&] {
         if (ctx != nullptr && ctx->state != nullptr) {

@@ -134,6 +134,8 @@ int  llama_spec_context_get_info(llama_spec_context * ctx, struct llama_spec_con
 void llama_spec_context_default_params(struct llama_spec_context_params * out);
 /* Ends a decode that runs in another thread as soon as the engine looks; until cleared, later ones end at once. */
 void llama_spec_cancel(llama_spec_context * ctx, bool value);
+/* Sends the threads to sleep until the next decode; left alone they first poll for some 0.1 s. */
+int  llama_spec_rest(llama_spec_context * ctx);
 /* How many NumPy views point into the context's output: buffers they point into are kept. */
 void llama_spec_add_views(llama_spec_context * ctx, int32_t n);
 

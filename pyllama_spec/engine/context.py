@@ -321,6 +321,16 @@ class Context(Closing):
         """Ends a decode that runs in another thread; with False, later decodes run again."""
         lib.llama_spec_cancel(self.handle, value)
 
+    def rest(self) -> None:
+        """Sends the worker threads to sleep until the next decode; done at the end of every text.
+
+        Left alone they wait for work without sleeping for a while, some 0.1 s, in which another
+        context of the process, or whatever the program does next, has fewer processors.
+        """
+        if self._handle is not None:
+            # Refused where another thread decodes, or after a failure: nothing to do then.
+            lib.llama_spec_rest(self._handle)
+
     def close(self) -> None:
         """Frees the context, once no array points into it. May be called twice, in any order."""
         self._handle = None

@@ -195,17 +195,19 @@ class SpeculativeLoop:
         self.drafter.commit(seq.seq_id, (first,), ())
         self.timing.prompt_s += perf_counter() - start
         finish = self._finish_reason(seq, first, max_tokens - 1)
-        yield Step((first,), 0, 0, finish)
         n_left = max_tokens - 1
-        while finish is None:
+        step = Step((first,), 0, 0, finish)
+        while step.finish_reason is None:
+            yield step
             try:
                 step = self._round(seq, sampler, n_left, observe)
             except BaseException:
                 self._recover(seq)
                 raise
             n_left -= len(step.tokens)
-            finish = step.finish_reason
-            yield step
+        # Before the last step goes out: with it the caller may let another thread decode.
+        self.target.rest()
+        yield step
 
     def _round(
         self, seq: SequenceState, sampler: TokenSampler, n_left: int, observe: RowObserver | None

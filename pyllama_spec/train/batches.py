@@ -121,19 +121,11 @@ def load(
     )
 
 
-def feature_rms(
-    indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int
-) -> npt.NDArray[np.float32]:
-    """The root mean square of each layer input over some sequences: [n_layers] float32."""
-    squares = np.zeros(n_layers, np.float64)
-    n = 0
-    for i in indices:
-        # The last token of a sequence may have no row.
-        rows = source.get(i).rows[:-1].astype(np.float32)
-        parts = rows.reshape(len(rows), n_layers, -1)
-        squares += np.square(parts).mean(axis=2).sum(axis=0)
-        n += len(rows)
-    return np.sqrt(squares / max(n, 1)).astype(np.float32)
+def feature_rms(rows: npt.NDArray[np.float32], n_layers: int) -> npt.NDArray[np.float32]:
+    """The root mean square of each layer input over rows [n, n_layers * n_embd]: [n_layers]."""
+    parts = rows.reshape(len(rows), n_layers, -1)
+    sums = np.einsum("nld,nld->l", parts, parts, dtype=np.float64)
+    return np.sqrt(sums / (parts.shape[0] * parts.shape[2])).astype(np.float32)
 
 
 def sample(

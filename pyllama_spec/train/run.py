@@ -37,10 +37,8 @@ from pyllama_spec.train.provenance import record
 from pyllama_spec.train.store import Corpus, CorpusStore
 from pyllama_spec.train.target import TargetWeights, read_weights
 
-# Sequences whose rows say how large a layer's input is.
-_RMS_SEQUENCES = 32
-# Sequences that show how the first layer input tells its token.
-_COPY_SEQUENCES = 64
+# Sequences whose rows say how large a layer's input is, and how the first one tells its token.
+_SAMPLE_SEQUENCES = 64
 # A product of the size that training is made of, to see which precision is faster.
 _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
@@ -210,12 +208,10 @@ class Run:
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
         head = Eagle3Head(shape, weights.embedding, vocab.d2t)
-        rms = feature_rms(train[:_RMS_SEQUENCES], corpus, source, len(layers))
+        rows, tokens = sample(train[:_SAMPLE_SEQUENCES], corpus, source)
+        rms, counts = feature_rms(rows, len(layers)), token_counts(corpus, train, info.n_vocab)
         initialise(head, weights.output, weights.output_norm, rms, config.fit.seed)
-        some = sample(train[:_COPY_SEQUENCES], corpus, source)
-        told = begin_with_copying(
-            head, *some, token_counts(corpus, train, info.n_vocab), config.fit.seed
-        )
+        told = begin_with_copying(head, rows, tokens, counts, config.fit.seed)
         self._reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
         return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
 

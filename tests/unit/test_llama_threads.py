@@ -37,6 +37,31 @@ def test_eight_threads_get_what_one_would() -> None:
             done.result(timeout=60)
 
 
+def test_the_workers_sleep_once_a_text_is_done() -> None:
+    """Polling, one worker would take a processor for some 0.1 s: the whole of this pause."""
+    with open_tiny(PromptLookup(), n_threads=2) as llm:
+        whole = text_of(llm(PROMPT, max_tokens=20, **GREEDY))
+        for n in (1, 20, 20):
+            assert whole.startswith(text_of(llm(PROMPT, max_tokens=n, **GREEDY)))
+            cpu, wall = time.process_time(), time.perf_counter()
+            time.sleep(0.05)
+            used = (time.process_time() - cpu) / (time.perf_counter() - wall)
+            assert used < 0.5, "a worker is polling"
+
+
+def test_rest_may_come_at_any_time() -> None:
+    with open_tiny(PromptLookup(), n_threads=2) as llm, ThreadPoolExecutor(1) as pool:
+        context = llm.context
+        expected = text_of(llm(PROMPT, max_tokens=40, **GREEDY))
+        text = ""
+        for chunk in llm(PROMPT, max_tokens=40, stream=True, **GREEDY):
+            text += text_of(chunk)
+            pool.submit(context.rest).result(timeout=60)
+            context.rest()
+        assert text == expected
+    context.rest()  # closed: nothing to do
+
+
 def test_asyncio_does_not_starve() -> None:
     with open_tiny(PromptLookup()) as llm:
 
