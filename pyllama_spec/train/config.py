@@ -35,7 +35,7 @@ class CorpusConfig:
     """
 
     prompts: Path | None = None
-    n_tokens: int = 600_000
+    n_tokens: int = 650_000
     n_ctx: int = 384
     n_parallel: int = 64
     n_candidates: int = 64
@@ -136,7 +136,7 @@ class FitConfig:
     step_decay: float = 0.8
     deep_share: float = 0.5
     batch_tokens: int = 512
-    lr: float = 1e-3
+    lr: float = 5e-4
     weight_decay: float = 0.01
     warmup: float = 0.04
     clip: float = 1.0
