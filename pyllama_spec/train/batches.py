@@ -124,7 +124,7 @@ def load(
 def feature_rms(rows: npt.NDArray[np.float32], n_layers: int) -> npt.NDArray[np.float32]:
     """The root mean square of each layer input over rows [n, n_layers * n_embd]: [n_layers]."""
     parts = rows.reshape(len(rows), n_layers, -1)
-    sums = np.einsum("nld,nld->l", parts, parts, dtype=np.float64)
+    sums: npt.NDArray[np.float64] = np.einsum("nld,nld->l", parts, parts, dtype=np.float64)
     return np.sqrt(sums / (parts.shape[0] * parts.shape[2])).astype(np.float32)
 
 
