@@ -88,8 +88,8 @@ def make_drafter(
     Args:
         draft: None, "none", "prompt-lookup", the path of a GGUF, or a Drafter.
         n_draft: the most tokens to draft per round; None for the drafter's own.
-        p_min: end a draft before a token that the draft gives a lower probability; None for its
-            own limit. Only drafts that are read from a file have one.
+        p_min: end a draft before a token that the draft gives a lower probability; None for no
+            such limit. It is for drafts that are read from a file.
         n_gpu_layers: layers of the draft's file on the GPU.
         verbose: show the loading of a file.
 

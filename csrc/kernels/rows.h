@@ -22,8 +22,8 @@ static inline bool pyllama_spec_is_few_rows(const struct ggml_tensor * dst) {
     return (dst->op == GGML_OP_MUL_MAT_ID ? 1 : rows->ne[1]) * rows->ne[2] * rows->ne[3] <= 32;
 }
 
-// Matrices in BF16 or F16, weights in Q8_0. The rows of dst->src[1] are packed in params->wdata already, one after the other, in
-// the type that the engine multiplies these weights by; the pool's counter stands at the number of threads.
+// Matrices in BF16 or F16, weights in Q8_0. The rows of dst->src[1] are packed in params->wdata already, one after
+// the other, in the type that the engine multiplies these by; the pool's counter stands at the number of threads.
 bool pyllama_spec_mul_mat_float(const struct ggml_compute_params * params, const struct ggml_tensor * dst);
 bool pyllama_spec_mul_mat_q8_0(const struct ggml_compute_params * params, const struct ggml_tensor * dst);
 

@@ -94,7 +94,8 @@ double relative_error(const Case & c) {
 int main() {
     ggml_cpu_init();
     const struct { ggml_type type; bool is_repacked; } kinds[] = {
-        { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, false }, { GGML_TYPE_Q4_0, true },
+        { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, false },
+        { GGML_TYPE_Q4_0, true },
     };
     for (const auto & kind : kinds) {
         // 1 to 6 rows are one tile; 7, 13 and 40 are several. 32 and 96 do not fit a pair of blocks.
