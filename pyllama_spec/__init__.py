@@ -17,7 +17,7 @@ from pyllama_spec._version import __version__
 from pyllama_spec.assembly import Piece
 from pyllama_spec.chat import ChatTemplate, RenderedChat
 from pyllama_spec.completion import Generation, GenerationRecord
-from pyllama_spec.drafters import Draft, Drafter, Eagle3, NoDrafter, PromptLookup
+from pyllama_spec.drafters import Draft, Drafter, Eagle3, NoDrafter, PromptLookup, WithLookup
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.engine.errors import (
     ArgumentError,
@@ -66,5 +66,6 @@ __all__ = [
     "Stream",
     "Timing",
     "UnsupportedError",
+    "WithLookup",
     "__version__",
 ]

@@ -28,6 +28,10 @@ def add_bench(commands: _Commands) -> None:
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
     add("--n-draft", type=int, default=None, help="tokens to draft per round")
     add("--p-min", type=float, default=None, help="stop drafting below this probability")
+    add(
+        "--lookup", type=int, default=None, metavar="N",
+        help="copy where the last N tokens stood before, instead of asking the draft (0: never)",
+    )  # fmt: skip
     add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
@@ -75,6 +79,7 @@ def run_bench(args: argparse.Namespace) -> int:
         repeats=args.repeat,
         n_draft=args.n_draft,
         p_min=args.p_min,
+        lookup=args.lookup,
         temperature=args.temp,
         seed=args.seed,
         chat=args.chat,

@@ -51,6 +51,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--p-min", type=float, default=None, help="stop drafting below this probability"
     )
+    parser.add_argument(
+        "--lookup", type=int, default=None, metavar="N",
+        help="copy where the last N tokens stood before, instead of asking the draft (0: never)",
+    )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument("-t", "--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
@@ -76,6 +80,7 @@ def _open(args: argparse.Namespace) -> Llama:
         draft=None if args.draft == "none" else args.draft,
         n_draft=args.n_draft,
         p_min=args.p_min,
+        lookup=args.lookup,
         n_ctx=n_ctx,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,

@@ -49,6 +49,8 @@ class Llama(OpenModel):
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it is less sure of, for drafts from a file: 0 drafts
             n_draft tokens in every round, which is most accepted tokens but not always most speed.
+        lookup: where the last so many tokens stood in the text before, propose what followed there
+            instead of asking the draft of a file: None for 5, 0 for never.
         n_ctx: positions for prompt and text; None for as many as the model was trained with.
         n_batch, n_ubatch: tokens per decode, and per step inside of it.
         n_threads: CPU threads; None for the physical cores.
@@ -75,6 +77,8 @@ class Llama(OpenModel):
 
     """
 
+    _template: ChatTemplate | None = None
+
     def __init__(
         self,
         model_path: str | os.PathLike[str],
@@ -82,6 +86,7 @@ class Llama(OpenModel):
         draft: str | os.PathLike[str] | Drafter | None = None,
         n_draft: int | None = None,
         p_min: float | None = None,
+        lookup: int | None = None,
         n_ctx: int | None = 512,
         n_batch: int = 2048,
         n_ubatch: int = 512,
@@ -108,8 +113,7 @@ class Llama(OpenModel):
         **unknown: Any,
     ) -> None:
         start = perf_counter()
-        known = [name for name in Llama.__init__.__annotations__ if name != "return"]
-        check_keywords(unknown, known, "keyword of Llama", KEYWORD_HINTS)
+        check_keywords(unknown, _keywords(), "keyword of Llama", KEYWORD_HINTS)
         self._seed = check_seed(seed)
         self._last_n = check_count(last_n_tokens_size, "last_n_tokens_size", -1)
         params = ContextParams(
@@ -119,7 +123,9 @@ class Llama(OpenModel):
             rope_scaling=rope_scaling_type, offload_kqv=offload_kqv, swa_full=swa_full,
         )  # fmt: skip
         set_log_level("info" if verbose else "none")
-        drafter = make_drafter(draft, n_draft, p_min, n_gpu_layers=n_gpu_layers, verbose=verbose)
+        drafter = make_drafter(
+            draft, n_draft, p_min, lookup=lookup, n_gpu_layers=n_gpu_layers, verbose=verbose
+        )
         model = Model(
             model_path, n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, split_mode=split_mode,
             tensor_split=tensor_split, use_mmap=use_mmap, use_mlock=use_mlock,
@@ -127,10 +133,9 @@ class Llama(OpenModel):
         )  # fmt: skip
         self.model_path = os.fspath(model_path)
         self._templates = (chat_format, chat_template)
-        self._template: ChatTemplate | None = None
+        runtime = open_runtime(model, params, drafter, n_draft)
         # What was made here is closed here; a drafter of the caller's is not.
-        own_drafter = None if drafter is draft else drafter
-        super().__init__(open_runtime(model, params, drafter, n_draft), own_drafter)
+        super().__init__(runtime, None if drafter is draft else drafter)
         if chat_format is not None or chat_template is not None:
             self._template = ChatTemplate.of_model(model, chat_format, chat_template)
         self._runtime.loop.timing.load_s = perf_counter() - start
@@ -317,3 +322,8 @@ class Llama(OpenModel):
             if self._template.note:
                 warnings.warn(self._template.note, stacklevel=2)
         return self._template
+
+
+def _keywords() -> list[str]:
+    """The keywords of Llama()."""
+    return [name for name in Llama.__init__.__annotations__ if name != "return"]

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyllama_spec.completion import Runtime
-from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup
+from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup, WithLookup
 from pyllama_spec.engine import Context, ContextParams, Model
-from pyllama_spec.engine.checks import real
+from pyllama_spec.engine.checks import count, real
 from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
 from pyllama_spec.engine.gguf_header import check_header
 from pyllama_spec.engine.model import Progress
@@ -40,6 +40,8 @@ KEYWORD_HINTS: Mapping[str, str] = {
 
 # Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
 _EAGLE3_MAX_DRAFT = 4
+# So many tokens that stood before are copied from there: see docs/measurements.md.
+_LOOKUP = 5
 # Architectures of GGUF files that only draft for another model.
 _DRAFT_ARCHS = ("eagle", "dflash", "dspark", "medusa")
 
@@ -80,6 +82,7 @@ def make_drafter(
     n_draft: int | None,
     p_min: float | None = None,
     *,
+    lookup: int | None = None,
     n_gpu_layers: int = 0,
     verbose: bool = False,
 ) -> Drafter:
@@ -90,11 +93,14 @@ def make_drafter(
         n_draft: the most tokens to draft per round; None for the drafter's own.
         p_min: end a draft before a token that the draft gives a lower probability; None for no
             such limit. It is for drafts that are read from a file.
+        lookup: where the last so many tokens stood before, propose what followed there instead of
+            asking the draft of a file; 0 for never, None for the default.
         n_gpu_layers: layers of the draft's file on the GPU.
         verbose: show the loading of a file.
 
     Raises:
-        ArgumentError: it is none of these, with a hint at what was meant, or p_min is not for it.
+        ArgumentError: it is none of these, with a hint at what was meant, or p_min or lookup are
+            not for it.
         ModelLoadError: the path is no readable GGUF.
         UnsupportedError: this version has no drafter for the file.
 
@@ -102,11 +108,12 @@ def make_drafter(
     if n_draft is not None:
         check_count(n_draft, "n_draft", 0)
     is_name = isinstance(draft, str) and draft in (NONE, PROMPT_LOOKUP)
-    if p_min is not None:
-        if is_name or not isinstance(draft, (str, os.PathLike)):
-            raise ArgumentError(f"p_min is for a draft that is given as a file, not {draft!r:.60}")
-        if real(p_min, "p_min", 0.0) > 1.0:
-            raise ArgumentError(f"p_min={p_min!r} is not a probability: 0 .. 1")
+    for name, value in (("p_min", p_min), ("lookup", lookup)):
+        if value is not None and (is_name or not isinstance(draft, (str, os.PathLike))):
+            raise ArgumentError(f"{name} is for a draft that is given as a file, not {draft!r:.60}")
+    if p_min is not None and real(p_min, "p_min", 0.0) > 1.0:
+        raise ArgumentError(f"p_min={p_min!r} is not a probability: 0 .. 1")
+    n_same = _LOOKUP if lookup is None else count(lookup, "lookup", 0)
     if draft is None or (isinstance(draft, str) and draft == NONE):
         return NoDrafter()
     if isinstance(draft, str) and draft == PROMPT_LOOKUP:
@@ -116,7 +123,8 @@ def make_drafter(
             f"draft={draft.__name__} is a class; give an object of it: draft={draft.__name__}()"
         )
     if isinstance(draft, (str, os.PathLike)):
-        return _drafter_of_file(Path(draft), n_draft, p_min or 0.0, n_gpu_layers, verbose)
+        head = _drafter_of_file(Path(draft), n_draft, p_min or 0.0, n_gpu_layers, verbose)
+        return WithLookup(head, n_same) if n_same else head
     if isinstance(draft, Drafter):
         return draft
     if hasattr(draft, "create_completion"):
@@ -128,7 +136,7 @@ def make_drafter(
 
 def _drafter_of_file(
     path: Path, n_draft: int | None, p_min: float, n_gpu_layers: int, verbose: bool
-) -> Drafter:
+) -> Eagle3:
     if not path.exists() and path.suffix != ".gguf" and len(path.parts) == 1:
         raise ArgumentError(
             f'draft={str(path)!r} is neither "{NONE}" nor "{PROMPT_LOOKUP}", nor a file that exists'
@@ -162,8 +170,9 @@ def open_runtime(
 
     """
     check_target(model)
-    if isinstance(drafter, Eagle3):
-        drafter.model.check_draft_of(model)
+    head = drafter.drafter if isinstance(drafter, WithLookup) else drafter
+    if isinstance(head, Eagle3):
+        head.model.check_draft_of(model)
     n = drafter.max_draft if n_draft is None else min(n_draft, drafter.max_draft)
     n = max(min(n, params.n_batch - 1), 0)
     params = replace(

@@ -23,6 +23,7 @@ class BenchConfig:
         repeats: how often each prompt is measured on each side, beside the warm-up.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it gives a lower probability; None for no such limit.
+        lookup: as of Llama; synthetic_acceptance goes without.
         temperature: 0 is greedy; all other sampling options are those of Llama.
         seed: of the draws, and of the coins of synthetic_acceptance.
         chat: True puts every prompt through the chat template, False none; None does with each one
@@ -46,6 +47,7 @@ class BenchConfig:
     repeats: int = 3
     n_draft: int | None = None
     p_min: float | None = None
+    lookup: int | None = None
     temperature: float = 0.0
     seed: int = 1
     chat: bool | None = None
@@ -67,6 +69,11 @@ class BenchConfig:
         instance(self.chat, (bool, type(None)), "chat")
         check_probabilities(self.synthetic_acceptance)
         n = len(self.synthetic_acceptance)
+        if n and self.lookup:
+            raise ArgumentError(
+                f"lookup={self.lookup}: synthetic_acceptance measures rounds of the draft, and "
+                "copies nothing; leave one of them out"
+            )
         if n and self.n_draft is not None and self.n_draft > n:
             raise ArgumentError(
                 f"n_draft={self.n_draft}, and synthetic_acceptance has {n} probabilities; give one "
@@ -88,8 +95,9 @@ class BenchConfig:
             words += ["--prompts", os.fspath(self.prompts)]
         words += ["-n", str(self.n_tokens), "--repeat", str(self.repeats)]
         optional = (
-            ("--n-draft", self.n_draft), ("--p-min", self.p_min), ("-t", self.n_threads),
-            ("-c", self.n_ctx), ("--peer", self.peer), ("-ngl", self.n_gpu_layers or None),
+            ("--n-draft", self.n_draft), ("--p-min", self.p_min), ("--lookup", self.lookup),
+            ("-t", self.n_threads), ("-c", self.n_ctx), ("--peer", self.peer),
+            ("-ngl", self.n_gpu_layers or None),
         )  # fmt: skip
         for option, value in optional:
             words += [option, str(value)] if value is not None else []

@@ -49,8 +49,9 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "settings": {
             "target": setup.target, "drafter": setup.drafter, "n_tokens": config.n_tokens,
             "repeats": config.repeats, "n_draft": setup.n_draft, "p_min": config.p_min,
-            "chat": config.chat, "temperature": config.temperature, "seed": config.seed,
-            "n_ctx": setup.n_ctx, "n_threads": setup.n_threads, "n_gpu_layers": config.n_gpu_layers,
+            "lookup": config.lookup, "chat": config.chat, "temperature": config.temperature,
+            "seed": config.seed, "n_ctx": setup.n_ctx, "n_threads": setup.n_threads,
+            "n_gpu_layers": config.n_gpu_layers,
         },
         **setup.provenance,
         **result.span,

@@ -15,7 +15,7 @@ from time import process_time
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.synthetic import SyntheticDrafter
 from pyllama_spec.completion import Runtime
-from pyllama_spec.drafters import Drafter, NoDrafter
+from pyllama_spec.drafters import Drafter, NoDrafter, WithLookup
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.engine.closing import Closing
 from pyllama_spec.loading import make_drafter, open_runtime
@@ -137,15 +137,18 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Sid
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
         drafter = make_drafter(
-            config.draft, n_draft, config.p_min, n_gpu_layers=config.n_gpu_layers
-        )
+            config.draft, n_draft, config.p_min, lookup=config.lookup,
+            n_gpu_layers=config.n_gpu_layers,
+        )  # fmt: skip
         own = None if drafter is config.draft else drafter
         if own is not None:
             stack.callback(own.close)
         synthetic = None
         if config.synthetic_acceptance:
+            # What a round costs is what is measured then, and a copy costs nothing.
+            asked = drafter.drafter if isinstance(drafter, WithLookup) else drafter
             synthetic = SyntheticDrafter(
-                drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
+                asked, config.synthetic_acceptance, model.info.n_vocab, config.seed
             )
         runtime = open_runtime(model, params, synthetic or drafter, n_draft)
         spec = Side(runtime, options, own, synthetic)

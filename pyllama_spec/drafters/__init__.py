@@ -12,6 +12,7 @@ from pyllama_spec.drafters.base import (
 )
 from pyllama_spec.drafters.eagle3 import Eagle3
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
+from pyllama_spec.drafters.with_lookup import WithLookup
 
 __all__ = [
     "NO_DRAFT",
@@ -24,4 +25,5 @@ __all__ = [
     "PromptLookup",
     "ResumingDrafter",
     "SavingDrafter",
+    "WithLookup",
 ]

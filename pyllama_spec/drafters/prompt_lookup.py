@@ -84,6 +84,10 @@ class PromptLookup:
     def _history(self, seq: int) -> _History:
         return self._sequences.setdefault(seq, _History())
 
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens that it knows of a sequence."""
+        return list(self._history(seq).tokens)
+
     def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
         """Appends and indexes tokens of a prompt."""
         self._append(seq, tokens)

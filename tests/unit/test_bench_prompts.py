@@ -108,6 +108,7 @@ def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
         ({"synthetic_acceptance": [0.5]}, "synthetic_acceptance must be"),
         ({"synthetic_acceptance": (0.5, 1.5)}, r"synthetic_acceptance\[1\]=1.5"),
         ({"synthetic_acceptance": (0.5,), "n_draft": 2}, "has 1 probabilities"),
+        ({"synthetic_acceptance": (0.5,), "lookup": 3}, "lookup=3"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
@@ -122,12 +123,12 @@ def test_the_command_says_all_that_was_chosen() -> None:
     )
     full = BenchConfig(
         model_path="a", draft="d.gguf", prompts="p.jsonl", n_tokens=9, repeats=1, n_draft=2,
-        p_min=0.25, temperature=0.5, seed=3, chat=False, n_threads=4, n_gpu_layers=-1, n_ctx=99,
-        synthetic_acceptance=(0.5, 0.25), peer="http://h",
+        p_min=0.25, lookup=0, temperature=0.5, seed=3, chat=False, n_threads=4, n_gpu_layers=-1,
+        n_ctx=99, synthetic_acceptance=(0.5, 0.25), peer="http://h",
     )  # fmt: skip
     assert full.command == (
         "pyllama-spec bench -m a -d d.gguf --prompts p.jsonl -n 9 --repeat 1 --n-draft 2 "
-        "--p-min 0.25 -t 4 -c 99 --peer http://h -ngl -1 --no-chat "
+        "--p-min 0.25 --lookup 0 -t 4 -c 99 --peer http://h -ngl -1 --no-chat "
         "--synthetic-acceptance 0.5,0.25 --temp 0.5 --seed 3"
     )
     assert full.max_draft == 2

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
-from pyllama_spec.drafters import Draft, PromptLookup
+from pyllama_spec.drafters import Draft, Eagle3, PromptLookup, WithLookup
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.errors import (
     ArgumentError,
@@ -140,6 +140,29 @@ def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
         n_drafted.append(sum(prompt["drafted"] for prompt in found["prompts"]))
     assert n_drafted[0] > 0
     assert n_drafted[1] == 0
+
+
+@pytest.mark.parametrize(("lookup", "n_same"), [(None, 5), (3, 3), (0, None)])
+def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, n_same: int | None) -> None:
+    target, draft = model_path("llama"), model_path("eagle3", output_scale=0.1)
+    config = tiny_config(tmp_path, model_path=target, draft=draft, lookup=lookup, repeats=1)
+    assert bench.to_json(bench.run(config))["settings"]["lookup"] == lookup
+    plain, spec = open_sides(Model(target), config, 256)
+    with plain, spec:
+        drafter = spec.runtime.loop.drafter._drafter
+        assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
+
+
+def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
+    """A copy costs nothing: with it the rounds would be cheaper than those that are studied."""
+    target, draft = model_path("perm"), model_path("perm_eagle3")
+    config = tiny_config(
+        tmp_path, model_path=target, draft=draft, synthetic_acceptance=(0.5, 0.5), repeats=1
+    )
+    plain, spec = open_sides(Model(target), config, 256)
+    with plain, spec:
+        assert spec.synthetic is not None
+        assert isinstance(spec.synthetic.inner, Eagle3)
 
 
 def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:

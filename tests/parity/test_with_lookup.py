@@ -1,0 +1,182 @@
+"""A head beside a lookup: copies where the text repeats, and a head that misses nothing by them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import (
+    AttachedDrafter,
+    Drafter,
+    Eagle3,
+    NoDrafter,
+    PromptLookup,
+    ResumingDrafter,
+    SavingDrafter,
+    WithLookup,
+)
+from pyllama_spec.engine import SamplerParams
+from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.eagle3_tools import Permuted, cold_proposal, head, proposal, target_context
+from tests.models import model_path, perm_continuation, perm_next
+from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+
+# High enough that drafts of a random head, and copies by one token, are rejected at every depth.
+PARAMS = sampled(5, temperature=1.5)
+
+
+def opened(drafter: WithLookup, kind: str = "llama", **params: int) -> SpeculativeLoop:
+    """A loop on a tiny target."""
+    assert isinstance(drafter.drafter, Eagle3)
+    return SpeculativeLoop(target_context(tiny(kind), drafter.drafter, **params), drafter)
+
+
+def eager() -> WithLookup:
+    """One that copies after a single token that stood before, so that both kinds of rounds come."""
+    return WithLookup(head(), 1)
+
+
+def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
+    """O3: the head's ids and probabilities are those of one that was given the text in a piece."""
+    drafter = loop.drafter._drafter
+    assert isinstance(drafter, WithLookup)
+    assert isinstance(drafter.drafter, Eagle3)
+    assert loop.drafter.reason_off is None
+    assert drafter.n_copied > 0
+    expected = cold_proposal(tiny("llama"), drafter.drafter, seq.tokens)
+    assert proposal(drafter.drafter.propose(seq.seq_id, seq.tokens[-1], 8)) == expected
+    check_lookup_says_the_same(drafter, seq)
+
+
+def check_lookup_says_the_same(drafter: WithLookup, seq: SequenceState) -> None:
+    """A lookup that knows nothing but the text copies the same, or nothing as well."""
+    fresh = PromptLookup(drafter.max_draft, max_ngram=4, min_ngram=1)
+    fresh.begin(0, seq.tokens, ())
+    ids = fresh.propose(0, seq.tokens[-1], 8).ids
+    got = drafter.propose(seq.seq_id, seq.tokens[-1], 8)
+    assert list(got.ids) == ids or (not ids and got.probabilities is not None)
+
+
+def test_both_kinds_of_rounds() -> None:
+    drafter = eager()
+    loop, seq = opened(drafter), SequenceState()
+    run = generate(loop, seq, prompt_tokens(30), 120, PARAMS)
+    assert 10 < drafter.n_copied < run.stats.rounds - 10
+    assert run.stats.accepted < run.stats.drafted / 2
+    check_head_says_the_same(loop, seq)
+
+
+@pytest.mark.parametrize("n_ubatch", [1, 7, 32])
+@pytest.mark.parametrize("cut", [0, 1, 3, 30, 60])
+def test_a_prompt_that_shares_a_prefix(n_ubatch: int, cut: int) -> None:
+    loop, seq = opened(eager(), n_ubatch=n_ubatch), SequenceState()
+    run = generate(loop, seq, prompt_tokens(45), 40, PARAMS)
+    kept = run.text[: len(run.text) - cut]
+    generate(loop, seq, kept + prompt_tokens(3, seed=8), 12, PARAMS)
+    check_head_says_the_same(loop, seq)
+
+
+def test_a_fork() -> None:
+    loop = opened(eager(), n_ctx=1024, n_seq_max=3)
+    first = SequenceState()
+    run = generate(loop, first, prompt_tokens(40), 35, PARAMS)
+    for seq_id, size in ((1, 60), (2, 44)):
+        seq = loop.fork(first, seq_id)
+        generate(loop, seq, run.text[:size] + prompt_tokens(4, seed=seq_id), 25, PARAMS)
+        check_head_says_the_same(loop, seq)
+    generate(loop, first, run.text + prompt_tokens(4, seed=5), 25, PARAMS)
+    check_head_says_the_same(loop, first)
+
+
+@pytest.mark.parametrize("n_tokens", [4, 16, 36])
+def test_save_and_restore(n_tokens: int) -> None:
+    loop, seq = opened(eager()), SequenceState()
+    generate(loop, seq, prompt_tokens(40), n_tokens, PARAMS)
+    saved, state, text = loop.target.memory.save(), loop.drafter.save(0), list(seq.tokens)
+    assert state is not None
+    generate(loop, seq, prompt_tokens(50, seed=4), 20, PARAMS)
+    other = opened(eager())
+    for into in (loop, other):
+        into.target.memory.restore(0, saved)
+        into.drafter.restore(0, state)
+        there = SequenceState(0, list(text), len(text) - 1)
+        generate(into, there, [*text, 3, 4], 30, PARAMS)
+        check_head_says_the_same(into, there)
+
+
+@pytest.mark.parametrize("at", [0, 10, -1])
+def test_a_damaged_state_is_refused(at: int) -> None:
+    drafter = eager()
+    loop, seq = opened(drafter), SequenceState()
+    run = generate(loop, seq, prompt_tokens(20), 40, PARAMS)
+    state = bytearray(drafter.save(0))
+    state[at] ^= 1
+    for bad in (bytes(state), b"", b"PLSD"):
+        with pytest.raises(ArgumentError):
+            drafter.restore(0, bad)
+    loop.drafter.restore(0, bytes(state))
+    generate(loop, seq, [*run.text, 1], 30, PARAMS)
+    check_head_says_the_same(loop, seq)
+
+
+@pytest.mark.parametrize("params", [GREEDY, PARAMS, sampled(3)], ids=["greedy", "hot", "sampled"])
+def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
+    prompt, drafter = prompt_tokens(12) * 4, eager()
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    expected = generate(plain, SequenceState(), prompt, 100, params)
+    assert generate(opened(drafter), SequenceState(), prompt, 100, params).tokens == expected.tokens
+    assert drafter.n_copied > 0
+
+
+def test_copies_are_accepted_where_a_text_repeats() -> None:
+    """The head is given rows that tell it nothing: what is accepted was copied."""
+    blind = Permuted(model_path("perm_eagle3"), 4)
+    drafter = WithLookup(blind, 5)
+    before = [7, *perm_continuation(7, 30, perm_next())]
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), drafter)
+    run = generate(loop, SequenceState(), [*before, 200, 7], 26)
+    assert run.tokens == before[1:27]
+    # The prompt's last token is the first of five that have to be the same.
+    assert [step.n_accepted for step in run.steps] == [0, 0, 0, 0, *[4] * 4, 1]
+    assert drafter.n_copied == 5
+
+
+def test_the_head_is_asked_where_nothing_repeats() -> None:
+    drafter = WithLookup(head(), 5)
+    loop, seq = opened(drafter), SequenceState()
+    generate(loop, seq, prompt_tokens(30), 10, PARAMS)
+    assert drafter.n_copied == 0
+    expected = cold_proposal(tiny("llama"), head(), seq.tokens)
+    assert proposal(drafter.propose(0, seq.tokens[-1], 8)) == expected
+
+
+def test_what_llama_opens() -> None:
+    path = model_path("eagle3", output_scale=0.1)
+    for lookup, n_same in ((None, 5), (3, 3), (0, None)):
+        with Llama(model_path("llama"), draft=path, lookup=lookup, n_threads=1) as llm:
+            drafter = llm._runtime.loop.drafter._drafter
+            assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
+            assert drafter.name == "eagle3"
+        assert isinstance(drafter, (Eagle3, WithLookup))
+        assert drafter.is_closed
+
+
+@pytest.mark.parametrize("lookup", [-1, 2.5, "5", True])
+def test_numbers_out_of_range(lookup: object) -> None:
+    with pytest.raises(ArgumentError, match="lookup"):
+        Llama(model_path("llama"), draft=model_path("eagle3"), lookup=lookup)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
+def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
+    with pytest.raises(ArgumentError, match="lookup is for a draft that is given as a file"):
+        Llama(model_path("llama"), draft=draft, lookup=5)
+
+
+def test_it_is_a_drafter_with_all_that_a_head_has() -> None:
+    drafter = WithLookup(head())
+    for protocol in (Drafter, AttachedDrafter, ResumingDrafter, SavingDrafter):
+        assert isinstance(drafter, protocol)
+    with pytest.raises(ArgumentError, match="min_ngram"):
+        WithLookup(head(), 0)
