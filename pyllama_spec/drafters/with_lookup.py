@@ -26,9 +26,6 @@ from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 
-# Among places that end alike, the one that does so for longest is taken, up to this much longer.
-_LONGER = 3
-
 
 class DraftModel(Drafter, AttachedDrafter, ResumingDrafter, SavingDrafter, Protocol):
     """A drafter with a model of its own."""
@@ -53,9 +50,9 @@ class WithLookup:
         self.name = drafter.name
         self.target_layers = drafter.target_layers
         self.max_draft = drafter.max_draft
-        self._lookup = PromptLookup(
-            drafter.max_draft, max_ngram=min_ngram + _LONGER, min_ngram=min_ngram
-        )
+        # One size: among places that end alike the newest is as good as the one that does so for
+        # longest, and an index of four sizes takes a kilobyte per token.
+        self._lookup = PromptLookup(drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
         # Proposals that were copied, for who asks where they come from.
         self.n_copied = 0
 

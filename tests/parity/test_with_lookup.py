@@ -51,7 +51,7 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
 
 def check_lookup_says_the_same(drafter: WithLookup, seq: SequenceState) -> None:
     """A lookup that knows nothing but the text copies the same, or nothing as well."""
-    fresh = PromptLookup(drafter.max_draft, max_ngram=4, min_ngram=1)
+    fresh = PromptLookup(drafter.max_draft, max_ngram=1, min_ngram=1)
     fresh.begin(0, seq.tokens, ())
     ids = fresh.propose(0, seq.tokens[-1], 8).ids
     got = drafter.propose(seq.seq_id, seq.tokens[-1], 8)
