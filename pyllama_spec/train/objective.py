@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyllama_spec.train.chains import Texts, run_chains
+from pyllama_spec.train.chains import Step, Texts, run_chains
 from pyllama_spec.train.head import Eagle3Head
 
 # Rows of logits that are worked on at once: in float32 they stay in a CPU's cache.
@@ -39,14 +39,15 @@ class SoftCrossEntropy(torch.autograd.Function):
     to say what cannot be drafted hardly counts.
 
     Logits are as wide as the draft vocabulary, and keeping them for a backward pass costs more time
-    than the products: their gradient, w softmax - p, is made at once, chunk by chunk.
+    than the products: their gradient, w softmax - p, is made at once, chunk by chunk. It is linear
+    in p, so that rows which count more or less have their p multiplied before.
     """
 
     @staticmethod
     def forward(
         ctx: Any, y: Tensor, output: Tensor, ids: Tensor, p: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """The sum of cross-entropies, and the likeliest draft ids.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The cross-entropies, and the likeliest draft ids.
 
         Args:
             ctx: PyTorch's.
@@ -57,33 +58,33 @@ class SoftCrossEntropy(torch.autograd.Function):
             dtype: of the products.
 
         Returns:
-            A scalar, and [c] int64.
+            Their sum, which has a gradient, [c] float32 by row, and [c] int64.
 
         """
         p = p.float()
         rows, matrix, weight = y.to(dtype), output.to(dtype), p.sum(-1)
         gradient = torch.empty(len(y), len(output), dtype=dtype, device=y.device)
         best = torch.empty(len(y), dtype=torch.int64, device=y.device)
-        total = torch.zeros((), device=y.device)
+        losses = torch.empty(len(y), device=y.device)
         for at in range(0, len(y), _CHUNK):
             part = slice(at, at + _CHUNK)
             logits = (rows[part] @ matrix.T).float()
-            expected = (p[part] * logits.gather(1, ids[part])).sum()
+            expected = (p[part] * logits.gather(1, ids[part])).sum(-1)
             most, best[part] = logits.max(-1)
             e = logits.sub_(most[:, None]).exp_()
             sums = e.sum(-1)
-            total += (weight[part] * (most + sums.log())).sum() - expected
+            losses[part] = weight[part] * (most + sums.log()) - expected
             e.mul_((weight[part] / sums)[:, None]).scatter_add_(1, ids[part], -p[part])
             gradient[part] = e
         ctx.save_for_backward(gradient @ matrix, gradient.T @ rows)
-        ctx.mark_non_differentiable(best)
-        return total, best
+        ctx.mark_non_differentiable(losses, best)
+        return losses.sum(), losses, best
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by y and output."""
         by_y, by_output = ctx.saved_tensors
-        return by_y.float() * scale, by_output.float() * scale, None, None, None
+        return by_y.float() * scale, by_output.float().mul_(scale), None, None, None
 
 
 def chain_losses(
@@ -97,6 +98,9 @@ def chain_losses(
 ) -> Losses:
     """The loss over all steps of all chains of a batch; depth s counts decay ** s.
 
+    Deeper steps have fewer chains; each depth counts by its mean. All depths meet the output matrix
+    at once: its gradient is as large as it is, and four of them take a third of a batch's time.
+
     Args:
         head: the head.
         texts: the batch.
@@ -107,20 +111,42 @@ def chain_losses(
         generator: draws them.
 
     """
-    total = torch.zeros((), device=texts.tokens.device)
-    scale, by_depth, hits = 0.0, [0.0] * n_steps, [0.0] * n_steps
-    for step in run_chains(head, texts, n_steps, deep_share, generator):
-        p, ids = texts.target_p[step.at], texts.target_ids[step.at]
-        loss, best = SoftCrossEntropy.apply(step.y, head.weight("output.weight"), ids, p, dtype)
-        mean = loss / p.sum().clamp(min=1e-6)
-        factor = decay**step.depth
-        # Deeper steps have fewer chains; each depth counts by its mean.
-        total, scale = total + factor * mean, scale + factor
-        by_depth[step.depth] = float(mean.detach())
-        most = p.max(-1)
-        right = ids.gather(1, most.indices[:, None])[:, 0]
-        hits[step.depth] = float(((best == right) & (most.values > 0)).float().mean())
-    return Losses(total / max(scale, 1e-6), by_depth, hits)
+    steps = list(run_chains(head, texts, n_steps, deep_share, generator))
+    at = torch.cat([step.at for step in steps])
+    p, ids = texts.target_p[at], texts.target_ids[at]
+    factors = _factors(steps, p.sum(-1), decay)
+    y, output = torch.cat([step.y for step in steps]), head.weight("output.weight")
+    total, losses, best = SoftCrossEntropy.apply(y, output, ids, p * factors[:, None], dtype)
+    most = p.max(-1)
+    right = (best == ids.gather(1, most.indices[:, None])[:, 0]) & (most.values > 0)
+    by_depth, hits, first = [0.0] * n_steps, [0.0] * n_steps, 0
+    for step in steps:
+        part = slice(first, first + len(step.at))
+        first = part.stop
+        mass = (p[part].sum(-1) * factors[part]).sum().clamp(min=1e-12)
+        # All factors of a depth are one number: the mean is that of the rows as they are.
+        by_depth[step.depth] = float(losses[part].sum() / mass)
+        hits[step.depth] = float(right[part].float().mean())
+    return Losses(total, by_depth, hits)
+
+
+def _factors(steps: list[Step], mass: Tensor, decay: float) -> Tensor:
+    """What the row of each step counts: [c] float32, so that weighted means of depths add up.
+
+    Args:
+        steps: of all depths, one after the other.
+        mass: [c] float32, what of the target's distribution can be drafted.
+        decay: of the weights.
+
+    """
+    sizes = [len(step.at) for step in steps]
+    weights = [decay**step.depth for step in steps]
+    means = [
+        weight / part.sum().clamp(min=1e-6)
+        for weight, part in zip(weights, mass.split(sizes), strict=True)
+    ]
+    counts = torch.tensor(sizes, device=mass.device)
+    return torch.stack(means).repeat_interleave(counts) / max(sum(weights), 1e-6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,12 +252,14 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula() -> None:
     ids = torch.stack([torch.randperm(n_vocab, generator=generator)[:4] for _ in range(n)])
     ids[:, 3] = 0  # one that cannot be drafted; it may be twice there
     inputs = [y.requires_grad_(), output.requires_grad_()]
-    loss, best = SoftCrossEntropy.apply(y, output, ids, p, torch.float64)
+    loss, by_row, best = SoftCrossEntropy.apply(y, output, ids, p, torch.float64)
     gradients = torch.autograd.grad(2 * loss, inputs)
     log_q = torch.log_softmax(y @ output.T, -1)
     expected = -(p * log_q.gather(1, ids)).sum()
     by_formula = torch.autograd.grad(2 * expected, inputs)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+    rows = -(p * log_q.gather(1, ids)).sum(-1)
+    torch.testing.assert_close(by_row.double(), rows, rtol=1e-5, atol=1e-5)
     assert (best == log_q.argmax(-1)).all()
     for a, b in zip(gradients, by_formula, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
