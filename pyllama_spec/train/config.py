@@ -35,7 +35,7 @@ class CorpusConfig:
     """
 
     prompts: Path | None = None
-    n_tokens: int = 650_000
+    n_tokens: int = 1_000_000
     n_ctx: int = 384
     n_parallel: int = 64
     n_candidates: int = 64
@@ -131,7 +131,7 @@ class FitConfig:
 
     """
 
-    epochs: float = 4.0
+    epochs: float = 2.3
     n_steps: int = 4
     step_decay: float = 0.8
     deep_share: float = 0.5
@@ -192,7 +192,7 @@ class Eagle3TrainConfig:
     head: HeadConfig = field(default_factory=HeadConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     n_top: int = 32
-    max_disk_bytes: int = 8_000_000_000
+    max_disk_bytes: int = 12_000_000_000
     export_type: str = "f16"
     n_threads: int | None = None
     n_gpu_layers: int = 0
