@@ -33,7 +33,7 @@ def test_a_head_of_random_weights(smollm2_q4_0: Path) -> None:
     drafted = accepted = 0
     with (
         Llama(smollm2_q4_0, n_ctx=512) as plain,
-        Llama(smollm2_q4_0, draft=head, n_draft=2, n_ctx=512) as speculative,
+        Llama(smollm2_q4_0, draft=head, n_draft=2, lookup=0, n_ctx=512) as speculative,
     ):
         for prompt in PROMPTS:
             messages = [{"role": "user", "content": prompt}]
