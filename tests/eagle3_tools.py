@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters import Draft, Eagle3, Features
+from pyllama_spec.drafters import Draft, Eagle3, Features, SavingDrafter
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import model_path
@@ -65,6 +65,13 @@ def warm_proposal(loop: SpeculativeLoop, seq: SequenceState, n: int = 8) -> Prop
     """What the loop's drafter says now, after all that has happened to it."""
     drafter = loop.drafter._drafter
     return proposal(drafter.propose(seq.seq_id, seq.tokens[-1], n))
+
+
+def damaged_states(drafter: SavingDrafter, at: int) -> tuple[bytes, ...]:
+    """What restore() has to refuse: a state with a bit turned at one byte, none, and a torso."""
+    state = bytearray(drafter.save(0))
+    state[at] ^= 1
+    return bytes(state), b"", b"PLSD"
 
 
 class Tampered(Eagle3):

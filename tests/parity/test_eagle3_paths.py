@@ -10,7 +10,14 @@ from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import cold_proposal, head, proposal, target_context, warm_proposal
+from tests.eagle3_tools import (
+    cold_proposal,
+    damaged_states,
+    head,
+    proposal,
+    target_context,
+    warm_proposal,
+)
 from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, sampled, tiny
 
@@ -152,13 +159,12 @@ def test_a_damaged_state_is_refused(at: int) -> None:
     drafter = head()
     loop, seq = opened(drafter), SequenceState()
     run = generate(loop, seq, prompt_tokens(20), 8, PARAMS)
-    state = bytearray(drafter.save(0))
-    state[at] ^= 1
-    for bad in (bytes(state), b"", b"PLSD"):
+    states = damaged_states(drafter, at)
+    for bad in states:
         with pytest.raises(ArgumentError):
             drafter.restore(0, bad)
     # Through the loop it is a reason to begin anew, and no failure of the next request.
-    loop.drafter.restore(0, bytes(state))
+    loop.drafter.restore(0, states[0])
     generate(loop, seq, [*run.text, 1], 10, PARAMS)
     check_says_the_same(loop, seq)
 

@@ -18,7 +18,14 @@ from pyllama_spec.drafters import (
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.engine.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import Permuted, cold_proposal, head, proposal, target_context
+from tests.eagle3_tools import (
+    Permuted,
+    cold_proposal,
+    damaged_states,
+    head,
+    proposal,
+    target_context,
+)
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
 
@@ -110,12 +117,11 @@ def test_a_damaged_state_is_refused(at: int) -> None:
     drafter = eager()
     loop, seq = opened(drafter), SequenceState()
     run = generate(loop, seq, prompt_tokens(20), 40, PARAMS)
-    state = bytearray(drafter.save(0))
-    state[at] ^= 1
-    for bad in (bytes(state), b"", b"PLSD"):
+    states = damaged_states(drafter, at)
+    for bad in states:
         with pytest.raises(ArgumentError):
             drafter.restore(0, bad)
-    loop.drafter.restore(0, bytes(state))
+    loop.drafter.restore(0, states[0])
     generate(loop, seq, [*run.text, 1], 30, PARAMS)
     check_head_says_the_same(loop, seq)
 
