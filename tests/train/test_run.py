@@ -197,10 +197,11 @@ def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> N
 
 
 def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
-    report = train_eagle3(quick_config(tmp_path, precision="bf16"))
-    # Runs as short as this one end anywhere from 2.3 to 3.5, by seed, in either precision.
+    # Runs as short as this one end anywhere from 2.3 to 3.5, by seed, in either precision, and are
+    # measured on a dozen rounds or two. This seed's end is no near thing: 3.5, and 3.3 in float32.
+    report = train_eagle3(quick_config(tmp_path, precision="bf16", seed=3))
     assert report.untrained.tokens_per_round < 1.2
-    assert report.trained.tokens_per_round > 2
+    assert report.trained.tokens_per_round > 3
 
 
 def test_the_target_writes_its_own_prompts(tmp_path: Path) -> None:
