@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -121,23 +122,35 @@ def load(
     )
 
 
-def feature_rms(rows: npt.NDArray[np.float32], n_layers: int) -> npt.NDArray[np.float32]:
-    """The root mean square of each layer input over rows [n, n_layers * n_embd]: [n_layers]."""
-    parts = rows.reshape(len(rows), n_layers, -1)
-    sums: npt.NDArray[np.float64] = np.einsum("nld,nld->l", parts, parts, dtype=np.float64)
-    return np.sqrt(sums / (parts.shape[0] * parts.shape[2])).astype(np.float32)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a head is initialised by.
+
+    Attributes:
+        rows: [n, n_embd] float32, the first of the layer inputs at some tokens.
+        tokens: [n] int64, these tokens.
+        rms: [n_layers] float32, the root mean square of each layer input over them.
+
+    """
+
+    rows: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.int64]
+    rms: npt.NDArray[np.float32]
 
 
-def sample(
-    indices: Sequence[int], corpus: Corpus, source: FeatureSource
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The rows of some sequences, [n, n_features] float32, and their tokens, [n] int64."""
+def sample(indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int) -> Sample:
+    """Looks at some sequences; of all layer inputs but the first it keeps their size alone."""
     rows, tokens = [], []
+    squares, n = np.zeros(n_layers), 0
     for i in indices:
         # The last token of a sequence may have no row.
-        rows.append(source.get(i).rows[:-1].astype(np.float32))
+        layers = source.get(i).rows[:-1].reshape(len(corpus.sequences[i].tokens) - 1, n_layers, -1)
+        squares += np.einsum("nld,nld->l", layers, layers, dtype=np.float64)
+        n += layers.shape[0] * layers.shape[2]
+        rows.append(layers[:, 0].astype(np.float32))
         tokens.append(corpus.sequences[i].tokens[:-1].astype(np.int64))
-    return np.concatenate(rows), np.concatenate(tokens)
+    rms = np.sqrt(squares / n).astype(np.float32)
+    return Sample(np.concatenate(rows), np.concatenate(tokens), rms)
 
 
 def token_counts(corpus: Corpus, indices: Sequence[int], n_vocab: int) -> npt.NDArray[np.int64]:

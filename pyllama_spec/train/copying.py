@@ -47,7 +47,7 @@ def begin_with_copying(
 
     Args:
         head: initialised; n_head equal to n_head_kv, else nothing is done.
-        rows: [n, n_layers * n_embd_target] float32, the target's layer inputs at some tokens.
+        rows: [n, n_embd_target] float32, the first layer input that the head reads, at some tokens.
         tokens: [n] int64, these tokens.
         counts: [n_vocab] int64, how often each token stands in the text.
         seed: of the directions.
@@ -114,7 +114,7 @@ def _fit(
     head: Eagle3Head, rows: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], wanted: Tensor
 ) -> tuple[Tensor, float]:
     """The map [n, n_embd_target] from the first layer input to `wanted`, and its R^2."""
-    x = torch.from_numpy(rows[:, : head.shape.n_embd_target].astype(np.float64))
+    x = torch.from_numpy(rows.astype(np.float64))
     if head.shape.fc_norm:
         x = _normed(x, head.shape.rms_eps)
     y = wanted[torch.from_numpy(tokens)]

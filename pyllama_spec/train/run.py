@@ -12,7 +12,7 @@ import torch
 
 from pyllama_spec.convert.target import read_target
 from pyllama_spec.engine import Model, default_n_threads
-from pyllama_spec.train.batches import feature_rms, sample, split, token_counts
+from pyllama_spec.train.batches import sample, split, token_counts
 from pyllama_spec.train.checkpoint import Checkpoints
 from pyllama_spec.train.config import Eagle3TrainConfig
 from pyllama_spec.train.copying import begin_with_copying
@@ -208,10 +208,10 @@ class Run:
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
         head = Eagle3Head(shape, weights.embedding, vocab.d2t)
-        rows, tokens = sample(train[:_SAMPLE_SEQUENCES], corpus, source)
-        rms, counts = feature_rms(rows, len(layers)), token_counts(corpus, train, info.n_vocab)
-        initialise(head, weights.output, weights.output_norm, rms, config.fit.seed)
-        told = begin_with_copying(head, rows, tokens, counts, config.fit.seed)
+        seen = sample(train[:_SAMPLE_SEQUENCES], corpus, source, len(layers))
+        initialise(head, weights.output, weights.output_norm, seen.rms, config.fit.seed)
+        counts = token_counts(corpus, train, info.n_vocab)
+        told = begin_with_copying(head, seen.rows, seen.tokens, counts, config.fit.seed)
         self._reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
         return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
 

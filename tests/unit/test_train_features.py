@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pyllama_spec.train.features import (
     wanted_rows,
 )
 from pyllama_spec.train.store import CorpusStore, TextSequence, load_corpus
-from tests.models import IM_END, model_path
+from tests.models import IM_END
 from tests.unit.train_tools import (
     LAYERS,
     N_TOP,
@@ -33,36 +32,23 @@ from tests.unit.train_tools import (
     feature_store,
     make,
     no_live_features,
-    write_prompts,
 )
 
 
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    """A target whose texts end now and then."""
-    with Model(model_path("llama", suppress_special=False, output_scale=3.0)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_prompts(tmp_path)
-
-
 def test_features_made_while_writing_are_those_of_reading(
-    model: Model, tmp_path: Path, prompts: Path
+    writer: Model, tmp_path: Path, prompts: Path
 ) -> None:
     """Row i is the layer input of token i, and top_ids[i] what follows it: not one off."""
     settings = config(prompts)
     store = feature_store(tmp_path / "f", settings)
     corpus = make(
-        model, tmp_path / "c", settings, features=store, target_layers=LAYERS, n_top=N_TOP
+        writer, tmp_path / "c", settings, features=store, target_layers=LAYERS, n_top=N_TOP
     )
     texts = CorpusStore(tmp_path / "c", corpus_identity(settings, "target"))
     source = FeatureSource(corpus, texts, store, no_live_features)
     for i in range(0, len(corpus.sequences), 5):
         sequence, stored = corpus.sequences[i], source.get(i)
-        rows, logits = plainly(model, sequence)
+        rows, logits = plainly(writer, sequence)
         n, wanted = len(sequence.tokens), wanted_rows(sequence.mask)
         np.testing.assert_allclose(
             stored.rows[: n - 1].astype(np.float32), rows[: n - 1], rtol=0.02, atol=0.03
@@ -94,11 +80,11 @@ def plainly(
 
 
 def test_missing_features_are_made_up_to_the_bound(
-    model: Model, tmp_path: Path, prompts: Path
+    writer: Model, tmp_path: Path, prompts: Path
 ) -> None:
     settings = config(prompts)
     for n in (150, 300, 450):  # three shards: an end of a run closes one
-        corpus = make(model, tmp_path / "c", replace(settings, n_tokens=n))
+        corpus = make(writer, tmp_path / "c", replace(settings, n_tokens=n))
     texts = CorpusStore(tmp_path / "c", corpus_identity(settings, "target"))
     assert texts.n_shards == 3
     room = (texts.n_tokens(0) + texts.n_tokens(1)) * TOKEN_BYTES
@@ -106,7 +92,7 @@ def test_missing_features_are_made_up_to_the_bound(
     opened: list[LiveFeatures] = []
 
     def live() -> LiveFeatures:
-        opened.append(LiveFeatures(model, LAYERS, N_TOP, 80, 1))
+        opened.append(LiveFeatures(writer, LAYERS, N_TOP, 80, 1))
         return opened[-1]
 
     done: list[int] = []
@@ -117,7 +103,7 @@ def test_missing_features_are_made_up_to_the_bound(
     assert not any(done)
     source = FeatureSource(corpus, texts, store, live)
     assert source.n_live_tokens == texts.n_tokens(2)
-    fresh = LiveFeatures(model, LAYERS, N_TOP, 80, 1)
+    fresh = LiveFeatures(writer, LAYERS, N_TOP, 80, 1)
     for i, sequence in enumerate(corpus.sequences):
         a, b = source.get(i), fresh.of(sequence)
         assert (a.rows == b.rows).all()
@@ -144,13 +130,13 @@ def test_features_of_a_shard_that_the_corpus_never_got_do_not_count(tmp_path: Pa
 # --- the draft vocabulary
 
 
-def test_the_draft_vocabulary_is_what_answers_are_made_of(model: Model) -> None:
+def test_the_draft_vocabulary_is_what_answers_are_made_of(writer: Model) -> None:
     def text(ids: list[int], n_prompt: int) -> TextSequence:
         mask = np.arange(len(ids)) >= n_prompt
         return TextSequence(0, np.array(ids, np.uint32), mask, True)
 
     sequences = [text([7, 7, 7, 7, 10, 10, 11, 12], 4), text([7, 10, 11, 13], 1)]
-    always = ending_tokens(model.vocab)
+    always = ending_tokens(writer.vocab)
     assert IM_END in always
     vocab = choose_draft_vocab(sequences, 320, len(always) + 2, always)
     assert set(vocab.d2t) == {10, 11, *always}

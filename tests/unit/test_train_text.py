@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,21 +31,7 @@ from tests.unit.train_tools import (
     make,
     no_live_features,
     tokens,
-    write_prompts,
 )
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    """A target whose texts end now and then."""
-    with Model(model_path("llama", suppress_special=False, output_scale=3.0)) as opened:
-        yield opened
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    return write_prompts(tmp_path)
-
 
 # --- the likeliest tokens
 
@@ -124,8 +109,8 @@ def test_a_bad_prompts_file_is_named_with_its_line(text: str, reason: str, tmp_p
         read_prompts(tmp_path / "none.jsonl")
 
 
-def test_prompts_of_a_file_come_in_passes(model: Model, prompts: Path) -> None:
-    source = FilePrompts(model, config(prompts, max_passes=2), prompts)
+def test_prompts_of_a_file_come_in_passes(writer: Model, prompts: Path) -> None:
+    source = FilePrompts(writer, config(prompts, max_passes=2), prompts)
     tasks = [source.task(number) for number in range(84)]
     assert all(task is not None for task in tasks)
     assert source.task(84) is None
@@ -137,25 +122,25 @@ def test_prompts_of_a_file_come_in_passes(model: Model, prompts: Path) -> None:
     assert all(t and len(t.prompt) > len(source.shared) for t in tasks)
 
 
-def test_own_prompts_begin_where_the_template_puts_the_users_text(model: Model) -> None:
-    source = OwnPrompts(model, config(None, opening_share=0.0))
+def test_own_prompts_begin_where_the_template_puts_the_users_text(writer: Model) -> None:
+    source = OwnPrompts(writer, config(None, opening_share=0.0))
     task = source.task(0)
     assert task is not None
-    text = model.vocab.detokenize(task.prompt, special=True)
+    text = writer.vocab.detokenize(task.prompt, special=True)
     assert text == b"<|im_start|>user\n"
-    after = model.vocab.detokenize(source.after_user, special=True)
+    after = writer.vocab.detokenize(source.after_user, special=True)
     assert after == b"<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_share_of_own_prompts_begins_with_an_opening(model: Model) -> None:
-    source = OwnPrompts(model, config(None, opening_share=0.5))
+def test_a_share_of_own_prompts_begins_with_an_opening(writer: Model) -> None:
+    source = OwnPrompts(writer, config(None, opening_share=0.5))
 
     def prompt(i: int) -> list[int]:
         task = source.task(i)
         assert task is not None
         return task.prompt
 
-    texts = [model.vocab.detokenize(prompt(i), special=True) for i in range(400)]
+    texts = [writer.vocab.detokenize(prompt(i), special=True) for i in range(400)]
     begun = [text.removeprefix(b"<|im_start|>user\n").decode() for text in texts]
     n_opened = sum(text != "" for text in begun)
     assert 160 <= n_opened <= 240
@@ -207,10 +192,10 @@ def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
 # --- the corpus
 
 
-def test_answers_are_what_plain_decoding_says(model: Model, tmp_path: Path, prompts: Path) -> None:
+def test_answers_are_what_plain_decoding_says(writer: Model, tmp_path: Path, prompts: Path) -> None:
     """Greedy answers, several at once, against one sequence alone."""
-    corpus = make(model, tmp_path / "c", config(prompts, greedy_share=1.0, max_passes=1))
-    live = LiveFeatures(model, LAYERS, N_TOP, 80, 1)
+    corpus = make(writer, tmp_path / "c", config(prompts, greedy_share=1.0, max_passes=1))
+    live = LiveFeatures(writer, LAYERS, N_TOP, 80, 1)
     n_equal = n_all = 0
     for sequence in corpus.sequences:
         features, n = live.of(sequence), int(np.argmax(sequence.mask))
@@ -225,18 +210,18 @@ def test_answers_are_what_plain_decoding_says(model: Model, tmp_path: Path, prom
     live.close()
 
 
-def test_the_mask_is_the_answer_and_nothing_follows_its_end(model: Model, tmp_path: Path) -> None:
-    corpus = make(model, tmp_path / "c", config(None, n_tokens=1500))
+def test_the_mask_is_the_answer_and_nothing_follows_its_end(writer: Model, tmp_path: Path) -> None:
+    corpus = make(writer, tmp_path / "c", config(None, n_tokens=1500))
     assert corpus.n_answer >= 1500
     for sequence in corpus.sequences:
         ids = sequence.tokens.tolist()
         n = int(np.argmax(sequence.mask))
         assert sequence.mask[n:].all()
         assert not sequence.mask[:n].any()
-        assert model.vocab.detokenize(ids[:n], special=True).endswith(b"<|im_start|>assistant\n")
+        assert writer.vocab.detokenize(ids[:n], special=True).endswith(b"<|im_start|>assistant\n")
         assert len(ids) <= 80
-        assert not any(model.vocab.is_eog(token) for token in ids[n:-1])
-    assert any(model.vocab.is_eog(int(s.tokens[-1])) for s in corpus.sequences)
+        assert not any(writer.vocab.is_eog(token) for token in ids[n:-1])
+    assert any(writer.vocab.is_eog(int(s.tokens[-1])) for s in corpus.sequences)
 
 
 class _Stop(Exception):  # noqa: N818 - it stands for an interruption
@@ -246,12 +231,12 @@ class _Stop(Exception):  # noqa: N818 - it stands for an interruption
 @pytest.mark.parametrize("from_file", [True, False])
 @pytest.mark.parametrize("n_steps", [5, 60, 110])
 def test_an_interrupted_corpus_goes_on_to_the_same_text(
-    from_file: bool, n_steps: int, model: Model, tmp_path: Path, prompts: Path
+    from_file: bool, n_steps: int, writer: Model, tmp_path: Path, prompts: Path
 ) -> None:
     settings = config(prompts if from_file else None)
     whole_store = feature_store(tmp_path / "wf", settings)
     options = {"target_layers": LAYERS, "n_top": N_TOP}
-    whole = make(model, tmp_path / "whole", settings, features=whole_store, **options)
+    whole = make(writer, tmp_path / "whole", settings, features=whole_store, **options)
     left, n_runs = n_steps, 0
     store = feature_store(tmp_path / "pf", settings)
 
@@ -265,7 +250,7 @@ def test_an_interrupted_corpus_goes_on_to_the_same_text(
         left, n_runs = n_steps, n_runs + 1
         try:
             parts = make(
-                model, tmp_path / "parts", settings, features=store, on_progress=stop, **options
+                writer, tmp_path / "parts", settings, features=store, on_progress=stop, **options
             )
         except _Stop:
             n_steps += 20
@@ -288,24 +273,26 @@ def test_an_interrupted_corpus_goes_on_to_the_same_text(
 
 
 def test_more_tokens_are_appended_and_fewer_are_a_beginning(
-    model: Model, tmp_path: Path, prompts: Path
+    writer: Model, tmp_path: Path, prompts: Path
 ) -> None:
-    few = make(model, tmp_path / "c", config(prompts, n_tokens=200))
-    many = make(model, tmp_path / "c", config(prompts, n_tokens=500))
-    again = make(model, tmp_path / "c", config(prompts, n_tokens=200))
+    few = make(writer, tmp_path / "c", config(prompts, n_tokens=200))
+    many = make(writer, tmp_path / "c", config(prompts, n_tokens=500))
+    again = make(writer, tmp_path / "c", config(prompts, n_tokens=200))
     assert tokens(many)[: len(few.sequences)] == tokens(few) == tokens(again)
     assert again.sha256 == few.sha256 != many.sha256
 
 
-def test_a_corpus_of_other_settings_is_refused(model: Model, tmp_path: Path, prompts: Path) -> None:
-    make(model, tmp_path / "c", config(prompts))
+def test_a_corpus_of_other_settings_is_refused(
+    writer: Model, tmp_path: Path, prompts: Path
+) -> None:
+    make(writer, tmp_path / "c", config(prompts))
     with pytest.raises(CheckpointError, match=r"seed=1, and this run has 2.*--work"):
-        make(model, tmp_path / "c", config(prompts, seed=2))
+        make(writer, tmp_path / "c", config(prompts, seed=2))
     with pytest.raises(CheckpointError, match="target_sha256='target'"):
-        build_corpus(model, config(prompts), tmp_path / "c", "another")
+        build_corpus(writer, config(prompts), tmp_path / "c", "another")
     prompts.write_text('{"prompt": "other"}\n', encoding="utf-8")
     with pytest.raises(CheckpointError, match="prompts_sha256"):
-        make(model, tmp_path / "c", config(prompts))
+        make(writer, tmp_path / "c", config(prompts))
 
 
 def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
@@ -318,9 +305,9 @@ def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_keeps_what_was_there(
-    model: Model, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+    writer: Model, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = make(model, tmp_path / "c", config(prompts, n_tokens=200))
+    few = make(writer, tmp_path / "c", config(prompts, n_tokens=200))
 
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -328,7 +315,7 @@ def test_a_full_disk_keeps_what_was_there(
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", full)
         with pytest.raises(TrainError, match=r"disk is full.*--max-disk"):
-            make(model, tmp_path / "c", config(prompts, n_tokens=400))
+            make(writer, tmp_path / "c", config(prompts, n_tokens=400))
     assert not list(tmp_path.rglob("*.part"))
-    again = make(model, tmp_path / "c", config(prompts, n_tokens=400))
+    again = make(writer, tmp_path / "c", config(prompts, n_tokens=400))
     assert tokens(again)[: len(few.sequences)] == tokens(few)

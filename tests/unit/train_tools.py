@@ -15,10 +15,16 @@ from pyllama_spec.train.corpus import build_corpus, corpus_identity
 from pyllama_spec.train.feature_store import FeatureStore
 from pyllama_spec.train.features import LiveFeatures
 from pyllama_spec.train.store import Corpus
+from tests.models import model_path
 
 LAYERS, N_TOP, WIDTH = (1, 2, 3), 8, 3 * 64
 TOKEN_BYTES = 2 * WIDTH + 6 * N_TOP
 WORDS = tuple("the king of a far land rode out at dawn to find water".split())  # noqa: SIM905
+
+
+def open_writer() -> Model:
+    """A target whose texts end now and then."""
+    return Model(model_path("llama", suppress_special=False, output_scale=3.0))
 
 
 def write_prompts(folder: Path) -> Path:

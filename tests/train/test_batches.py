@@ -1,0 +1,97 @@
+"""Which sequences training sees together, in which order, and which ones it never sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from pyllama_spec.train.batches import batches_from, count_batches, plan, sample, split
+from pyllama_spec.train.corpus import corpus_identity
+from pyllama_spec.train.features import FeatureSource
+from pyllama_spec.train.store import Corpus, CorpusStore, TextSequence
+from tests.unit.train_tools import (
+    LAYERS,
+    N_TOP,
+    config,
+    feature_store,
+    make,
+    no_live_features,
+    open_writer,
+    write_prompts,
+)
+
+LENGTHS = np.random.default_rng(3).integers(5, 90, 70).tolist()
+
+
+def prompt_of(sequence: TextSequence) -> tuple[int, ...]:
+    return tuple(sequence.tokens[: int(np.argmax(sequence.mask))].tolist())
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> tuple[Corpus, FeatureSource]:
+    """A corpus in which every prompt is answered several times, and its features."""
+    folder = tmp_path_factory.mktemp("text")
+    settings = config(write_prompts(folder), n_tokens=1500)
+    store = feature_store(folder / "f", settings)
+    with open_writer() as model:
+        corpus = make(
+            model, folder / "c", settings, features=store, target_layers=LAYERS, n_top=N_TOP
+        )
+    texts = CorpusStore(folder / "c", corpus_identity(settings, "target"))
+    return corpus, FeatureSource(corpus, texts, store, no_live_features)
+
+
+def test_an_epoch_has_every_sequence_once_and_an_order_of_its_own() -> None:
+    first, second = plan(LENGTHS, 256, 1, 0), plan(LENGTHS, 256, 1, 1)
+    for batches in (first, second):
+        assert Counter(chain(*batches)) == Counter(range(len(LENGTHS)))
+        assert all(sum(LENGTHS[i] for i in batch) <= 256 for batch in batches)
+    assert first == plan(LENGTHS, 256, 1, 0)
+    assert first not in (second, plan(LENGTHS, 256, 2, 0))
+
+
+def test_a_sequence_longer_than_a_batch_has_one_of_its_own() -> None:
+    batches = plan([10, 500, 10], 64, 1, 0)
+    assert [1] in batches
+    assert sorted(chain(*batches)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("n_epochs", [0.3, 1.0, 2.3])
+def test_a_run_goes_on_with_the_batch_after_the_last_one(n_epochs: float) -> None:
+    whole = list(batches_from(LENGTHS, 256, 1, n_epochs, 0))
+    assert len(whole) == count_batches(LENGTHS, 256, 1, n_epochs)
+    per_epoch = len(plan(LENGTHS, 256, 1, 0))
+    assert len(whole) == pytest.approx(n_epochs * per_epoch, abs=2)
+    for first in (1, per_epoch - 1, per_epoch, len(whole)):
+        assert list(batches_from(LENGTHS, 256, 1, n_epochs, first)) == whole[first:]
+
+
+def test_no_prompt_is_learned_from_and_measured_on(text: tuple[Corpus, FeatureSource]) -> None:
+    corpus, _ = text
+    train, held = split(corpus, 0.3, 10_000)
+    assert train
+    assert held
+    learned = {prompt_of(corpus.sequences[i]) for i in train}
+    assert not learned & {prompt_of(corpus.sequences[i]) for i in held}
+    assert all(corpus.sequences[i].is_greedy for i in held)
+    # What is neither is a sampled answer to a prompt that is held out.
+    for i in set(range(len(corpus.sequences))) - set(train) - set(held):
+        assert not corpus.sequences[i].is_greedy
+        assert prompt_of(corpus.sequences[i]) not in learned
+
+
+def test_a_sample_is_the_first_layer_and_the_size_of_all(
+    text: tuple[Corpus, FeatureSource],
+) -> None:
+    corpus, source = text
+    indices = [4, 0, 7]
+    seen = sample(indices, corpus, source, len(LAYERS))
+    rows = np.concatenate([source.get(i).rows[:-1].astype(np.float64) for i in indices])
+    layers = rows.reshape(len(rows), len(LAYERS), -1)
+    assert np.array_equal(seen.rows, layers[:, 0])
+    tokens = np.concatenate([corpus.sequences[i].tokens[:-1] for i in indices])
+    assert seen.tokens.tolist() == tokens.tolist()
+    np.testing.assert_allclose(seen.rms, np.sqrt((layers**2).mean(axis=(0, 2))), rtol=1e-5)
