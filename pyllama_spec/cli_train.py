@@ -97,8 +97,12 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         help="how deep it learns to draft [%(default)s]")  # fmt: skip
     add("--step-decay", type=float, default=default.step_decay, metavar="D",
         help="weight of a depth over that of the one before [%(default)g]")  # fmt: skip
-    add("--deep-share", type=float, default=default.deep_share, metavar="SHARE",
-        help="of chains that go deeper than one step in a batch [%(default)g]")  # fmt: skip
+    add("--missed-share", type=float, default=default.missed_share, metavar="SHARE",
+        help="of chains that go on after a wrong pick [%(default)g]")  # fmt: skip
+    add("--copied-share", type=float, metavar="SHARE",
+        help="of chains that begin where decoding would copy [0.1; 1 with --plain]")  # fmt: skip
+    add("--train-output", action="store_true",
+        help="train the output matrix as well: for much more text, on a GPU")  # fmt: skip
     add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
         help="of a batch [%(default)s]")  # fmt: skip
     add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
@@ -132,7 +136,8 @@ def _config(args: argparse.Namespace) -> Eagle3TrainConfig:
         ),
         fit=FitConfig(
             epochs=args.epochs, n_steps=args.steps, step_decay=args.step_decay,
-            deep_share=args.deep_share,
+            missed_share=args.missed_share, copied_share=args.copied_share,
+            train_output=args.train_output,
             batch_tokens=args.batch_tokens, lr=args.lr, weight_decay=args.weight_decay,
             patience=args.patience, precision=args.precision, seed=args.seed,
         ),

@@ -26,6 +26,9 @@ from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 
+# With fewer, chance is right as often as the model; with more, copies are found late.
+MIN_NGRAM = 5
+
 
 class DraftModel(Drafter, AttachedDrafter, ResumingDrafter, SavingDrafter, Protocol):
     """A drafter with a model of its own."""
@@ -36,15 +39,14 @@ class WithLookup:
 
     Args:
         drafter: the draft model. It is closed with this.
-        min_ngram: how many tokens have to be the same. With fewer, chance is right as often as the
-            model; with more, copies are found late.
+        min_ngram: how many tokens have to be the same.
 
     Raises:
         ArgumentError: min_ngram is below 1.
 
     """
 
-    def __init__(self, drafter: DraftModel, min_ngram: int = 5) -> None:
+    def __init__(self, drafter: DraftModel, min_ngram: int = MIN_NGRAM) -> None:
         self.drafter = drafter
         self.min_ngram = count(min_ngram, "min_ngram", 1)
         self.name = drafter.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pyllama_spec.drafters.with_lookup import MIN_NGRAM
 from pyllama_spec.train.chains import Texts
 from pyllama_spec.train.draft_vocab import DraftVocab
 from pyllama_spec.train.features import FeatureSource
@@ -119,7 +120,33 @@ def load(
         target_ids=to(np.maximum(ids, 0)),
         target_p=to(p),
         in_vocab=to(vocab.t2d[tokens] >= 0),
+        copied=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
     )
+
+
+def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
+    """Where the n tokens up to a place, its own included, have stood before: [len(tokens)] bool."""
+    out = np.zeros(len(tokens), dtype=np.bool_)
+    if len(tokens) >= n:
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
+        _, first, which = np.unique(windows, axis=0, return_index=True, return_inverse=True)
+        out[n - 1 :] = first[which.reshape(-1)] < np.arange(len(windows))
+    return out
+
+
+def without_copies(texts: Texts, share: float, generator: torch.Generator) -> Texts:
+    """The same texts with fewer chains: of those that begin where decoding would copy, a share.
+
+    Args:
+        texts: a batch.
+        share: of them that stay; where nothing else would be left, all do.
+        generator: on the CPU, draws them.
+
+    """
+    drawn = torch.rand(len(texts.starts), generator=generator).to(texts.starts.device) < share
+    # A chain from P0 knows x[P0+1].
+    kept = texts.starts[~texts.copied[texts.starts + 1] | drawn]
+    return replace(texts, starts=kept) if len(kept) else texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ class Texts:
         target_ids: [n, k] int64, draft ids of the likeliest tokens after each token.
         target_p: [n, k] float32, their probabilities; those outside the draft vocabulary 0.
         in_vocab: [n] bool: whether the token itself can be drafted.
+        copied: [n] bool: whether decoding would copy after this token, because it and those before
+            it have stood in the text already.
 
     """
 
@@ -54,6 +56,7 @@ class Texts:
     target_ids: Tensor
     target_p: Tensor
     in_vocab: Tensor
+    copied: Tensor
 
 
 @dataclass(slots=True)
@@ -65,6 +68,7 @@ class Step:
         chains: [c] int64, which of Texts.starts.
         y: [c, n_embd] float32, the rows that give logits.
         at: [c] int64: the token that was read, x[P0+s+1]; its distribution is the target's.
+        goes_on: [c] bool, for whoever takes the steps to set: chains that make another one.
 
     """
 
@@ -72,21 +76,14 @@ class Step:
     chains: Tensor
     y: Tensor
     at: Tensor
+    goes_on: Tensor | None = None
 
 
-def run_chains(
-    head: Eagle3Head,
-    texts: Texts,
-    n_steps: int,
-    deep_share: float = 1.0,
-    generator: torch.Generator | None = None,
-) -> Iterator[Step]:
+def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[Step]:
     """Makes n_steps steps from every start, all chains at once.
 
     A chain ends where its text does, where a token need not be learned, and after a token that the
-    draft vocabulary lacks: no draft goes on there.
-
-    Of all chains, deep_share go on after step 0; generator, on the CPU, draws which.
+    draft vocabulary lacks: no draft goes on there. And where Step.goes_on says so.
     """
     ends = torch.tensor(texts.lengths, device=texts.tokens.device).cumsum(0)
     owner = torch.repeat_interleave(
@@ -116,13 +113,14 @@ def run_chains(
         attended = _attend(q, k0, v0, steps_k, steps_v, blocks)
         own, y = head.finish(own, attended)
         at = starts + depth + 1
-        yield Step(depth, chains, y, at)
+        step = Step(depth, chains, y, at)
+        yield step
         # x[P0+s+2] was to be predicted; the next step reads it and predicts the one after.
         nxt = at + 1
         runs = texts.in_vocab[nxt] & (nxt + 1 < ends[owner[starts]])
         runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
-        if depth == 0 and deep_share < 1:
-            runs &= (torch.rand(len(starts), generator=generator) < deep_share).to(runs.device)
+        if step.goes_on is not None:
+            runs &= step.goes_on
         keep = runs.nonzero()[:, 0]
         if len(keep) == 0:
             return

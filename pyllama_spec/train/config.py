@@ -35,7 +35,7 @@ class CorpusConfig:
     """
 
     prompts: Path | None = None
-    n_tokens: int = 750_000
+    n_tokens: int = 900_000
     n_ctx: int = 384
     n_parallel: int = 64
     n_candidates: int = 64
@@ -115,7 +115,10 @@ class FitConfig:
         epochs: passes over the corpus.
         n_steps: depth of the training-time test: how often the head's own row is fed back.
         step_decay: the loss of depth s counts step_decay ** s.
-        deep_share: the share of chains, drawn anew in each batch, that go deeper than one step.
+        missed_share: the share of chains, drawn anew in each batch, that go on after a wrong pick.
+        copied_share: the share of chains that begin where decoding would copy, drawn likewise;
+            None for 0.1, or for all of them in a plain head: stock llama.cpp does not copy.
+        train_output: whether the output matrix is trained as well; else it stays the target's.
         batch_tokens: tokens of a batch, the prompts' included.
         lr: peak learning rate of AdamW.
         weight_decay: of matrices.
@@ -131,10 +134,12 @@ class FitConfig:
 
     """
 
-    epochs: float = 2.3
+    epochs: float = 2.6
     n_steps: int = 4
     step_decay: float = 0.8
-    deep_share: float = 0.5
+    missed_share: float = 0.2
+    copied_share: float | None = None
+    train_output: bool = False
     batch_tokens: int = 512
     lr: float = 5e-4
     weight_decay: float = 0.01
@@ -158,9 +163,12 @@ class FitConfig:
         for name in ("warmup", "held_out"):
             if not 0 <= real(getattr(self, name), name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
-        for name in ("step_decay", "deep_share"):
-            if not 0 < real(getattr(self, name), name) <= 1:
-                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
+        if not 0 < real(self.step_decay, "step_decay") <= 1:
+            raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
+        for name in ("missed_share", "copied_share"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= real(value, name) <= 1:
+                raise ArgumentError(f"{name}={value!r} is outside 0 .. 1")
         if self.precision not in PRECISIONS:
             raise ArgumentError(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pyllama_spec.train.batches import batches_from, count_batches, load
+from pyllama_spec.train.batches import batches_from, count_batches, load, without_copies
 from pyllama_spec.train.checkpoint import Checkpoints
 from pyllama_spec.train.config import FitConfig
 from pyllama_spec.train.curves import Measurement
@@ -27,6 +27,7 @@ from pyllama_spec.train.store import Corpus
 # Chains of one measurement's batch; without gradients they take little memory.
 _MEASURE_SEQUENCES = 8
 _BETAS = (0.9, 0.95)
+_COPIED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,16 @@ class Fit:
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
         self._dtype, self._reporter = torch.bfloat16 if bf16 else torch.float32, reporter
         self._device = head.embedding.device.type
+        is_plain = not head.shape.fc_norm and not head.shape.norm_output
+        self._copied_share = 1.0 if is_plain else _COPIED_SHARE
+        if config.copied_share is not None:
+            self._copied_share = config.copied_share
         self._lengths = [len(text.corpus.sequences[i].tokens) for i in text.train]
         self.n_steps = count_batches(self._lengths, config.batch_tokens, config.seed, config.epochs)
-        matrices = [p for p in head.parameters() if p.ndim > 1]
-        vectors = [p for p in head.parameters() if p.ndim == 1]
+        head.weight("output.weight").requires_grad_(config.train_output)
+        trained = [p for p in head.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.ndim > 1]
+        vectors = [p for p in trained if p.ndim == 1]
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": matrices, "weight_decay": config.weight_decay},
@@ -178,10 +185,12 @@ class Fit:
         text = self._text
         indices = [text.train[i] for i in batch]
         texts = load(indices, text.corpus, text.source, text.vocab, self._device)
+        generator = self._generator()
+        texts = without_copies(texts, self._copied_share, generator)
         with self._autocast():
             losses = chain_losses(
                 self._head, texts, config.n_steps, config.step_decay, self._dtype,
-                config.deep_share, self._generator(),
+                config.missed_share, generator,
             )  # fmt: skip
         self._optimizer.zero_grad(set_to_none=True)
         losses.total.backward()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyllama_spec.train.chains import Step, Texts, run_chains
+from pyllama_spec.train.chains import Texts, run_chains
 from pyllama_spec.train.head import Eagle3Head
 
 # Rows of logits that are worked on at once: in float32 they stay in a CPU's cache.
@@ -39,8 +39,7 @@ class SoftCrossEntropy(torch.autograd.Function):
     to say what cannot be drafted hardly counts.
 
     Logits are as wide as the draft vocabulary, and keeping them for a backward pass costs more time
-    than the products: their gradient, w softmax - p, is made at once, chunk by chunk. It is linear
-    in p, so that rows which count more or less have their p multiplied before.
+    than the products: their gradient, w softmax - p, is made at once, chunk by chunk.
     """
 
     @staticmethod
@@ -76,7 +75,8 @@ class SoftCrossEntropy(torch.autograd.Function):
             losses[part] = weight[part] * (most + sums.log()) - expected
             e.mul_((weight[part] / sums)[:, None]).scatter_add_(1, ids[part], -p[part])
             gradient[part] = e
-        ctx.save_for_backward(gradient @ matrix, gradient.T @ rows)
+        by_output = gradient.T @ rows if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(gradient @ matrix, by_output)
         ctx.mark_non_differentiable(losses, best)
         return losses.sum(), losses, best
 
@@ -84,7 +84,9 @@ class SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients by y and output."""
         by_y, by_output = ctx.saved_tensors
-        return by_y.float() * scale, by_output.float().mul_(scale), None, None, None
+        if by_output is not None:
+            by_output = by_output.float().mul_(scale)
+        return by_y.float() * scale, by_output, None, None, None
 
 
 def chain_losses(
@@ -93,13 +95,13 @@ def chain_losses(
     n_steps: int,
     decay: float,
     dtype: torch.dtype,
-    deep_share: float = 1.0,
+    missed_share: float = 1.0,
     generator: torch.Generator | None = None,
 ) -> Losses:
-    """The loss over all steps of all chains of a batch; depth s counts decay ** s.
+    """The mean loss over all steps of all chains of a batch; one at depth s counts decay ** s.
 
-    Deeper steps have fewer chains; each depth counts by its mean. All depths meet the output matrix
-    at once: its gradient is as large as it is, and four of them take a third of a batch's time.
+    A chain whose pick is not the text's token would have ended there in decoding. Of these,
+    missed_share go on nonetheless: what is learned at one depth helps the others.
 
     Args:
         head: the head.
@@ -107,46 +109,29 @@ def chain_losses(
         n_steps: of each chain.
         decay: of the weights.
         dtype: of the products with the output matrix.
-        deep_share: the share of chains that go on after step 0.
-        generator: draws them.
+        missed_share: the share of chains that go on after a wrong pick.
+        generator: on the CPU, draws them.
 
     """
-    steps = list(run_chains(head, texts, n_steps, deep_share, generator))
-    at = torch.cat([step.at for step in steps])
-    p, ids = texts.target_p[at], texts.target_ids[at]
-    factors = _factors(steps, p.sum(-1), decay)
-    y, output = torch.cat([step.y for step in steps]), head.weight("output.weight")
-    total, losses, best = SoftCrossEntropy.apply(y, output, ids, p * factors[:, None], dtype)
-    most = p.max(-1)
-    right = (best == ids.gather(1, most.indices[:, None])[:, 0]) & (most.values > 0)
-    by_depth, hits, first = [0.0] * n_steps, [0.0] * n_steps, 0
-    for step in steps:
-        part = slice(first, first + len(step.at))
-        first = part.stop
-        mass = (p[part].sum(-1) * factors[part]).sum().clamp(min=1e-12)
-        # All factors of a depth are one number: the mean is that of the rows as they are.
-        by_depth[step.depth] = float(losses[part].sum() / mass)
-        hits[step.depth] = float(right[part].float().mean())
-    return Losses(total, by_depth, hits)
-
-
-def _factors(steps: list[Step], mass: Tensor, decay: float) -> Tensor:
-    """What the row of each step counts: [c] float32, so that weighted means of depths add up.
-
-    Args:
-        steps: of all depths, one after the other.
-        mass: [c] float32, what of the target's distribution can be drafted.
-        decay: of the weights.
-
-    """
-    sizes = [len(step.at) for step in steps]
-    weights = [decay**step.depth for step in steps]
-    means = [
-        weight / part.sum().clamp(min=1e-6)
-        for weight, part in zip(weights, mass.split(sizes), strict=True)
-    ]
-    counts = torch.tensor(sizes, device=mass.device)
-    return torch.stack(means).repeat_interleave(counts) / max(sum(weights), 1e-6)
+    output = head.weight("output.weight")
+    if not output.requires_grad:
+        output = output.to(dtype)  # once for all depths
+    total, mass = torch.zeros((), device=output.device), 0.0
+    by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
+    for step in run_chains(head, texts, n_steps):
+        p, ids = texts.target_p[step.at], texts.target_ids[step.at]
+        loss, losses, best = SoftCrossEntropy.apply(step.y, output, ids, p, dtype)
+        weight = decay**step.depth
+        total = total + weight * loss
+        of_depth = float(p.sum())
+        mass += weight * of_depth
+        by_depth[step.depth] = float(losses.sum()) / max(of_depth, 1e-6)
+        most = p.max(-1)
+        right = (best == ids.gather(1, most.indices[:, None])[:, 0]) & (most.values > 0)
+        hits[step.depth] = float(right.float().mean())
+        step.goes_on = head.d2t[best] == texts.tokens[step.at + 1]
+        step.goes_on |= (torch.rand(len(best), generator=generator) < missed_share).to(best.device)
+    return Losses(total / max(mass, 1e-6), by_depth, hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +176,9 @@ class AcceptanceMeter:
             for step in run_chains(head, texts, self.n_steps):
                 chains = step.chains.cpu()
                 picked = head.d2t[head.logits(step.y).argmax(-1)]
-                right = (picked == texts.tokens[step.at + 1]).cpu()
-                alive = n_accepted[chains] == step.depth
-                n_accepted[chains] += (right & alive).long()
+                right = picked == texts.tokens[step.at + 1]
+                n_accepted[chains] += right.cpu().long()
+                step.goes_on = right
         starts = texts.starts.tolist()
         accepted = dict(zip(starts, n_accepted.tolist(), strict=True))
         for start in _rounds(starts, accepted):

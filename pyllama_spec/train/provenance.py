@@ -33,7 +33,8 @@ _OPTIONS: Mapping[str, tuple[type, str]] = {
     "--epochs": (FitConfig, "epochs"),
     "--steps": (FitConfig, "n_steps"),
     "--step-decay": (FitConfig, "step_decay"),
-    "--deep-share": (FitConfig, "deep_share"),
+    "--missed-share": (FitConfig, "missed_share"),
+    "--copied-share": (FitConfig, "copied_share"),
     "--batch-tokens": (FitConfig, "batch_tokens"),
     "--lr": (FitConfig, "lr"),
     "--weight-decay": (FitConfig, "weight_decay"),
@@ -52,6 +53,8 @@ def command(config: Eagle3TrainConfig) -> str:
     }  # fmt: skip
     if config.head.is_plain:
         words.append("--plain")
+    if config.fit.train_output:
+        words.append("--train-output")
     for option, (kind, name) in _OPTIONS.items():
         value = getattr(parts[kind], name)
         if value != _default(kind, name):

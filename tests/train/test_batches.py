@@ -7,11 +7,21 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 
-from pyllama_spec.train.batches import batches_from, count_batches, plan, sample, split
+from pyllama_spec.train.batches import (
+    batches_from,
+    count_batches,
+    plan,
+    repeats,
+    sample,
+    split,
+    without_copies,
+)
 from pyllama_spec.train.corpus import corpus_identity
 from pyllama_spec.train.features import FeatureSource
 from pyllama_spec.train.store import Corpus, CorpusStore, TextSequence
+from tests.train.test_head import random_texts
 from tests.unit.train_tools import (
     LAYERS,
     N_TOP,
@@ -95,3 +105,32 @@ def test_a_sample_is_the_first_layer_and_the_size_of_all(
     tokens = np.concatenate([corpus.sequences[i].tokens[:-1] for i in indices])
     assert seen.tokens.tolist() == tokens.tolist()
     np.testing.assert_allclose(seen.rms, np.sqrt((layers**2).mean(axis=(0, 2))), rtol=1e-5)
+
+
+def test_what_repeats_has_stood_before_as_a_whole() -> None:
+    rng = np.random.default_rng(4)
+    for n_tokens in (0, 3, 5, 200):
+        tokens = rng.integers(0, 3, n_tokens).astype(np.uint32)
+        ids = tokens.tolist()
+        before = [
+            i >= 4 and any(ids[j - 4 : j + 1] == ids[i - 4 : i + 1] for j in range(4, i))
+            for i in range(n_tokens)
+        ]
+        assert repeats(tokens, 5).tolist() == before
+    assert 20 < sum(before) < 180
+
+
+def test_chains_that_would_be_copied_are_thinned_out() -> None:
+    texts = random_texts([300, 300], 4)
+    texts.copied = torch.rand(600, generator=torch.Generator().manual_seed(1)) < 0.4
+    starts = texts.starts
+    is_copied = texts.copied[starts + 1]
+    generator = torch.Generator().manual_seed(2)
+    assert without_copies(texts, 0.0, generator).starts.tolist() == starts[~is_copied].tolist()
+    assert without_copies(texts, 1.0, generator).starts.tolist() == starts.tolist()
+    kept = set(without_copies(texts, 0.3, generator).starts.tolist())
+    assert set(starts[~is_copied].tolist()) <= kept
+    assert 0.2 < sum(s in kept for s in starts[is_copied].tolist()) / int(is_copied.sum()) < 0.4
+    # A batch of nothing but a loop is learned from as it is.
+    texts.copied[:] = True
+    assert without_copies(texts, 0.0, generator).starts.tolist() == starts.tolist()

@@ -76,7 +76,7 @@ def right_after_a_repetition(head: Eagle3Head) -> float:
         tokens=tokens, positions=torch.arange(n), lengths=[n], features=torch.from_numpy(rows),
         starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
         target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
-        in_vocab=torch.ones(n, dtype=torch.bool),
+        in_vocab=torch.ones(n, dtype=torch.bool), copied=torch.zeros(n, dtype=torch.bool),
     )  # fmt: skip
     with torch.no_grad():
         step = next(run_chains(head, texts, 1))

@@ -17,7 +17,7 @@ from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.train.chains import Texts, run_chains
 from pyllama_spec.train.export import export_head
 from pyllama_spec.train.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.objective import SoftCrossEntropy
+from pyllama_spec.train.objective import SoftCrossEntropy, chain_losses
 from pyllama_spec.train.target import read_weights
 from tests.models import model_path
 from tests.parity.eagle3_reference import Reference
@@ -81,6 +81,7 @@ def random_texts(lengths: list[int], n_features: int, seed: int = 5) -> Texts:
         target_ids=torch.zeros(n, 1, dtype=torch.int64),
         target_p=torch.zeros(n, 1),
         in_vocab=torch.ones(n, dtype=torch.bool),
+        copied=torch.zeros(n, dtype=torch.bool),
     )
 
 
@@ -136,23 +137,59 @@ def test_a_chain_ends_after_a_token_that_cannot_be_drafted() -> None:
     assert sorted(depth for start, depth in all_steps(head, texts, 4) if start == 2) == [0, 1]
 
 
-def test_a_share_of_the_chains_goes_deeper() -> None:
-    head, texts = random_head(SHAPE), random_texts([400], 3 * N_EMBD)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        steps = list(run_chains(head, texts, 3, 0.25, generator))
-    assert len(steps[0].chains) == len(texts.starts)
-    assert 0.18 < len(steps[1].chains) / len(texts.starts) < 0.32
-    # What goes on once goes on to the end of the text.
-    second, third = (set(step.chains.tolist()) for step in steps[1:])
-    assert third <= second
-    assert len(second - third) <= 1
-    # The steps of a chain do not depend on the others.
+def test_a_chain_goes_on_where_its_reader_says_so() -> None:
+    head, texts = random_head(SHAPE), random_texts([40, 60], 3 * N_EMBD)
     whole = all_steps(head, texts, 3)
-    for start, row in zip(
-        texts.starts[steps[2].chains].tolist(), head.logits(steps[2].y).detach(), strict=True
-    ):
-        np.testing.assert_allclose(row.numpy(), whole[start, 2], atol=1e-4)
+    wanted = torch.rand(len(texts.starts), generator=torch.Generator().manual_seed(1)) < 0.25
+    got: dict[tuple[int, int], Floats] = {}
+    with torch.no_grad():
+        for step in run_chains(head, texts, 3):
+            if step.depth == 0:
+                step.goes_on = wanted
+            starts = texts.starts[step.chains].tolist()
+            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
+                got[start, step.depth] = row
+    deep = set(texts.starts[wanted].tolist())
+    assert got.keys() == {(s, d) for s, d in whole if d == 0 or s in deep}
+    # The steps of a chain do not depend on which others are there.
+    for key, row in got.items():
+        np.testing.assert_allclose(row, whole[key], atol=1e-4)
+
+
+@pytest.mark.parametrize("missed_share", [1.0, 0.4, 0.0])
+def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: float) -> None:
+    """Against a sum over one chain after another; right picks go on, of wrong ones a share."""
+    head, texts = random_head(SHAPE), random_texts([60, 60], 3 * N_EMBD)
+    rng, n_steps, decay = np.random.default_rng(2), 3, 0.7
+    n = len(texts.tokens)
+    texts.target_ids = torch.from_numpy(np.stack([rng.permutation(N_DRAFT)[:4] for _ in range(n)]))
+    texts.target_p = torch.from_numpy(rng.dirichlet(np.ones(5), n)[:, :4].astype(np.float32))
+    logits = all_steps(head, texts, n_steps)
+    picked = {key: int(head.d2t[int(row.argmax())]) for key, row in logits.items()}
+    for (start, depth), token in picked.items():  # so that many picks are right
+        if depth == 0 and start % 2:
+            texts.tokens[start + 2] = token
+    logits = all_steps(head, texts, n_steps)
+    drawn = torch.Generator().manual_seed(9)
+    losses = chain_losses(
+        head, texts, n_steps, decay, torch.float32, missed_share, torch.Generator().manual_seed(9)
+    )
+    total, mass, living = 0.0, 0.0, set(texts.starts.tolist())
+    n_right = n_wrong = 0
+    for depth in range(n_steps):
+        here = [s for s in texts.starts.tolist() if s in living and (s, depth) in logits]
+        lucky = (torch.rand(len(here), generator=drawn) < missed_share).tolist()
+        for start, is_drawn in zip(here, lucky, strict=True):
+            row, at = torch.from_numpy(logits[start, depth]).double(), start + depth + 1
+            p, log_q = texts.target_p[at], torch.log_softmax(row, -1)[texts.target_ids[at]]
+            total -= decay**depth * float((p * log_q).sum())
+            mass += decay**depth * float(p.sum())
+            is_right = int(head.d2t[int(row.argmax())]) == int(texts.tokens[at + 1])
+            n_right, n_wrong = n_right + is_right, n_wrong + (not is_right)
+            if not (is_right or is_drawn):
+                living.discard(start)
+    assert min(n_right, n_wrong) > 20
+    assert float(losses.total.detach()) == pytest.approx(total / mass, rel=1e-4)
 
 
 def engine_logits(path: Path, texts: Texts, n: int) -> tuple[list[Floats], list[int]]:
@@ -263,3 +300,6 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula() -> None:
     assert (best == log_q.argmax(-1)).all()
     for a, b in zip(gradients, by_formula, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+    # A matrix that stays as it is costs no gradient.
+    loss, _, _ = SoftCrossEntropy.apply(y, output.detach(), ids, p, torch.float64)
+    torch.testing.assert_close(torch.autograd.grad(2 * loss, y)[0], gradients[0])

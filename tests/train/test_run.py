@@ -10,13 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from pyllama_spec.convert.gguf_keys import read_keys
+from pyllama_spec.engine import Model
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
 from pyllama_spec.train.run import TrainReport
+from pyllama_spec.train.target import read_weights
 from tests.models import model_path
 from tests.train.tools import Interrupting, perm, quick_config
 
@@ -33,7 +37,8 @@ def test_a_trained_head_drafts_better_than_an_untrained_one(
 ) -> None:
     report, _ = trained
     assert report.untrained.tokens_per_round < 1.2
-    assert report.trained.tokens_per_round > 3
+    # Measured on a dozen rounds, of at most 5.
+    assert report.trained.tokens_per_round > 2.5
     assert report.trained.by_depth == sorted(report.trained.by_depth, reverse=True)
     assert report.n_answer_tokens >= 800
     assert report.coverage == 1.0
@@ -203,11 +208,43 @@ def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> N
     assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
 
 
-def test_bfloat16_learns_as_well(tmp_path: Path, trained: tuple[TrainReport, Path]) -> None:
-    """Its losses follow float32's on the same batches, at every depth."""
-    # Not tokens per round: a run as short as this one measures them on a dozen rounds.
-    train_eagle3(quick_config(tmp_path, precision="bf16"))
-    half, single = course(tmp_path), course(trained[1])
+def output_rows(folder: Path) -> npt.NDArray[np.float32]:
+    kept = torch.load(folder / "draft.gguf.train" / "checkpoints" / "last.pt", weights_only=True)
+    rows: npt.NDArray[np.float32] = kept["state"]["head"]["weights.output/weight"].numpy()
+    return rows
+
+
+def test_the_output_matrix_is_trained_where_asked(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    with Model(perm()) as model:
+        weights = read_weights(perm(), model.info)
+    assert weights.output_norm is not None
+    target = weights.output * weights.output_norm
+    target -= target.mean(0)
+
+    def cosines(folder: Path) -> npt.NDArray[np.float32]:
+        rows = output_rows(folder)
+        norms = np.linalg.norm(rows, axis=1) * np.linalg.norm(target, axis=1)
+        cosine: npt.NDArray[np.float32] = (rows * target).sum(1) / np.maximum(norms, 1e-9)
+        return cosine
+
+    train_eagle3(quick_config(tmp_path, train_output=True))
+    assert cosines(trained[1]).min() > 0.9999
+    assert cosines(tmp_path).min() < 0.999
+
+
+def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
+    """Its losses follow float32's on the same chains, at every depth."""
+    # Not tokens per round: a run as short as this one measures them on a dozen rounds. And all
+    # chains go on: where wrong picks end some, one pick that differs makes other chains.
+    courses = []
+    for precision in ("bf16", "fp32"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        train_eagle3(quick_config(folder, precision=precision, missed_share=1.0))
+        courses.append(course(folder))
+    half, single = courses
     assert [point["n_tokens"] for point in half] == [point["n_tokens"] for point in single]
     for a, b in zip(half, single, strict=True):
         # They end at 0.013: below 0.02 a tenth is chance.

@@ -46,7 +46,6 @@ def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
             held_out=0.15,
             n_evals=6,
             precision="fp32",
-            deep_share=0.8,
         ),
     }
     top: dict[str, Any] = {"export_type": "f32", "n_threads": 1, "device": "cpu"}
