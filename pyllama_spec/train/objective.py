@@ -21,8 +21,8 @@ class Losses:
 
     Attributes:
         total: the weighted sum, a scalar with its gradient.
-        by_depth: [n_steps] mean cross-entropy, in nats.
-        hits: [n_steps] share of steps whose likeliest token is the target's.
+        by_depth: [n_steps] mean cross-entropy, in nats; 0 where no chain came.
+        hits: [n_steps] share of steps whose likeliest token is the target's, likewise.
 
     """
 

@@ -41,6 +41,8 @@ def test_bad_usage_is_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> 
         (["--lr", "-1"], "lr=-1.0 is not a finite number"),
         (["--lr", "nan"], "lr=nan is not a finite number"),
         (["--greedy-share", "1.5"], "greedy_share=1.5 is outside 0 .. 1"),
+        (["--copied-share", "1.5"], "copied_share=1.5 is outside 0 .. 1"),
+        (["--missed-share", "-0.1"], "missed_share=-0.1 is outside 0 .. 1"),
         (["--max-disk", "-1"], "--max-disk -1 is below 0"),
         (["--target-layers", "1,99"], "99"),
         (["--prompts", "none.jsonl"], "none.jsonl cannot be read"),
@@ -97,11 +99,11 @@ def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> 
         tmp_path / "draft.gguf",
         corpus=CorpusConfig(prompts=tmp_path / "p.jsonl", n_tokens=1000),
         head=HeadConfig(fc_norm=False, norm_output=False, target_layers=(1, 2, 3)),
-        fit=FitConfig(lr=0.002),
+        fit=FitConfig(lr=0.002, copied_share=0.5, train_output=True),
     )
     assert command(config) == (
-        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --tokens 1000 "
-        "--prompts p.jsonl --target-layers 1,2,3 --lr 0.002"
+        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --train-output "
+        "--tokens 1000 --prompts p.jsonl --target-layers 1,2,3 --copied-share 0.5 --lr 0.002"
     )
 
 
