@@ -104,10 +104,9 @@ class Fit:
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
         self._dtype, self._reporter = torch.bfloat16 if bf16 else torch.float32, reporter
         self._device = head.embedding.device.type
-        is_plain = not head.shape.fc_norm and not head.shape.norm_output
-        self._copied_share = 1.0 if is_plain else _COPIED_SHARE
-        if config.copied_share is not None:
-            self._copied_share = config.copied_share
+        default_share = 1.0 if head.shape.is_plain else _COPIED_SHARE
+        wanted = config.copied_share
+        self._copied_share = default_share if wanted is None else wanted
         self._lengths = [len(text.corpus.sequences[i].tokens) for i in text.train]
         self.n_steps = count_batches(self._lengths, config.batch_tokens, config.seed, config.epochs)
         head.weight("output.weight").requires_grad_(config.train_output)

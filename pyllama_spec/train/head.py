@@ -68,6 +68,11 @@ class HeadShape:
         """Numbers per attention head."""
         return self.n_embd // self.n_head
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has nothing of EAGLE-3.1."""
+        return not self.fc_norm and not self.norm_output
+
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON knows it."""
         return {**asdict(self), "target_layers": list(self.target_layers)}
