@@ -224,7 +224,8 @@ int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** ou
     });
 }
 
-int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t * id, float * probability, const float ** row) {
+int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t rank, int32_t * id, float * probability,
+                         const float ** row) {
     return guarded([&] {
         context_call call(ctx);
         const context_state & state = call.state;
@@ -233,18 +234,20 @@ int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t * id, floa
             fail(LLAMA_SPEC_UNSUPPORTED, "this context is not of an EAGLE-3 draft");
         }
         check_row(state, i);
+        require(rank >= 0 && rank < LLAMA_SPEC_DRAFT_RANKS, "the rank is 0 or 1");
         *row = llama_get_embeddings_nextn_ith(state.ctx, i);
         if (*row == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch");
         }
         const int32_t n_embd = llama_model_n_embd(state.model->model);
-        const float chosen = (*row)[n_embd];
+        const float * found = *row + n_embd + 2 * rank;
+        const float chosen = found[0];
         const int32_t n_draft = llama_spec_eagle3_get_sizes(state.model->model).n_vocab_draft;
         if (!(chosen >= 0.0f && chosen < (float) n_draft)) {
             fail(LLAMA_SPEC_ENGINE, "the draft chose no token");
         }
         *id = state.draft_ids.empty() ? (int32_t) chosen : state.draft_ids[(size_t) chosen];
-        *probability = (*row)[n_embd + 1];
+        *probability = found[1];
     });
 }
 

@@ -87,6 +87,13 @@ int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
 int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max);
 /* OK if this draft was made for that target; ARGUMENT with the first difference if not. Makes no context. */
 int  llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target);
+/* Of a draft with an n-gram table: its number of contexts, and where in the file its int32 keys, int32 ids and int8
+ * probabilities begin. n is 0 for a model without one. */
+struct llama_spec_ngrams {
+    int64_t n;
+    uint64_t keys_at, ids_at, p_at;
+};
+int  llama_spec_model_get_ngrams(llama_spec_model * model, struct llama_spec_ngrams * out);
 /* Metadata as text; the return value is the length without the terminating zero, or a status. */
 int32_t llama_spec_model_n_meta(llama_spec_model * model);
 int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size);
@@ -158,9 +165,11 @@ int llama_spec_synchronize(llama_spec_context * ctx);
 /* Row of token i of the last batch: [n_vocab], [n_embd_out]. Valid until the next decode. */
 int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out);
 int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out);
-/* Of an EAGLE-3 draft: the likeliest token after token i of the last batch, as an id of the target, its probability
- * in the draft's distribution, and the row to feed with it, [n_embd]. Valid until the next decode. */
-int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t * id, float * probability, const float ** row);
+/* Of an EAGLE-3 draft: the likeliest token after token i of the last batch (rank 0) or the one after it (rank 1), as
+ * an id of the target, its probability in the draft's distribution, and the row to feed with whichever token is
+ * chosen, [n_embd]. Valid until the next decode. */
+int llama_spec_draft_row(llama_spec_context * ctx, int32_t i, int32_t rank, int32_t * id, float * probability,
+                         const float ** row);
 /* All rows of the last batch, in its order: [n_rows, n_embd]. Waits for the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);
 

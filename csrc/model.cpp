@@ -131,6 +131,17 @@ int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * ta
     });
 }
 
+int llama_spec_model_get_ngrams(llama_spec_model * model, llama_spec_ngrams * out) {
+    return guarded([&] {
+        const llama_model * m = checked(model).state->model;
+        *out = {};
+        if (llama_spec_is_eagle3(m)) {
+            const auto found = llama_spec_eagle3_get_ngrams(m);
+            *out = { found.n, found.keys_at, found.ids_at, found.p_at };
+        }
+    });
+}
+
 int32_t llama_spec_model_n_meta(llama_spec_model * model) {
     int32_t n = 0;
     const int rc = guarded([&] { n = llama_model_meta_count(checked(model).state->model); });

@@ -9,6 +9,7 @@
 #include <vector>
 
 struct ggml_tensor;
+struct llama_model_loader;
 
 // Of llama_model_eagle3: members that the engine's own class has no place for (vendor/patches/0003).
 struct llama_spec_eagle3 {
@@ -19,6 +20,9 @@ struct llama_spec_eagle3 {
     bool output_gate = false;
     std::vector<ggml_tensor *> fc_norms;
     ggml_tensor * fc_b = nullptr;
+    // Where the arrays of an n-gram table lie in the file: for the host alone, so no tensors are made of them.
+    int64_t n_ngrams = 0;
+    uint64_t ngram_keys_at = 0, ngram_ids_at = 0, ngram_p_at = 0;
 };
 
 // How a batch's rows are read and what it gives: bits of llama_set_nextn_layer_offset(), which graphs that are
@@ -28,8 +32,10 @@ enum llama_spec_draft_mode {
     LLAMA_SPEC_DRAFT_NO_LOGITS = 2,     // the chosen token and its probability are enough
 };
 
-// Behind the n_embd numbers of a row that the head hands on: the chosen draft id, and its probability.
-constexpr int LLAMA_SPEC_DRAFT_EXTRA = 2;
+// Behind the n_embd numbers of a row that the head hands on: the likeliest draft id and its probability, then the
+// same of the one after it.
+constexpr int LLAMA_SPEC_DRAFT_RANKS = 2;
+constexpr int LLAMA_SPEC_DRAFT_EXTRA = 2 * LLAMA_SPEC_DRAFT_RANKS;
 
 bool llama_spec_is_eagle3(const llama_model * model);
 
@@ -39,6 +45,16 @@ struct llama_spec_eagle3_sizes {
     bool    has_own_embedding = false, has_own_output = false;
 };
 llama_spec_eagle3_sizes llama_spec_eagle3_get_sizes(const llama_model * model);
+
+// Notes where an n-gram table lies, and tells the loader that its tensors are taken care of. Returns their names.
+// Throws std::runtime_error for parts of a table, or parts that do not fit each other.
+std::vector<std::string> llama_spec_eagle3_find_ngrams(llama_model_loader & ml, llama_spec_eagle3 & spec);
+
+struct llama_spec_eagle3_ngrams {
+    int64_t  n = 0;                 // contexts; 0 for a file without a table
+    uint64_t keys_at = 0, ids_at = 0, p_at = 0;
+};
+llama_spec_eagle3_ngrams llama_spec_eagle3_get_ngrams(const llama_model * model);
 
 // Why the head cannot draft for the target: sizes first, then the vocabularies' first difference. Empty if it can.
 std::string llama_spec_eagle3_mismatch(const llama_model * draft, const llama_model * target);

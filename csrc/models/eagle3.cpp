@@ -157,6 +157,9 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
         layer.rope_long  = create(tn(LLM_TENSOR_ROPE_FACTORS_LONG,  "weight", i), {n_rot/2}, flags);
         layer.rope_short = create(tn(LLM_TENSOR_ROPE_FACTORS_SHORT, "weight", i), {n_rot/2}, flags);
     }
+    for (const std::string & name : llama_spec_eagle3_find_ngrams(*ml, spec)) {
+        known.insert(name);
+    }
     // The engine counts what is left over; this says what it is.
     for (const auto & entry : ml->weights_map) {
         if (known.count(entry.first) == 0) {
@@ -330,9 +333,19 @@ void eagle3_graph::finish(ggml_tensor * cur) {
     // The choice is made where the logits are: two numbers per row go to the host, and not a vocabulary.
     ggml_tensor * id = ggml_argmax(ctx0, logits);
     ggml_tensor * p  = ggml_reshape_3d(ctx0, ggml_soft_max(ctx0, logits), 1, n_draft, n_rows);
-    p  = ggml_reshape_2d(ctx0, ggml_get_rows(ctx0, p, ggml_reshape_2d(ctx0, id, 1, n_rows)), 1, n_rows);
-    id = ggml_reshape_2d(ctx0, ggml_cast(ctx0, id, GGML_TYPE_F32), 1, n_rows);
-    cur = ggml_concat(ctx0, ggml_concat(ctx0, own, id, 0), p, 0);
+    cur = own;
+    for (int rank = 0; rank < LLAMA_SPEC_DRAFT_RANKS; ++rank) {
+        ggml_tensor * row = ggml_reshape_2d(ctx0, id, 1, n_rows);
+        cur = ggml_concat(ctx0, cur, ggml_reshape_2d(ctx0, ggml_cast(ctx0, id, GGML_TYPE_F32), 1, n_rows), 0);
+        cur = ggml_concat(ctx0, cur, ggml_reshape_2d(ctx0, ggml_get_rows(ctx0, p, row), 1, n_rows), 0);
+        if (rank + 1 < LLAMA_SPEC_DRAFT_RANKS) {
+            // The next one is the likeliest when this one is out. It is struck out in place, after it was read.
+            ggml_build_forward_expand(gf, cur);
+            p  = ggml_set_rows(ctx0, p, ggml_fill(ctx0, ggml_new_tensor_3d(ctx0, GGML_TYPE_F32, 1, 1, n_rows), -1.0f),
+                    ggml_reshape_2d(ctx0, id, 1, n_rows));
+            id = ggml_argmax(ctx0, ggml_reshape_2d(ctx0, p, n_draft, n_rows));
+        }
+    }
     cb(cur, "draft_result", -1);
     ggml_set_output(cur);
     res->t_h_nextn = cur;

@@ -275,20 +275,26 @@ class Context(Closing):
         check(code, f"cannot read the embeddings of row {i}")
         return self._view((self.model.info.n_embd_out,))
 
-    def draft_row(self, i: int) -> tuple[int, float, Rows]:
+    def draft_row(self, i: int, rank: int = 0) -> tuple[int, float, Rows]:
         """What an EAGLE-3 draft proposes after token i of the last batch.
 
+        Args:
+            i: which token of the batch.
+            rank: 0 for the likeliest token, 1 for the one after it.
+
         Returns:
-            The likeliest token, as an id of the target; its probability in the draft's own
-            distribution; and the row to feed with it, [n_embd] float32, a view as logits().
+            The token, as an id of the target; its probability in the draft's own distribution; and
+            the row to feed with whichever token is chosen, [n_embd] float32, a view as logits().
 
         Raises:
-            ArgumentError: no output was asked for there.
+            ArgumentError: no output was asked for there, or the rank is another.
             UnsupportedError: this context is not of an EAGLE-3 draft.
 
         """
         token, probability = self._token, self._probability
-        code = lib.llama_spec_draft_row(self.handle, int32(i, "row"), token, probability, self._row)
+        code = lib.llama_spec_draft_row(
+            self.handle, int32(i, "row"), int32(rank, "rank"), token, probability, self._row
+        )
         check(code, f"cannot read the draft's row {i}")
         return token[0], probability[0], self._view((self.model.info.n_embd,))
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import count, instance, int32, real, text
 from pyllama_spec.engine.closing import Closing
@@ -19,6 +22,7 @@ from pyllama_spec.engine.vocab import Vocab
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
+NgramArrays = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32], npt.NDArray[np.int8]]
 # Threads beyond the machine's cores only wait; each costs memory.
 _MAX_QUANTIZE_THREADS = 1024
 
@@ -212,6 +216,31 @@ class Model(Closing):
         out = ffi.new("int32_t[]", max(n, 1))
         check(lib.llama_spec_model_target_layers(self.handle, out, n), "cannot read the draft")
         return tuple(ffi.unpack(out, n)) if n else ()
+
+    def ngram_arrays(self) -> NgramArrays | None:
+        """Of a draft with an n-gram table: its arrays, read from the file; None of other models.
+
+        Returns:
+            Keys `[n]` uint32, ids `[n]` int32, probabilities `[n]` int8; docs/eagle3.md has their
+            meaning. Nothing is checked but that they are all there.
+
+        Raises:
+            ModelLoadError: the file cannot be read any more.
+
+        """
+        place = ffi.new("struct llama_spec_ngrams *")
+        check(lib.llama_spec_model_get_ngrams(self.handle, place), "cannot read the draft")
+        if not place.n:
+            return None
+        parts = ((place.keys_at, "<u4"), (place.ids_at, "<i4"), (place.p_at, "i1"))
+        try:
+            # Read and not mapped: a file that is cut off later must not end the process.
+            keys, ids, p = (np.fromfile(self.path, t, place.n, offset=at) for at, t in parts)
+        except OSError as error:
+            raise ModelLoadError(f"{self.path} cannot be read: {error}") from None
+        if not len(keys) == len(ids) == len(p) == place.n:
+            raise ModelLoadError(f"{self.path} was cut off since it was loaded; load it again")
+        return keys, ids, p
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context.

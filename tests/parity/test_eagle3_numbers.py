@@ -72,8 +72,15 @@ def engine_steps(path: Path, first: int, n_ctx: int, **params: Any) -> Steps:
             step.add(tokens[i], first + i, row=out.rows[-1], output=True)
             head.decode(step)
             logits, (choice, p, row) = head.logits(0), head.draft_row(0)
+            second, p_second, same_row = head.draft_row(0, 1)
             assert choice == int(np.argmax(logits))
-            assert p == pytest.approx(1 / np.exp(logits - logits[choice]).sum(), rel=1e-4)
+            assert second == int(np.argsort(logits)[-2])
+            total = np.exp(logits - logits[choice]).sum()
+            assert p == pytest.approx(1 / total, rel=1e-4)
+            assert p_second == pytest.approx(
+                np.exp(logits[second] - logits[choice]) / total, rel=1e-4
+            )
+            assert np.array_equal(row, same_row)
             out.logits.append(logits.copy())
             out.rows.append(row.copy())
     return out
