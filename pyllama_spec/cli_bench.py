@@ -30,7 +30,7 @@ def add_bench(commands: _Commands) -> None:
     add("--p-min", type=float, default=None, help="stop drafting below this probability")
     add(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens stood before, instead of asking the draft (0: never)",
+        help="copy where the last N tokens stood before, without asking the draft (0: never)",
     )  # fmt: skip
     add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")

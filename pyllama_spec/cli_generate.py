@@ -53,7 +53,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens stood before, instead of asking the draft (0: never)",
+        help="copy where the last N tokens stood before, without asking the draft (0: never)",
     )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument("-t", "--threads", type=int, default=None, help="CPU threads")

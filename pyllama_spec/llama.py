@@ -50,7 +50,8 @@ class Llama(OpenModel):
         p_min: end a draft before a token that it is less sure of, for drafts from a file: 0 drafts
             n_draft tokens in every round, which is most accepted tokens but not always most speed.
         lookup: where the last so many tokens stood in the text before, propose what followed there
-            instead of asking the draft of a file: None for 5, 0 for never.
+            instead of asking the draft of a file: None for 5. 0 for never, and no n-grams beside
+            it either: the head of the file alone.
         n_ctx: positions for prompt and text; None for as many as the model was trained with.
         n_batch, n_ubatch: tokens per decode, and per step inside of it.
         n_threads: CPU threads; None for the physical cores.

@@ -9,9 +9,15 @@ from pathlib import Path
 
 from pyllama_spec.completion import Runtime
 from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup, WithLookup
+from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count, real
-from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
+from pyllama_spec.engine.errors import (
+    ArgumentError,
+    ModelLoadError,
+    PyllamaSpecError,
+    UnsupportedError,
+)
 from pyllama_spec.engine.gguf_header import check_header
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.gate import Gate
@@ -94,7 +100,8 @@ def make_drafter(
         p_min: end a draft before a token that the draft gives a lower probability; None for no
             such limit. It is for drafts that are read from a file.
         lookup: where the last so many tokens stood before, propose what followed there instead of
-            asking the draft of a file; 0 for never, None for the default.
+            asking the draft of a file; None for the default, 0 for the draft alone, without this
+            and without n-grams that have a say beside it.
         n_gpu_layers: layers of the draft's file on the GPU.
         verbose: show the loading of a file.
 
@@ -124,7 +131,7 @@ def make_drafter(
         )
     if isinstance(draft, (str, os.PathLike)):
         head = _drafter_of_file(Path(draft), n_draft, p_min or 0.0, n_gpu_layers, verbose)
-        return WithLookup(head, n_same) if n_same else head
+        return WithLookup(head, n_same, _table_of(head)) if n_same else head
     if isinstance(draft, Drafter):
         return draft
     if hasattr(draft, "create_completion"):
@@ -156,6 +163,19 @@ def _drafter_of_file(
         f"drafts of kind {arch!r} are not supported by this version ({path.name}); "
         f'draft="{PROMPT_LOOKUP}" needs no file'
     )
+
+
+def _table_of(head: Eagle3) -> NgramTable | None:
+    """The n-gram table of a head's file, if it has one."""
+    try:
+        arrays = head.model.ngram_arrays()
+        return None if arrays is None else NgramTable(*arrays, head.model.info.n_vocab)
+    except ArgumentError as error:
+        head.close()
+        raise ModelLoadError(f"{head.model.path}: {error}") from None
+    except PyllamaSpecError:
+        head.close()
+        raise
 
 
 def open_runtime(

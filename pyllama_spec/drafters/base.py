@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -123,6 +123,33 @@ class SavingDrafter(Protocol):
     def restore(self, seq: int, data: bytes) -> int:
         """Puts back what save() gave; returns how many tokens it knows of the sequence now."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What somebody else holds to be the next token of a draft.
+
+    Attributes:
+        token: the id.
+        p: its probability.
+        weight: how much this counts, where the draft model's own distribution counts 1.
+
+    """
+
+    token: int
+    p: float
+    weight: float
+
+
+# Given a sequence and what has been drafted behind its text: what else has a say.
+Adviser = Callable[[int, Sequence[int]], Sequence[Vote]]
+
+
+@runtime_checkable
+class AdvisedDrafter(Protocol):
+    """What a drafter may have beside: an ear for others."""
+
+    adviser: Adviser | None
 
 
 class NoDrafter:

@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, Features
+from pyllama_spec.drafters.base import NO_DRAFT, Adviser, Draft, Features
 from pyllama_spec.drafters.feature_rows import FeatureRows
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
@@ -115,6 +116,8 @@ class Eagle3(Closing):
         self._n_window = 0
         # How many decodes it has made, for who counts the cost.
         self.n_calls = 0
+        # Asked before each token is chosen: the draft is then the likeliest of the mixture.
+        self.adviser: Adviser | None = None
 
     def attach(self, target: Context) -> None:
         """Opens the head's context beside the target's, whose threads it shares.
@@ -195,20 +198,41 @@ class Eagle3(Closing):
         context, step = self._opened(), self._step
         if s.n_fed == len(s.tokens) - 1:  # asked again: the last pair says it again
             s.n_fed -= 1
-        token, p, row = context.draft_row(self._feed(seq, s, output=True))
-        if math.isnan(p):
-            raise EngineError("the head computed NaN: rows of the target, or its own weights, have")
+        token, p, row = self._choose(self._feed(seq, s, output=True), seq, ())
         ids, probabilities = [token], [p]
         while len(ids) < n and p >= self.p_min:
             step.clear()
             step.add(token, s.n_fed + len(ids) - 1, seq, output=True, row=row)
             self._decode(context, step)
-            token, p, row = context.draft_row(0)
+            token, p, row = self._choose(0, seq, ids)
             ids.append(token)
             probabilities.append(p)
         if p < self.p_min:
             del ids[-1], probabilities[-1]
         return Draft(ids, probabilities)
+
+    def _choose(
+        self, i: int, seq: int, ids: Sequence[int]
+    ) -> tuple[int, float, npt.NDArray[np.float32]]:
+        """The token to draft after row i of the last batch, its probability, the row to feed.
+
+        With advice it is the likeliest of a linear mixture, of which the head's distribution is
+        known at its two likeliest tokens: a third one is hardly ever chosen.
+        """
+        context = self._opened()
+        token, p, row = context.draft_row(i)
+        if math.isnan(p):
+            raise EngineError("the head computed NaN: rows of the target, or its own weights, have")
+        votes = () if self.adviser is None else self.adviser(seq, ids)
+        if not votes:
+            return token, p, row
+        second, p_second, _ = context.draft_row(i, 1)
+        scores = {second: p_second, token: p}
+        for vote in votes:
+            scores[vote.token] = scores.get(vote.token, 0.0) + vote.weight * vote.p
+        # Among equals the head's own choice.
+        best = max(scores, key=lambda id_: (scores[id_], id_ == token))
+        return best, scores[best] / (1.0 + sum(vote.weight for vote in votes)), row
 
     def _meet(self, seq: int, s: _Sequence, tokens: Sequence[int]) -> None:
         """The pair that truncate() left at the end is right if the text goes on as it did."""

@@ -7,8 +7,12 @@ that a proposal costs a handful of dictionary look-ups however long the text has
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, Features
 from pyllama_spec.engine.errors import ArgumentError
@@ -20,7 +24,7 @@ NGram = tuple[int, ...]
 class _History:
     """The tokens of one sequence and where its n-grams ended last."""
 
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array("i"))
     n_indexed: int = 0
     # For each size: the n-gram -> index of the token after its last occurrence.
     after: dict[NGram, int] = field(default_factory=dict)
@@ -88,6 +92,10 @@ class PromptLookup:
         """The tokens that it knows of a sequence."""
         return list(self._history(seq).tokens)
 
+    def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
+        """A copy of the last n tokens of a sequence."""
+        return np.array(self._history(seq).tokens[-n:], dtype=np.int32)
+
     def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
         """Appends and indexes tokens of a prompt."""
         self._append(seq, tokens)
@@ -116,7 +124,7 @@ class PromptLookup:
                 continue
             start = history.after.get(tuple(tokens[-size:]))
             if start is not None:
-                ids = tokens[start : start + n]
+                ids = tokens[start : start + n].tolist()
                 period = len(tokens) - start
                 while len(ids) < n:
                     ids.append(ids[len(ids) - period])

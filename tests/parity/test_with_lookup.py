@@ -52,6 +52,7 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     assert loop.drafter.reason_off is None
     assert drafter.n_copied > 0
     expected = cold_proposal(tiny("llama"), drafter.drafter, seq.tokens)
+    # Asked directly: what it makes of advice is another matter.
     assert proposal(drafter.drafter.propose(seq.seq_id, seq.tokens[-1], 8)) == expected
     check_lookup_says_the_same(drafter, seq)
 
@@ -153,6 +154,8 @@ def test_the_head_is_asked_where_nothing_repeats() -> None:
     loop, seq = opened(drafter), SequenceState()
     generate(loop, seq, prompt_tokens(30), 10, PARAMS)
     assert drafter.n_copied == 0
+    # No two tokens of it stood before either, so that nobody has a say but the head.
+    assert drafter._votes(0, ()) == []
     expected = cold_proposal(tiny("llama"), head(), seq.tokens)
     assert proposal(drafter.propose(0, seq.tokens[-1], 8)) == expected
 

@@ -13,6 +13,7 @@ from gguf import GGUFReader
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Batch, Context, Model, quantize
+from tests.eagle3_tools import ngram_arrays
 from tests.models import Eagle3Config, model_path
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
 from tests.oracles import tiny
@@ -42,6 +43,14 @@ def d2t_of(index: int, value: int) -> Callable[[Tensors], None]:
         tensors["d2t"][index] = value
 
     return change
+
+
+def table(**changes: Any) -> Callable[[Tensors], None]:
+    """Puts an n-gram table in, with some parts changed or, for None, left out."""
+    arrays = ngram_arrays({(3,): (5, 0.5), (3, 4): (6, 1.0)})
+    for name, value in changes.items():
+        arrays[f"ngram.{name}"] = value
+    return lambda tensors: tensors.update({k: v for k, v in arrays.items() if v is not None})
 
 
 REDUCED = {"n_draft_vocab": 100}
@@ -84,6 +93,23 @@ BROKEN: dict[str, tuple[dict[str, Any], Callable[[Tensors], None], str]] = {
         {},
         add("enc.output_norm.0.weight", 64),
         r"enc\.output_norm\.0\.weight does not belong",
+    ),
+    "a table without keys": ({}, table(keys=None), r"not all of ngram\.keys"),
+    "a table without probabilities": ({}, table(p=None), r"not all of ngram\.keys"),
+    "a table with floats": (
+        {},
+        table(p=np.ones(2, np.float32)),
+        r"ngram\.p is no vector of i8",
+    ),
+    "a table with a matrix": (
+        {},
+        table(ids=np.ones((2, 2), np.int32)),
+        r"ngram\.ids is no vector of i32",
+    ),
+    "a table of two lengths": (
+        {},
+        table(p=np.ones(3, np.int8)),
+        r"ngram\.p has 3 entries, and ngram\.keys has 2",
     ),
     "an unknown tensor": ({}, add("blk.0.attn_sinks.weight", 4), "attn_sinks"),
     "a second layer too many": ({}, add("blk.1.attn_norm.weight", 64), r"blk\.1\.attn_norm"),
@@ -259,6 +285,9 @@ def test_calls_that_do_not_fit_a_head() -> None:
         for i, message in ((0, "no output"), (2, "outside the last batch")):
             with pytest.raises(ArgumentError, match=message):
                 head.draft_row(i)
+        for rank in (-1, 2):
+            with pytest.raises(ArgumentError, match="rank is 0 or 1"):
+                head.draft_row(1, rank)
         with pytest.raises(ArgumentError, match="no logits"):
             head.logits(1)
         with pytest.raises(UnsupportedError, match="EAGLE-3"):

@@ -1,0 +1,230 @@
+"""What a head makes of advice: the likeliest of a mixture, and never another text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_spec import Llama, ModelLoadError
+from pyllama_spec.drafters import NoDrafter, WithLookup, with_lookup
+from pyllama_spec.drafters.base import Adviser, Draft, Vote
+from pyllama_spec.drafters.eagle3 import Eagle3
+from pyllama_spec.engine import Model, SamplerParams
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.eagle3_tools import (
+    Permuted,
+    Says,
+    head,
+    ngram_arrays,
+    ngram_table,
+    proposal,
+    target_context,
+)
+from tests.models import Eagle3Config, model_path, perm_next
+from tests.models.eagle3 import eagle3_tensors, write_eagle3
+from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+
+TEXT = prompt_tokens(30)
+
+
+def after_a_text(drafter: Eagle3) -> SpeculativeLoop:
+    """A head that knows a text."""
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
+    loop.prefill(SequenceState(), TEXT[:-1])
+    drafter.commit(0, TEXT[-1:], ())
+    return loop
+
+
+def always(*votes: Vote) -> Adviser:
+    """Advice that never changes."""
+    return lambda seq, drafted: votes
+
+
+def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
+    """The head's own first and second token, and their probabilities."""
+    drafter.propose(0, TEXT[-1], 1)
+    assert drafter.context is not None
+    row = drafter._batch.n_tokens - 1
+    return [drafter.context.draft_row(row, rank)[:2] for rank in (0, 1)]
+
+
+def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
+    drafter = head(output_scale=0.1)
+    with after_a_text(drafter).target:
+        (first, p), (second, q) = two_likeliest(drafter)
+        other = next(t for t in range(20, 30) if t not in (first, second))
+        for token, own in ((second, q), (other, 0.0)):
+            needed = (p - own) / 0.5
+            for weight, chosen in ((needed * 1.01, token), (needed * 0.99, first)):
+                drafter.adviser = always(Vote(token, 0.5, weight))
+                draft = proposal(drafter.propose(0, TEXT[-1], 1))
+                assert draft.ids == (chosen,)
+                score = own + 0.5 * weight if chosen == token else p
+                assert draft.probabilities[0] == pytest.approx(score / (1 + weight), rel=1e-4)
+
+
+def test_votes_add_up() -> None:
+    drafter = head(output_scale=0.1)
+    with after_a_text(drafter).target:
+        (first, p), (second, q) = two_likeliest(drafter)
+        half = (p - q) * 0.6
+        drafter.adviser = always(Vote(second, 1.0, half), Vote(second, 0.5, half * 2))
+        draft = proposal(drafter.propose(0, TEXT[-1], 1))
+        assert draft.ids == (second,)
+        assert draft.probabilities[0] == pytest.approx((q + 2 * half) / (1 + 3 * half), rel=1e-4)
+        drafter.adviser = always(Vote(second, 1.0, half))
+        assert drafter.propose(0, TEXT[-1], 1).ids == [first]
+
+
+def test_advice_is_given_for_a_call_alone() -> None:
+    """A head that kept its adviser would be kept by it: neither would be freed when unused."""
+    asked: list[Adviser | None] = []
+
+    class Watched(Eagle3):
+        def propose(self, seq: int, pending: int, n: int) -> Draft:
+            asked.append(self.adviser)
+            return super().propose(seq, pending, n)
+
+    drafter = Watched(model_path("eagle3"))
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), WithLookup(drafter, 30))
+    generate(loop, SequenceState(), TEXT, 10)
+    assert asked
+    assert None not in asked
+    assert drafter.adviser is None
+
+
+def test_no_advice_changes_nothing() -> None:
+    drafter = head()
+    with after_a_text(drafter).target:
+        alone = proposal(drafter.propose(0, TEXT[-1], 8))
+        drafter.adviser = always()
+        assert proposal(drafter.propose(0, TEXT[-1], 8)) == alone
+
+
+def test_the_adviser_hears_what_was_drafted() -> None:
+    heard: list[list[int]] = []
+
+    def adviser(seq: int, drafted: Sequence[int]) -> Sequence[Vote]:
+        heard.append(list(drafted))
+        return (Vote(40 + len(drafted), 1.0, 100.0),)
+
+    drafter = head()
+    with after_a_text(drafter).target:
+        drafter.adviser = adviser
+        assert list(drafter.propose(0, TEXT[-1], 4).ids) == [40, 41, 42, 43]
+    assert heard == [[], [40], [40, 41], [40, 41, 42]]
+
+
+def test_the_chain_goes_on_from_the_chosen_token() -> None:
+    """The second step of a draft that was advised is that of a head which chose so itself."""
+    drafter = head()
+    with after_a_text(drafter).target:
+        drafter.adviser = lambda seq, drafted: () if drafted else (Vote(50, 1.0, 100.0),)
+        advised = proposal(drafter.propose(0, TEXT[-1], 2))
+        row = drafter._opened().draft_row  # of the last step
+        assert advised.ids == (50, row(0)[0])
+        drafter.adviser = None
+        context, step = drafter._opened(), drafter._step
+        drafter._sequences[0].n_fed -= 1  # its last pair again, as propose() does
+        _, _, own = context.draft_row(drafter._feed(0, drafter._sequences[0], output=True))
+        step.clear()
+        step.add(50, drafter._sequences[0].n_fed, 0, output=True, row=own)
+        context.decode(step)
+        assert context.draft_row(0)[:2] == (advised.ids[1], advised.probabilities[1])
+
+
+@pytest.mark.parametrize("params", [GREEDY, sampled(3), sampled(5, temperature=1.5)])
+def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
+    """With a table that is often wrong, and short n-grams of the text beside it."""
+    rng = np.random.default_rng(1)
+    says: Says = {(t,): (int(rng.integers(260, 320)), 1.0) for t in range(260, 320)}
+    drafter = WithLookup(head(output_scale=0.1), 30, ngram_table(says))
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    prompt = prompt_tokens(12) * 2
+    expected = generate(plain, SequenceState(), prompt, 100, params)
+    assert isinstance(drafter.drafter, Eagle3)
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter.drafter), drafter)
+    run = generate(loop, SequenceState(), prompt, 100, params)
+    assert run.tokens == expected.tokens
+    assert run.stats.drafted > 100
+    assert loop.drafter.reason_off is None
+
+
+def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is given rows that tell it nothing: what is accepted, the table said."""
+    monkeypatch.setattr(with_lookup, "_TABLE_WEIGHT", 100.0)
+    following = perm_next()
+    table = ngram_table({(t,): (int(n), 1.0) for t, n in enumerate(following)})
+    blind = Permuted(model_path("perm_eagle3"), 4)
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), WithLookup(blind, 30, table))
+    run = generate(loop, SequenceState(), [3, 7], 26)
+    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
+    without = SpeculativeLoop(target_context(tiny("perm"), blind), WithLookup(blind, 30))
+    assert generate(without, SequenceState(), [3, 7], 26).stats.accepted == 0
+
+
+def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, three or four tokens that stood before, with weights that no head outvotes."""
+    monkeypatch.setattr(with_lookup, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
+    following = perm_next()
+    text = [7]
+    while len(text) < 40:
+        text.append(int(following[text[-1]]))
+    blind = Permuted(model_path("perm_eagle3"), 4)
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), WithLookup(blind, 39))
+    run = generate(loop, SequenceState(), [*text, 200, 7], 26)
+    assert run.tokens == text[1:27]
+    # After the first token two are the same; a draft is never of the text's own newest tokens.
+    assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
+
+
+def with_table(path: Path, says: Says) -> Path:
+    """A head's file with a table."""
+    cfg = Eagle3Config(output_scale=0.1)
+    return write_eagle3(path, cfg, {**eagle3_tensors(cfg), **ngram_arrays(says)})
+
+
+def test_a_file_brings_its_table(tmp_path: Path) -> None:
+    path = with_table(tmp_path / "head.gguf", {(t,): (t ^ 1, 1.0) for t in range(320)})
+    arrays = Model(path).ngram_arrays()
+    assert arrays is not None
+    assert [a.dtype for a in arrays] == [np.uint32, np.int32, np.int8]
+    with Llama(model_path("llama"), draft=path, n_threads=1, verbose=False) as llm:
+        drafter = llm._runtime.loop.drafter._drafter
+        assert isinstance(drafter, WithLookup)
+        assert drafter.table is not None
+        assert len(drafter.table) == 320
+        assert drafter.table.find((17,)) == (16, 1.0)
+        result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
+        assert result["speculation"]["reason_off"] is None
+        last = llm._runtime.sequence.tokens[-1]
+        # A head that is sure of nothing goes along with a table that is.
+        assert list(drafter.propose(0, last, 4).ids) == [last ^ 1, last, last ^ 1, last]
+    with Llama(model_path("llama"), draft=path, lookup=0, n_threads=1, verbose=False) as llm:
+        assert isinstance(llm._runtime.loop.drafter._drafter, Eagle3)
+
+
+def test_a_file_without_a_table() -> None:
+    assert Model(model_path("eagle3")).ngram_arrays() is None
+    assert Model(model_path("llama")).ngram_arrays() is None
+
+
+def test_a_table_of_other_tokens(tmp_path: Path) -> None:
+    path = with_table(tmp_path / "head.gguf", {(3,): (320, 1.0)})
+    with pytest.raises(ModelLoadError, match=r"head\.gguf: .* proposes token 320"):
+        Llama(model_path("llama"), draft=path, n_threads=1)
+
+
+def test_a_file_that_is_cut_off_after_it_was_loaded(tmp_path: Path) -> None:
+    path = with_table(tmp_path / "head.gguf", {(t,): (1, 1.0) for t in range(320)})
+    data = path.read_bytes()
+    model = Model(path, use_mmap=False)
+    path.write_bytes(data[:-400])
+    with pytest.raises(ModelLoadError, match="cut off"):
+        model.ngram_arrays()
+    path.unlink()
+    with pytest.raises(ModelLoadError, match="cannot be read"):
+        model.ngram_arrays()
