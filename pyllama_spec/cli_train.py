@@ -53,6 +53,8 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "[%(default)g]")  # fmt: skip
     add("--type", choices=EXPORT_TYPES, default=default.export_type,
         help="of the matrices in the file [%(default)s]")  # fmt: skip
+    add("--ngrams", type=int, metavar="N",
+        help="contexts of the n-gram table in the file [800000; 0 with --plain]")  # fmt: skip
     add("-t", "--threads", type=int, help="CPU threads")
     add("-ngl", "--n-gpu-layers", type=int, default=0, help="of the target; -1: all layers")
     add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")
@@ -143,6 +145,7 @@ def _config(args: argparse.Namespace) -> Eagle3TrainConfig:
         ),
         max_disk_bytes=int(args.max_disk * _GB),
         export_type=args.type,
+        n_ngrams=args.ngrams,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,
         device=args.device,

@@ -28,6 +28,7 @@ Bytes = NDArray[np.uint8]
 # is twice the file.
 _PIECE_BYTES = 64 << 20
 _AS_SOURCE = {"F16": "F16", "BF16": "BF16"}
+_OF_VALUES = {"<i8": "I64", "<i4": "I32", "|i1": "I8"}
 # general.file_type, as llama.cpp numbers them.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 
@@ -85,13 +86,13 @@ def import_gguf() -> Any:
 
 
 def tensor_type(tensor: PlannedTensor, kind: Kind | None) -> str:
-    """The type that a tensor is written in: matrices in `kind`, vectors in F32, ids in I64.
+    """The type that a tensor is written in: matrices in `kind`, vectors in F32, integers as such.
 
     A row for q8_0 must be a multiple of 32 long; other matrices stay F16.
     """
     if tensor.source is None:
         assert tensor.values is not None
-        return "I64" if tensor.values.dtype == np.int64 else "F32"
+        return _OF_VALUES.get(tensor.values.dtype.str, "F32")
     if len(tensor.shape) < 2:
         return "F32"
     if kind is None:

@@ -11,6 +11,8 @@ from pyllama_spec.engine.errors import ArgumentError
 
 EXPORT_TYPES = ("f32", "f16", "bf16", "q8_0")
 PRECISIONS = ("auto", "fp32", "bf16")
+# Twice as many gave nothing on answers of up to 128 tokens: what is rare is seldom met again.
+_N_NGRAMS = 800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,8 @@ class Eagle3TrainConfig:
         max_disk_bytes: the most that features may take on disk; what does not fit is computed
             again in every epoch.
         export_type: of the matrices in the file.
+        n_ngrams: the most contexts of the n-gram table beside the head, of 9 bytes each; 0 for no
+            table. None for 800,000, or for none with a plain head: stock llama.cpp knows no table.
         n_threads: None for the machine's cores.
         n_gpu_layers: layers of the target on the GPU.
         device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
@@ -202,6 +206,7 @@ class Eagle3TrainConfig:
     n_top: int = 32
     max_disk_bytes: int = 12_000_000_000
     export_type: str = "f16"
+    n_ngrams: int | None = None
     n_threads: int | None = None
     n_gpu_layers: int = 0
     device: str | None = None
@@ -216,12 +221,21 @@ class Eagle3TrainConfig:
             )
         real(self.max_disk_bytes, "max_disk_bytes", 0)
         real(self.checkpoint_s, "checkpoint_s", 0)
+        if self.n_ngrams is not None:
+            count(self.n_ngrams, "n_ngrams", 0)
         if self.export_type not in EXPORT_TYPES:
             raise ArgumentError(
                 f"export_type={self.export_type!r} is none of {', '.join(EXPORT_TYPES)}"
             )
         if self.device not in (None, "cpu", "cuda"):
             raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
+
+    @property
+    def max_ngrams(self) -> int:
+        """The most contexts of the n-gram table."""
+        if self.n_ngrams is not None:
+            return self.n_ngrams
+        return 0 if self.head.is_plain else _N_NGRAMS
 
     @property
     def work_dir(self) -> Path:

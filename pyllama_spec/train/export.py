@@ -14,6 +14,7 @@ from pyllama_spec.convert.target import Target
 from pyllama_spec.convert.tensors import SourceTensor
 from pyllama_spec.convert.writer import Kind, Output, write_gguf
 from pyllama_spec.train.head import Eagle3Head
+from pyllama_spec.train.ngrams import NgramArrays
 
 
 def export_head(
@@ -25,6 +26,7 @@ def export_head(
     n_ctx: int,
     export_type: str,
     record: Mapping[str, Any],
+    ngrams: NgramArrays | None = None,
 ) -> int:
     """Writes the file.
 
@@ -38,6 +40,7 @@ def export_head(
         n_ctx: the target's context length.
         export_type: "f32", "f16", "bf16" or "q8_0", of matrices.
         record: keys below pyllama_spec.train: where the head comes from.
+        ngrams: the table that goes with it.
 
     Returns:
         The size of the file in bytes.
@@ -71,8 +74,18 @@ def export_head(
     tensors = [_tensor(tensor, values) for tensor, values in head.tensors().items()]
     d2t = head.d2t.cpu().numpy()
     tensors.append(PlannedTensor("d2t", d2t.shape, values=d2t))
+    tensors += _ngram_tensors(ngrams)
     output = Output(name, named, target.tokenizer, tensors, cast(Kind, export_type))
     return write_gguf(path, output).n_bytes
+
+
+def _ngram_tensors(ngrams: NgramArrays | None) -> list[PlannedTensor]:
+    if ngrams is None or not len(ngrams.keys):
+        return []
+    parts: dict[str, npt.NDArray[Any]] = {
+        "keys": ngrams.keys.view(np.int32), "ids": ngrams.ids, "p": ngrams.p,
+    }  # fmt: skip
+    return [PlannedTensor(f"ngram.{k}", v.shape, values=v) for k, v in parts.items()]
 
 
 def _tensor(name: str, values: npt.NDArray[np.float32]) -> PlannedTensor:

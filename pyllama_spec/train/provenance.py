@@ -41,6 +41,7 @@ _OPTIONS: Mapping[str, tuple[type, str]] = {
     "--patience": (FitConfig, "patience"),
     "--precision": (FitConfig, "precision"),
     "--type": (Eagle3TrainConfig, "export_type"),
+    "--ngrams": (Eagle3TrainConfig, "n_ngrams"),
 }
 
 

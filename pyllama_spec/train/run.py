@@ -31,6 +31,7 @@ from pyllama_spec.train.features import FeatureSource, LiveFeatures, store_featu
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.fit import Fit, Text
 from pyllama_spec.train.head import Eagle3Head, HeadShape, default_n_head, initialise
+from pyllama_spec.train.ngrams import NgramArrays, count_ngrams
 from pyllama_spec.train.objective import Acceptance
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.provenance import record
@@ -251,6 +252,7 @@ class Run:
         note = write_curves(self._work, state.course)
         self._notes += [note] if note else []
         self._seconds["training"] = perf_counter() - start
+        ngrams = self._ngrams(text)
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
             "acceptance": [round(share, 4) for share in trained.by_depth],
@@ -264,12 +266,20 @@ class Run:
                 config, target_name=weights.name, hashes=hashes, figures=figures,
                 torch_version=str(torch.__version__),
             ),
+            ngrams=ngrams,
         )  # fmt: skip
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
             text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
             tuple(self._notes),
         )  # fmt: skip
+
+    def _ngrams(self, text: Text) -> NgramArrays:
+        """The table of the texts that the head learned from: those held out stay unknown to it."""
+        sequences = [text.corpus.sequences[i] for i in text.train]
+        found = count_ngrams(sequences, self._config.max_ngrams)
+        self._reporter.line(f"n-gram table: {len(found.keys)} contexts")
+        return found
 
     def _wants_bf16(self, device: str) -> bool:
         """Whether products are computed in bfloat16; the first run decides for all that go on."""

@@ -17,11 +17,12 @@ import torch
 
 from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from pyllama_spec.convert.gguf_keys import read_keys
+from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
 from pyllama_spec.train.run import TrainReport
 from pyllama_spec.train.target import read_weights
-from tests.models import model_path
+from tests.models import model_path, perm_next
 from tests.train.tools import Interrupting, perm, quick_config
 
 
@@ -69,6 +70,26 @@ def test_the_file_says_where_it_comes_from(trained: tuple[TrainReport, Path]) ->
     assert len(values["corpus_sha256"]) == len(values["target_sha256"]) == 64
     assert values["tokens"] == report.n_tokens_seen
     assert str(folder).encode() not in report.path.read_bytes()
+
+
+def test_the_file_has_a_table_of_what_follows(
+    trained: tuple[TrainReport, Path], tmp_path: Path
+) -> None:
+    report, folder = trained
+    arrays = Model(report.path).ngram_arrays()
+    assert arrays is not None
+    table = NgramTable(*arrays, n_vocab=320)
+    following = perm_next()
+    said = {t: table.find((t,)) for t in range(320)}
+    known = {t: found for t, found in said.items() if found is not None and found[1] > 0.6}
+    assert len(known) > 20
+    assert all(token == following[t] for t, (token, _) in known.items())
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = quick_config(tmp_path)
+    few = train_eagle3(replace(config, n_ngrams=7)).path
+    assert len((Model(few).ngram_arrays() or ((),))[0]) == 7
+    none = train_eagle3(replace(config, n_ngrams=0)).path
+    assert Model(none).ngram_arrays() is None
 
 
 def course(folder: Path) -> list[dict[str, Any]]:
@@ -205,6 +226,7 @@ def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> N
     report = train_eagle3(config)
     names = read_keys(report.path, lambda name: name.startswith("eagle3."))
     assert not {"eagle3.fc_norm", "eagle3.norm_output"} & set(names)
+    assert Model(report.path).ngram_arrays() is None
     assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
 
 

@@ -1,0 +1,131 @@
+"""The counted table against one that is counted context by context."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+import pytest
+
+from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable, context_keys
+from pyllama_spec.train import ngrams
+from pyllama_spec.train.ngrams import count_ngrams
+from pyllama_spec.train.store import TextSequence
+
+Context = tuple[int, ...]
+
+
+def texts(seed: int, n_texts: int, n_kinds: int, n_tokens: int = 60) -> list[TextSequence]:
+    """Random texts that repeat themselves; the first third of each is its prompt."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for number in range(n_texts):
+        tokens = (rng.pareto(1.0, n_tokens) * 2).astype(np.uint32) % n_kinds
+        mask = np.arange(n_tokens) >= n_tokens // 3
+        out.append(TextSequence(number, tokens, mask, is_greedy=True))
+    return out
+
+
+def by_hand(sequences: list[TextSequence]) -> dict[Context, tuple[dict[int, float], int]]:
+    """Of every context the probabilities of what it can go on with, and how often it stands."""
+    after: dict[Context, Counter[int]] = defaultdict(Counter)
+    for s in sequences:
+        tokens = s.tokens.tolist()
+        for i in np.flatnonzero(s.mask).tolist():
+            for n in range(min(i, MAX_CONTEXT) + 1):
+                after[tuple(tokens[i - n : i])][tokens[i]] += 1
+    p: dict[Context, tuple[dict[int, float], int]] = {}
+    for context in sorted(after, key=len):
+        counts = after[context]
+        total, kinds = sum(counts.values()), len(counts)
+        if not context:
+            p[context] = {t: c / total for t, c in counts.items()}, total
+            continue
+        rest = 2 * kinds / (total + 2 * kinds)
+        shorter = p[context[1:]][0]
+        p[context] = (
+            {t: (1 - rest) * counts[t] / total + rest * q for t, q in shorter.items()},
+            total,
+        )
+    return p
+
+
+def test_it_says_what_counting_by_hand_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All contexts are kept, so that each can be looked at.
+    monkeypatch.setattr(ngrams, "_MIN_P", 0.0)
+    monkeypatch.setattr(ngrams, "_MIN_CHANGE", 0.0)
+    sequences = texts(1, n_texts=40, n_kinds=50)
+    found = count_ngrams(sequences, 10**9)
+    table, expected = NgramTable(found.keys, found.ids, found.p, 50), by_hand(sequences)
+    assert len(table) == len(expected) - 1
+    n_elsewhere = 0
+    for context, (p, _) in expected.items():
+        if not context:
+            continue
+        got = table.find(context)
+        assert got is not None
+        # A probability is rounded to 1/127; tokens as likely as each other may stand for another.
+        assert got[1] == pytest.approx(max(p.values()), abs=0.004)
+        assert p[got[0]] == pytest.approx(max(p.values()), abs=1e-9)
+        n_elsewhere += not any(
+            (*context, got[0]) == tuple(s.tokens[i - len(context) : i + 1].tolist())
+            for s in sequences
+            for i in range(len(context), len(s.tokens))
+        )
+    assert n_elsewhere > 10, "no context was found whose likeliest token never followed it"
+
+
+def test_what_is_left_out_says_nearly_what_a_shorter_context_says() -> None:
+    sequences = texts(2, n_texts=60, n_kinds=30)
+    found = count_ngrams(sequences, 10**9)
+    table, expected = NgramTable(found.keys, found.ids, found.p, 30), by_hand(sequences)
+    kept = set(found.keys.tolist())
+    n_out = 0
+    for context, (p, _) in expected.items():
+        if len(context) < 2 or context_keys(context[::-1])[-1] in kept:
+            continue
+        n_out += 1
+        best = max(p.values())
+        got = table.find(context)
+        assert got is not None
+        assert best < 0.3 + 1e-9 or abs(best - got[1]) < 0.21
+    assert 100 < n_out < len(expected) - 100
+
+
+def test_the_most_frequent_contexts_stay() -> None:
+    sequences = texts(3, n_texts=30, n_kinds=20)
+    every, few = count_ngrams(sequences, 10**9), count_ngrams(sequences, 25)
+    assert len(few.keys) == 25 < len(every.keys)
+    assert set(few.keys.tolist()) < set(every.keys.tolist())
+    n = {context_keys(c[::-1])[-1]: total for c, (_, total) in by_hand(sequences).items() if c}
+    least = min(n[key] for key in few.keys.tolist())
+    dropped = set(every.keys.tolist()) - set(few.keys.tolist())
+    assert max(n[key] for key in dropped) <= least
+    assert len(count_ngrams(sequences, 0).keys) == 0
+
+
+def test_prompts_are_contexts_and_not_counted() -> None:
+    tokens = np.array([1, 2, 3, 4, 5], np.uint32)
+    mask = np.array([0, 0, 0, 1, 1], np.bool_)
+    found = count_ngrams([TextSequence(0, tokens, mask, True)] * 30, 10**9)
+    table = NgramTable(found.keys, found.ids, found.p, 10)
+    assert table.find((1, 2)) is None
+    assert [table.find(c) and table.find(c)[0] for c in ((3,), (2, 3), (4,))] == [4, 4, 5]  # type: ignore[index]
+
+
+def test_texts_do_not_run_into_each_other() -> None:
+    one = TextSequence(0, np.array([7, 8], np.uint32), np.ones(2, np.bool_), True)
+    two = TextSequence(1, np.array([5, 6], np.uint32), np.ones(2, np.bool_), True)
+    found = count_ngrams([one, two] * 20, 10**9)
+    table = NgramTable(found.keys, found.ids, found.p, 10)
+    assert table.find((8,)) is None
+    assert table.find((6,)) is None
+    assert table.find((5,)) is not None
+
+
+@pytest.mark.parametrize("n_texts", [0, 1])
+def test_hardly_any_text(n_texts: int) -> None:
+    sequences = texts(4, n_texts=n_texts, n_kinds=5, n_tokens=3)
+    found = count_ngrams(sequences, 100)
+    NgramTable(found.keys, found.ids, found.p, 5)
+    assert (len(found.keys) > 0) == (n_texts > 0)
