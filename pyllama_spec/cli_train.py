@@ -14,7 +14,7 @@ from pyllama_spec.train import (
     HeadConfig,
     train_eagle3,
 )
-from pyllama_spec.train.config import EXPORT_TYPES, PRECISIONS
+from pyllama_spec.train.config import EXPORT_TYPES, N_NGRAMS, PRECISIONS
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     add("--type", choices=EXPORT_TYPES, default=default.export_type,
         help="of the matrices in the file [%(default)s]")  # fmt: skip
     add("--ngrams", type=int, metavar="N",
-        help="contexts of the n-gram table in the file [800000; 0 with --plain]")  # fmt: skip
+        help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
     add("-t", "--threads", type=int, help="CPU threads")
     add("-ngl", "--n-gpu-layers", type=int, default=0, help="of the target; -1: all layers")
     add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")

@@ -330,7 +330,7 @@ void eagle3_graph::finish(ggml_tensor * cur) {
     const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
     cb(logits, "draft_logits", -1);
 
-    // The choice is made where the logits are: two numbers per row go to the host, and not a vocabulary.
+    // The choice is made where the logits are: two numbers of each rank go to the host, and not a vocabulary.
     ggml_tensor * id = ggml_argmax(ctx0, logits);
     ggml_tensor * p  = ggml_reshape_3d(ctx0, ggml_soft_max(ctx0, logits), 1, n_draft, n_rows);
     cur = own;

@@ -11,8 +11,8 @@ from pyllama_spec.engine.errors import ArgumentError
 
 EXPORT_TYPES = ("f32", "f16", "bf16", "q8_0")
 PRECISIONS = ("auto", "fp32", "bf16")
-# Twice as many gave nothing on answers of up to 128 tokens: what is rare is seldom met again.
-_N_NGRAMS = 800_000
+# Three times as many gave 0.01 tokens per round more: what is rare is seldom met again.
+N_NGRAMS = 800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class Eagle3TrainConfig:
         """The most contexts of the n-gram table."""
         if self.n_ngrams is not None:
             return self.n_ngrams
-        return 0 if self.head.is_plain else _N_NGRAMS
+        return 0 if self.head.is_plain else N_NGRAMS
 
     @property
     def work_dir(self) -> Path:

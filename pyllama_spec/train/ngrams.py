@@ -144,7 +144,7 @@ def _table(found: Sequence[_Found], n_max: int) -> NgramArrays:
     ids, p = np.concatenate([f.ids for f in found]), np.concatenate([f.p for f in found])
     n = np.concatenate([f.n for f in found])
     most = np.sort(np.lexsort((-p, -n))[:n_max])
-    # Two contexts may share a key, one in some thousand: the shorter one stays.
+    # Two contexts may share a key, one in some ten thousand: the shorter one stays.
     keys, first = np.unique(keys[most], return_index=True)
     scaled = np.rint(p[most][first] * P_SCALE).clip(0, P_SCALE)
     return NgramArrays(keys, ids[most][first].astype(np.int32), scaled.astype(np.int8))

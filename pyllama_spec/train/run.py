@@ -274,8 +274,10 @@ class Run:
             tuple(self._notes),
         )  # fmt: skip
 
-    def _ngrams(self, text: Text) -> NgramArrays:
+    def _ngrams(self, text: Text) -> NgramArrays | None:
         """The table of the texts that the head learned from: those held out stay unknown to it."""
+        if not self._config.max_ngrams:
+            return None
         sequences = [text.corpus.sequences[i] for i in text.train]
         found = count_ngrams(sequences, self._config.max_ngrams)
         self._reporter.line(f"n-gram table: {len(found.keys)} contexts")
