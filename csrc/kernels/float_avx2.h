@@ -1,0 +1,136 @@
+// Tiles of BF16 and F16 products with AVX2, two weight rows high.
+#pragma once
+
+#include "tiles.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+
+#include <immintrin.h>
+
+#include <cstring>
+#include <vector>
+
+namespace pyllama_spec::avx2 {
+
+constexpr int64_t SIZE  = 2;   // bytes of a number, in both types
+constexpr int64_t LANES = 16;  // numbers of a step, in two halves
+
+// A BF16 is the upper half of a float: those of even places are shifted there, those of odd places are there.
+struct Bf16 {
+    static __m256 first(const char * p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i *) p), 16));
+    }
+
+    static __m256 second(const char * p) {
+        const __m256i upper = _mm256_set1_epi32((int) 0xffff0000);
+        return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256((const __m256i *) p), upper));
+    }
+};
+
+struct F16 {
+    static __m256 first(const char * p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p));
+    }
+
+    static __m256 second(const char * p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p + 1));
+    }
+};
+
+// The sums of four vectors, each added up in the same order.
+inline __m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
+    const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+}
+
+template <class T> struct Tiles {
+    static constexpr int64_t HEIGHT = 2;  // 2 * 6 sums, two weights and a mask fill 15 of 16 registers
+
+    // The activations of a tile as floats, half a step of each row in turn: they are met again with each weight row.
+    struct Rows {
+        struct alignas(32) Eight {
+            float x[8];
+        };
+        std::vector<Eight> eights;
+
+        template <int W> void fill(const Operands & op, int64_t i1) {
+            eights.resize((op.n_k + LANES - 1) / LANES * 2 * W);
+            Eight * to = eights.data();
+            for (int64_t k = 0; k < op.n_k; k += LANES, to += W) {
+                for (int w = 0; w < W; ++w, ++to) {
+                    const char * from = op.rows + (i1 + w) * op.row_stride + k * SIZE;
+                    char part[LANES * SIZE] = {};
+                    if (k + LANES > op.n_k) {
+                        from = (const char *) std::memcpy(part, from, (op.n_k - k) * SIZE);
+                    }
+                    _mm256_store_ps(to->x, T::first(from));
+                    _mm256_store_ps(to[W].x, T::second(from));
+                }
+            }
+        }
+    };
+
+    template <int H, int W> static void add(__m256 (&sums)[HEIGHT][W], const __m256 (&y)[H], const float * x) {
+        for (int w = 0; w < W; ++w) {
+            __m256 xw = _mm256_load_ps(x + 8 * w);
+#if defined(__GNUC__)
+            asm("" : "+x"(xw));  // loaded once for both weight rows
+#endif
+            for (int h = 0; h < H; ++h) {
+                sums[h][w] = _mm256_fmadd_ps(y[h], xw, sums[h][w]);
+            }
+        }
+    }
+
+    template <int H, int W, bool AHEAD> static void tile(const Operands & op, const Rows & rows, int64_t i0, int64_t i1) {
+        __m256 sums[HEIGHT][W];
+        for (int h = 0; h < HEIGHT; ++h) {
+            for (int w = 0; w < W; ++w) {
+                sums[h][w] = _mm256_setzero_ps();
+            }
+        }
+        const char * weights = op.weights + i0 * op.weight_stride;
+        const char * ahead   = weights + 2 * HEIGHT * op.weight_stride;
+        const float * x      = rows.eights.data()->x;
+        const int64_t whole  = op.n_k / LANES * LANES * SIZE, rest = op.n_k % LANES;
+        for (int64_t k = 0; k < whole; k += LANES * SIZE) {
+            if (AHEAD) {
+                _mm_prefetch(ahead, _MM_HINT_T0);
+                ahead += H * LANES * SIZE;
+            }
+            __m256 y[H];
+            for (int h = 0; h < H; ++h) {
+                y[h] = T::first(weights + h * op.weight_stride + k);
+            }
+            add<H, W>(sums, y, x);
+            for (int h = 0; h < H; ++h) {
+                y[h] = T::second(weights + h * op.weight_stride + k);
+            }
+            add<H, W>(sums, y, x + 8 * W);
+            x += LANES * W;
+        }
+        if (rest) {
+            char part[H][LANES * SIZE] = {};
+            __m256 first[H], second[H];
+            for (int h = 0; h < H; ++h) {
+                std::memcpy(part[h], weights + h * op.weight_stride + whole, rest * SIZE);
+                first[h]  = T::first(part[h]);
+                second[h] = T::second(part[h]);
+            }
+            add<H, W>(sums, first, x);
+            add<H, W>(sums, second, x + 8 * W);
+        }
+        for (int w = 0; w < W; w += 2) {
+            const int next = w + 1 < W ? w + 1 : w;
+            float four[4];
+            _mm_storeu_ps(four, sum_lanes(sums[0][w], sums[1][w], sums[0][next], sums[1][next]));
+            for (int i = w; i <= next; ++i) {
+                std::memcpy(op.out + (i1 + i) * op.out_stride + i0 * sizeof(float), four + 2 * (i - w), H * sizeof(float));
+            }
+        }
+    }
+};
+
+}  // namespace pyllama_spec::avx2
+
+#endif
