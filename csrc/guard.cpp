@@ -1,5 +1,7 @@
 #include "guard.h"
 
+#include "kernels/rows.h"
+
 #include "ggml.h"
 #include "ggml-backend.h"
 #include "llama.h"
@@ -142,6 +144,14 @@ const char * llama_spec_engine_version(void) {
 
 const char * llama_spec_system_info(void) {
     return llama_print_system_info();
+}
+
+const char * llama_spec_row_kernels(void) {
+    static const std::string names = [] {
+        const std::string floats = pyllama_spec_float_kernels(), bytes = pyllama_spec_byte_kernels();
+        return floats + (floats.empty() || bytes.empty() ? "" : ", ") + bytes;
+    }();
+    return names.c_str();
 }
 
 void llama_spec_set_log_level(int level) {

@@ -44,6 +44,9 @@ const char * llama_spec_last_error(void);
 /* The text "major.minor.patch" of the engine, and the features it was compiled with. */
 const char * llama_spec_engine_version(void);
 const char * llama_spec_system_info(void);
+/* Which of our kernels for the few rows of a verify batch this build has on the CPU, by type of the weights, as in
+ * "BF16 AVX2, F16 AVX2"; empty where the engine's own run. */
+const char * llama_spec_row_kernels(void);
 /* For the end of the process, before static data goes away under a thread that computes: stops the decodes and
  * loads of all threads, refuses new decodes, and waits until no thread is inside a call, or for the timeout. */
 void llama_spec_shutdown(int32_t timeout_ms);

@@ -140,6 +140,8 @@ def _run_doctor(args: argparse.Namespace) -> int:
         return EXIT_OK
     for key in ("pyllama_spec", "engine", "python", "platform", "system_info"):
         print(f"{key:<13} {result[key]}")
+    kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
+    print(f"{'row kernels':<13} {kernels or 'none: n rows cost nearly n times as much as one'}")
     for device in result["devices"]:
         total = device["total_bytes"] / 1e9
         print(f"{'device':<13} {device['name']}: {device['description']}, {total:.1f} GB")

@@ -18,6 +18,7 @@ from pyllama_spec.engine import (
     Model,
     devices,
     engine_version,
+    row_kernels,
     supports_gpu,
     system_info,
 )
@@ -48,6 +49,7 @@ def report() -> dict[str, Any]:
         "pyllama_spec": __version__,
         "engine": engine_version(),
         "system_info": system_info().strip(),
+        "row_kernels": row_kernels(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "supports_gpu": supports_gpu(),

@@ -32,6 +32,10 @@ bool pyllama_spec_mul_mat_q8_0(const struct ggml_compute_params * params, const 
 bool pyllama_spec_mul_mat_repacked(
     const struct ggml_compute_params * params, const struct ggml_tensor * dst, int n_interleaved, int n_bytes);
 
+// The instructions of each of our kernels in this build, as in "BF16 AVX2, F16 AVX2"; empty where the engine's own run.
+const char * pyllama_spec_float_kernels(void);
+const char * pyllama_spec_byte_kernels(void);
+
 #ifdef __cplusplus
 }
 #endif

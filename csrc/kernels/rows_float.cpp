@@ -15,18 +15,18 @@
 #include <cstdint>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define HAS_F16 1
+#define HAS_F16 "F16 AVX-512"
 using F16 = pyllama_spec::avx512::Tiles<pyllama_spec::avx512::F16>;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define HAS_F16 1
+#define HAS_F16 "F16 AVX2"
 using F16 = pyllama_spec::avx2::Tiles<pyllama_spec::avx2::F16>;
 #endif
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
-#define HAS_BF16 1
+#define HAS_BF16 "BF16 AVX-512"
 using Bf16 = pyllama_spec::avx512::Tiles<pyllama_spec::avx512::Bf16>;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define HAS_BF16 1
+#define HAS_BF16 "BF16 AVX2"
 using Bf16 = pyllama_spec::avx2::Tiles<pyllama_spec::avx2::Bf16>;
 #endif
 
@@ -100,4 +100,12 @@ bool pyllama_spec_mul_mat_float([[maybe_unused]] const ggml_compute_params * par
 #endif
         default: return false;
     }
+}
+
+const char * pyllama_spec_float_kernels(void) {
+#if defined(HAS_BF16)
+    return HAS_BF16 ", " HAS_F16;
+#else
+    return "";
+#endif
 }

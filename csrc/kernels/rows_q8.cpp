@@ -10,10 +10,10 @@
 #include <cstdint>
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__)
-#define HAS_BYTES 1
+#define HAS_BYTES "Q8_0 AVX-512, Q4_0 AVX-512"
 using namespace pyllama_spec::avx512;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define HAS_BYTES 1
+#define HAS_BYTES "Q8_0 AVX2, Q4_0 AVX2"
 using namespace pyllama_spec::avx2;
 #endif
 
@@ -93,7 +93,15 @@ bool pyllama_spec_mul_mat_repacked(const ggml_compute_params * params, const ggm
     return true;
 }
 
+const char * pyllama_spec_byte_kernels(void) {
+    return HAS_BYTES;
+}
+
 #else
+
+const char * pyllama_spec_byte_kernels(void) {
+    return "";
+}
 
 bool pyllama_spec_mul_mat_q8_0(const ggml_compute_params *, const ggml_tensor *) {
     return false;

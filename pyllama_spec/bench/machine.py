@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec._version import __version__
-from pyllama_spec.engine import devices, engine_version, system_info
+from pyllama_spec.engine import devices, engine_version, row_kernels, system_info
 
 _MIB = 2**20
 # A file up to this size is hashed whole, a larger one at both ends: a benchmark should not first
@@ -121,6 +121,7 @@ def describe_machine() -> dict[str, Any]:
         "last_level_cache_bytes": _cache_bytes(),
         "platform": platform.platform(),
         "system_info": system_info().strip(),
+        "row_kernels": row_kernels(),
         "devices": [asdict(device) for device in devices()],
     }
 

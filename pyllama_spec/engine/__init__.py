@@ -7,7 +7,14 @@ from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model, ModelInfo, quantize, quantize_types
 from pyllama_spec.engine.resources import default_n_threads
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
-from pyllama_spec.engine.system import Device, devices, engine_version, supports_gpu, system_info
+from pyllama_spec.engine.system import (
+    Device,
+    devices,
+    engine_version,
+    row_kernels,
+    supports_gpu,
+    system_info,
+)
 from pyllama_spec.engine.vocab import TextDecoder, Vocab
 
 __all__ = [
@@ -27,6 +34,7 @@ __all__ = [
     "engine_version",
     "quantize",
     "quantize_types",
+    "row_kernels",
     "set_log_level",
     "supports_gpu",
     "system_info",

@@ -39,6 +39,18 @@ def system_info() -> str:
     return _text(lib.llama_spec_system_info())
 
 
+def row_kernels() -> dict[str, str]:
+    """Our CPU kernels for the few rows of a verify batch in this build.
+
+    Returns:
+        The instructions by type of the weights, as in {"BF16": "AVX2"}; other types, and all where
+        there are none, are computed by the engine's own kernels, at about the cost of single rows.
+
+    """
+    text = _text(lib.llama_spec_row_kernels())
+    return dict(part.split(" ", 1) for part in text.split(", ") if part)
+
+
 def supports_gpu() -> bool:
     """Whether this build can put layers on a GPU of this machine."""
     return bool(lib.llama_spec_supports_gpu())

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_spec.engine import Batch, Context, Model, quantize
+from pyllama_spec.engine import Batch, Context, Model, quantize, row_kernels
 from tests.models import model_path
 
 _HERE = Path(__file__).resolve().parent
@@ -60,6 +60,18 @@ def test_products_are_the_sums_that_they_stand_for(
     assert len(mine) == n_cases
     # Sums in float32: a wrong term would be off by 1e-2 and more.
     assert {case: error for case, error in mine.items() if not error < 4e-6} == {}
+
+
+def test_this_processor_has_our_kernels() -> None:
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    found = row_kernels()
+    if "avx512_bf16" in flags and "avx512_vnni" in flags:
+        assert found == dict.fromkeys(("BF16", "F16", "Q8_0", "Q4_0"), "AVX-512")
+    elif "avx2" in flags:
+        assert found.keys() == {"BF16", "F16", "Q8_0", "Q4_0"}
+        assert set(found.values()) <= {"AVX2", "AVX-512"}
+    else:
+        assert found == {}
 
 
 def _decode(model: Model, tokens: list[int], width: int, n_threads: int) -> npt.NDArray[np.float32]:

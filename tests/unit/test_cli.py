@@ -169,6 +169,8 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     plain = cli("doctor")
     assert plain.returncode == 0
     assert "pyllama_spec" in plain.stdout
+    kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
+    assert f"row kernels   {kernels or 'none'}" in plain.stdout
 
 
 def test_doctor_tells_whether_a_draft_fits() -> None:
