@@ -11,6 +11,12 @@
 struct ggml_tensor;
 struct llama_model_loader;
 
+// Where the arrays of an n-gram table lie in the file: for the host alone, so no tensors are made of them.
+struct llama_spec_eagle3_ngrams {
+    int64_t  n = 0;                 // contexts; 0 for a file without a table
+    uint64_t keys_at = 0, ids_at = 0, p_at = 0;
+};
+
 // Of llama_model_eagle3: members that the engine's own class has no place for (vendor/patches/0003).
 struct llama_spec_eagle3 {
     uint32_t n_embd_target = 0;     // width of one row of the target
@@ -20,9 +26,7 @@ struct llama_spec_eagle3 {
     bool output_gate = false;
     std::vector<ggml_tensor *> fc_norms;
     ggml_tensor * fc_b = nullptr;
-    // Where the arrays of an n-gram table lie in the file: for the host alone, so no tensors are made of them.
-    int64_t n_ngrams = 0;
-    uint64_t ngram_keys_at = 0, ngram_ids_at = 0, ngram_p_at = 0;
+    llama_spec_eagle3_ngrams ngrams;
 };
 
 // How a batch's rows are read and what it gives: bits of llama_set_nextn_layer_offset(), which graphs that are
@@ -50,11 +54,12 @@ llama_spec_eagle3_sizes llama_spec_eagle3_get_sizes(const llama_model * model);
 // Throws std::runtime_error for parts of a table, or parts that do not fit each other.
 std::vector<std::string> llama_spec_eagle3_find_ngrams(llama_model_loader & ml, llama_spec_eagle3 & spec);
 
-struct llama_spec_eagle3_ngrams {
-    int64_t  n = 0;                 // contexts; 0 for a file without a table
-    uint64_t keys_at = 0, ids_at = 0, p_at = 0;
-};
 llama_spec_eagle3_ngrams llama_spec_eagle3_get_ngrams(const llama_model * model);
+
+namespace llama_spec_draft {
+// Throws std::runtime_error: the draft's file is not what it should be.
+[[noreturn]] void refuse(const std::string & why);
+} // namespace llama_spec_draft
 
 // Why the head cannot draft for the target: sizes first, then the vocabularies' first difference. Empty if it can.
 std::string llama_spec_eagle3_mismatch(const llama_model * draft, const llama_model * target);

@@ -15,11 +15,13 @@
 #include <stdexcept>
 #include <string>
 
-namespace {
-
-[[noreturn]] void refuse(const std::string & why) {
+void llama_spec_draft::refuse(const std::string & why) {
     throw std::runtime_error("this EAGLE-3 draft cannot be used: " + why);
 }
+
+namespace {
+
+using llama_spec_draft::refuse;
 
 bool read_flag(const llama_model_loader & ml, const char * key) {
     const int64_t id = gguf_find_key(ml.metadata, key);

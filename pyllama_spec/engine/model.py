@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,23 @@ from pyllama_spec.engine.vocab import Vocab
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
-NgramArrays = tuple[npt.NDArray[np.uint32], npt.NDArray[np.int32], npt.NDArray[np.int8]]
+
+
+class NgramArrays(NamedTuple):
+    """The arrays of an n-gram table; drafters/ngram_table.py says what they mean.
+
+    Attributes:
+        keys: [n] uint32.
+        ids: [n] int32.
+        p: [n] int8.
+
+    """
+
+    keys: npt.NDArray[np.uint32]
+    ids: npt.NDArray[np.int32]
+    p: npt.NDArray[np.int8]
+
+
 # Threads beyond the machine's cores only wait; each costs memory.
 _MAX_QUANTIZE_THREADS = 1024
 
@@ -240,7 +256,7 @@ class Model(Closing):
             raise ModelLoadError(f"{self.path} cannot be read: {error}") from None
         if not len(keys) == len(ids) == len(p) == place.n:
             raise ModelLoadError(f"{self.path} was cut off since it was loaded; load it again")
-        return keys, ids, p
+        return NgramArrays(keys, ids, p)
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context.
