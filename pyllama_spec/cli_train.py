@@ -46,6 +46,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, Eagle3TrainConfig(Path(), Path("x"))
     add("-m", "--model", type=Path, required=True, help="the target, in the type that will decode")
     add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
+    add("--init", type=Path, metavar="DRAFT.gguf",
+        help="go on with this draft's weights: more text for it, or a target that was tuned "
+        "since")  # fmt: skip
     add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
     add("--restart", action="store_true", help="train from the beginning, with the same text")
     add("--max-disk", type=float, default=default.max_disk_bytes / _GB, metavar="GB",
@@ -143,6 +146,7 @@ def _config(args: argparse.Namespace) -> Eagle3TrainConfig:
             batch_tokens=args.batch_tokens, lr=args.lr, weight_decay=args.weight_decay,
             patience=args.patience, precision=args.precision, seed=args.seed,
         ),
+        init=args.init,
         max_disk_bytes=int(args.max_disk * _GB),
         export_type=args.type,
         n_ngrams=args.ngrams,

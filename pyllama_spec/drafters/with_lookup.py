@@ -39,7 +39,7 @@ MIN_NGRAM = 5
 # text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
 # the prompts of bench/dev_prompts.jsonl; a half more or less of each is worth 0.03 there at most.
 _TABLE_WEIGHT = 0.4
-_TEXT_WEIGHTS = {2: 0.08, 3: 0.15, 4: 0.3}
+_TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
 # How far back short n-grams are looked for.
 _REACH = 1 << 15
 

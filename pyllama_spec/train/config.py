@@ -44,7 +44,7 @@ class CorpusConfig:
     greedy_share: float = 0.75
     temperature: float = 0.8
     user_temperature: float = 1.0
-    opening_share: float = 0.6
+    opening_share: float = 0.75
     min_user: int = 2
     max_user: int = 64
     min_answer: int = 16
@@ -183,6 +183,8 @@ class Eagle3TrainConfig:
         target: the GGUF to draft for, in the type that will decode.
         out: the GGUF to write.
         work: the folder of all that lies between them; None for the output's name with ".train".
+        init: a draft to begin with; its shape and draft vocabulary are taken over. None for a new
+            one.
         n_top: likeliest next tokens that are kept of each distribution of the target.
         max_disk_bytes: the most that features may take on disk; what does not fit is computed
             again in every epoch.
@@ -203,6 +205,7 @@ class Eagle3TrainConfig:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     fit: FitConfig = field(default_factory=FitConfig)
+    init: Path | None = None
     n_top: int = 32
     max_disk_bytes: int = 12_000_000_000
     export_type: str = "f16"
@@ -215,6 +218,11 @@ class Eagle3TrainConfig:
 
     def __post_init__(self) -> None:
         count(self.n_top, "n_top", 1)
+        if self.init is not None and self.head != HeadConfig():
+            raise ArgumentError(
+                f"a run that begins with {self.init.name} has its shape; leave out what describes "
+                "the head (target layers, sizes, plain)"
+            )
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError(
                 f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}"

@@ -21,6 +21,7 @@ from pyllama_spec.train.feature_store import FeatureStore
 from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.generate import Features, Generated, Generator
 from pyllama_spec.train.interrupt import interruptions
+from pyllama_spec.train.openings import hash_openings
 from pyllama_spec.train.quality import Seen, is_repetitive
 from pyllama_spec.train.store import (
     Corpus,
@@ -29,10 +30,10 @@ from pyllama_spec.train.store import (
     hash_tokens,
     load_corpus,
 )
-from pyllama_spec.train.tasks import hash_openings, make_source
+from pyllama_spec.train.tasks import make_source
 
 # Counts up when the same settings and seed begin to give another text.
-_REVISION = 2
+_REVISION = 3
 # Tokens of a shard: what an interruption that nobody sees coming can cost.
 _SHARD_TOKENS = 16_384
 # After so many tasks without one sequence that is worth keeping, none is to be expected.

@@ -77,6 +77,18 @@ def choose_draft_vocab(
     return DraftVocab(d2t, t2d, coverage)
 
 
+def known_draft_vocab(
+    sequences: Sequence[TextSequence], n_vocab: int, d2t: npt.NDArray[np.int64]
+) -> DraftVocab:
+    """A choice that was made before, and what it covers of this corpus."""
+    t2d = np.full(n_vocab, -1, np.int64)
+    t2d[d2t] = np.arange(len(d2t))
+    answers = np.zeros(n_vocab, np.int64)
+    for sequence in sequences:
+        answers += np.bincount(sequence.tokens[sequence.mask], minlength=n_vocab)
+    return DraftVocab(d2t, t2d, float(answers[d2t].sum() / max(answers.sum(), 1)))
+
+
 def ending_tokens(vocab: Vocab) -> list[int]:
     """The ids that end a generation."""
     return [token for token in range(vocab.n_tokens) if vocab.is_eog(token)]

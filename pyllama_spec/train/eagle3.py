@@ -54,12 +54,18 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         read_prompts(config.corpus.prompts)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers) as model:
         check_target(model)
-        layers = config.head.target_layers or default_layers(
-            model.info.n_layer, is_plain=config.head.is_plain
-        )
-        model.check_layer_inputs(layers)
         need("torch", "gguf")
-        from pyllama_spec.train.run import Run  # with PyTorch, which is optional
+        # With PyTorch, which is optional.
+        from pyllama_spec.train.run import Run
+        from pyllama_spec.train.start import read_start
 
+        start = None if config.init is None else read_start(config.init, model.info)
+        if start is not None:
+            layers = start.shape.target_layers
+        else:
+            layers = config.head.target_layers or default_layers(
+                model.info.n_layer, is_plain=config.head.is_plain
+            )
+        model.check_layer_inputs(layers)
         with locked(config.work_dir):
-            return Run(config, model, layers, reporter or SilentReporter()).run()
+            return Run(config, model, layers, reporter or SilentReporter(), start).run()

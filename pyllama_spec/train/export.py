@@ -13,8 +13,8 @@ from pyllama_spec.convert.layout import PlannedTensor
 from pyllama_spec.convert.target import Target
 from pyllama_spec.convert.tensors import SourceTensor
 from pyllama_spec.convert.writer import Kind, Output, write_gguf
+from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.train.head import Eagle3Head
-from pyllama_spec.train.ngrams import NgramArrays
 
 
 def export_head(

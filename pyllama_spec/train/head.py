@@ -7,6 +7,7 @@ Parameters have the names, the shapes and the order of rows of the GGUF; RoPE tu
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,6 +78,27 @@ class HeadShape:
         """All of it, as JSON knows it."""
         return {**asdict(self), "target_layers": list(self.target_layers)}
 
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The weights by their names in the GGUF, with the output first: [n_out, n_in] or [n]."""
+        d, t, n_layers = self.n_embd, self.n_embd_target, len(self.target_layers)
+        n_q, n_kv = self.n_head * self.head_size, self.n_head_kv * self.head_size
+        return {
+            "fc.weight": (d, n_layers * t),
+            **{f"enc.output_norm.{i}.weight": (t,) for i in range(n_layers) if self.fc_norm},
+            "blk.0.attn_norm.weight": (d,),
+            "blk.0.attn_norm_2.weight": (d,),
+            "blk.0.attn_q.weight": (n_q, 2 * d),
+            "blk.0.attn_k.weight": (n_kv, 2 * d),
+            "blk.0.attn_v.weight": (n_kv, 2 * d),
+            "blk.0.attn_output.weight": (d, n_q),
+            "blk.0.ffn_norm.weight": (d,),
+            "blk.0.ffn_gate.weight": (self.n_ff, d),
+            "blk.0.ffn_up.weight": (self.n_ff, d),
+            "blk.0.ffn_down.weight": (d, self.n_ff),
+            "output_norm.weight": (d,),
+            "output.weight": (self.n_draft_vocab, d),
+        }
+
 
 def default_n_head(n_embd: int, target_n_head: int) -> int:
     """The target's number where it cuts the width into even parts, else heads of 64 or fewer."""
@@ -107,24 +129,7 @@ class Eagle3Head(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
-        d, t, n_layers = shape.n_embd, shape.n_embd_target, len(shape.target_layers)
-        n_q, n_kv = shape.n_head * shape.head_size, shape.n_head_kv * shape.head_size
-        sizes: dict[str, tuple[int, ...]] = {
-            "fc.weight": (d, n_layers * t),
-            **{f"enc.output_norm.{i}.weight": (t,) for i in range(n_layers) if shape.fc_norm},
-            "blk.0.attn_norm.weight": (d,),
-            "blk.0.attn_norm_2.weight": (d,),
-            "blk.0.attn_q.weight": (n_q, 2 * d),
-            "blk.0.attn_k.weight": (n_kv, 2 * d),
-            "blk.0.attn_v.weight": (n_kv, 2 * d),
-            "blk.0.attn_output.weight": (d, n_q),
-            "blk.0.ffn_norm.weight": (d,),
-            "blk.0.ffn_gate.weight": (shape.n_ff, d),
-            "blk.0.ffn_up.weight": (shape.n_ff, d),
-            "blk.0.ffn_down.weight": (d, shape.n_ff),
-            "output_norm.weight": (d,),
-            "output.weight": (shape.n_draft_vocab, d),
-        }
+        sizes = shape.sizes()
         self.weights = nn.ParameterDict(
             {_key(name): nn.Parameter(torch.ones(size)) for name, size in sizes.items()}
         )
@@ -139,6 +144,12 @@ class Eagle3Head(nn.Module):
     def weight(self, name: str) -> Tensor:
         """A parameter by its name in the GGUF."""
         return self.weights[_key(name)]
+
+    def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Sets all parameters, by their names in the GGUF."""
+        with torch.no_grad():
+            for name in self._names:
+                self.weight(name).copy_(torch.from_numpy(tensors[name]))
 
     def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
         """All parameters by their names in the GGUF, float32."""

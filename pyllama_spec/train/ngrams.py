@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, P_SCALE, extend_hashes, keys_of
+from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.train.store import TextSequence
 
 _SHORTER = 2.0
@@ -28,15 +29,6 @@ _MIN_CHANGE = 0.2
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class NgramArrays:
-    """The table's arrays, as of NgramTable."""
-
-    keys: npt.NDArray[np.uint32]
-    ids: npt.NDArray[np.int32]
-    p: npt.NDArray[np.int8]
 
 
 @dataclass(slots=True)
@@ -148,3 +140,38 @@ def _table(found: Sequence[_Found], n_max: int) -> NgramArrays:
     keys, first = np.unique(keys[most], return_index=True)
     scaled = np.rint(p[most][first] * P_SCALE).clip(0, P_SCALE)
     return NgramArrays(keys, ids[most][first].astype(np.int32), scaled.astype(np.int8))
+
+
+def merge_ngrams(old: NgramArrays, new: NgramArrays, share: float, n_max: int) -> NgramArrays:
+    """Two tables as one, without the texts that they were counted from.
+
+    A context that both know says what both together think likeliest, by how much text each has
+    seen; one that only one knows stays as it is.
+
+    Args:
+        old: the one table.
+        new: the other.
+        share: of all text that the new one was counted from, 0 .. 1.
+        n_max: the most contexts to keep: those of both, then those that say the likeliest.
+
+    """
+    _, i, j = np.intersect1d(old.keys, new.keys, return_indices=True)
+    p_old, p_new = (1 - share) * old.p[i], share * new.p[j]
+    agree = old.ids[i] == new.ids[j]
+    both = NgramArrays(
+        old.keys[i],
+        np.where(agree | (p_old >= p_new), old.ids[i], new.ids[j]).astype(np.int32),
+        np.rint(np.where(agree, p_old + p_new, np.maximum(p_old, p_new))).astype(np.int8),
+    )
+    parts = [both, _without(old, i), _without(new, j)]
+    keys, ids, p = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "ids", "p")
+    )
+    is_single = np.arange(len(keys)) >= len(both.keys)
+    most = np.lexsort((keys, -p.astype(np.int64), is_single))[:n_max]
+    rising = most[np.argsort(keys[most])]
+    return NgramArrays(keys[rising], ids[rising], p[rising])
+
+
+def _without(table: NgramArrays, i: Ints) -> NgramArrays:
+    return NgramArrays(np.delete(table.keys, i), np.delete(table.ids, i), np.delete(table.p, i))

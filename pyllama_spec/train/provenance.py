@@ -18,6 +18,7 @@ from pyllama_spec.train.config import CorpusConfig, Eagle3TrainConfig, FitConfig
 
 # Settings by their option; those that decide nothing about the head are left out.
 _OPTIONS: Mapping[str, tuple[type, str]] = {
+    "--init": (Eagle3TrainConfig, "init"),
     "--tokens": (CorpusConfig, "n_tokens"),
     "--prompts": (CorpusConfig, "prompts"),
     "--n-ctx": (CorpusConfig, "n_ctx"),

@@ -12,6 +12,7 @@ import torch
 
 from pyllama_spec.convert.target import read_target
 from pyllama_spec.engine import Model, default_n_threads
+from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.train.batches import sample, split, token_counts
 from pyllama_spec.train.checkpoint import Checkpoints
 from pyllama_spec.train.config import Eagle3TrainConfig
@@ -23,6 +24,7 @@ from pyllama_spec.train.draft_vocab import (
     choose_draft_vocab,
     default_size,
     ending_tokens,
+    known_draft_vocab,
 )
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.export import export_head
@@ -31,10 +33,11 @@ from pyllama_spec.train.features import FeatureSource, LiveFeatures, store_featu
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.fit import Fit, Text
 from pyllama_spec.train.head import Eagle3Head, HeadShape, default_n_head, initialise
-from pyllama_spec.train.ngrams import NgramArrays, count_ngrams
+from pyllama_spec.train.ngrams import count_ngrams, merge_ngrams
 from pyllama_spec.train.objective import Acceptance
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.provenance import record
+from pyllama_spec.train.start import Start
 from pyllama_spec.train.store import Corpus, CorpusStore
 from pyllama_spec.train.target import TargetWeights, read_weights
 
@@ -79,6 +82,7 @@ class Run:
         model: the target.
         layers: layer inputs that the head reads.
         reporter: is told how it goes.
+        start: a draft to begin with.
 
     """
 
@@ -88,8 +92,9 @@ class Run:
         model: Model,
         layers: tuple[int, ...],
         reporter: Reporter,
+        start: Start | None = None,
     ) -> None:
-        self._config, self._reporter = config, reporter
+        self._config, self._reporter, self._start = config, reporter, start
         self._model, self._layers = model, layers
         self._work = config.work_dir
         self._seconds: dict[str, float] = {}
@@ -175,11 +180,14 @@ class Run:
 
     def _vocab(self, corpus: Corpus) -> DraftVocab:
         n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
-        size = self._config.head.n_draft_vocab or default_size(n_vocab)
-        vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
+        if self._start is not None:
+            vocab = known_draft_vocab(corpus.sequences, n_vocab, self._start.d2t)
+        else:
+            size = self._config.head.n_draft_vocab or default_size(n_vocab)
+            vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
         self._reporter.line(
-            f"draft vocabulary: {size} of {n_vocab} tokens, {100 * vocab.coverage:.2f}% of the "
-            "answers"
+            f"draft vocabulary: {len(vocab.d2t)} of {n_vocab} tokens, "
+            f"{100 * vocab.coverage:.2f}% of the answers"
         )
         return vocab
 
@@ -187,16 +195,33 @@ class Run:
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
     ) -> tuple[Eagle3Head, Text]:
         """The head with the weights to begin with, on its device, and what it learns from."""
-        config, info, layers = self._config, self._model.info, self._layers
-        vocab = self._vocab(corpus)
-        wanted = config.head
+        config, vocab = self._config, self._vocab(corpus)
+        train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
+        if not held_out:
+            self._notes.append("no answer at temperature 0 is held out: nothing was measured")
+        if self._start is not None:
+            head = Eagle3Head(self._start.shape, weights.embedding, vocab.d2t)
+            head.load_tensors(self._start.tensors)
+        else:
+            shape = self._shape(weights, len(vocab.d2t))
+            head = Eagle3Head(shape, weights.embedding, vocab.d2t)
+            seen = sample(train[:_SAMPLE_SEQUENCES], corpus, source, len(self._layers))
+            initialise(head, weights.output, weights.output_norm, seen.rms, config.fit.seed)
+            counts = token_counts(corpus, train, shape.n_vocab)
+            told = begin_with_copying(head, seen.rows, seen.tokens, counts, config.fit.seed)
+            share = 100 * max(told, 0)
+            self._reporter.line(f"the first layer input tells {share:.0f}% of its token")
+        return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
+
+    def _shape(self, weights: TargetWeights, n_draft_vocab: int) -> HeadShape:
+        info, wanted = self._model.info, self._config.head
         n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
-        shape = HeadShape(
+        return HeadShape(
             n_vocab=info.n_vocab,
-            n_draft_vocab=len(vocab.d2t),
+            n_draft_vocab=n_draft_vocab,
             n_embd=info.n_embd,
             n_embd_target=info.n_embd,
-            target_layers=layers,
+            target_layers=self._layers,
             n_head=n_head,
             n_head_kv=wanted.n_head_kv or n_head,
             n_ff=wanted.n_ff or weights.n_ff,
@@ -205,16 +230,6 @@ class Run:
             rope_base=weights.rope_base,
             rms_eps=weights.rms_eps,
         )
-        train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
-        if not held_out:
-            self._notes.append("no answer at temperature 0 is held out: nothing was measured")
-        head = Eagle3Head(shape, weights.embedding, vocab.d2t)
-        seen = sample(train[:_SAMPLE_SEQUENCES], corpus, source, len(layers))
-        initialise(head, weights.output, weights.output_norm, seen.rms, config.fit.seed)
-        counts = token_counts(corpus, train, info.n_vocab)
-        told = begin_with_copying(head, seen.rows, seen.tokens, counts, config.fit.seed)
-        self._reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
-        return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
 
     def _device(self) -> str:
         wanted = self._config.device
@@ -230,6 +245,7 @@ class Run:
                 "target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256,
                 "head": head.shape.as_dict(), "n_top": config.n_top,
                 "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
+                **({} if self._start is None else {"init_sha256": self._start.sha256}),
             }
         )  # fmt: skip
         checkpoints = Checkpoints(self._work / "checkpoints", identity)
@@ -259,6 +275,9 @@ class Run:
             "tokens_per_round": float(trained.tokens_per_round),
         }  # fmt: skip
         hashes = {"target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256}
+        if (begun := self._start) is not None:
+            hashes["init_sha256"] = begun.sha256
+            figures |= {"tokens_before": begun.n_tokens, "corpus_tokens_before": begun.n_text}
         n_bytes = export_head(
             head, read_target(config.target), config.out, name=f"{weights.name} EAGLE-3",
             n_ctx=self._model.info.n_ctx_train, export_type=config.export_type,
@@ -280,6 +299,10 @@ class Run:
             return None
         sequences = [text.corpus.sequences[i] for i in text.train]
         found = count_ngrams(sequences, self._config.max_ngrams)
+        if self._start is not None and self._start.ngrams is not None:
+            n_new = sum(sequence.n_answer for sequence in sequences)
+            share = n_new / (n_new + self._start.n_text)
+            found = merge_ngrams(self._start.ngrams, found, share, self._config.max_ngrams)
         self._reporter.line(f"n-gram table: {len(found.keys)} contexts")
         return found
 

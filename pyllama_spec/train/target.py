@@ -90,17 +90,17 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
         for tensor in gguf.GGUFReader(path).tensors
         if tensor.name in ("token_embd.weight", "output.weight", "output_norm.weight")
     }
-    embedding = _dequantized(path, gguf, tensors.get("token_embd.weight"))
+    embedding = _optional(path, gguf, tensors.get("token_embd.weight"))
     if embedding is None or embedding.shape != (info.n_vocab, info.n_embd):
         shape = None if embedding is None else embedding.shape
         raise TrainError(
             f"{path.name} has no token_embd.weight of {info.n_vocab} x {info.n_embd} (found: "
             f"{shape}); of a split model give the merged file"
         )
-    output = _dequantized(path, gguf, tensors.get("output.weight"))
+    output = _optional(path, gguf, tensors.get("output.weight"))
     if output is None or output.shape != embedding.shape:
         output = embedding
-    norm = _dequantized(path, gguf, tensors.get("output_norm.weight"))
+    norm = _optional(path, gguf, tensors.get("output_norm.weight"))
     name = keys.get("general.name")
     n_ff = keys.get(f"{arch}.feed_forward_length")
     has_n_ff = n_ff is not None and type(n_ff.value) is int and n_ff.value > 0
@@ -116,16 +116,23 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
     )
 
 
-def _dequantized(path: Path, gguf: Any, tensor: Any) -> Floats | None:
-    """A tensor's numbers; None if there is no tensor."""
-    if tensor is None:
-        return None
+def _optional(path: Path, gguf: Any, tensor: Any) -> Floats | None:
+    return None if tensor is None else dequantized(path, gguf, tensor)
+
+
+def dequantized(path: Path, gguf: Any, tensor: Any) -> Floats:
+    """The numbers of a tensor that the gguf package has read.
+
+    Raises:
+        TrainError: it is of a type that the package cannot read.
+
+    """
     try:
         values: Floats = gguf.dequantize(tensor.data, tensor.tensor_type)
     except NotImplementedError:
         raise TrainError(
             f"{tensor.name} of {path.name} is of type {tensor.tensor_type.name}, which the gguf "
-            "package cannot read; quantise the target with another type for its embedding"
+            "package cannot read; give the file in another type (pyllama-spec quantize)"
         ) from None
     # A copy: F32 tensors are views into the read-only file.
     return np.array(values, dtype=np.float32)

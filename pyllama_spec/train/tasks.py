@@ -15,7 +15,10 @@ from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.engine.errors import UnsupportedError
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.errors import TrainError
-from pyllama_spec.train.files import hash_file
+from pyllama_spec.train.openings import Openings, is_whole
+
+# Of the openings that need no more words, so many get none.
+_WHOLE_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -62,23 +65,11 @@ def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_us
     return Task(number, prompt, temperature, rng, writes_user)
 
 
-_OPENINGS = Path(__file__).with_name("openings.txt")
-
-
-def read_openings() -> list[str]:
-    """How people begin what they ask; a small model left alone rarely asks for code or JSON."""
-    return _OPENINGS.read_text(encoding="utf-8").split("\n")[:-1]
-
-
-def hash_openings() -> str:
-    """The sha256 of all openings."""
-    return hash_file(_OPENINGS)
-
-
 class OwnPrompts:
     """The target writes the user turns: its template is rendered up to where the user's text is.
 
-    A share of the turns begins with one of our openings, so that all kinds of tasks come up.
+    A share of the turns begins with one of our openings, so that all kinds of tasks come up. What
+    is a whole request already is asked as it stands every second time.
 
     Raises:
         UnsupportedError: the template hides where that is.
@@ -108,15 +99,18 @@ class OwnPrompts:
                 "that its end cannot be told; give prompts of your own (--prompts)"
             )
         self.shared = self._before[:-1]
-        self._openings = [
-            vocab.tokenize(text, add_special=False, parse_special=False) for text in read_openings()
-        ]
+        self._vocab, self._openings = vocab, Openings()
 
     def task(self, number: int) -> Task | None:
         """There is always another one."""
         task = _new_task(self._config, number, list(self._before), writes_user=True)
-        if task.rng.random() < self._config.opening_share:
-            task.prompt += self._openings[int(task.rng.integers(len(self._openings)))]
+        if task.rng.random() >= self._config.opening_share:
+            return task
+        opening = self._openings.draw(task.rng)
+        task.prompt += self._vocab.tokenize(opening, add_special=False, parse_special=False)
+        if is_whole(opening) and task.rng.random() < _WHOLE_SHARE:
+            task.prompt += self.after_user
+            task.writes_user = False
         return task
 
 

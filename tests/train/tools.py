@@ -48,6 +48,8 @@ def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
             precision="fp32",
         ),
     }
+    if "init" in changes:  # a draft that one begins with has its shape
+        parts["head"] = HeadConfig()
     top: dict[str, Any] = {"export_type": "f32", "n_threads": 1, "device": "cpu"}
     for name, value in changes.items():
         owner = next((k for k, part in parts.items() if name in part.__dataclass_fields__), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from pyllama_spec.train.features import (
 )
 from pyllama_spec.train.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
 from pyllama_spec.train.store import CorpusStore
-from pyllama_spec.train.tasks import FilePrompts, OwnPrompts, read_openings, read_prompts
+from pyllama_spec.train.openings import Openings, is_whole, read_openings, read_subjects
+from pyllama_spec.train.tasks import FilePrompts, OwnPrompts, read_prompts
 from pyllama_spec.train.top import draw, top_of
 from tests.models import model_path
 from tests.unit.train_tools import (
@@ -140,12 +142,23 @@ def test_a_share_of_own_prompts_begins_with_an_opening(writer: Model) -> None:
         assert task is not None
         return task.prompt
 
+    after = writer.vocab.detokenize(source.after_user, special=True)
     texts = [writer.vocab.detokenize(prompt(i), special=True) for i in range(400)]
-    begun = [text.removeprefix(b"<|im_start|>user\n").decode() for text in texts]
+    begun = [text.removeprefix(b"<|im_start|>user\n").removesuffix(after).decode() for text in texts]
     n_opened = sum(text != "" for text in begun)
     assert 160 <= n_opened <= 240
-    assert set(begun) - {""} <= set(read_openings())
-    assert len(set(begun)) > 60
+    lines = [re.escape(opening) for opening in read_openings()]
+    # Subjects stand where a line names their kind.
+    known = re.compile("|".join(re.sub(r"\\\{\w+\\\}", ".+", line) for line in lines))
+    assert all(known.fullmatch(text) for text in begun if text)
+    assert not any("{" in text or "}" in text for text in begun)
+    assert len(set(begun)) > 120
+    # Of the openings that need no more words about every second one is asked as it is.
+    whole = [i for i, text in enumerate(begun) if is_whole(text)]
+    asked = [i for i in whole if not (source.task(i) or pytest.fail()).writes_user]
+    assert all(texts[i].endswith(after) for i in asked)
+    assert 0.3 * len(whole) < len(asked) < 0.7 * len(whole)
+    assert not any(text.endswith(after) for i, text in enumerate(texts) if i not in asked)
     # A task is known by its number, whatever was asked for before.
     assert [prompt(i) for i in (399, 7)] == [prompt(i) for i in (399, 7)]
 
@@ -154,10 +167,25 @@ def test_openings_are_not_what_is_measured() -> None:
     """A draft is not trained on the prompts that say how good it is."""
     lines = OWN_PROMPTS.read_text(encoding="utf-8").splitlines()
     measured = [m["content"] for line in lines for m in json.loads(line)["messages"]]
-    openings = read_openings()
+    openings, subjects = read_openings(), read_subjects()
     assert len(openings) == len(set(openings)) > 100
-    assert not set(openings) & set(measured)
-    assert max(len(opening.split()) for opening in openings) <= 9
+    named = set(re.findall(r"\{(\w+)\}", "".join(openings)))
+    assert named == subjects.keys()
+    # Whatever stands in the braces, none of them is a prompt that is measured.
+    said = [re.sub(r"\\\{\w+\\\}", ".*", re.escape(opening)) for opening in openings]
+    subject_of = {kind: set(some) for kind, some in subjects.items()}
+    for text in measured:
+        for line, opening in zip(said, openings, strict=True):
+            found = re.fullmatch(line.replace(".*", "(.*)"), text)
+            kinds = re.findall(r"\{(\w+)\}", opening)
+            parts = () if found is None else found.groups()
+            assert found is None or not all(
+                part in subject_of[kind] for kind, part in zip(kinds, parts, strict=True)
+            ), text
+    rng = np.random.default_rng(0)
+    drawn = {Openings().draw(rng) for _ in range(3000)}
+    assert len(drawn) > 1000
+    assert not drawn & set(measured)
 
 
 def test_a_user_turn_that_does_not_end_is_cut_off(tmp_path: Path) -> None:

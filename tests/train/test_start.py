@@ -1,0 +1,154 @@
+"""A run that begins with an earlier draft."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_spec import ArgumentError
+from pyllama_spec.convert.gguf_keys import read_keys
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.train import HeadConfig, TrainError, train_eagle3
+from pyllama_spec.train.ngrams import merge_ngrams
+from pyllama_spec.train.run import TrainReport
+from pyllama_spec.train.start import read_start
+from tests.models import model_path
+from tests.train.tools import Interrupting, perm, quick_config
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> TrainReport:
+    """A draft that has learned something, and not all."""
+    return train_eagle3(quick_config(tmp_path_factory.mktemp("first"), epochs=8))
+
+
+def _again(folder: Path, first: TrainReport, **changes: object) -> TrainReport:
+    folder.mkdir(exist_ok=True)
+    settings = {"init": first.path, "epochs": 4, "seed": 2, **changes}
+    return train_eagle3(quick_config(folder, **settings))
+
+
+def test_training_goes_on_with_the_weights_of_a_draft(first: TrainReport, tmp_path: Path) -> None:
+    report = _again(tmp_path, first)
+    assert 1.5 < first.trained.tokens_per_round < 4
+    # On other held-out text, of a dozen rounds.
+    assert report.untrained.tokens_per_round == pytest.approx(
+        first.trained.tokens_per_round, rel=0.25
+    )
+    assert report.trained.tokens_per_round > report.untrained.tokens_per_round
+    # It takes a tenth of a step: what stands there is what was given.
+    near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
+    with Model(perm()) as target:
+        start, end = (read_start(r.path, target.info) for r in (first, near))
+    assert start.shape == end.shape
+    assert np.array_equal(start.d2t, end.d2t)
+    for name, values in start.tensors.items():
+        assert np.allclose(values, end.tensors[name], atol=1e-6), name
+
+
+def test_the_file_says_what_it_began_with(first: TrainReport, tmp_path: Path) -> None:
+    report = _again(tmp_path, first)
+    keys = read_keys(report.path, lambda name: name.startswith("pyllama_spec.train."))
+    values = {name.removeprefix("pyllama_spec.train."): key.value for name, key in keys.items()}
+    assert "--init draft.gguf" in values["command"].decode()
+    assert values["tokens_before"] == first.n_tokens_seen
+    assert values["corpus_tokens_before"] == first.n_answer_tokens
+    with Model(perm()) as target:
+        assert values["init_sha256"].decode() == read_start(first.path, target.info).sha256
+        assert read_start(report.path, target.info).n_tokens == (
+            first.n_tokens_seen + report.n_tokens_seen
+        )
+
+
+def test_an_interrupted_run_goes_on_from_its_own_checkpoint(
+    first: TrainReport, tmp_path: Path
+) -> None:
+    whole = _again(tmp_path / "whole", first)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    config = quick_config(folder, init=first.path, epochs=4, seed=2, checkpoint_s=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        train_eagle3(config, Interrupting("training", 5, stop))
+    assert train_eagle3(config).path.read_bytes() == whole.path.read_bytes()
+
+
+def test_both_tables_go_on(first: TrainReport, tmp_path: Path) -> None:
+    report = _again(tmp_path, first)
+    old, new = (Model(r.path).ngram_arrays() for r in (first, report))
+    assert old is not None and new is not None
+    assert set(old.keys.tolist()) <= set(new.keys.tolist())
+    assert len(new.keys) > len(old.keys)
+
+
+def _arrays(rows: dict[int, tuple[int, int]]) -> NgramArrays:
+    keys = sorted(rows)
+
+    def column(i: int, kind: type) -> npt.NDArray[np.generic]:
+        return np.array([rows[k][i] for k in keys], dtype=kind)
+
+    return NgramArrays(
+        np.array(keys, np.uint32),
+        column(0, np.int32),
+        column(1, np.int8),  # type: ignore[arg-type]
+    )
+
+
+def test_tables_are_merged_by_how_much_text_each_has_seen() -> None:
+    old = _arrays({1: (7, 100), 2: (8, 60), 5: (9, 50), 9: (3, 20)})
+    new = _arrays({1: (7, 40), 2: (6, 120), 4: (5, 90)})
+    merged = merge_ngrams(old, new, 0.25, 10)
+    got = {int(k): (int(i), int(p)) for k, i, p in zip(*merged, strict=True)}
+    assert got == {
+        1: (7, 85),  # 0.75 * 100 + 0.25 * 40
+        2: (8, 45),  # 0.75 * 60 against 0.25 * 120
+        4: (5, 90),
+        5: (9, 50),
+        9: (3, 20),
+    }
+    assert [a.dtype for a in merged] == [np.uint32, np.int32, np.int8]
+    # What both know stays first, then what is likeliest.
+    assert merge_ngrams(old, new, 0.25, 3).keys.tolist() == [1, 2, 4]
+    assert merge_ngrams(old, _arrays({}), 0.0, 10).keys.tolist() == [1, 2, 5, 9]
+
+
+def test_what_cannot_be_gone_on_with_is_refused(first: TrainReport, tmp_path: Path) -> None:
+    config = quick_config(tmp_path, init=first.path)
+    for init, reason in (
+        (perm(), "is a llama, not an EAGLE-3 draft"),
+        (model_path("eagle3", n_vocab=512), "a vocabulary of 512, this one has 320"),
+        (
+            model_path("eagle3", n_embd=320, target_n_embd=320),
+            "is not a head as train eagle3 makes them",
+        ),
+        (tmp_path / "none.gguf", "none.gguf"),
+    ):
+        with pytest.raises(TrainError if init.exists() else Exception, match=reason):
+            train_eagle3(replace(config, init=init))
+    with pytest.raises(ArgumentError, match="leave out what describes the head"):
+        replace(config, head=HeadConfig(n_ff=64))
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(first.path.read_bytes()[:-1000])
+    with pytest.raises(Exception, match=r"cut\.gguf"):
+        train_eagle3(replace(config, init=cut))
+    assert not config.work_dir.exists(), "nothing is begun"
+
+
+def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.gguf"
+    shutil.copy(first.path, damaged)
+    tensor = next(t for t in gguf.GGUFReader(damaged, "r+").tensors if t.name == "fc.weight")
+    tensor.data.reshape(-1)[0] = np.nan
+    tensor.data.base.flush()
+    with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
+        read_start(damaged, target.info)
