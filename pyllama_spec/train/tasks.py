@@ -107,7 +107,12 @@ class OwnPrompts:
         if task.rng.random() >= self._config.opening_share:
             return task
         opening = self._openings.draw(task.rng)
-        task.prompt += self._vocab.tokenize(opening, add_special=False, parse_special=False)
+        begun = self._vocab.tokenize(opening, add_special=False, parse_special=False)
+        config = self._config
+        n = len(task.prompt) + len(begun) + config.min_user + len(self.after_user)
+        if n + config.min_answer > config.n_ctx:  # no room for an answer
+            return task
+        task.prompt += begun
         if is_whole(opening) and task.rng.random() < _WHOLE_SHARE:
             task.prompt += self.after_user
             task.writes_user = False

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ArgumentError
@@ -38,10 +37,9 @@ def _again(folder: Path, first: TrainReport, **changes: object) -> TrainReport:
 def test_training_goes_on_with_the_weights_of_a_draft(first: TrainReport, tmp_path: Path) -> None:
     report = _again(tmp_path, first)
     assert 1.5 < first.trained.tokens_per_round < 4
-    # On other held-out text, of a dozen rounds.
-    assert report.untrained.tokens_per_round == pytest.approx(
-        first.trained.tokens_per_round, rel=0.25
-    )
+    # Measured on a dozen rounds of other text: nearer to where the first run ended than to none.
+    ends = first.untrained.tokens_per_round, first.trained.tokens_per_round
+    assert report.untrained.tokens_per_round > sum(ends) / 2
     assert report.trained.tokens_per_round > report.untrained.tokens_per_round
     # It takes a tenth of a step: what stands there is what was given.
     near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
@@ -93,14 +91,10 @@ def test_both_tables_go_on(first: TrainReport, tmp_path: Path) -> None:
 
 def _arrays(rows: dict[int, tuple[int, int]]) -> NgramArrays:
     keys = sorted(rows)
-
-    def column(i: int, kind: type) -> npt.NDArray[np.generic]:
-        return np.array([rows[k][i] for k in keys], dtype=kind)
-
     return NgramArrays(
         np.array(keys, np.uint32),
-        column(0, np.int32),
-        column(1, np.int8),  # type: ignore[arg-type]
+        np.array([rows[k][0] for k in keys], np.int32),
+        np.array([rows[k][1] for k in keys], np.int8),
     )
 
 
@@ -149,6 +143,6 @@ def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None
     shutil.copy(first.path, damaged)
     tensor = next(t for t in gguf.GGUFReader(damaged, "r+").tensors if t.name == "fc.weight")
     tensor.data.reshape(-1)[0] = np.nan
-    tensor.data.base.flush()
+    del tensor
     with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
         read_start(damaged, target.info)

@@ -19,9 +19,9 @@ from pyllama_spec.train.features import (
     FeatureSource,
     LiveFeatures,
 )
+from pyllama_spec.train.openings import Openings, is_whole, read_openings, read_subjects
 from pyllama_spec.train.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
 from pyllama_spec.train.store import CorpusStore
-from pyllama_spec.train.openings import Openings, is_whole, read_openings, read_subjects
 from pyllama_spec.train.tasks import FilePrompts, OwnPrompts, read_prompts
 from pyllama_spec.train.top import draw, top_of
 from tests.models import model_path
@@ -144,7 +144,9 @@ def test_a_share_of_own_prompts_begins_with_an_opening(writer: Model) -> None:
 
     after = writer.vocab.detokenize(source.after_user, special=True)
     texts = [writer.vocab.detokenize(prompt(i), special=True) for i in range(400)]
-    begun = [text.removeprefix(b"<|im_start|>user\n").removesuffix(after).decode() for text in texts]
+    begun = [
+        text.removeprefix(b"<|im_start|>user\n").removesuffix(after).decode() for text in texts
+    ]
     n_opened = sum(text != "" for text in begun)
     assert 160 <= n_opened <= 240
     lines = [re.escape(opening) for opening in read_openings()]
@@ -205,7 +207,22 @@ def test_a_user_turn_ends_where_the_context_does(tmp_path: Path) -> None:
         Model(model_path("llama")) as endless,
         pytest.raises(TrainError, match="user turn: 256"),
     ):
-        make(endless, tmp_path / "c", config(None, max_user=500, n_parallel=16))
+        make(
+            endless, tmp_path / "c",
+            config(None, max_user=500, n_parallel=16, opening_share=0.0),
+        )  # fmt: skip
+
+
+def test_an_opening_that_leaves_no_room_is_left_out(writer: Model) -> None:
+    settings = config(None, opening_share=1.0)
+    source = OwnPrompts(writer, settings)
+    tasks = [source.task(i) for i in range(300)]
+    lengths = [len(task.prompt) for task in tasks if task is not None]
+    assert min(lengths) == len(source.shared) + 1, "some are as long as the context"
+    assert max(lengths) > 30
+    for task in filter(None, tasks):
+        room = settings.n_ctx - len(task.prompt) - settings.min_answer
+        assert room >= (settings.min_user + len(source.after_user) if task.writes_user else 0)
 
 
 def test_a_template_that_hides_the_users_text_asks_for_prompts() -> None:
