@@ -114,7 +114,19 @@ def difference(
     *,
     is_chained: bool = True,
 ) -> float:
-    """The largest difference of a logit or of a number in a row.
+    """The largest difference of a logit or of a number in a row; arguments as of differences()."""
+    return max(differences(options, first, n_ctx, kind, is_chained=is_chained))
+
+
+def differences(
+    options: dict[str, Any],
+    first: int = 0,
+    n_ctx: int = 64,
+    kind: type[Reference] = Float32Angles,
+    *,
+    is_chained: bool = True,
+) -> list[float]:
+    """The largest difference of a logit or of a number in a row, of each step.
 
     Args:
         options: of the head.
@@ -127,13 +139,19 @@ def difference(
     path = head_path(options)
     ours = engine_steps(path, first, n_ctx, **F32)
     theirs = reference_steps(path, first, n_ctx, kind, None if is_chained else ours)
-    worst = 0.0
-    for a, b in zip(ours.logits + ours.rows, theirs.logits + theirs.rows, strict=True):
+
+    def apart(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
         assert np.array_equal(np.isfinite(a), np.isfinite(b))
         there = np.isfinite(b)
         assert there.any()
-        worst = max(worst, float(np.abs(a[there] - b[there]).max()))
-    return worst
+        return float(np.abs(a[there] - b[there]).max())
+
+    return [
+        max(apart(logits, its_logits), apart(row, its_row))
+        for logits, its_logits, row, its_row in zip(
+            ours.logits, theirs.logits, ours.rows, theirs.rows, strict=True
+        )
+    ]
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -183,8 +201,8 @@ def test_variants(name: str) -> None:
     assert difference(VARIANTS[name], kind=Reference, is_chained=is_chained) < 1e-4
 
 
-# The target here is F32: a borrowed output's rows are not rounded. And in three random layers one
-# activation that rounds the other way grows to 0.1.
+# The target here is F32: a borrowed output's rows are not rounded. And in three random layers an
+# activation that rounds the other way is felt by the steps that attend to it.
 BF16_VARIANTS = VARIANTS.keys() - {
     "shared output", "shared both", "three draft layers", "four draft layers",
 }  # fmt: skip
@@ -193,7 +211,11 @@ BF16_VARIANTS = VARIANTS.keys() - {
 @pytest.mark.parametrize("name", sorted(BF16_VARIANTS))
 def test_bf16_weights(name: str) -> None:
     options = {**VARIANTS[name], "weight_type": "bf16"}
-    assert difference(options, kind=BF16Activations) < 1e-2
+    # Fed the same rows: how a processor adds up decides now and then to which side an activation is
+    # rounded, and a chain carries that on. A mistake would be in every step.
+    found = sorted(differences(options, kind=BF16Activations, is_chained=False))
+    assert found[-1] < 0.1
+    assert found[-3] < 1e-4
 
 
 def combinations() -> list[dict[str, Any]]:
