@@ -37,10 +37,17 @@ struct F16 {
     }
 };
 
-// The sums of four vectors, each added up in the same order.
+inline __m128 add_halves(__m256 x) {
+    return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+
+// The sums of four vectors, each added up in the same order: lanes that are 4 apart, then 2, then 1. So a text's cells
+// may lie elsewhere in the cache, as they do in a sliding window that was saved and restored, if they wrap around.
 inline __m128 sum_lanes(__m256 a, __m256 b, __m256 c, __m256 d) {
-    const __m256 s = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
-    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+    const __m128 x = add_halves(a), y = add_halves(b), z = add_halves(c), u = add_halves(d);
+    const __m128 xy = _mm_add_ps(_mm_movelh_ps(x, y), _mm_movehl_ps(y, x));
+    const __m128 zu = _mm_add_ps(_mm_movelh_ps(z, u), _mm_movehl_ps(u, z));
+    return _mm_add_ps(_mm_shuffle_ps(xy, zu, 0x88), _mm_shuffle_ps(xy, zu, 0xdd));
 }
 
 template <class T> struct Tiles {

@@ -54,6 +54,10 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         read_prompts(config.corpus.prompts)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers) as model:
         check_target(model)
+        layers = config.head.target_layers or default_layers(
+            model.info.n_layer, is_plain=config.head.is_plain
+        )
+        model.check_layer_inputs(layers)
         need("torch", "gguf")
         # With PyTorch, which is optional.
         from pyllama_spec.train.run import Run
@@ -62,10 +66,6 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         start = None if config.init is None else read_start(config.init, model.info)
         if start is not None:
             layers = start.shape.target_layers
-        else:
-            layers = config.head.target_layers or default_layers(
-                model.info.n_layer, is_plain=config.head.is_plain
-            )
-        model.check_layer_inputs(layers)
+            model.check_layer_inputs(layers)
         with locked(config.work_dir):
             return Run(config, model, layers, reporter or SilentReporter(), start).run()

@@ -32,7 +32,7 @@ LAYERS = tuple(range(N_LAYER + 1))
 LENGTHS = (13, 5, 9, 1)
 TEXTS = [prompt_tokens(n, seed=20 + n) for n in LENGTHS]
 # The engine reads its GELU from a table of F16 numbers, where a last bit can become 1e-3.
-GELU_ARCHS = ("starcoder2",)
+GELU_ARCHS = ("starcoder2", "gemma2", "gemma3")
 # Ways to keep several sequences, and the limit. F16 caches would enlarge the last one's rounding.
 MODES: dict[str, tuple[dict[str, Any], float]] = {
     "apart": ({}, 0.0),
