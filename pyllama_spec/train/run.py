@@ -295,7 +295,9 @@ class Run:
 
     def _ngrams(self, text: Text) -> NgramArrays | None:
         """The table of the texts that the head learned from: those held out stay unknown to it."""
-        if not self._config.max_ngrams:
+        # A plain head that one begins with is one for stock llama.cpp, too, which knows no table.
+        is_plain = self._start is not None and self._start.shape.is_plain
+        if not self._config.max_ngrams or (is_plain and self._config.n_ngrams is None):
             return None
         sequences = [text.corpus.sequences[i] for i in text.train]
         found = count_ngrams(sequences, self._config.max_ngrams)

@@ -89,6 +89,14 @@ def test_both_tables_go_on(first: TrainReport, tmp_path: Path) -> None:
     assert len(new.keys) > len(old.keys)
 
 
+def test_a_plain_draft_stays_one_that_stock_loads(tmp_path: Path) -> None:
+    plain = train_eagle3(quick_config(tmp_path, epochs=0.5, fc_norm=False, norm_output=False))
+    report = _again(tmp_path / "again", plain, epochs=0.5)
+    with Model(perm()) as target:
+        assert read_start(report.path, target.info).shape.is_plain
+    assert Model(report.path).ngram_arrays() is None
+
+
 def _arrays(rows: dict[int, tuple[int, int]]) -> NgramArrays:
     keys = sorted(rows)
     return NgramArrays(
