@@ -37,7 +37,7 @@ class CorpusConfig:
     """
 
     prompts: Path | None = None
-    n_tokens: int = 900_000
+    n_tokens: int = 500_000
     n_ctx: int = 384
     n_parallel: int = 64
     n_candidates: int = 64

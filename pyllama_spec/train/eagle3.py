@@ -57,7 +57,8 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         layers = config.head.target_layers or default_layers(
             model.info.n_layer, is_plain=config.head.is_plain
         )
-        model.check_layer_inputs(layers)
+        if config.init is None:
+            model.check_layer_inputs(layers)
         need("torch", "gguf")
         # With PyTorch, which is optional.
         from pyllama_spec.train.run import Run
