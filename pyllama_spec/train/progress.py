@@ -1,4 +1,4 @@
-"""What a run says while it goes: a bar on a terminal, a line per stage and measurement."""
+"""What a run says while it goes: a bar on a terminal, lines in a file."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from time import monotonic
 from typing import Protocol, TextIO
 
 _BAR_WIDTH = 24
-# A terminal need not be written to more often.
-_EVERY_S = 0.2
+# Seconds between two states of the bar, and between two lines of a file that say the same.
+_BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
 
 
 class Reporter(Protocol):
@@ -34,7 +34,10 @@ class SilentReporter:
 
 
 class TerminalReporter:
-    """Draws a bar with the time left where there is a terminal, and prints lines everywhere.
+    """Prints lines, and how far a stage is, with the time left.
+
+    That is a bar on a terminal, and a line each minute where there is none: in the log of a job,
+    or under nohup, an hour of silence looks like a hang.
 
     Args:
         stream: where to; stderr by default.
@@ -45,7 +48,7 @@ class TerminalReporter:
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._stage, self._started, self._from = "", 0.0, 0.0
-        self._drawn = 0.0
+        self._said = 0.0
 
     def line(self, text: str) -> None:
         """Prints it, in place of the bar."""
@@ -54,18 +57,23 @@ class TerminalReporter:
         self._stream.flush()
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
-        """Draws the bar."""
+        """Draws the bar, or prints a line if the last one was a minute ago."""
         now = monotonic()
         if stage != self._stage:
             self._stage, self._started, self._from = stage, now, fraction
-        if not self._is_terminal or now - self._drawn < _EVERY_S:
+            # A bar is there at once; stages of seconds leave no line in a file.
+            self._said = now - _BAR_EVERY_S if self._is_terminal else now
+        if now - self._said < (_BAR_EVERY_S if self._is_terminal else _LINE_EVERY_S):
             return
-        self._drawn = now
-        filled = int(_BAR_WIDTH * min(fraction, 1.0))
-        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        left = self._left(now, fraction)
-        self._stream.write(f"\r\x1b[K{stage} [{bar}] {100 * fraction:3.0f}% {note}{left}")
-        self._stream.flush()
+        self._said = now
+        state = f"{100 * fraction:3.0f}% {note}{self._left(now, fraction)}"
+        if self._is_terminal:
+            filled = int(_BAR_WIDTH * min(fraction, 1.0))
+            bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+            self._stream.write(f"\r\x1b[K{stage} [{bar}] {state}")
+            self._stream.flush()
+        else:
+            self.line(f"{stage}: {state}")
 
     def _left(self, now: float, fraction: float) -> str:
         done = fraction - self._from

@@ -1,0 +1,48 @@
+"""What a training run says while it goes."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pyllama_spec.train import progress
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def told(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is written of two hours of text, told each second, and of three seconds of features."""
+    clock = 1000.0
+    monkeypatch.setattr(progress, "monotonic", lambda: clock)
+    reporter = progress.TerminalReporter(stream)
+    for second in range(7200):
+        clock = 1000.0 + second
+        reporter.progress("writing text", second / 7200, f"{second} tokens")
+    reporter.line("text: done")
+    for second in range(3):
+        clock = 9000.0 + second
+        reporter.progress("reading features", second / 3, f"{second} tokens")
+    return stream.getvalue()
+
+
+def test_a_file_gets_a_line_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = told(io.StringIO(), monkeypatch).splitlines()
+    assert lines[0] == "writing text:   1% 60 tokens, 119 min left"
+    assert lines[58] == "writing text:  49% 3540 tokens, 61 min left"
+    assert lines[-1] == "text: done", "what takes seconds leaves no line"
+    assert len(lines) == 120
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = told(Terminal(), monkeypatch)
+    states = text.split("\r\x1b[K")
+    assert states[1] == f"writing text [{'.' * 24}]   0% 0 tokens"
+    assert states[3601].startswith(f"writing text [{'#' * 12}{'.' * 12}]  50% 3600 tokens, 60 min")
+    assert text.count("\n") == 1, "only lines end"
+    assert states[-1].startswith("reading features")
