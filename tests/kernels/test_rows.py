@@ -29,20 +29,26 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-@pytest.fixture(scope="module")
-def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
-    """Every product of products.cpp with its relative error."""
+def _run(source: str, folder: Path) -> list[str]:
+    """Compiles a program of this folder with the engine's libraries; the lines that it prints."""
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "a C++ compiler is needed"
-    program = tmp_path_factory.mktemp("products") / "products"
+    program = folder / "program"
     include = _ROOT / "vendor/llama.cpp/ggml/include"
     subprocess.run(
-        [compiler, "-std=c++17", "-O2", f"-I{include}", str(_HERE / "products.cpp"),
+        [compiler, "-std=c++17", "-O2", f"-I{include}", str(_HERE / source),
          *_libraries(), "-lpthread", "-ldl", "-o", str(program)],
         check=True,
     )  # fmt: skip
     run = subprocess.run([program], check=True, capture_output=True, text=True)
-    lines = [line.rsplit(" ", 1) for line in run.stdout.splitlines()]
+    return run.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
+    """Every product of products.cpp with its relative error."""
+    folder = tmp_path_factory.mktemp("products")
+    lines = [line.rsplit(" ", 1) for line in _run("products.cpp", folder)]
     return [(case, float(error)) for case, error in lines]
 
 
@@ -60,6 +66,14 @@ def test_products_are_the_sums_that_they_stand_for(
     assert len(mine) == n_cases
     # Sums in float32: a wrong term would be off by 1e-2 and more.
     assert {case: error for case, error in mine.items() if not error < 4e-6} == {}
+
+
+def test_the_sums_of_the_widest_tile_stay_in_registers(tmp_path: Path) -> None:
+    """One that the compiler keeps in memory makes its tile twice as dear per row."""
+    lines = [line.split() for line in _run("widths.cpp", tmp_path)]
+    per_row = {kind: (float(six) / 6) / (float(five) / 5) for kind, five, six in lines}
+    assert len(per_row) == 4
+    assert {kind: ratio for kind, ratio in per_row.items() if ratio > 1.4} == {}
 
 
 def test_this_processor_has_our_kernels() -> None:

@@ -1,0 +1,80 @@
+// Microseconds of a product of 5 and of 6 rows, the most that a tile has, in turns: the least of many, weights in the
+// cache, one thread.
+#include "ggml-alloc.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "ggml.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+ggml_backend_buffer_type_t ggml_backend_cpu_repack_buffer_type(void);
+
+namespace {
+
+constexpr int64_t N_K = 576, N_OUT = 512;
+constexpr int     REPEATS = 600;
+
+struct Product {
+    ggml_context *        contexts[2];
+    ggml_backend_buffer_t buffers[2];
+    ggml_cgraph *         graph;
+    double                least = 1e30;
+
+    Product(ggml_type type, bool is_repacked, int64_t n_rows) {
+        for (ggml_context *& context : contexts) {
+            context = ggml_init({ size_t(1) << 20, nullptr, true });
+        }
+        ggml_tensor * w = ggml_new_tensor_2d(contexts[0], type, N_K, N_OUT);
+        ggml_tensor * x = ggml_new_tensor_2d(contexts[1], GGML_TYPE_F32, N_K, n_rows);
+        ggml_tensor * y = ggml_mul_mat(contexts[1], w, x);
+        const auto place = is_repacked ? ggml_backend_cpu_repack_buffer_type() : ggml_backend_cpu_buffer_type();
+        buffers[0] = ggml_backend_alloc_ctx_tensors_from_buft(contexts[0], place);
+        buffers[1] = ggml_backend_alloc_ctx_tensors_from_buft(contexts[1], ggml_backend_cpu_buffer_type());
+        const std::vector<float> ones(N_K * std::max(N_OUT, n_rows), 1.0f);
+        std::vector<char>        packed(ggml_row_size(type, N_K) * N_OUT);
+        ggml_quantize_chunk(type, ones.data(), packed.data(), 0, N_OUT, N_K, nullptr);
+        ggml_backend_tensor_set(w, packed.data(), 0, packed.size());
+        ggml_backend_tensor_set(x, ones.data(), 0, N_K * n_rows * sizeof(float));
+        graph = ggml_new_graph(contexts[1]);
+        ggml_build_forward_expand(graph, y);
+    }
+
+    ~Product() {
+        for (int i = 0; i < 2; ++i) {
+            ggml_backend_buffer_free(buffers[i]);
+            ggml_free(contexts[i]);
+        }
+    }
+
+    Product(const Product &) = delete;
+
+    void run(ggml_backend_t cpu) {
+        const auto start = std::chrono::steady_clock::now();
+        ggml_backend_graph_compute(cpu, graph);
+        const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+        least = std::min(least, took.count());
+    }
+};
+
+}  // namespace
+
+int main() {
+    ggml_cpu_init();
+    ggml_backend_t cpu = ggml_backend_cpu_init();
+    ggml_backend_cpu_set_n_threads(cpu, 1);
+    const struct { ggml_type type; bool is_repacked; } kinds[] = {
+        { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, true },
+    };
+    for (const auto & kind : kinds) {
+        Product five(kind.type, kind.is_repacked, 5), six(kind.type, kind.is_repacked, 6);
+        for (int i = 0; i < REPEATS; ++i) {
+            five.run(cpu);
+            six.run(cpu);
+        }
+        std::printf("%s %.2f %.2f\n", ggml_type_name(kind.type), five.least, six.least);
+    }
+    ggml_backend_free(cpu);
+}
