@@ -5,17 +5,24 @@ BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.built
 MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
-NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(wildcard vendor/patches/*.patch csrc/* csrc/*/*)
+NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
+# They need packages, a GPU or PyTorch: targets of their own.
+NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: demo test test-train test-wheel test-gpu quality style wheel bench clean
+.PHONY: FORCE demo check test test-train test-wheel test-gpu quality style wheel bench clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
+# What a change needs at once: everything but the tests that are slow, two files at a time.
+check: $(STAMP) $(VENV)/.test
+	$(BIN)/python -m pytest tests $(NO_TESTS) -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
+
+# All of it, `make check` too.
 test: $(STAMP) $(VENV)/.test
-	$(BIN)/python -m pytest tests --ignore=tests/wheel --ignore=tests/gpu --ignore=tests/train $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests $(NO_TESTS) $(PYTEST_ARGS)
 
 # PyTorch is large, and only training needs it.
 test-train: $(STAMP) $(VENV)/.train
@@ -34,7 +41,7 @@ quality: $(VENV)/.quality
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python tests/check_house.py
+	$(BIN)/python tests/check_architecture.py
 
 style: $(VENV)/.quality
 	$(BIN)/ruff check --fix .
@@ -46,7 +53,7 @@ wheel: $(VENV)/.test
 	$(BIN)/python -m build --outdir dist .
 
 bench: $(STAMP)
-	$(BIN)/python bench/overhead.py
+	$(BIN)/python benchmarks/overhead.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -56,8 +63,14 @@ $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
 	$(PIP) install "pip>=25.1" "scikit-build-core>=0.10" "cffi>=2.1" "cmake>=3.26" ninja
 	@touch $@
 
+# An editable install maps each module to its file: when one is added or moved it has to be made anew.
+$(VENV)/.modules: FORCE | $(BIN)/python
+	@find pyllama_spec -name '*.py' | LC_ALL=C sort | cmp -s - $@ || find pyllama_spec -name '*.py' | LC_ALL=C sort >$@
+
+FORCE:
+
 # An editable install whose CMake tree is kept, so that a second run compiles only what changed.
-$(STAMP): $(VENV)/.build-tools $(NATIVE)
+$(STAMP): $(VENV)/.build-tools $(VENV)/.modules $(NATIVE)
 	@echo "building the engine: about two minutes on two cores"
 	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=build/native -e .
 	@touch $@

@@ -1,4 +1,4 @@
-"""The cffi builder: reads the declaration from llama-spec.h, so that it is written once.
+"""The cffi builder: reads the declaration from abi/llama-spec.h, so that it is written once.
 
 Run by CMake as ``python -m cffi.gen_src exec-python csrc/ffi_build.py OUT``.
 """
@@ -15,7 +15,7 @@ def declaration(header: str) -> str:
     _, _, rest = header.partition(BEGIN)
     body, found, _ = rest.partition(END)
     if not found:
-        raise SystemExit(f"csrc/llama-spec.h has no '{BEGIN}' ... '{END}' part")
+        raise SystemExit(f"csrc/abi/llama-spec.h has no '{BEGIN}' ... '{END}' part")
     return body
 
 
@@ -23,6 +23,6 @@ def declaration(header: str) -> str:
 HERE = Path(declaration.__code__.co_filename).resolve().parent
 
 ffibuilder = FFI()
-ffibuilder.cdef(declaration((HERE / "llama-spec.h").read_text(encoding="utf-8")))
+ffibuilder.cdef(declaration((HERE / "abi" / "llama-spec.h").read_text(encoding="utf-8")))
 ffibuilder.cdef('extern "Python" bool pyllama_spec_on_progress(float fraction, void * user);')
-ffibuilder.set_source("pyllama_spec._engine", '#include "llama-spec.h"', py_limited_api=True)
+ffibuilder.set_source("pyllama_spec._engine", '#include "abi/llama-spec.h"', py_limited_api=True)

@@ -6,44 +6,24 @@ The text is the target's whatever a drafter proposes; a good one only makes it c
 """
 
 import sys
-from collections.abc import Sequence
 
-from pyllama_spec import Draft, Llama
-from pyllama_spec.drafters import Features
+from pyllama_spec import Draft, Drafter, DraftRequest, Llama
 
 
-class PhraseBook:
-    """Proposes the rest of a known phrase once its beginning has been generated."""
+class PhraseBook(Drafter):
+    """Proposes the rest of a known phrase once its beginning stands at the end of the text."""
 
     name = "phrase-book"
-    target_layers: tuple[int, ...] = ()  # it needs no hidden states of the target
-    max_draft = 8
 
     def __init__(self) -> None:
         self.phrases: list[list[int]] = []
-        self.tokens: list[int] = []
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        self.tokens.extend(tokens)  # the prompt, batch by batch
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        self.tokens.extend(tokens)  # what was generated
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         for phrase in self.phrases:
-            for known in range(min(len(phrase) - 1, len(self.tokens)), 1, -1):
-                if self.tokens[-known:] == phrase[:known]:
-                    return Draft(phrase[known : known + n])
+            for known in range(len(phrase) - 1, 1, -1):
+                if request.tokens[-known:] == phrase[:known]:
+                    return Draft(phrase[known : known + request.n])
         return Draft()
-
-    def truncate(self, seq: int, n_keep: int) -> None:
-        del self.tokens[n_keep:]
-
-    def copy(self, seq: int, to: int) -> None:
-        raise NotImplementedError("one sequence is enough here")
-
-    def close(self) -> None:
-        self.tokens.clear()
 
 
 def main(path: str) -> str:

@@ -14,12 +14,18 @@ rounds themselves.
 from __future__ import annotations
 
 from pyllama_spec._version import __version__
-from pyllama_spec.assembly import Piece
-from pyllama_spec.chat import ChatTemplate, RenderedChat
-from pyllama_spec.completion import Generation, GenerationRecord
-from pyllama_spec.drafters import Draft, Drafter, Eagle3, NoDrafter, PromptLookup, WithLookup
+from pyllama_spec.drafters import (
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Eagle3,
+    NoDrafter,
+    PromptLookup,
+    WithLookup,
+)
 from pyllama_spec.engine import SamplerParams
-from pyllama_spec.engine.errors import (
+from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
     CancelledError,
@@ -32,9 +38,12 @@ from pyllama_spec.engine.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
-from pyllama_spec.llama import Llama, LlamaState
-from pyllama_spec.request import RequestOptions
-from pyllama_spec.responses import Stream
+from pyllama_spec.generation.chat_template import ChatTemplate, RenderedChat
+from pyllama_spec.generation.detokenizer import Piece
+from pyllama_spec.generation.generation import Generation, GenerationRecord
+from pyllama_spec.generation.options import RequestOptions
+from pyllama_spec.llama.llama import Llama, LlamaState
+from pyllama_spec.llama.responses import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
 
 __all__ = [
@@ -43,9 +52,11 @@ __all__ = [
     "CancelledError",
     "ChatTemplate",
     "ClosedError",
+    "Committed",
     "ContextFullError",
     "ConversionError",
     "Draft",
+    "DraftRequest",
     "Drafter",
     "Eagle3",
     "EngineError",

@@ -6,7 +6,9 @@ import os
 import sys
 from typing import TextIO
 
-_BAR_WIDTH = 30
+_BAR_WIDTH = 24
+# To the beginning of the line, and nothing to its end.
+_CLEAR = "\r\x1b[K"
 
 
 def has_colour(stream: TextIO) -> bool:
@@ -39,14 +41,27 @@ class ProgressBar:
         self._last = -1
 
     def __call__(self, fraction: float) -> None:
-        """Draws the bar at 0.0 .. 1.0, and takes it away at 1.0."""
+        """Draws the bar at 0.0 .. 1.0 if it has grown, and takes it away at 1.0."""
         percent = int(100 * fraction)
-        if not self._is_shown or percent == self._last:
+        if percent == self._last:
             return
         self._last = percent
-        filled = _BAR_WIDTH * percent // 100
-        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        self._stream.write(f"\r{self._label} [{bar}] {percent:3d}%")
+        self.draw(fraction)
         if fraction >= 1:
-            self._stream.write("\r\x1b[K")
+            self.clear()
+
+    def draw(self, fraction: float, note: str = "") -> None:
+        """Draws the bar at 0.0 .. 1.0, with a few words behind it."""
+        if not self._is_shown:
+            return
+        filled = int(_BAR_WIDTH * min(max(fraction, 0.0), 1.0))
+        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
+        state = f"{int(100 * fraction):3d}% {note}".rstrip()
+        self._stream.write(f"{_CLEAR}{self._label} [{bar}] {state}")
         self._stream.flush()
+
+    def clear(self) -> None:
+        """Takes the bar away."""
+        if self._is_shown:
+            self._stream.write(_CLEAR)
+            self._stream.flush()

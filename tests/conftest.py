@@ -1,7 +1,8 @@
-"""Models that tests share."""
+"""Models that tests share, and which tests `make check` leaves out."""
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,31 @@ import pytest
 from tests.models import cache_directory
 from tools.fetch_smollm2 import fetch
 
+_HERE = Path(__file__).parent
+# Processes by the hundred, compilers, downloads, trainings, measurements.
+_SLOW_FOLDERS = frozenset(
+    ("bench", "corpus", "gpu", "kernels", "robust", "train", "vendor", "wheel")
+)
+# The one real model. Its name is in the fixture that gives it, or in the test's.
+_REAL_MODEL = "smollm2"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is slow: some folders, and whatever runs a real model."""
+    for item in items:
+        folder = item.path.relative_to(_HERE).parts[0]
+        names = (item.nodeid, *getattr(item, "fixturenames", ()))
+        if folder in _SLOW_FOLDERS or any(_REAL_MODEL in name for name in names):
+            item.add_marker("slow")
+
 
 def smollm2(kind: str) -> Path:
     """SmolLM2-135M-Instruct in a type, made once and kept. A test fails where it cannot be had."""
-    return fetch(cache_directory() / f"SmolLM2-135M-Instruct.{kind}.gguf")
+    path = cache_directory() / f"SmolLM2-135M-Instruct.{kind}.gguf"
+    # One at a time: tests may run in several processes.
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return fetch(path)
 
 
 @pytest.fixture(scope="session")

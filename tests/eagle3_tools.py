@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters import Draft, Eagle3, Features, SavingDrafter
+from pyllama_spec.drafters import (
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Eagle3,
+    Features,
+    TokenPrior,
+)
 from pyllama_spec.drafters.ngram_table import P_SCALE, NgramTable, context_keys
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -78,20 +86,30 @@ def cold_proposal(model: Model, drafter: Eagle3, text: Sequence[int], n: int = 8
         batch = Batch(len(text))
         batch.extend(text[:-1], 0)
         context.decode(batch)
-        fresh.begin(0, text[:-1], [context.layer_input(layer) for layer in layers])
-        fresh.commit(0, text[-1:], ())
-        return proposal(fresh.propose(0, text[-1], n))
+        rows = [context.layer_input(layer) for layer in layers]
+        fresh.commit([Committed(0, text, 0, rows)])
+        return ask(fresh, 0, text, n)
+
+
+def ask(
+    drafter: Drafter,
+    seq: int,
+    tokens: Sequence[int],
+    n: int = 8,
+    prior: TokenPrior | None = None,
+) -> Proposal:
+    """What a drafter that knows these tokens proposes."""
+    return proposal(drafter.propose([DraftRequest(seq, tokens, n, prior)])[0])
 
 
 def warm_proposal(loop: SpeculativeLoop, seq: SequenceState, n: int = 8) -> Proposal:
     """What the loop's drafter says now, after all that has happened to it."""
-    drafter = loop.drafter._drafter
-    return proposal(drafter.propose(seq.seq_id, seq.tokens[-1], n))
+    return ask(loop.drafter._drafter, seq.seq_id, seq.tokens, n)
 
 
-def damaged_states(drafter: SavingDrafter, at: int) -> tuple[bytes, ...]:
+def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:
     """What restore() has to refuse: a state with a bit turned at one byte, none, and a torso."""
-    state = bytearray(drafter.save(0))
+    state = bytearray(drafter.save(0) or b"")
     state[at] ^= 1
     return bytes(state), b"", b"PLSD"
 
@@ -103,13 +121,11 @@ class Tampered(Eagle3):
         """What becomes of the rows of a batch."""
         raise NotImplementedError
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+    def commit(self, done: Sequence[Committed]) -> None:
         """With other rows."""
-        super().begin(seq, tokens, self.tamper(features))
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """With other rows."""
-        super().commit(seq, tokens, self.tamper(features) if features else features)
+        super().commit(
+            [c._replace(features=self.tamper(c.features)) if c.features else c for c in done]
+        )
 
 
 class Shifted(Tampered):

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters import NO_DRAFT, Draft, Drafter, Features
+from pyllama_spec.drafters import Committed, Draft, Drafter, DraftRequest, Features
 
 Rows = npt.NDArray[np.float32]
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Knows the whole text that will come, and what it has been told of it so far.
 
     Args:
@@ -28,7 +28,6 @@ class ScriptedDrafter:
     """
 
     name = "scripted"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(self, reference: Sequence[int], max_draft: int = 8) -> None:
         self.reference = list(reference)
@@ -45,24 +44,22 @@ class ScriptedDrafter:
         at = len(self.history(seq))
         return self.reference[at : at + n]
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Notes a part of the prompt."""
-        self.history(seq).extend(tokens)
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         """What the script says for this round."""
-        assert n >= 1, "a drafter is not asked for nothing"
-        assert self.history(seq)[-1:] == [pending], "the pending token must be the last one told"
+        seq = request.seq
+        assert request.n >= 1, "a drafter is not asked for nothing"
+        assert self.history(seq) == list(request.tokens), "every token must have been told"
         self.n_proposals += 1
-        return Draft(self.script(seq, min(n, self.max_draft)))
+        return Draft(self.script(seq, min(request.n, self.max_draft)))
 
     def script(self, seq: int, n: int) -> Sequence[int]:
         """At most n ids; what a kind of drafter differs in."""
         raise NotImplementedError
 
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Notes the tokens of a round."""
-        self.history(seq).extend(tokens)
+    def commit_one(self, done: Committed) -> None:
+        """Notes tokens."""
+        assert done.start == len(self.history(done.seq)), "tokens come in order, without a gap"
+        self.history(done.seq).extend(done.tokens)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets from n_keep on."""
@@ -71,9 +68,6 @@ class ScriptedDrafter:
     def copy(self, seq: int, to: int) -> None:
         """Copies the history."""
         self.histories[to] = list(self.history(seq))
-
-    def close(self) -> None:
-        """Holds nothing."""
 
 
 class Perfect(ScriptedDrafter):
@@ -200,7 +194,8 @@ class Interrupting(ScriptedDrafter):
 
     Args:
         reference: as everywhere.
-        where: "begin", "propose" or "commit"; the notice is taken before the exception.
+        where: "propose", "read" for a part of a prompt, "commit" for what a round committed; the
+            notice is taken before the exception.
         at: the number of the call that raises, from 1.
         error: makes what it raises.
 
@@ -225,15 +220,10 @@ class Interrupting(ScriptedDrafter):
             if self.n_calls_left == 0:
                 raise self.error()
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+    def commit_one(self, done: Committed) -> None:
         """Notes, then may raise."""
-        super().begin(seq, tokens, features)
-        self._called("begin")
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Notes, then may raise."""
-        super().commit(seq, tokens, features)
-        self._called("commit")
+        super().commit_one(done)
+        self._called("read" if done.first_row == done.start else "commit")
 
     def script(self, seq: int, n: int) -> Sequence[int]:
         """May raise; else the true continuation."""
@@ -241,7 +231,7 @@ class Interrupting(ScriptedDrafter):
         return self.coming(seq, n)
 
 
-class FeatureSpy:
+class FeatureSpy(Drafter):
     """Another drafter that also asks for layer inputs, and keeps every row with its position.
 
     Args:
@@ -260,31 +250,28 @@ class FeatureSpy:
         self.rows: dict[int, dict[int, Rows]] = {}
         self._n_tokens: dict[int, int] = {}
 
-    def _take(self, seq: int, first: int, n: int, features: Features) -> None:
+    def _take(self, seq: int, first: int, features: Features) -> None:
         assert len(features) == len(self.target_layers)
-        for i in range(n):
+        assert len({layer.shape[0] for layer in features}) == 1, "as many rows of each layer"
+        for i in range(len(features[0])):
             row = np.stack([layer[i] for layer in features])
             self.rows.setdefault(seq, {})[first + i] = row.copy()
-        assert all(layer.shape[0] == n for layer in features), "a row per token, no more"
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Row i belongs to token i of the prompt's part."""
-        at = self._n_tokens.get(seq, 0)
-        self._take(seq, at, len(tokens), features)
-        self._n_tokens[seq] = at + len(tokens)
-        self.inner.begin(seq, tokens, features)
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Every position is told once, with its row as soon as the target has decoded it."""
+        for one in done:
+            assert one.start == self._n_tokens.get(one.seq, 0)
+            if one.features:
+                assert one.first_row == len(self.rows.get(one.seq, {})), "rows join on"
+                self._take(one.seq, one.first_row, one.features)
+            self._n_tokens[one.seq] = one.start + len(one.tokens)
+            n_rows = len(self.rows.get(one.seq, {}))
+            assert n_rows in (self._n_tokens[one.seq], self._n_tokens[one.seq] - 1)
+        self.inner.commit(done)
 
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Row i belongs to the token before tokens[i]; none come with the prompt's first token."""
-        at = self._n_tokens.get(seq, 0)
-        if features:
-            self._take(seq, at - 1, len(tokens), features)
-        self._n_tokens[seq] = at + len(tokens)
-        self.inner.commit(seq, tokens, features)
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """The other one's."""
-        return self.inner.propose(seq, pending, n)
+        return self.inner.propose(requests)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets from n_keep on."""
@@ -305,7 +292,7 @@ class FeatureSpy:
         self.inner.close()
 
 
-class Spy:
+class Spy(Drafter):
     """Another drafter whose proposals are kept."""
 
     def __init__(self, inner: Drafter) -> None:
@@ -313,11 +300,31 @@ class Spy:
         self.name, self.max_draft = inner.name, inner.max_draft
         self.target_layers = inner.target_layers
         self.proposals: list[list[int]] = []
-        self.begin, self.commit = inner.begin, inner.commit
-        self.truncate, self.copy, self.close = inner.truncate, inner.copy, inner.close
 
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """The other one's, noted."""
-        draft = self.inner.propose(seq, pending, n) or NO_DRAFT
-        self.proposals.append(list(draft.ids))
-        return draft
+        drafts = self.inner.propose(requests)
+        self.proposals += [list(draft.ids) for draft in drafts]
+        return drafts
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Passed on."""
+        self.inner.commit(done)
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Passed on."""
+        self.inner.truncate(seq, n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Passed on."""
+        self.inner.copy(seq, to)
+
+
+def told(tokens: Sequence[int], start: int = 0, seq: int = 0) -> list[Committed]:
+    """A notice without rows."""
+    return [Committed(seq, tokens, start)]
+
+
+def proposed(drafter: Drafter, tokens: Sequence[int], n: int, seq: int = 0) -> list[int]:
+    """What a drafter proposes for one sequence."""
+    return list(drafter.propose([DraftRequest(seq, tokens, n)])[0].ids)

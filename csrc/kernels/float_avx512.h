@@ -65,10 +65,16 @@ template <class T> struct Tiles {
 
     // Activations are used as they are packed.
     struct Rows {
+        explicit Rows(char *) {}
+
+        static size_t n_bytes(int64_t) {
+            return 0;
+        }
+
         template <int W> void fill(const Operands &, int64_t) {}
     };
 
-    template <int H, int W, bool AHEAD> static void tile(const Operands & op, const Rows &, int64_t i0, int64_t i1) {
+    template <int H, int W, bool AHEAD> static void tile(const Operands & op, Rows, int64_t i0, int64_t i1) {
         __m512 sums[HEIGHT][W];
         for (int h = 0; h < HEIGHT; ++h) {
             for (int w = 0; w < W; ++w) {

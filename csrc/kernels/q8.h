@@ -1,4 +1,4 @@
-// What the products of bytes have in common: the engine's layouts, and the most that a thread's stack holds.
+// What the products of bytes have in common: the engine's layouts.
 #pragma once
 
 #include "tiles.h"
@@ -13,8 +13,6 @@
 #include <immintrin.h>
 
 namespace pyllama_spec {
-
-constexpr int64_t MAX_K = 16384;  // what a thread's stack holds of a tile's activations
 
 inline float to_float(ggml_half x) {
     return _cvtsh_ss(x);

@@ -30,9 +30,16 @@ inline __m256i add_pairs(__m256i x) {
 
 // Activations of one tile with their scales, and for nibbles that are 8 too large what half of a sum begins with.
 struct Packed {
-    alignas(32) int8_t q[WIDTH * MAX_K];
-    float   d[WIDTH * MAX_K / QK8_0];
-    int32_t start[WIDTH * MAX_K / QK8_0];
+    int8_t * const  q;
+    float * const   d;
+    int32_t * const start;
+
+    Packed(char * work, int64_t n_k)
+        : q((int8_t *) work), d((float *) (work + WIDTH * n_k)), start((int32_t *) (d + WIDTH * n_k / QK8_0)) {}
+
+    static size_t n_bytes(int64_t n_k) {
+        return (size_t) (WIDTH * n_k + WIDTH * n_k / QK8_0 * (int64_t) (sizeof(float) + sizeof(int32_t)));
+    }
 
     void fill(const Operands & op, int64_t i1, int64_t width) {
         const int64_t n_blocks = op.n_k / QK8_0;

@@ -16,8 +16,14 @@ constexpr int64_t UNIT = 2 * QK8_0;  // a row is computed in steps of so many nu
 
 // Activations of one tile, shifted by 128, with their scales.
 struct Packed {
-    alignas(64) uint8_t q[WIDTH * MAX_K];
-    float d[WIDTH * MAX_K / QK8_0];
+    uint8_t * const q;
+    float * const   d;
+
+    Packed(char * work, int64_t n_k) : q((uint8_t *) work), d((float *) (work + WIDTH * n_k)) {}
+
+    static size_t n_bytes(int64_t n_k) {
+        return (size_t) (WIDTH * n_k + WIDTH * n_k / QK8_0 * (int64_t) sizeof(float));
+    }
 
     void fill(const Operands & op, int64_t i1, int64_t width) {
         const int64_t n_blocks = op.n_k / QK8_0;

@@ -7,6 +7,7 @@
 #include "ggml.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -31,6 +32,10 @@ bool pyllama_spec_mul_mat_q8_0(const struct ggml_compute_params * params, const 
 // the rows of dst->src[1] itself.
 bool pyllama_spec_mul_mat_repacked(
     const struct ggml_compute_params * params, const struct ggml_tensor * dst, int n_interleaved, int n_bytes);
+
+// Bytes that a thread needs beside its operands for a product: scratch() of tiles.h. 0 where the engine's own run.
+size_t pyllama_spec_float_scratch(const struct ggml_tensor * dst);
+size_t pyllama_spec_byte_scratch(const struct ggml_tensor * dst);
 
 // The instructions of each of our kernels in this build, as in "BF16 AVX2, F16 AVX2"; empty where the engine's own run.
 const char * pyllama_spec_float_kernels(void);

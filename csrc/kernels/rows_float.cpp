@@ -35,7 +35,7 @@ namespace {
 using namespace pyllama_spec;
 
 template <class T, int W, bool AHEAD>
-void column(const Operands & op, const typename T::Rows & rows, int64_t i0, int64_t end0, int64_t i1) {
+void column(const Operands & op, typename T::Rows rows, int64_t i0, int64_t end0, int64_t i1) {
     for (; i0 + T::HEIGHT <= end0; i0 += T::HEIGHT) {
         T::template tile<T::HEIGHT, W, AHEAD>(op, rows, i0, i1);
     }
@@ -44,8 +44,8 @@ void column(const Operands & op, const typename T::Rows & rows, int64_t i0, int6
     }
 }
 
-template <class T> void chunk(const Operands & op, int64_t begin0, int64_t end0, int64_t n_rows) {
-    [[maybe_unused]] static thread_local typename T::Rows rows;
+template <class T>
+void chunk(const Operands & op, typename T::Rows rows, int64_t begin0, int64_t end0, int64_t n_rows) {
     for_tiles(n_rows, [&](int64_t i1, int64_t width) {
         for_width(width, [&](auto w) {
             rows.template fill<w()>(op, i1);
@@ -68,6 +68,7 @@ template <class T> void multiply(const ggml_compute_params * params, const ggml_
     const int64_t n_rows     = rows->ne[1] * n_shared;
     const int64_t n_matrices = weights->ne[2] * rows->ne[3];
     const size_t  row_stride = n_k * sizeof(uint16_t);
+    typename T::Rows unpacked(scratch(params, T::Rows::n_bytes(n_k)));
     for_chunks(params, n_out, n_matrices, [&](int64_t matrix, int64_t begin, int64_t end) {
         const int64_t i2 = matrix % weights->ne[2], i3 = matrix / weights->ne[2];
         const Operands op = {
@@ -79,7 +80,7 @@ template <class T> void multiply(const ggml_compute_params * params, const ggml_
             dst->nb[1],
             n_k,
         };
-        chunk<T>(op, begin, end, n_rows);
+        chunk<T>(op, unpacked, begin, end, n_rows);
     });
 }
 
@@ -99,6 +100,18 @@ bool pyllama_spec_mul_mat_float([[maybe_unused]] const ggml_compute_params * par
         case GGML_TYPE_BF16: multiply<Bf16>(params, dst); return true;
 #endif
         default: return false;
+    }
+}
+
+size_t pyllama_spec_float_scratch(const ggml_tensor * dst) {
+    switch (dst->src[0]->type) {
+#if defined(HAS_F16)
+        case GGML_TYPE_F16: return F16::Rows::n_bytes(dst->src[0]->ne[0]);
+#endif
+#if defined(HAS_BF16)
+        case GGML_TYPE_BF16: return Bf16::Rows::n_bytes(dst->src[0]->ne[0]);
+#endif
+        default: return 0;
     }
 }
 

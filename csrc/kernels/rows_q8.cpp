@@ -24,8 +24,10 @@ namespace {
 using namespace pyllama_spec;
 
 // All weight rows by all activation rows, which are blocks of Q8_0.
-void run(const Operands & op, ggml_type type, int64_t n_out, int64_t n_rows, const ggml_compute_params * params) {
-    Packed x;
+void run(const Operands & op, const ggml_tensor * dst, const ggml_compute_params * params) {
+    const ggml_type type = dst->src[0]->type;
+    const int64_t n_out = dst->src[0]->ne[1], n_rows = dst->src[1]->ne[1];
+    Packed x(scratch(params, Packed::n_bytes(op.n_k)), op.n_k);
     const bool is_one_tile = n_rows <= WIDTH;
     if (is_one_tile) {
         x.fill(op, 0, n_rows);
@@ -48,8 +50,7 @@ void run(const Operands & op, ggml_type type, int64_t n_out, int64_t n_rows, con
 
 bool is_flat(const ggml_tensor * weights, const ggml_tensor * rows) {
     const int64_t n_k = weights->ne[0];
-    return rows->type == GGML_TYPE_F32 && n_k % UNIT == 0 && n_k <= MAX_K && weights->ne[2] == 1 &&
-        weights->ne[3] == 1 && rows->ne[2] == 1 && rows->ne[3] == 1;
+    return rows->type == GGML_TYPE_F32 && n_k % UNIT == 0 && weights->ne[2] == 1 && weights->ne[3] == 1 && rows->ne[2] == 1 && rows->ne[3] == 1;
 }
 
 Operands operands(const ggml_tensor * dst, const void * packed, size_t weight_stride) {
@@ -68,7 +69,7 @@ bool pyllama_spec_mul_mat_q8_0(const ggml_compute_params * params, const ggml_te
     if (weights->type != GGML_TYPE_Q8_0 || !is_flat(weights, rows)) {
         return false;
     }
-    run(operands(dst, params->wdata, weights->nb[1]), GGML_TYPE_Q8_0, weights->ne[1], rows->ne[1], params);
+    run(operands(dst, params->wdata, weights->nb[1]), dst, params);
     return true;
 }
 
@@ -89,8 +90,13 @@ bool pyllama_spec_mul_mat_repacked(const ggml_compute_params * params, const ggm
         ggml_threadpool_chunk_set(params->threadpool, params->nth);
     }
     ggml_barrier(params->threadpool);
-    run(operands(dst, params->wdata, 8 * weights->nb[1]), GGML_TYPE_Q4_0, weights->ne[1], rows->ne[1], params);
+    run(operands(dst, params->wdata, 8 * weights->nb[1]), dst, params);
     return true;
+}
+
+size_t pyllama_spec_byte_scratch(const ggml_tensor * dst) {
+    const ggml_type type = dst->src[0]->type;
+    return type == GGML_TYPE_Q8_0 || type == GGML_TYPE_Q4_0 ? Packed::n_bytes(dst->src[0]->ne[0]) : 0;
 }
 
 const char * pyllama_spec_byte_kernels(void) {
@@ -98,6 +104,10 @@ const char * pyllama_spec_byte_kernels(void) {
 }
 
 #else
+
+size_t pyllama_spec_byte_scratch(const ggml_tensor *) {
+    return 0;
+}
 
 const char * pyllama_spec_byte_kernels(void) {
     return "";

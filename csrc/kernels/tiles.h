@@ -1,6 +1,8 @@
 // What the kernels for a few rows have in common: operands, and how a product is cut into tiles and shared out.
 #pragma once
 
+#include "thread_pool.h"
+
 #include "ggml-cpu-impl.h"
 
 #include <algorithm>
@@ -11,6 +13,15 @@
 namespace pyllama_spec {
 
 constexpr int WIDTH = 6;  // the most activation rows of a tile, so that its sums stay in registers
+
+// Where this thread unpacks the activations of a tile. The caller's thread allocates it before the graph begins: on a
+// worker a failure would have nobody to tell, and a tile's activations are too many for a stack of unknown size. It is
+// the same place for every product: memory that moved between them would be in no cache.
+inline char * scratch(const ggml_compute_params * params, [[maybe_unused]] size_t n_bytes) {
+    const auto * pool = (const pyllama_spec_pool *) params->threadpool;
+    GGML_ASSERT(pool->n_slot >= n_bytes);
+    return pool->scratch + (size_t) params->ith * pool->n_slot;
+}
 
 struct Operands {
     const char * weights;

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine.checks import count, instance, real
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,16 @@ from pyllama_spec.bench import machine
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.figures import Fork, Pair, PromptResult, find_fork
 from pyllama_spec.bench.peer import Peer, PeerError, PeerRun, PeerUnreachableError
-from pyllama_spec.bench.prompt_file import Prompt, load_prompts
+from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.result import BenchResult, Setup
 from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.bench.weights import weight_bytes
-from pyllama_spec.chat import ChatTemplate
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.errors import ContextFullError, PyllamaSpecError
-from pyllama_spec.loading import check_target
+from pyllama_spec.errors import ContextFullError, PyllamaSpecError
+from pyllama_spec.generation.chat_template import ChatTemplate
+from pyllama_spec.generation.prompt_file import Prompt
+from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]
 _WARM_UP_TOKENS = 32
@@ -95,7 +96,7 @@ def _setup(config: BenchConfig, model: Model, spec: Side, n_ctx: int) -> Setup:
         drafter=spec.name,
         n_ctx=n_ctx,
         n_threads=n_threads,
-        n_draft=spec.runtime.loop.n_draft,
+        n_draft=spec.runtime.round.n_draft,
         weight_bytes=n_bytes,
         weight_basis=basis,
         streaming=None if model.is_on_gpu else machine.measure_streaming(n_threads),
@@ -162,7 +163,7 @@ class _Measurement:
 
     def _speculate(self, tokens: Sequence[int], n: int, answer: Run, key: str) -> Run:
         if self.spec.synthetic is not None:
-            self.spec.synthetic.follow(answer.tokens, key)
+            self.spec.synthetic.follow(len(tokens), answer.tokens, key)
         return self.spec.run(tokens, n)
 
     def _measure_one(

@@ -9,7 +9,7 @@ from typing import Any
 
 from pyllama_spec.bench.figures import Totals, acceptance_by_depth, ratio
 from pyllama_spec.bench.result import BenchResult
-from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 FORMATS = (".png", ".svg", ".pdf")
 _BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"

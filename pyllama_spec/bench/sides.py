@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import process_time
 
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.synthetic import SyntheticDrafter
-from pyllama_spec.completion import Runtime
-from pyllama_spec.drafters import Drafter, NoDrafter, WithLookup
+from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model, Sampler
-from pyllama_spec.engine.closing import Closing
-from pyllama_spec.loading import make_drafter, open_runtime
-from pyllama_spec.open_model import OpenModel
-from pyllama_spec.request import RequestOptions
-from pyllama_spec.speculative import RowObserver
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.generation.generation import Runtime
+from pyllama_spec.generation.options import RequestOptions
+from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.speculative import RowObserver, SequenceState, SpeculativeLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Run:
         return max(len(self.tokens) - 1, 0)
 
 
-class Side(Closing):
+class Side(Closeable):
     """One way to generate, on a model that the other side shares.
 
     Args:
@@ -94,7 +95,7 @@ class Side(Closing):
 
         """
         self._open.reset()
-        loop, sequence = self.runtime.loop, self.runtime.sequence
+        loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
         sampler = Sampler(self.runtime.model, self._options.sampler_params(vocab))
         start = process_time()
@@ -136,19 +137,20 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Sid
     n_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
+        # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.
+        is_file = not isinstance(config.draft, Drafter) and Path(config.draft).is_file()
+        lookup = 0 if config.synthetic_acceptance and is_file else config.lookup
         drafter = make_drafter(
-            config.draft, n_draft, config.p_min, lookup=config.lookup,
-            n_gpu_layers=config.n_gpu_layers,
-        )  # fmt: skip
+            config.draft,
+            DraftOptions(n_draft, config.p_min, lookup, n_gpu_layers=config.n_gpu_layers),
+        )
         own = None if drafter is config.draft else drafter
         if own is not None:
             stack.callback(own.close)
         synthetic = None
         if config.synthetic_acceptance:
-            # What a round costs is what is measured then, and a copy costs nothing.
-            asked = drafter.drafter if isinstance(drafter, WithLookup) else drafter
             synthetic = SyntheticDrafter(
-                asked, config.synthetic_acceptance, model.info.n_vocab, config.seed
+                drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
             )
         runtime = open_runtime(model, params, synthetic or drafter, n_draft)
         spec = Side(runtime, options, own, synthetic)

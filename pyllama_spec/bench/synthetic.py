@@ -11,11 +11,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from pyllama_spec.drafters import AttachedDrafter, Draft, Drafter, Features
-from pyllama_spec.engine import Context
+from pyllama_spec.drafters import Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.engine import Context, Model
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(Drafter):
     """Proposes len(probabilities) tokens, the i-th right with probabilities[i] if it is reached.
 
     It asks the real drafter for as many each time and ignores what they are. Before each text it
@@ -42,38 +42,40 @@ class SyntheticDrafter:
         self._n_vocab = n_vocab
         self._seed = seed
         self._random = random.Random(seed)
+        self._n_prompt = 0
         self._answer: tuple[int, ...] = ()
         self._n_committed = 0
         self._is_on_script = False
 
-    def follow(self, answer: Sequence[int], key: str) -> None:
+    def follow(self, n_prompt: int, answer: Sequence[int], key: str) -> None:
         """Says how the next text goes.
 
         Args:
+            n_prompt: the length of its prompt.
             answer: all its tokens, an end token included.
             key: names the run; another one gives other coins.
 
         """
+        self._n_prompt = n_prompt
         self._answer = tuple(answer)
         self._random = random.Random(f"{self._seed}/{key}")
         self._n_committed, self._is_on_script = 0, True
 
+    def check(self, target: Model) -> None:
+        """As the real drafter."""
+        self.inner.check(target)
+
     def attach(self, target: Context) -> None:
-        """Passed on to a drafter that has a model of its own."""
-        if isinstance(self.inner, AttachedDrafter):
-            self.inner.attach(target)
-
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
         """Passed on."""
-        self.inner.begin(seq, tokens, features)
+        self.inner.attach(target)
 
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         """The real drafter's proposal with its tokens exchanged."""
-        n = min(n, self.max_draft)
-        real = list(self.inner.propose(seq, pending, n).ids)
+        n = min(request.n, self.max_draft)
+        real = self.inner.propose([request._replace(n=n)])[0]
         if not self._is_on_script:
             self.n_off_script += 1
-            return Draft(real)
+            return real
         coming = self._answer[self._n_committed : self._n_committed + n]
         ids: list[int] = []
         is_right = True
@@ -82,16 +84,19 @@ class SyntheticDrafter:
             is_right = is_right and self._random.random() < self._probabilities[i]
             ids.append(token if is_right else (token + 1) % self._n_vocab)
         # Behind the answer's end token: rows that a real draft has there too.
-        ids += [pending] * (n - len(ids))
+        ids += [request.tokens[-1]] * (n - len(ids))
         return Draft(ids)
 
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+    def commit(self, done: Sequence[Committed]) -> None:
         """Compares the text with the answer, and passes the tokens on."""
-        at = self._n_committed
-        self._n_committed += len(tokens)
-        if tuple(tokens) != self._answer[at : self._n_committed]:
-            self._is_on_script = False
-        self.inner.commit(seq, tokens, features)
+        for one in done:
+            # Of a prompt's last part the last token is the first of the answer.
+            generated = one.tokens[max(self._n_prompt - one.start, 0) :]
+            at = self._n_committed
+            self._n_committed += len(generated)
+            if tuple(generated) != self._answer[at : self._n_committed]:
+                self._is_on_script = False
+        self.inner.commit(done)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Passed on."""

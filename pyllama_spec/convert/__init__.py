@@ -2,6 +2,6 @@
 
 from pyllama_spec.convert.eagle3 import ConversionReport, convert_eagle3
 from pyllama_spec.convert.layer_ids import Convention
-from pyllama_spec.convert.writer import KINDS, Kind
+from pyllama_spec.gguf.writer import KINDS, Kind
 
 __all__ = ["KINDS", "Convention", "ConversionReport", "Kind", "convert_eagle3"]

@@ -10,8 +10,8 @@ from typing import Any
 
 from pyllama_spec.convert.pickled import read_torch
 from pyllama_spec.convert.safetensors import read_safetensors
-from pyllama_spec.convert.tensors import SourceTensor
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import SourceTensor
 
 Json = dict[str, Any]
 

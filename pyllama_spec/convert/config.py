@@ -1,4 +1,4 @@
-"""config.json of a draft -> HeadConfig, whichever tool wrote it."""
+"""config.json of a draft -> DraftConfig, whichever tool wrote it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pyllama_spec.convert.fields import Fields
 from pyllama_spec.convert.layer_ids import WrittenIds
 from pyllama_spec.convert.rope import Rope, read_rope
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Options that only NVIDIA ModelOpt writes.
@@ -17,7 +17,7 @@ _MODELOPT = ("use_last_layernorm", "use_input_layernorm_in_first_layer", "next_l
 
 
 @dataclass(frozen=True, slots=True)
-class HeadConfig:
+class DraftConfig:
     """A draft head as its config.json describes it; docs/eagle3.md explains the options.
 
     Attributes:
@@ -65,7 +65,7 @@ class HeadConfig:
     notes: tuple[str, ...] = ()
 
 
-def read_config(config: Mapping[str, Any]) -> HeadConfig:
+def read_config(config: Mapping[str, Any]) -> DraftConfig:
     """Reads what the head is. Sizes are never guessed.
 
     Defaults are those that transformers' LlamaConfig documents: num_key_value_heads is
@@ -96,7 +96,7 @@ def read_config(config: Mapping[str, Any]) -> HeadConfig:
         )
     rope = read_rope(body, head_size)
     norm_output = _flag(top, eagle, "norm_output")
-    return HeadConfig(
+    return DraftConfig(
         layout=_layout(top, eagle),
         n_embd=n_embd,
         n_head=n_head,

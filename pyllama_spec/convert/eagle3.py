@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.convert.checkpoint import Checkpoint, open_checkpoint
-from pyllama_spec.convert.config import HeadConfig, read_config
+from pyllama_spec.convert.config import DraftConfig, read_config
 from pyllama_spec.convert.layer_ids import Convention, ResolvedIds, resolve
 from pyllama_spec.convert.layout import Plan, common_name, plan_tensors
 from pyllama_spec.convert.refusals import refuse_other_kinds
-from pyllama_spec.convert.target import Target, read_target
-from pyllama_spec.convert.writer import KINDS, Kind, Output, import_gguf, write_gguf
-from pyllama_spec.engine.errors import ArgumentError, ConversionError
+from pyllama_spec.convert.target import read_target
+from pyllama_spec.errors import ArgumentError, ConversionError
+from pyllama_spec.gguf.target import Target
+from pyllama_spec.gguf.writer import KINDS, Kind, Output, import_gguf, write_gguf
 
 Progress = Callable[[float], None]
 # In the file, as pyllama_spec.convert.version: counts changes of what the same input becomes.
@@ -99,7 +100,7 @@ def convert_eagle3(
         target_n_embd=facts.n_embd, n_vocab=facts.n_vocab,
     )  # fmt: skip
     keys = _keys(config, ids, plan, facts)
-    output = Output(checkpoint.name, keys, facts.tokenizer, plan.tensors, kind)
+    output = Output("eagle3", checkpoint.name, keys, facts.tokenizer, plan.tensors, kind)
     written = write_gguf(out, output, progress)
     return ConversionReport(
         path=out,
@@ -134,7 +135,7 @@ def _check_output(out: Path, target: Path, draft: Path) -> Path:
     return out
 
 
-def _count_target_layers(config: HeadConfig, checkpoint: Checkpoint, target: Target) -> int:
+def _count_target_layers(config: DraftConfig, checkpoint: Checkpoint, target: Target) -> int:
     """How many rows of the target fc reads, by its width."""
     wanted = config.target_hidden_size
     if wanted is not None and wanted != target.n_embd:
@@ -163,7 +164,7 @@ def _count_target_layers(config: HeadConfig, checkpoint: Checkpoint, target: Tar
     return n_layers
 
 
-def _keys(config: HeadConfig, ids: ResolvedIds, plan: Plan, target: Target) -> Mapping[str, Any]:
+def _keys(config: DraftConfig, ids: ResolvedIds, plan: Plan, target: Target) -> Mapping[str, Any]:
     keys: dict[str, Any] = {
         "context_length": config.n_ctx_train,
         "embedding_length": config.n_embd,

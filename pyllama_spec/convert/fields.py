@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
 
 
 @dataclass(frozen=True, slots=True)

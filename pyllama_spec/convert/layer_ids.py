@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
 
 Convention = Literal["input", "output"]
 Ids = tuple[int, ...]

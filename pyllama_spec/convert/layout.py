@@ -11,38 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pyllama_spec.convert.config import HeadConfig
-from pyllama_spec.convert.tensors import Ids, Raw, SourceTensor
+from pyllama_spec.convert.config import DraftConfig
 from pyllama_spec.convert.vocabulary import map_vocabulary
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import Ids, PlannedTensor, Rows, SourceTensor
 
 # What a checkpoint may hold and the engine computes itself, or what belongs to training: buffers of
 # RoPE, and speculators' copies of the target's norm and output.
 _IGNORED = re.compile(
     r"(^|\.)rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)$|^verifier_(norm|lm_head)\.weight$"
 )
-Rows = NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedTensor:
-    """One tensor of the GGUF.
-
-    Attributes:
-        name, shape: of the GGUF, the shape as NumPy writes it.
-        source: where its numbers come from; None for `values`.
-        rows: the source's rows in the GGUF's order, int `[shape[0]]`; None for all as they are.
-        values: the numbers themselves, of tensors that no checkpoint holds.
-
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    source: SourceTensor | None = None
-    rows: Rows | None = None
-    values: Raw | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +129,7 @@ def neighbour_rows(n_head: int, head_size: int, n_between: int = 0) -> Rows:
 
 
 def plan_tensors(
-    config: HeadConfig,
+    config: DraftConfig,
     tensors: Mapping[str, SourceTensor],
     *,
     n_target_layers: int,
@@ -191,7 +170,7 @@ def plan_tensors(
     return Plan(tuple(planned), n_layer, n_reduced, (*notes, *mapped.notes, *outer_notes))
 
 
-def _count_layers(config: HeadConfig, shelf: Shelf) -> tuple[int, list[str]]:
+def _count_layers(config: DraftConfig, shelf: Shelf) -> tuple[int, list[str]]:
     found = shelf.layers()
     if shelf.has_midlayer and found == {0}:
         if config.n_layer == 1:
@@ -206,7 +185,7 @@ def _count_layers(config: HeadConfig, shelf: Shelf) -> tuple[int, list[str]]:
     return config.n_layer, []
 
 
-def _features(config: HeadConfig, shelf: Shelf, n_layers: int, width: int) -> list[PlannedTensor]:
+def _features(config: DraftConfig, shelf: Shelf, n_layers: int, width: int) -> list[PlannedTensor]:
     """fc, and the norms before it."""
     for option, name, is_on in (
         ("norm_before_fc", "input_norm.weight", config.norm_before_fc),
@@ -238,7 +217,7 @@ def _first_rows(name: str, source: SourceTensor, n: int) -> PlannedTensor:
     return PlannedTensor(name, (n, *source.shape[1:]), source, rows)
 
 
-def _n_draft(config: HeadConfig, shelf: Shelf) -> int:
+def _n_draft(config: DraftConfig, shelf: Shelf) -> int:
     """Rows of the head's output."""
     head = shelf.find("lm_head.weight")
     if config.n_draft_vocab is not None or head is None:
@@ -252,7 +231,7 @@ def _n_draft(config: HeadConfig, shelf: Shelf) -> int:
 
 
 def _outer(
-    config: HeadConfig,
+    config: DraftConfig,
     shelf: Shelf,
     target_ids: Ids | None,
     n_draft: int,
@@ -295,7 +274,7 @@ def _outer(
 
 
 def _shared_output(
-    config: HeadConfig,
+    config: DraftConfig,
     embedding: SourceTensor | None,
     n_vocab: int,
     can_share: bool,
@@ -321,7 +300,7 @@ def _shared_output(
     return []
 
 
-def _layer(config: HeadConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def _layer(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
     """One decoder layer; the first one reads a token and a row side by side."""
     blk, src = f"blk.{index}.", f"layers.{index}."
     n_embd, n_ff = config.n_embd, config.n_ff
@@ -338,7 +317,7 @@ def _layer(config: HeadConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
     return planned
 
 
-def _attention(config: HeadConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def _attention(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
     blk, src = f"blk.{index}.", f"layers.{index}.self_attn."
     size, n_in = config.head_size, config.n_embd * (2 if index == 0 else 1)
     q_rows = neighbour_rows(config.n_head, size, size if config.output_gate else 0)
@@ -367,7 +346,7 @@ def _attention(config: HeadConfig, shelf: Shelf, index: int) -> list[PlannedTens
     return planned
 
 
-def _has_bias(config: HeadConfig, shelf: Shelf, src: str) -> bool:
+def _has_bias(config: DraftConfig, shelf: Shelf, src: str) -> bool:
     """Whether q, k and v have biases; that of o may be missing, as in Qwen2's attention."""
     found = [t for part in "qkvo" if (t := shelf.find(f"{src}{part}_proj.bias")) is not None]
     if found and config.has_attn_bias is False:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pyllama_spec.convert.tensors import STORED, Raw, SourceTensor
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import STORED, Raw, SourceTensor
 
 _STORAGES = {
     "DoubleStorage": "F64",

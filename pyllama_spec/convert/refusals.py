@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyllama_spec.convert.fields import Fields
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

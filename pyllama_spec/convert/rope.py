@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec.convert.fields import Fields
-from pyllama_spec.convert.tensors import Floats
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import Floats
 
 # Of transformers' LlamaConfig, and of the EAGLE reference, where a config.json has none.
 _DEFAULT_THETA = 10000.0

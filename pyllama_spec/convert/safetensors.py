@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.convert.tensors import STORED, Raw, SourceTensor, dtype_size
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import STORED, Raw, SourceTensor
 
 _LENGTH = struct.Struct("<Q")
 # As in the reference reader: a longer header is no header.
@@ -91,12 +91,27 @@ def _entry(path: Path, name: str, entry: Any, n_data: int) -> tuple[str, tuple[i
         raise _damaged(
             path, f"{name} should end at byte {end} of {n_data}: it is cut off; download it again"
         )
-    wanted = math.prod(shape) * dtype_size(dtype, name)
+    wanted = math.prod(shape) * _dtype_size(dtype, name)
     if end - begin != wanted:
         raise _damaged(
             path, f"{name} is {dtype} {list(shape)}, {wanted} bytes, and has {end - begin}"
         )
     return dtype, tuple(shape), begin, end
+
+
+def _dtype_size(dtype: str, owner: str) -> int:
+    """Bytes per element of a stored type.
+
+    Raises:
+        ConversionError: the type is none of STORED; `owner` names the tensor in the message.
+
+    """
+    if dtype not in STORED:
+        raise ConversionError(
+            f"the tensor {owner} is stored as {dtype}, which this converter does not read (it "
+            f"reads {', '.join(STORED)}); convert the checkpoint that was not quantised"
+        )
+    return STORED[dtype].itemsize
 
 
 def _check_spans(path: Path, spans: list[tuple[int, int, str]], n_data: int) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 from pyllama_spec.convert.checkpoint import Json, read_json
 from pyllama_spec.convert.fields import Fields
-from pyllama_spec.convert.gguf_keys import ARRAY, STRING, GgufKey
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.reader import ARRAY, STRING, GgufKey
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _UINT32, _INT32, _FLOAT32, _BOOL = 4, 5, 6, 7

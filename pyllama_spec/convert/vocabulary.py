@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyllama_spec.convert.tensors import Ids
-from pyllama_spec.engine.errors import ConversionError
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import Ids
 
 
 @dataclass(frozen=True, slots=True)

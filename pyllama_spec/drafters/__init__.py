@@ -1,29 +1,41 @@
-"""Drafters: one file per kind. None of them knows the loop."""
+"""Drafters: a file or folder per kind, and a registry. None of them knows the loop."""
 
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
-    AttachedDrafter,
+    Committed,
     Draft,
     Drafter,
+    DraftRequest,
     Features,
     NoDrafter,
-    ResumingDrafter,
-    SavingDrafter,
+    SequenceErrors,
+    TokenPrior,
+    TokenView,
+    Vote,
 )
 from pyllama_spec.drafters.eagle3 import Eagle3
+from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
+from pyllama_spec.drafters.registry import make_drafter, open_draft, register
 from pyllama_spec.drafters.with_lookup import WithLookup
 
 __all__ = [
     "NO_DRAFT",
-    "AttachedDrafter",
+    "Committed",
     "Draft",
+    "DraftOptions",
+    "DraftRequest",
     "Drafter",
     "Eagle3",
     "Features",
     "NoDrafter",
     "PromptLookup",
-    "ResumingDrafter",
-    "SavingDrafter",
+    "SequenceErrors",
+    "TokenPrior",
+    "TokenView",
+    "Vote",
     "WithLookup",
+    "make_drafter",
+    "open_draft",
+    "register",
 ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.engine.context import Context
+from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.errors import PyllamaSpecError
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
@@ -22,107 +24,26 @@ class Draft:
     Attributes:
         ids: what may come next, first token first; empty for no proposal.
         probabilities: [len(ids)] the drafter's probability of each one, or None.
+        candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
+            likeliest first, where the drafter has more than one; or None.
 
     """
 
     ids: Sequence[int] = ()
     probabilities: Sequence[float] | None = None
+    candidates: Sequence[Sequence[tuple[int, float]]] | None = None
+
+    def cut(self, n: int) -> Draft:
+        """The first n places of it."""
+        if len(self.ids) <= n:
+            return self
+        p, others = self.probabilities, self.candidates
+        return Draft(
+            self.ids[:n], None if p is None else p[:n], None if others is None else others[:n]
+        )
 
 
 NO_DRAFT = Draft()
-
-
-@runtime_checkable
-class Drafter(Protocol):
-    """Proposes continuations. The loop never asks what kind it is, and it never imports the loop.
-
-    What the loop promises, per sequence:
-
-    - `begin` gets the tokens of a prompt, batch after batch, in order, each with its rows;
-    - `commit` gets every token that is committed after the prompt. `features` are the rows of the
-      tokens that the target decoded for it, one per committed token: row i belongs to the token
-      *before* tokens[i]. The first token after a prompt comes without rows: the row that it pairs
-      with is the last one that `begin` got;
-    - `propose` is called when all committed tokens are known; `pending` is the last of them, and
-      the only one that the target has not decoded;
-    - rejected tokens are never mentioned: there is nothing to undo after a rejection;
-    - `truncate` says that only the first n_keep tokens still count, before `begin` goes on there.
-
-    Arrays in `features` are views that the next decode overwrites: copy what is to be kept.
-
-    An exception in any of these turns the drafter off for the rest of the generation. The text
-    goes on without it, and the result says why in `reason_off`.
-    """
-
-    @property
-    def name(self) -> str:
-        """What the statistics call it."""
-        ...
-
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        """The layer inputs that it wants from the target; () for none."""
-        ...
-
-    @property
-    def max_draft(self) -> int:
-        """The most tokens that it proposes at once."""
-        ...
-
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Takes a batch of a prompt: the ids, and for each one its row of each target layer."""
-        ...
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
-        """At most n tokens that may follow `pending`."""
-        ...
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Takes the tokens of a round: the accepted ones, then the target's own."""
-        ...
-
-    def truncate(self, seq: int, n_keep: int) -> None:
-        """Forgets all but the first n_keep tokens of the sequence."""
-        ...
-
-    def copy(self, seq: int, to: int) -> None:
-        """Lets the sequence `to` begin as a copy of `seq`."""
-        ...
-
-    def close(self) -> None:
-        """Frees what it holds. May be called twice."""
-        ...
-
-
-@runtime_checkable
-class AttachedDrafter(Protocol):
-    """What a drafter may have beside: a model of its own that computes next to the target."""
-
-    def attach(self, target: Context) -> None:
-        """Called by the loop that it drafts for, before anything else."""
-        ...
-
-
-@runtime_checkable
-class ResumingDrafter(Protocol):
-    """What a drafter may have beside: a say in how much of a prompt need not be decoded again."""
-
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens it can go on after; the rest comes with begin()."""
-        ...
-
-
-@runtime_checkable
-class SavingDrafter(Protocol):
-    """What a drafter may have beside: a state that can be saved with the target's."""
-
-    def save(self, seq: int) -> bytes:
-        """What it knows of a sequence."""
-        ...
-
-    def restore(self, seq: int, data: bytes) -> int:
-        """Puts back what save() gave; returns how many tokens it knows of the sequence now."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,39 +62,222 @@ class Vote:
     weight: float
 
 
-# Given a sequence and what has been drafted behind its text: what else has a say.
-Adviser = Callable[[int, Sequence[int]], Sequence[Vote]]
+# Given what has been drafted behind the text: what else has a say in the next token. The weights
+# are those of a mixture of distributions, in which the drafter's own counts 1.
+TokenPrior = Callable[[Sequence[int]], Sequence[Vote]]
 
 
-@runtime_checkable
-class AdvisedDrafter(Protocol):
-    """What a drafter may have beside: an ear for others."""
+class TokenView(Sequence[int]):
+    """The tokens of a sequence, to be read. It always shows the newest ones; a slice is a list."""
 
-    adviser: Adviser | None
+    __slots__ = ("_tokens",)
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    @overload
+    def __getitem__(self, i: int) -> int: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[int]: ...
+
+    def __getitem__(self, i: int | slice) -> int | list[int]:
+        return self._tokens[i]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
 
 
-class NoDrafter:
-    """Proposes nothing: the loop with it is plain decoding."""
+class DraftRequest(NamedTuple):
+    """What is asked for one sequence.
 
-    name = "none"
+    Attributes:
+        seq: the sequence.
+        tokens: its prompt and all committed tokens; the last one is pending: the target has not
+            decoded it.
+        n: the most tokens that are wanted, at least 1.
+        prior: who else has a say in each token, for drafters that can mix; None for nobody.
+
+    """
+
+    seq: int
+    tokens: Sequence[int]
+    n: int
+    prior: TokenPrior | None = None
+
+
+class Committed(NamedTuple):
+    """What one decode of the target settled for one sequence.
+
+    Attributes:
+        seq: the sequence.
+        tokens: what follows the tokens that were told before; they stand at positions `start`,
+            start + 1, ... Rejected tokens are never mentioned.
+        start: the position of the first one.
+        features: the target's rows of positions first_row, first_row + 1, ... that it has decoded,
+            of each target layer. They are views that the next decode overwrites: copy what is to
+            be kept. Of a prompt they are the tokens' own; after a round they begin one position
+            before `start`, since the token that was pending has its row now and the last token,
+            which is pending, has none yet. () where none are wanted, and where all rows of the
+            tokens were told before.
+        first_row: see features.
+
+    """
+
+    seq: int
+    tokens: Sequence[int]
+    start: int
+    features: Features = ()
+    first_row: int = 0
+
+
+class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
+    """Some sequences of one call failed, the others did not.
+
+    Attributes:
+        errors: by sequence, what happened.
+        drafts: of propose(): by sequence, what was drafted for the others.
+
+    """
+
+    def __init__(
+        self, errors: Mapping[int, Exception], drafts: Mapping[int, Draft] | None = None
+    ) -> None:
+        super().__init__("; ".join(f"sequence {seq}: {error}" for seq, error in errors.items()))
+        self.errors = dict(errors)
+        self.drafts = dict(drafts or {})
+
+
+class Drafter(Closeable):
+    """Proposes continuations. Nobody asks what kind it is, and it never imports the loop.
+
+    A simple drafter overrides propose_one(), which is given the text so far, and nothing else. One
+    that keeps a state overrides commit_one() and truncate() as well. One that computes for all
+    sequences of a round at once overrides the list forms, propose() and commit(), instead. All
+    other methods have defaults.
+
+    What the round promises, per sequence:
+
+    - commit() tells every token once and in order: those of the prompt, part by part, then those of
+      each round, the accepted ones and the target's own;
+    - propose() is called when all committed tokens have been told;
+    - there is nothing to undo after a rejection: rejected tokens are never mentioned;
+    - truncate() says that only the first n_keep tokens still count, before commit() goes on there.
+
+    An exception turns the drafter off for that sequence until its next prompt. The text goes on
+    without it; the result says why in `reason_off`, and the exception itself is in
+    `reason_off_error`. A list form that knows which sequences failed raises SequenceErrors; after
+    any other exception of a list form all sequences of the call count as failed.
+
+    Attributes:
+        name: what the statistics call it.
+        target_layers: the layer inputs that it wants from the target; () for none.
+        max_draft: the most tokens that it proposes at once.
+
+    """
+
+    name: str = "custom"
     target_layers: tuple[int, ...] = ()
-    max_draft = 0
+    max_draft: int = 8
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Needs nothing."""
+    # ---- drafting
 
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
-        """Proposes nothing."""
-        return NO_DRAFT
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """At most request.n tokens that may follow the last one."""
+        raise NotImplementedError(f"{type(self).__name__} has neither propose_one() nor propose()")
 
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Needs nothing."""
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """A draft for each request, in their order."""
+        if len(requests) == 1:
+            return (self.propose_one(requests[0]),)
+        drafts: dict[int, Draft] = {}
+        errors = _each(requests, lambda r: drafts.__setitem__(r.seq, self.propose_one(r)))
+        if errors:
+            raise SequenceErrors(errors, drafts)
+        return [drafts[request.seq] for request in requests]
+
+    # ---- what became of it
+
+    def commit_one(self, done: Committed) -> None:
+        """Takes what a decode settled for one sequence."""
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Takes what a decode settled."""
+        if len(done) == 1:
+            self.commit_one(done[0])
+            return
+        errors = _each(done, self.commit_one)
+        if errors:
+            raise SequenceErrors(errors)
 
     def truncate(self, seq: int, n_keep: int) -> None:
-        """Needs nothing."""
+        """Forgets all but the first n_keep tokens of the sequence."""
 
     def copy(self, seq: int, to: int) -> None:
-        """Needs nothing."""
+        """Lets the sequence `to` begin as a copy of `seq`."""
+
+    # ---- the target it computes beside
+
+    def check(self, target: Model) -> None:
+        """Raises, before anything is opened, unless it can draft for this target.
+
+        Raises:
+            ArgumentError: it was made for another one, with the first difference.
+
+        """
+
+    def attach(self, target: Context) -> None:
+        """Called by the round that it drafts for, before anything else. May be called again."""
+
+    # ---- a state that outlasts a request
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens it can go on after; commit() tells the rest anew."""
+        return n_keep
+
+    def save(self, seq: int) -> bytes | None:
+        """What it knows of a sequence, for restore(); None if it is to be told again instead."""
+        return None
+
+    def restore(self, seq: int, data: bytes) -> int:
+        """Puts back what save() gave; returns how many tokens it knows of the sequence now."""
+        return 0
+
+    # ---- for people
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for `doctor`: sizes, layers, the file; {} where there is nothing to say."""
+        return {}
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called, for drafters that cannot be used again then."""
+        return False
 
     def close(self) -> None:
-        """Holds nothing."""
+        """Frees what it holds. May be called twice."""
+
+
+def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:
+    """Calls for every item; the errors by sequence."""
+    errors: dict[int, Exception] = {}
+    for item in items:
+        try:
+            call(item)
+        except Exception as error:  # noqa: BLE001, PERF203 - it is this sequence's alone
+            errors[item.seq] = error
+    return errors
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing: a round with it is plain decoding."""
+
+    name = "none"
+    max_draft = 0
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Proposes nothing."""
+        return [NO_DRAFT] * len(requests)
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Needs nothing."""

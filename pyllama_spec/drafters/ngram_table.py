@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
 
 MAX_CONTEXT = 5
 # Odd numbers near 2^64 divided by the golden ratio, and by its square: Knuth's multiplicative hash.

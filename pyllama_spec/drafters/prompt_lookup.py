@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, Features
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.errors import ArgumentError
 
 NGram = tuple[int, ...]
 
@@ -57,7 +57,7 @@ class _History:
             self.n_indexed -= 1
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """Proposes what followed the longest suffix of the text that occurred before.
 
     The defaults are those with which a copy task is fastest on a CPU: a verify batch of 8 rows is
@@ -74,7 +74,6 @@ class PromptLookup:
     """
 
     name = "prompt-lookup"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(self, max_draft: int = 7, *, max_ngram: int = 6, min_ngram: int = 3) -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -96,13 +95,9 @@ class PromptLookup:
         """A copy of the last n tokens of a sequence."""
         return np.array(self._history(seq).tokens[-n:], dtype=np.int32)
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Appends and indexes tokens of a prompt."""
-        self._append(seq, tokens)
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Appends and indexes committed tokens."""
-        self._append(seq, tokens)
+    def commit_one(self, done: Committed) -> None:
+        """Appends and indexes tokens."""
+        self._append(done.seq, done.tokens)
 
     def _append(self, seq: int, tokens: Sequence[int]) -> None:
         history = self._history(seq)
@@ -110,15 +105,15 @@ class PromptLookup:
         # N-grams that end with the last token have nothing behind them yet.
         history.index_up_to(len(history.tokens) - 1, self._sizes)
 
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose_one(self, request: DraftRequest) -> Draft:
         """Continues the text as it went on after its longest repeated suffix.
 
         A continuation that reaches the end of the text goes on with its own beginning, so that a
         repetition with a short period is proposed at full length.
         """
-        history = self._history(seq)
+        history = self._history(request.seq)
         tokens = history.tokens
-        n = min(n, self.max_draft)
+        n = min(request.n, self.max_draft)
         for size in self._sizes:
             if size >= len(tokens) or n < 1:
                 continue

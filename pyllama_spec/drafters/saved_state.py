@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 
-# Magic, version, CRC-32 of the rest, length of the JSON text.
-_HEADER = struct.Struct("<4sIII")
-_MAGIC, _VERSION = b"PLSD", 1
+_MAGIC, _VERSION = b"PLSD", 2
+_LENGTH = struct.Struct("<I")  # of the JSON text
 
 
 def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
@@ -24,8 +22,8 @@ def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
 
     """
     text = json.dumps({**facts, "parts": [len(part) for part in parts]}).encode()
-    body = b"".join((text, *parts))
-    return _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(body), len(text)) + body
+    body = (_LENGTH.pack(len(text)), text, *parts)
+    return seal(bytearray(b"".join((bytes(HEADER_BYTES), *body))), _MAGIC, _VERSION)
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
@@ -35,16 +33,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:
         ArgumentError: the bytes are damaged or were not written by pack().
 
     """
-    if len(data) < _HEADER.size:
-        raise ArgumentError(f"a drafter's state has at least {_HEADER.size} bytes, not {len(data)}")
-    magic, version, crc, n_text = _HEADER.unpack_from(data)
-    body = data[_HEADER.size :]
-    if magic != _MAGIC or version != _VERSION:
-        raise ArgumentError("these bytes are not a drafter's state")
-    if zlib.crc32(body) != crc:
-        raise ArgumentError("the drafter's state is damaged: its checksum differs")
-    facts = json.loads(body[:n_text])
-    parts, at = [], n_text
+    body = bytes(unseal(data, _MAGIC, _VERSION, "a drafter's state"))
+    at = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    facts = json.loads(body[_LENGTH.size : at])
+    parts = []
     for size in facts.pop("parts"):
         parts.append(body[at : at + size])
         at += size

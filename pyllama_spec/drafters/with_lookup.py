@@ -11,44 +11,74 @@ than what is copied, and those of a table that was counted with the model (ngram
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import (
-    AdvisedDrafter,
-    AttachedDrafter,
+    Committed,
     Draft,
     Drafter,
-    Features,
-    ResumingDrafter,
-    SavingDrafter,
+    DraftRequest,
+    SequenceErrors,
+    TokenPrior,
     Vote,
 )
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.saved_state import pack, unpack
+from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
-from pyllama_spec.engine.context import Context
 
 # With fewer, chance is right as often as the model; with more, copies are found late.
 MIN_NGRAM = 5
 # How much others count where the head's distribution counts 1: the table, and what followed in the
 # text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
-# the prompts of bench/dev_prompts.jsonl; a half more or less of each is worth 0.03 there at most.
+# the prompts of benchmarks/dev_prompts.jsonl; a half more or less of each is worth 0.03 there.
 _TABLE_WEIGHT = 0.4
 _TEXT_WEIGHTS = {2: 0.15, 3: 0.3, 4: 0.6}
 # How far back short n-grams are looked for.
 _REACH = 1 << 15
 
 
-class DraftModel(Drafter, AttachedDrafter, ResumingDrafter, SavingDrafter, Protocol):
-    """A drafter with a model of its own."""
+class NgramPrior:
+    """What n-grams say of the token after a text and what has been drafted behind it.
+
+    Args:
+        read_text: gives the end of the text, [n]; called once, when a vote is first asked for.
+        table: what follows the last few tokens as a rule, or None.
+
+    """
+
+    def __init__(
+        self, read_text: Callable[[], npt.NDArray[np.int32]], table: NgramTable | None
+    ) -> None:
+        self._read_text, self._table = read_text, table
+        self._text: npt.NDArray[np.int32] | None = None
+        self._tail: list[int] = []
+
+    def __call__(self, drafted: Sequence[int]) -> list[Vote]:
+        """One vote of the table, and one of the text, where they have any."""
+        if self._text is None:
+            self._text = self._read_text()
+            self._tail = self._text[-MAX_CONTEXT:].tolist()
+        tail = [*self._tail, *drafted][-MAX_CONTEXT:]
+        votes = []
+        if self._table is not None:
+            found = self._table.find(tail)
+            if found is not None:
+                votes.append(Vote(*found, _TABLE_WEIGHT))
+        followed = _what_followed(self._text, tail)
+        if followed is not None:
+            token, n_same = followed
+            votes.append(Vote(token, 1.0, _TEXT_WEIGHTS[n_same]))
+        return votes
 
 
-class WithLookup:
+class WithLookup(Drafter):
     """Proposes what followed where the text ended as it does now; elsewhere asks a draft model.
 
     Args:
@@ -62,7 +92,7 @@ class WithLookup:
     """
 
     def __init__(
-        self, drafter: DraftModel, min_ngram: int = MIN_NGRAM, table: NgramTable | None = None
+        self, drafter: Drafter, min_ngram: int = MIN_NGRAM, table: NgramTable | None = None
     ) -> None:
         self.drafter = drafter
         self.min_ngram = count(min_ngram, "min_ngram", 1)
@@ -75,54 +105,42 @@ class WithLookup:
         # Proposals that were copied, for who asks where they come from.
         self.n_copied = 0
         self.table = table
-        # The end of the text that is being drafted for.
-        self._text = np.zeros(0, dtype=np.int32)
-        self._advised = drafter if isinstance(drafter, AdvisedDrafter) else None
+
+    def check(self, target: Model) -> None:
+        """As the model."""
+        self.drafter.check(target)
 
     def attach(self, target: Context) -> None:
-        """See Eagle3.attach."""
+        """As the model."""
         self.drafter.attach(target)
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
+    def commit(self, done: Sequence[Committed]) -> None:
         """Tells both."""
-        self.drafter.begin(seq, tokens, features)
-        self._lookup.begin(seq, tokens, ())
+        self._lookup.commit(done)
+        self.drafter.commit(done)
 
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Tells both."""
-        self.drafter.commit(seq, tokens, features)
-        self._lookup.commit(seq, tokens, ())
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
-        """A copy if there is one, else what the model drafts."""
-        copy = self._lookup.propose(seq, pending, n)
-        if copy.ids:
-            self.n_copied += 1
-            return copy
-        if self._advised is None:
-            return self.drafter.propose(seq, pending, n)
-        # For this call alone: otherwise the two would keep each other, and their memory, alive.
-        self._advised.adviser = self._votes
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """A copy where there is one; what the model drafts for all the others together."""
+        drafts = [self._lookup.propose_one(request) for request in requests]
+        others = [i for i, draft in enumerate(drafts) if not draft.ids]
+        self.n_copied += len(requests) - len(others)
+        if not others:
+            return drafts
+        asked = [requests[i]._replace(prior=self._prior(requests[i])) for i in others]
         try:
-            return self.drafter.propose(seq, pending, n)
-        finally:
-            self._advised.adviser = None
+            found = self.drafter.propose(asked)
+        except Exception as error:
+            copies = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
+            if isinstance(error, SequenceErrors):
+                raise SequenceErrors(error.errors, {**error.drafts, **copies}) from error
+            # It knows nothing of those that are copied, which go on.
+            raise SequenceErrors({request.seq: error for request in asked}, copies) from error
+        for i, draft in zip(others, found, strict=True):
+            drafts[i] = draft
+        return drafts
 
-    def _votes(self, seq: int, drafted: Sequence[int]) -> list[Vote]:
-        """What n-grams say of the token after the text and what has been drafted behind it."""
-        if not drafted:
-            self._text = self._lookup.newest(seq, _REACH)
-        tail = [*self._text[-MAX_CONTEXT:].tolist(), *drafted][-MAX_CONTEXT:]
-        votes = []
-        if self.table is not None:
-            found = self.table.find(tail)
-            if found is not None:
-                votes.append(Vote(*found, _TABLE_WEIGHT))
-        followed = _what_followed(self._text, tail)
-        if followed is not None:
-            token, n_same = followed
-            votes.append(Vote(token, 1.0, _TEXT_WEIGHTS[n_same]))
-        return votes
+    def _prior(self, request: DraftRequest) -> TokenPrior:
+        return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
         """As the model can: a lookup needs the tokens alone."""
@@ -130,18 +148,21 @@ class WithLookup:
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Tells both."""
-        self.drafter.truncate(seq, n_keep)
         self._lookup.truncate(seq, n_keep)
+        self.drafter.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """Tells both."""
-        self.drafter.copy(seq, to)
         self._lookup.copy(seq, to)
+        self.drafter.copy(seq, to)
 
-    def save(self, seq: int) -> bytes:
-        """What both know of a sequence."""
+    def save(self, seq: int) -> bytes | None:
+        """What both know of a sequence; None where the model has nothing to save."""
+        state = self.drafter.save(seq)
+        if state is None:
+            return None
         tokens = np.array(self._lookup.tokens(seq), dtype="<i4")
-        return pack({}, [self.drafter.save(seq), tokens.tobytes()])
+        return pack({}, [state, tokens.tobytes()])
 
     def restore(self, seq: int, data: bytes) -> int:
         """Puts back what save() gave.
@@ -157,13 +178,19 @@ class WithLookup:
         self._lookup.truncate(seq, 0)
         _, parts = unpack(data)
         n = self.drafter.restore(seq, parts[0])
-        self._lookup.begin(seq, np.frombuffer(parts[1], dtype="<i4").tolist()[:n], ())
+        tokens = np.frombuffer(parts[1], dtype="<i4").tolist()[:n]
+        self._lookup.commit_one(Committed(seq, tokens, 0))
         return n
+
+    def describe(self) -> dict[str, Any]:
+        """The model's, and what stands beside it."""
+        table = 0 if self.table is None else len(self.table)
+        return {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
 
     @property
     def is_closed(self) -> bool:
         """Whether close() was called."""
-        return bool(getattr(self.drafter, "is_closed", False))
+        return self.drafter.is_closed
 
     def close(self) -> None:
         """Closes the model and frees the index."""

@@ -2,7 +2,7 @@
 
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context, ContextParams
-from pyllama_spec.engine.log import set_log_level
+from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model, ModelInfo, quantize, quantize_types
 from pyllama_spec.engine.resources import default_n_threads
@@ -15,7 +15,7 @@ from pyllama_spec.engine.system import (
     supports_gpu,
     system_info,
 )
-from pyllama_spec.engine.vocab import TextDecoder, Vocab
+from pyllama_spec.engine.vocab import Vocab
 
 __all__ = [
     "Batch",
@@ -27,7 +27,6 @@ __all__ = [
     "ModelInfo",
     "Sampler",
     "SamplerParams",
-    "TextDecoder",
     "Vocab",
     "default_n_threads",
     "devices",
@@ -38,4 +37,5 @@ __all__ = [
     "set_log_level",
     "supports_gpu",
     "system_info",
+    "thread_log_level",
 ]

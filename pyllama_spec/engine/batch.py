@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.engine.binding import ffi
+from pyllama_spec.engine.binding import ffi, lib
 from pyllama_spec.engine.checks import count, int32
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24
+# What the rows of a draft's batch are.
+_FEATURES, _HIDDEN = lib.LLAMA_SPEC_DRAFT_FEATURES, lib.LLAMA_SPEC_DRAFT_HIDDEN
 
 
 class Batch:
@@ -26,10 +28,10 @@ class Batch:
             more; the rest is zero.
 
     Attributes:
-        own_rows: for a draft's context: the rows are the draft's own of the step before, and not
-            features of the target.
+        hidden_rows: for a draft's context: the rows are the draft's own hidden rows of the step
+            before, and not features of the target.
         logits: for a draft's context: whether logits are computed for the tokens with an output,
-            beside Context.draft_row().
+            beside Context.draft_candidates().
 
     """
 
@@ -38,7 +40,7 @@ class Batch:
         n_row = count(n_row, "n_row", 0)
         n_wide = n_row if n_model_row is None else count(n_model_row, "n_model_row", n_row)
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
-        self.own_rows, self.logits = False, True
+        self.hidden_rows, self.logits = False, True
         self.max_pos = -1
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
@@ -216,5 +218,6 @@ class Batch:
             s.n_row = self._rows.shape[1]
         s.pos, s.seq, s.output = self._pos, self._seq, self._output
         s.n_seq = self._n_seq if self._n_seq is not None else ffi.NULL
-        s.own_rows, s.no_logits = self.own_rows, not self.logits
+        s.mode = _HIDDEN if self.hidden_rows else _FEATURES
+        s.candidates_only = not self.logits
         return s

@@ -7,19 +7,20 @@ import os
 from typing import Any
 
 from pyllama_spec._engine import ffi, lib
-from pyllama_spec.engine.errors import (
+from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
     CancelledError,
     ContextFullError,
     EngineError,
+    ForkedError,
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
     UnsupportedError,
 )
 
-__all__ = ["check", "ffi", "last_error", "lib"]
+__all__ = ["check", "ffi", "fork_generation", "last_error", "lib"]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
     lib.LLAMA_SPEC_ARGUMENT: ArgumentError,
@@ -31,6 +32,7 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
     lib.LLAMA_SPEC_UNSUPPORTED: UnsupportedError,
     lib.LLAMA_SPEC_CANCELLED: CancelledError,
     lib.LLAMA_SPEC_POISONED: EngineError,
+    lib.LLAMA_SPEC_FORKED: ForkedError,
 }
 
 
@@ -60,3 +62,9 @@ _MAX_EXIT_WAIT_MS = 10_000
 atexit.register(lib.llama_spec_shutdown, _MAX_EXIT_WAIT_MS)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lib.llama_spec_after_fork)
+
+
+def fork_generation() -> int:
+    """How many forks lie between this process and the one that imported the module first."""
+    n: int = lib.llama_spec_fork_generation()
+    return n

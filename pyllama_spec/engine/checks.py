@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import math
 
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
 
 INT32_MAX = 2**31 - 1
 
 
-def int32(value: object, name: str) -> int:
-    """An int of Python or NumPy that fits 32 bits.
+def integer(value: object, name: str) -> int:
+    """An int of Python or NumPy.
 
     Raises:
         ArgumentError: it is something else.
 
     """
-    if type(value) is int:  # nearly always; this is called for every token
-        number = value
-    elif isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{name} must be an int, not {type(value).__name__} {value!r}")
-    else:
-        number = int(value.__index__())
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ArgumentError(f"{name}={value!r:.60} is a {type(value).__name__}, not an int")
+    return int(value.__index__())
+
+
+def int32(value: object, name: str) -> int:
+    """An int that fits 32 bits.
+
+    Raises:
+        ArgumentError: it is something else.
+
+    """
+    # Nearly always it is one; this is called for every token.
+    number = value if type(value) is int else integer(value, name)
     if not -INT32_MAX - 1 <= number <= INT32_MAX:
         raise ArgumentError(f"{name}={number} does not fit 32 bits")
     return number
@@ -34,7 +42,7 @@ def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
         ArgumentError: it is something else.
 
     """
-    number = int32(value, name)
+    number = integer(value, name)
     if not low <= number <= high:
         raise ArgumentError(f"{name}={number} is outside {low} .. {high}")
     return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,18 +12,15 @@ import numpy.typing as npt
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, real
-from pyllama_spec.engine.closing import Closing
-from pyllama_spec.engine.errors import (
-    ArgumentError,
-    ClosedError,
-    ContextFullError,
-)
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
-from pyllama_spec.engine.resources import check_fits, default_n_threads
+from pyllama_spec.engine.resources import default_n_threads
+from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError
 
-# Numbers of enum ggml_type, for the types that a KV cache can have.
-_KV_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+# What a KV cache can be made of, by the engine's names.
+_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 _ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
 
 Rows = npt.NDArray[np.float32]
@@ -48,6 +46,8 @@ class ContextParams:
         rope_freq_base, rope_freq_scale: 0 for the model's own.
         rope_scaling: None for the model's own.
         offload_kqv: keep the KV cache on the GPU with its layers.
+        op_offload: let the GPU compute wide batches (prompts) of layers that lie in the host's
+            memory too. Off: rows of a prompt and rows of a draft would be rounded differently.
         swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
         kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
         embeddings: keep the output embeddings too.
@@ -70,6 +70,7 @@ class ContextParams:
     rope_freq_scale: float = 0.0
     rope_scaling: str | None = None
     offload_kqv: bool = True
+    op_offload: bool = False
     swa_full: bool = True
     kv_unified: bool = False
     embeddings: bool = False
@@ -97,7 +98,7 @@ class ContextParams:
             )
         for name in ("rope_freq_base", "rope_freq_scale"):
             real(getattr(self, name), name, 0.0)
-        flags = ("offload_kqv", "swa_full", "kv_unified", "embeddings", "is_window")
+        flags = ("offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_window")
         for name in (*flags, "flash_attn"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
@@ -122,7 +123,7 @@ class _View:
         lib.llama_spec_add_views(self._handle, -1)
 
 
-class Context(Closing):
+class Context(Closeable):
     """Decodes batches of one model and holds what they leave behind.
 
     One thread at a time: a second one gets BusyError. It keeps its model's weights and its
@@ -148,7 +149,6 @@ class Context(Closing):
         target: Context | None = None,
         **overrides: Any,
     ) -> None:
-        self._handle: Any = None
         instance(model, Model, "model", "; load one with Model(path)")
         instance(params, (ContextParams, type(None)), "params")
         instance(target, (Context, type(None)), "target", "; give the context of the target")
@@ -160,7 +160,6 @@ class Context(Closing):
         self.params = params
         self.target_layers = tuple(params.target_layers)
         self.n_ctx = params.n_ctx or model.info.n_ctx_train
-        check_fits(model, self.n_ctx, params.type_k, params.type_v)
         if self.target_layers:
             model.check_layer_inputs(self.target_layers)
         raw, layers = self._raw_params(params)
@@ -170,19 +169,27 @@ class Context(Closing):
         )
         del layers  # copied by the engine
         check(code, f"cannot open a context of {self.n_ctx} tokens for {model.path.name}")
-        self._handle = ffi.gc(out[0], lib.llama_spec_context_free)
+        self._handle = Handle(
+            out[0], lib.llama_spec_context_free, "the context is closed; open another"
+        )
+        # Which positions of which sequences it holds.
+        self.memory = Memory(self._handle)
         info = ffi.new("struct llama_spec_context_info *")
-        check(lib.llama_spec_context_get_info(self._handle, info), "cannot read the context")
+        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
         self.n_batch: int = info.n_batch
         self.n_ubatch: int = info.n_ubatch
         self.n_rs_seq: int = info.n_rs_seq
         self.n_threads: int = info.n_threads
         self.n_seq_max: int = info.n_seq_max
+        # Of the memory of past tokens, wherever it lies.
+        self.memory_bytes: int = info.memory_bytes
         # The engine rounds n_ctx up; the caller's number is the one that counts.
         self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max
         self._row = ffi.new("float **")
         self._n_rows = ffi.new("int32_t *")
-        self._token, self._probability = ffi.new("int32_t *"), ffi.new("float *")
+        self._n_draft_row: int = info.n_draft_row
+        n = info.n_candidates
+        self._candidates = ffi.new("int32_t[]", n), ffi.new("float[]", n), ffi.new("int32_t *")
 
     def _raw_params(self, params: ContextParams) -> tuple[Any, Any]:
         raw = ffi.new("struct llama_spec_context_params *")
@@ -193,10 +200,11 @@ class Context(Closing):
         raw.n_outputs_max = params.n_outputs_max
         raw.n_threads = raw.n_threads_batch = n_threads
         raw.flash_attn = _flash_attn(self.model, params)
-        raw.type_k, raw.type_v = _KV_TYPES[params.type_k], _KV_TYPES[params.type_v]
+        raw.type_k, raw.type_v = (_type_id(name) for name in (params.type_k, params.type_v))
         raw.rope_scaling_type = _ROPE_SCALING[params.rope_scaling]
         raw.rope_freq_base, raw.rope_freq_scale = params.rope_freq_base, params.rope_freq_scale
-        raw.offload_kqv, raw.swa_full = params.offload_kqv, params.swa_full
+        raw.offload_kqv, raw.op_offload = params.offload_kqv, params.op_offload
+        raw.swa_full = params.swa_full
         raw.kv_unified, raw.embeddings = params.kv_unified, params.embeddings
         layers = ffi.new("int32_t[]", list(self.target_layers) or [0])
         raw.layers, raw.n_layers = layers, len(self.target_layers)
@@ -210,23 +218,17 @@ class Context(Closing):
             ClosedError: the context was closed.
 
         """
-        if self._handle is None:
-            raise ClosedError("the context is closed; open another")
-        return self._handle
-
-    @property
-    def memory(self) -> Memory:
-        """Which positions of which sequences it holds.
-
-        Not kept: the two would keep each other alive, and a context that is dropped without close()
-        would hold its memory until Python looks for cycles.
-        """
-        return Memory(self)
+        return self._handle.pointer
 
     @property
     def is_closed(self) -> bool:
         """Whether close() was called."""
-        return self._handle is None
+        return self._handle.is_closed
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether it belongs to the process that this one was forked from: no call will do."""
+        return self._handle.is_forked
 
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
         """Computes a batch and waits for it. The GIL is released meanwhile.
@@ -241,6 +243,7 @@ class Context(Closing):
             ArgumentError: an id, a position or a sequence is out of range, or the batch too long.
             ContextFullError: there is no room; the memory is as it was.
             CancelledError: cancel() was called; the memory holds a part of the batch.
+        ForkedError: this process was forked from the one that opened the context.
             EngineError: the engine failed; the context has to be opened again.
 
         """
@@ -275,28 +278,28 @@ class Context(Closing):
         check(code, f"cannot read the embeddings of row {i}")
         return self._view((self.model.info.n_embd_out,))
 
-    def draft_row(self, i: int, rank: int = 0) -> tuple[int, float, Rows]:
-        """What an EAGLE-3 draft proposes after token i of the last batch.
+    def draft_candidates(self, i: int) -> tuple[tuple[int, ...], tuple[float, ...], Rows]:
+        """What a draft proposes after token i of the last batch, likeliest first.
 
         Args:
             i: which token of the batch.
-            rank: 0 for the likeliest token, 1 for the one after it.
 
         Returns:
-            The token, as an id of the target; its probability in the draft's own distribution; and
-            the row to feed with whichever token is chosen, [n_embd] float32, a view as logits().
+            The tokens, as ids of the target; their probabilities in the draft's own distribution;
+            and the hidden row to feed with whichever token is chosen, float32, a view as logits().
 
         Raises:
-            ArgumentError: no output was asked for there, or the rank is another.
-            UnsupportedError: this context is not of an EAGLE-3 draft.
+            ArgumentError: no output was asked for there.
+            UnsupportedError: this context is not of a draft.
 
         """
-        token, probability = self._token, self._probability
-        code = lib.llama_spec_draft_row(
-            self.handle, int32(i, "row"), int32(rank, "rank"), token, probability, self._row
+        ids, probabilities, n = self._candidates
+        code = lib.llama_spec_draft_candidates(
+            self.handle, int32(i, "row"), len(ids), ids, probabilities, n, self._row
         )
-        check(code, f"cannot read the draft's row {i}")
-        return token[0], probability[0], self._view((self.model.info.n_embd,))
+        check(code, f"cannot read the candidates of row {i}")
+        row = self._view((self._n_draft_row,))
+        return tuple(ffi.unpack(ids, n[0])), tuple(ffi.unpack(probabilities, n[0])), row
 
     def layer_input(self, layer: int) -> Rows:
         """The inputs of a layer for every token of the last batch, in the batch's order.
@@ -327,19 +330,26 @@ class Context(Closing):
         """Ends a decode that runs in another thread; with False, later decodes run again."""
         lib.llama_spec_cancel(self.handle, value)
 
-    def rest(self) -> None:
+    def pause_threads(self) -> None:
         """Sends the worker threads to sleep until the next decode; done at the end of every text.
 
         Left alone they wait for work without sleeping for a while, some 0.1 s, in which another
         context of the process, or whatever the program does next, has fewer processors.
         """
-        if self._handle is not None:
-            # Refused where another thread decodes, or after a failure: nothing to do then.
-            lib.llama_spec_rest(self._handle)
+        # Refused where another thread decodes, or after a failure: nothing to do then.
+        with contextlib.suppress(ClosedError):
+            lib.llama_spec_rest(self.handle)
 
     def close(self) -> None:
         """Frees the context, once no array points into it. May be called twice, in any order."""
-        self._handle = None
+        self._handle.close()
+
+
+def _type_id(name: str) -> int:
+    """The engine's number for a type."""
+    found: int = lib.llama_spec_type_id(name.encode())
+    check(min(found, 0), f"cannot use the type {name}")
+    return found
 
 
 def _flash_attn(model: Model, params: ContextParams) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from pyllama_spec.engine.binding import lib
+from pyllama_spec.errors import ArgumentError
 
 LogLevel = Literal["debug", "info", "warning", "error", "none"]
 
@@ -17,5 +20,33 @@ def set_log_level(level: LogLevel) -> None:
 
     The setting is the process's: every model and context shares it. Errors reach Python as
     exceptions at any level.
+
+    Raises:
+        ArgumentError: there is no such level.
+
     """
-    lib.llama_spec_set_log_level(_LEVELS[level])
+    lib.llama_spec_set_log_level(_number(level))
+
+
+@contextmanager
+def thread_log_level(level: LogLevel) -> Iterator[None]:
+    """A level for what this thread makes the engine do within the block.
+
+    The process's level stays as it is for all other threads, the engine's own workers included.
+
+    Raises:
+        ArgumentError: there is no such level.
+
+    """
+    before: int = lib.llama_spec_set_thread_log_level(_number(level))
+    try:
+        yield
+    finally:
+        lib.llama_spec_set_thread_log_level(before)
+
+
+def _number(level: str) -> int:
+    try:
+        return _LEVELS[level]
+    except (KeyError, TypeError):
+        raise ArgumentError(f"the log level {level!r} is none of {', '.join(_LEVELS)}") from None

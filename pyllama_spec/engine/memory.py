@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-from typing import TYPE_CHECKING
-
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
+from pyllama_spec.engine.handle import Handle
 
-if TYPE_CHECKING:
-    from pyllama_spec.engine.context import Context
-
-# Saved state: magic, version, CRC-32 of the rest, then the engine's bytes. The engine trusts what
-# it is given, so a damaged state is refused here.
-_HEADER = struct.Struct("<4sII")
 _MAGIC, _VERSION = b"PLSS", 1
 
 
 class Memory:
     """Cuts, copies, saves and restores sequences. Positions are [first, last], ranges [p0, p1)."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle  # of a context
 
     def positions(self, seq: int = 0) -> tuple[int, int]:
         """The first and the last position that the sequence holds; (-1, -1) when it is empty."""
         first, last = ffi.new("int32_t *"), ffi.new("int32_t *")
         check(
-            lib.llama_spec_seq_positions(self._context.handle, _seq(seq), first, last),
+            lib.llama_spec_seq_positions(self._handle.pointer, _seq(seq), first, last),
             f"cannot read the positions of sequence {seq}",
         )
         return first[0], last[0]
@@ -42,7 +33,7 @@ class Memory:
 
         """
         check(
-            lib.llama_spec_seq_rm(self._context.handle, _seq(seq), _pos(p0), _pos(p1)),
+            lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(p0), _pos(p1)),
             f"cannot remove from sequence {seq}",
         )
 
@@ -52,7 +43,7 @@ class Memory:
         A recurrent state goes back at most n_rs_seq positions, and once between two decodes. After
         False the sequence is as it was, and the caller may clear it and decode again.
         """
-        code: int = lib.llama_spec_seq_rm(self._context.handle, _seq(seq), _pos(n_keep), -1)
+        code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
@@ -62,34 +53,32 @@ class Memory:
         """Lets the sequence `target` share positions of `source`."""
         check(
             lib.llama_spec_seq_cp(
-                self._context.handle, _seq(source), _seq(target), _pos(p0), _pos(p1)
+                self._handle.pointer, _seq(source), _seq(target), _pos(p0), _pos(p1)
             ),
             f"cannot copy sequence {source} to {target}",
         )
 
     def keep(self, seq: int) -> None:
         """Forgets every other sequence."""
-        code = lib.llama_spec_seq_keep(self._context.handle, _seq(seq))
+        code = lib.llama_spec_seq_keep(self._handle.pointer, _seq(seq))
         check(code, f"cannot keep sequence {seq}")
 
     def clear(self) -> None:
         """Forgets everything."""
-        check(lib.llama_spec_memory_clear(self._context.handle), "cannot clear the memory")
+        check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
 
     def save(self, seq: int = 0) -> bytes:
         """The state of a sequence, for restore() in a context of the same model and settings."""
         size, written = ffi.new("size_t *"), ffi.new("size_t *")
-        handle = self._context.handle
+        handle = self._handle.pointer
         check(lib.llama_spec_state_size(handle, _seq(seq), size), f"cannot save sequence {seq}")
-        data = bytearray(_HEADER.size + size[0])
-        body = ffi.from_buffer("uint8_t[]", data, require_writable=True) + _HEADER.size
+        data = bytearray(HEADER_BYTES + size[0])
+        body = ffi.from_buffer("uint8_t[]", data, require_writable=True) + HEADER_BYTES
         check(
             lib.llama_spec_state_get(handle, seq, body, size[0], written),
             f"cannot save sequence {seq}",
         )
-        payload = memoryview(data)[_HEADER.size : _HEADER.size + written[0]]
-        _HEADER.pack_into(data, 0, _MAGIC, _VERSION, zlib.crc32(payload))
-        return bytes(memoryview(data)[: _HEADER.size + written[0]])
+        return seal(memoryview(data)[: HEADER_BYTES + written[0]], _MAGIC, _VERSION)
 
     def restore(self, seq: int, data: bytes) -> None:
         """Puts back what save() gave; the sequence's old content is gone.
@@ -99,17 +88,10 @@ class Memory:
 
         """
         instance(data, (bytes, bytearray, memoryview), "the saved state")
-        if len(data) < _HEADER.size:
-            raise ArgumentError(f"a saved state has at least {_HEADER.size} bytes, not {len(data)}")
-        magic, version, crc = _HEADER.unpack_from(data)
-        if magic != _MAGIC or version != _VERSION:
-            raise ArgumentError("these bytes are not a sequence that Memory.save() wrote")
-        payload = memoryview(data)[_HEADER.size :]
-        if zlib.crc32(payload) != crc:
-            raise ArgumentError("the saved state is damaged: its checksum differs")
+        payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
         check(
             lib.llama_spec_state_set(
-                self._context.handle, _seq(seq), ffi.from_buffer("uint8_t[]", payload), len(payload)
+                self._handle.pointer, _seq(seq), ffi.from_buffer("uint8_t[]", payload), len(payload)
             ),
             f"cannot restore sequence {seq}",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import count, instance, int32, real, text
-from pyllama_spec.engine.closing import Closing
-from pyllama_spec.engine.errors import ArgumentError, ClosedError, ModelLoadError
-from pyllama_spec.engine.gguf_header import check_header
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.files import whole_file
+from pyllama_spec.gguf.header import check_header
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -65,6 +66,7 @@ class ModelInfo:
     is_hybrid: bool
     is_diffusion: bool
     can_roll_back: bool
+    n_device_layers: int
     n_target_layers: int
 
     @property
@@ -80,12 +82,12 @@ def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
     return report(fraction)
 
 
-class Model(Closing):
+class Model(Closeable):
     """A GGUF file, loaded. Contexts keep what they need of it alive, so it may be closed first.
 
     Args:
         path: the file; of a split model the first part.
-        n_gpu_layers: how many layers go to the GPU; -1 for all of them.
+        n_gpu_layers: how many layers go to the GPU; -1 for all of them, 0 for the CPU alone.
         main_gpu: the GPU that is used when nothing is split.
         split_mode: how a model is spread over several GPUs.
         tensor_split: the share of each GPU.
@@ -115,7 +117,6 @@ class Model(Closing):
         vocab_only: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self._handle: Any = None
         if not isinstance(path, (str, os.PathLike)):
             raise ArgumentError(
                 f"the model's path must be a str or a path, not {type(path).__name__}"
@@ -141,10 +142,13 @@ class Model(Closing):
         shares = ffi.new("float[]", [real(x, "tensor_split", 0.0) for x in tensor_split or ()])
         if tensor_split:
             params.tensor_split, params.n_tensor_split = shares, len(tensor_split)
-        self._handle = self._load(params, progress)
-        self.is_on_gpu = params.n_gpu_layers != 0 and bool(lib.llama_spec_supports_gpu())
+        self._handle = Handle(
+            self._load(params, progress),
+            lib.llama_spec_model_free,
+            f"the model {self.path} is closed; load it again",
+        )
         self.info = self._read_info()
-        self.vocab = Vocab(self)
+        self.vocab = Vocab(self._handle, self.info.n_vocab)
 
     def _load(self, params: Any, progress: Progress | None) -> Any:
         out = ffi.new("llama_spec_model **")
@@ -166,7 +170,7 @@ class Model(Closing):
                 lib.llama_spec_model_free(out[0])
             raise stopped[0]
         check(code, f"cannot load {self.path}")
-        return ffi.gc(out[0], lib.llama_spec_model_free)
+        return out[0]
 
     def _read_info(self) -> ModelInfo:
         raw = ffi.new("struct llama_spec_model_info *")
@@ -185,14 +189,17 @@ class Model(Closing):
             ClosedError: the model was closed.
 
         """
-        if self._handle is None:
-            raise ClosedError(f"the model {getattr(self, 'path', '?')} is closed; load it again")
-        return self._handle
+        return self._handle.pointer
 
     @property
     def is_closed(self) -> bool:
         """Whether close() was called."""
-        return self._handle is None
+        return self._handle.is_closed
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether some of its layers lie on a GPU, or on another machine."""
+        return self.info.n_device_layers > 0
 
     @property
     def description(self) -> str:
@@ -288,8 +295,7 @@ class Model(Closing):
 
     def close(self) -> None:
         """Lets go of the weights; they are freed once no context uses them. May be called twice."""
-        self._handle = None
-        self.vocab.close()
+        self._handle.close()
 
 
 def quantize(
@@ -329,18 +335,15 @@ def quantize(
         raise ArgumentError(f"{target} is the input itself; give another output")
     if not target.parent.is_dir():
         raise ModelLoadError(f"the folder {target.parent} does not exist")
-    part = target.with_name(target.name + ".part")
     try:
-        code = lib.llama_spec_quantize(
-            os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure, allow_requantize
-        )
-        check(code, f"cannot quantise {source} to {kind} as {target}")
-        part.replace(target)
+        with whole_file(target) as part:
+            code = lib.llama_spec_quantize(
+                os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure,
+                allow_requantize,
+            )  # fmt: skip
+            check(code, f"cannot quantise {source} to {kind} as {target}")
     except OSError as error:
         raise ModelLoadError(f"cannot write {target}: {error}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
 
 
 def quantize_types() -> tuple[str, ...]:

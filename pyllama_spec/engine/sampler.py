@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.errors import ArgumentError, ClosedError
+from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
@@ -105,14 +106,9 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mirostat", 0, 2),
 )  # fmt: skip
 
-_FLOATS = (
-    "temperature", "top_p", "min_p", "typical_p", "top_n_sigma", "repeat_penalty",
-    "frequency_penalty", "presence_penalty", "dry_multiplier", "dry_base", "xtc_probability",
-    "xtc_threshold", "mirostat_tau", "mirostat_eta",
-)  # fmt: skip
-_INTS = (
-    "top_k", "min_keep", "penalty_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat",
-)  # fmt: skip
+# The C struct has the same names; annotations are texts here.
+_FLOATS = tuple(f.name for f in fields(SamplerParams) if f.type == "float")
+_INTS = tuple(f.name for f in fields(SamplerParams) if f.type == "int")
 
 
 def _check_floats(params: SamplerParams) -> None:
@@ -160,7 +156,6 @@ class Sampler:
     """
 
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
-        self._handle: Any = None
         instance(model, Model, "model", "; load one with Model(path)")
         instance(params, (SamplerParams, type(None)), "params")
         self.params = params or SamplerParams()
@@ -174,8 +169,16 @@ class Sampler:
         self._adopt(out[0])
 
     def _adopt(self, handle: Any) -> None:
-        self._handle = ffi.gc(handle, lib.llama_spec_sampler_free)
-        self._id = ffi.new("int32_t *")
+        self._handle = Handle(
+            handle, lib.llama_spec_sampler_free, "the sampler is closed; make another"
+        )
+        self._id, self._n_chain = ffi.new("int32_t *"), ffi.new("int32_t *")
+        self._make_room(16)
+
+    def _make_room(self, n: int) -> None:
+        """For drafts of at most n tokens."""
+        self._draft = ffi.new("int32_t[]", n)
+        self._chain = ffi.new("int32_t[]", n + 1)
 
     @staticmethod
     def _raw_params(params: SamplerParams, seed: int) -> tuple[Any, list[Any]]:
@@ -214,9 +217,7 @@ class Sampler:
             ClosedError: the sampler was closed.
 
         """
-        if self._handle is None:
-            raise ClosedError("the sampler is closed; make another")
-        return self._handle
+        return self._handle.pointer
 
     def sample(self, context: Context, i: int) -> int:
         """Draws a token from the logits of token i of the context's last batch."""
@@ -229,6 +230,49 @@ class Sampler:
         check(code, "cannot sample")
         token: int = self._id[0]
         return token
+
+    def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
+        """Draws and accepts tokens for as long as they are those of a draft: one call per round.
+
+        The same as sample() and accept() in turns, at rows row, row + 1, ... of the last batch.
+
+        Args:
+            context: of the target, which has decoded the draft.
+            row: the row that the first token is drawn from; draft[k] belongs to row + k + 1.
+            draft: the drafted tokens, possibly none.
+
+        Returns:
+            The accepted part of the draft and one token more, all accepted into the sampler. It
+            ends sooner with a token that ends a generation, which then is the last one.
+
+        Raises:
+            PyllamaSpecError: a row has no logits, or nothing may follow. What was accepted before
+                is in the error's partial_tokens.
+
+        """
+        try:
+            n = len(draft)
+            if n >= len(self._chain):
+                self._make_room(2 * n)
+            self._draft[0:n] = draft
+            code = lib.llama_spec_sample_chain(
+                self.handle, context.handle, row, self._draft, n, self._chain, self._n_chain
+            )
+        except (AttributeError, TypeError, OverflowError):
+            instance(context, Context, "context")
+            int32(row, "row")
+            instance(draft, Sequence, "draft")
+            for token in draft:
+                int32(token, "a drafted token")
+            raise
+        tokens: list[int] = ffi.unpack(self._chain, self._n_chain[0])
+        if code < 0:
+            try:
+                check(code, "cannot sample")
+            except PyllamaSpecError as error:
+                error.partial_tokens = tuple(tokens)
+                raise
+        return tokens
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
         """Draws a token from a row of the caller's: [n_vocab] float32, contiguous."""
@@ -274,4 +318,4 @@ class Sampler:
 
     def close(self) -> None:
         """Frees the chain. May be called twice."""
-        self._handle = None
+        self._handle.close()

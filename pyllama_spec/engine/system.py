@@ -52,7 +52,7 @@ def row_kernels() -> dict[str, str]:
 
 
 def supports_gpu() -> bool:
-    """Whether this build can put layers on a GPU of this machine."""
+    """Whether this build finds a GPU, or a server of another machine, to put layers on."""
     return bool(lib.llama_spec_supports_gpu())
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
-from pyllama_spec.engine.errors import ArgumentError, ClosedError
-
-if TYPE_CHECKING:
-    from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.handle import Handle
+from pyllama_spec.errors import ArgumentError
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1
@@ -23,33 +20,21 @@ _SPECIAL = (
 class Vocab:
     """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads."""
 
-    def __init__(self, model: Model) -> None:
-        # Not the model itself, which holds this object: see Context.memory.
-        self._handle: Any = model.handle
-        self.n_tokens: int = model.info.n_vocab
+    def __init__(self, handle: Handle, n_tokens: int) -> None:
+        self._handle = handle  # of a model
+        self.n_tokens = n_tokens
         self._pieces: dict[int, bytes] = {}
         self._special_pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
-        handle = self._handle
-        self.adds_bos: bool = lib.llama_spec_vocab_adds_bos(handle)
-        self.adds_eos: bool = lib.llama_spec_vocab_adds_eos(handle)
+        self.adds_bos: bool = lib.llama_spec_vocab_adds_bos(handle.pointer)
+        self.adds_eos: bool = lib.llama_spec_vocab_adds_eos(handle.pointer)
         self.bos, self.eos, self.eot = (self.special(name) for name in ("bos", "eos", "eot"))
-
-    @property
-    def _open_handle(self) -> Any:
-        if self._handle is None:
-            raise ClosedError("the model of this vocabulary is closed; load it again")
-        return self._handle
-
-    def close(self) -> None:
-        """Lets go of the model's weights; Model.close() calls it."""
-        self._handle = None
 
     def special(self, name: str) -> int | None:
         """The id of "bos", "eos", "eot", "sep", "nl", "pad", "mask" or "fim_*"; None if absent."""
         if name not in _SPECIAL:
             raise ArgumentError(f"no special token is called {name!r}; {', '.join(_SPECIAL)} are")
-        found: int = lib.llama_spec_vocab_special(self._open_handle, name.encode())
+        found: int = lib.llama_spec_vocab_special(self._handle.pointer, name.encode())
         return found if found >= 0 else None
 
     def tokenize(
@@ -75,7 +60,7 @@ class Vocab:
         for _ in range(2):
             out = ffi.new("int32_t[]", n_max)
             n: int = lib.llama_spec_tokenize(
-                self._open_handle, data, len(data), out, n_max, add_special, parse_special
+                self._handle.pointer, data, len(data), out, n_max, add_special, parse_special
             )
             if n == _INT32_MIN:
                 check(lib.LLAMA_SPEC_ENGINE, "cannot tokenize the text")
@@ -110,7 +95,7 @@ class Vocab:
         token = int32(token, "token id")
         for _ in range(2):
             buf: Any = ffi.new("char[]", size)
-            n: int = lib.llama_spec_token_to_piece(self._open_handle, token, buf, size, special)
+            n: int = lib.llama_spec_token_to_piece(self._handle.pointer, token, buf, size, special)
             if n >= 0:
                 return bytes(ffi.buffer(buf, n))
             if n == _INT32_MIN:
@@ -129,14 +114,14 @@ class Vocab:
         known = self._eog.get(token)
         if known is None:
             number = int32(token, "token id")
-            known = bool(lib.llama_spec_vocab_is_eog(self._open_handle, number))
+            known = bool(lib.llama_spec_vocab_is_eog(self._handle.pointer, number))
             self._eog[token] = known
         return known
 
     def is_control(self, token: int) -> bool:
         """Whether the token is a control token, with no text of its own."""
         number = int32(token, "token id")
-        return bool(lib.llama_spec_vocab_is_control(self._open_handle, number))
+        return bool(lib.llama_spec_vocab_is_control(self._handle.pointer, number))
 
     def check_ids(self, tokens: Sequence[int], what: str = "the tokens") -> None:
         """Raises ArgumentError unless every id is in the vocabulary."""
@@ -146,18 +131,3 @@ class Vocab:
                 token = int32(token, f"{what}: the id at index {i}")
             if not 0 <= token < n:
                 raise ArgumentError(f"{what}: id {token} at index {i} is outside 0 .. {n - 1}")
-
-
-class TextDecoder:
-    """Turns the bytes of a stream of tokens into text, holding back unfinished characters."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, data: bytes) -> str:
-        """The text that is complete with these bytes."""
-        return self._decoder.decode(data)
-
-    def finish(self) -> str:
-        """What was held back; an unfinished character becomes U+FFFD."""
-        return self._decoder.decode(b"", final=True)

@@ -1,15 +1,30 @@
-"""The speculative loop, acceptance, and what they count."""
+"""The round, acceptance, rollback, and what they count."""
 
-from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sample_and_match
-from pyllama_spec.speculative.loop import SequenceState, SpeculativeLoop, Step
+from pyllama_spec.speculative.acceptance import (
+    AcceptanceRule,
+    RowObserver,
+    StepSampler,
+    TokenSampler,
+    sample_and_match,
+)
+from pyllama_spec.speculative.loop import SpeculativeLoop
+from pyllama_spec.speculative.round import Round
+from pyllama_spec.speculative.scheduler import Limits, Scheduler
+from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 __all__ = [
+    "AcceptanceRule",
+    "Limits",
+    "Round",
     "RowObserver",
+    "Scheduler",
+    "SequenceRun",
     "SequenceState",
     "SpeculationStats",
     "SpeculativeLoop",
     "Step",
+    "StepSampler",
     "Timing",
     "TokenSampler",
     "sample_and_match",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyllama_spec.engine.context import Context
+
+# Called with a row of the last batch and the token that was chosen there, before the next decode.
+RowObserver = Callable[[int, int], None]
 
 
 class TokenSampler(Protocol):
@@ -19,38 +23,102 @@ class TokenSampler(Protocol):
         """Advances the state over a committed token."""
         ...
 
+    def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
+        """sample() and accept() at row, row + 1, ... while the tokens equal the draft.
 
-# Called with a row of the last batch and the token that was chosen there, before the next decode.
-RowObserver = Callable[[int, int], None]
+        Args:
+            context: whose last batch it is.
+            row: the pending token's row.
+            draft: what was verified behind it.
+
+        Returns:
+            The tokens. Where it raises, those before are in the error's partial_tokens.
+
+        """
+        ...
+
+
+class StepSampler:
+    """A TokenSampler whose chain is made of its single steps; for samplers written in Python."""
+
+    def sample(self, context: Context, i: int) -> int:
+        """A token from the logits of token i of the last batch."""
+        raise NotImplementedError
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """Advances the state over a committed token."""
+
+    def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
+        """See TokenSampler.sample_chain."""
+        out: list[int] = []
+        try:
+            match_by_steps(self, context, row, draft, out)
+        except BaseException as error:
+            with contextlib.suppress(AttributeError, TypeError):  # some take no attributes
+                error.partial_tokens = tuple(out)  # type: ignore[attr-defined]
+            raise
+        return out
+
+
+# Given a sampler, the target's context, the row of the pending token in its last batch, what was
+# verified behind it, a list that takes the committed tokens (those before an exception too), and
+# who wants to see each row.
+AcceptanceRule = Callable[
+    [TokenSampler, Context, int, Sequence[int], "list[int]", "RowObserver | None"], None
+]
 
 
 def sample_and_match(
     sampler: TokenSampler,
     target: Context,
+    row: int,
     draft: Sequence[int],
-    ends: Callable[[int], bool],
+    out: list[int],
     observe: RowObserver | None = None,
-) -> list[int]:
+) -> None:
     """Draws the target's own token at each row and goes on while it equals the draft.
 
-    Row 0 of the target's last batch is the pending token, row i + 1 is draft[i]. For an argmax
-    draft d this accepts with probability p(d) and otherwise draws from the rest: exactly
+    Row `row` of the target's last batch is the pending token, row + 1 + i is draft[i]. For an
+    argmax draft d this accepts with probability p(d) and otherwise draws from the rest: exactly
     min(1, p/q) with the residual of Leviathan et al. (arXiv 2211.17192), for any chain of
     samplers. One draw is made per committed token, in order, so that a seed gives the same text
     with any draft or none.
 
-    Returns:
-        The committed tokens: the accepted ones and then one of the target's own, or up to the
-        first one that ends the generation.
+    Args:
+        sampler: of the sequence.
+        target: whose last batch holds the rows.
+        row: see above.
+        draft: the verified tokens.
+        out: takes the committed tokens: the accepted ones and then one of the target's own, or up
+            to the first one that ends the generation.
+        observe: sees each row with its token.
 
     """
-    committed: list[int] = []
-    for row in range(len(draft) + 1):
-        token = sampler.sample(target, row)
+    if observe is not None:
+        match_by_steps(sampler, target, row, draft, out, observe)
+        return
+    try:
+        out += sampler.sample_chain(target, row, draft)
+    except BaseException as error:
+        out += getattr(error, "partial_tokens", ())
+        raise
+
+
+def match_by_steps(
+    sampler: StepSampler | TokenSampler,
+    target: Context,
+    row: int,
+    draft: Sequence[int],
+    out: list[int],
+    observe: RowObserver | None = None,
+) -> None:
+    """sample_and_match() with a call per token."""
+    is_eog = target.model.vocab.is_eog
+    for i in range(len(draft) + 1):
+        token = sampler.sample(target, row + i)
         if observe is not None:
-            observe(row, token)
+            observe(row + i, token)
         sampler.accept(token)
-        committed.append(token)
-        if row == len(draft) or token != draft[row] or ends(token):
+        out.append(token)
+        if i == len(draft) or token != draft[i] or is_eog(token):
             break
-    return committed

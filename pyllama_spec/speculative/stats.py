@@ -20,6 +20,7 @@ class SpeculationStats:
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
         reason_off: why the drafter was not used, or not to the end; None if it was.
+        reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
 
     """
 
@@ -29,6 +30,7 @@ class SpeculationStats:
     accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=lambda: [0])
     reason_off: str | None = None
+    reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
 
     def count_round(self, n_drafted: int, n_accepted: int) -> None:
         """Counts a finished round."""
@@ -38,6 +40,19 @@ class SpeculationStats:
         missing = n_accepted + 1 - len(self.accepted_histogram)
         self.accepted_histogram.extend([0] * missing)
         self.accepted_histogram[n_accepted] += 1
+
+    def add(self, other: SpeculationStats) -> None:
+        """Adds the counts of another request."""
+        self.drafter = other.drafter
+        self.rounds += other.rounds
+        self.drafted += other.drafted
+        self.accepted += other.accepted
+        missing = len(other.accepted_histogram) - len(self.accepted_histogram)
+        self.accepted_histogram.extend([0] * missing)
+        for i, n in enumerate(other.accepted_histogram):
+            self.accepted_histogram[i] += n
+        self.reason_off = self.reason_off or other.reason_off
+        self.reason_off_error = self.reason_off_error or other.reason_off_error
 
     @property
     def acceptance_rate(self) -> float:

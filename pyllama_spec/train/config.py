@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.checks import count, real
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.gguf.writer import KINDS
 
-EXPORT_TYPES = ("f32", "f16", "bf16", "q8_0")
 PRECISIONS = ("auto", "fp32", "bf16")
 # Three times as many gave 0.01 tokens per round more: what is rare is seldom met again.
 N_NGRAMS = 800_000
@@ -28,8 +28,8 @@ class CorpusConfig:
         greedy_share: the share of answers at temperature 0; a draft is asked mostly at low ones.
         temperature: of the other answers.
         user_temperature: of user turns.
-        opening_share: the share of user turns that begin with one of our openings.
-        min_user, max_user: tokens of a user turn, without its opening; it is cut off at the end.
+        prompt_seed_share: the share of user turns that begin with a prompt seed of ours.
+        min_user, max_user: tokens of a user turn, without its prompt seed; it is cut off there.
         min_answer: tokens of an answer.
         max_passes: answers to one prompt of a file, at most.
         seed: of all random draws.
@@ -44,7 +44,7 @@ class CorpusConfig:
     greedy_share: float = 0.75
     temperature: float = 0.8
     user_temperature: float = 1.0
-    opening_share: float = 0.75
+    prompt_seed_share: float = 0.75
     min_user: int = 2
     max_user: int = 64
     min_answer: int = 16
@@ -60,7 +60,7 @@ class CorpusConfig:
         count(self.seed, "seed", 0)
         for name in ("temperature", "user_temperature"):
             real(getattr(self, name), name, 0.0)
-        for name in ("greedy_share", "opening_share"):
+        for name in ("greedy_share", "prompt_seed_share"):
             if not 0 <= real(getattr(self, name), name) <= 1:
                 raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
 
@@ -69,6 +69,8 @@ class CorpusConfig:
         facts = asdict(self)
         for name in ("prompts", "n_tokens", "n_parallel"):
             del facts[name]
+        # As corpora and drafts have it that were made before the field had its present name.
+        facts["opening_share"] = facts.pop("prompt_seed_share")
         return facts
 
 
@@ -231,10 +233,8 @@ class Eagle3TrainConfig:
         real(self.checkpoint_s, "checkpoint_s", 0)
         if self.n_ngrams is not None:
             count(self.n_ngrams, "n_ngrams", 0)
-        if self.export_type not in EXPORT_TYPES:
-            raise ArgumentError(
-                f"export_type={self.export_type!r} is none of {', '.join(EXPORT_TYPES)}"
-            )
+        if self.export_type not in KINDS:
+            raise ArgumentError(f"export_type={self.export_type!r} is none of {', '.join(KINDS)}")
         if self.device not in (None, "cpu", "cuda"):
             raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
 

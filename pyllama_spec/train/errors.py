@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 
 _EXTRA = "pip install 'pyllama_spec[train]'"
 

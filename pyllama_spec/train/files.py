@@ -1,10 +1,9 @@
-"""Files that are whole or not there: written beside their name, and moved onto it."""
+"""The files of a work folder: JSON and arrays, whole or not there."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.files import whole_file
 from pyllama_spec.train.errors import TrainError, writing
 
 _BLOCK_BYTES = 1 << 20
@@ -24,18 +24,10 @@ def write_atomic(path: Path, write: Callable[[BinaryIO], object]) -> None:
         TrainError: the disk is full or the folder cannot be written; the old file stays.
 
     """
-    part = path.with_name(f"{path.name}.part")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        with whole_file(path) as part, part.open("wb") as file:
+            write(file)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -6,7 +6,8 @@ import sys
 from time import monotonic
 from typing import Protocol, TextIO
 
-_BAR_WIDTH = 24
+from pyllama_spec.terminal import ProgressBar
+
 # Seconds between two states of the bar, and between two lines of a file that say the same.
 _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
 
@@ -48,12 +49,13 @@ class TerminalReporter:
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._stage, self._started, self._from = "", 0.0, 0.0
+        self._bar = ProgressBar("", self._stream)
         self._said = 0.0
 
     def line(self, text: str) -> None:
         """Prints it, in place of the bar."""
-        clear = "\r\x1b[K" if self._is_terminal else ""
-        self._stream.write(f"{clear}{text}\n")
+        self._bar.clear()
+        self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
@@ -61,19 +63,17 @@ class TerminalReporter:
         now = monotonic()
         if stage != self._stage:
             self._stage, self._started, self._from = stage, now, fraction
+            self._bar = ProgressBar(stage, self._stream)
             # A bar is there at once; stages of seconds leave no line in a file.
             self._said = now - _BAR_EVERY_S if self._is_terminal else now
         if now - self._said < (_BAR_EVERY_S if self._is_terminal else _LINE_EVERY_S):
             return
         self._said = now
-        state = f"{100 * fraction:3.0f}% {note}{self._left(now, fraction)}"
+        state = f"{note}{self._left(now, fraction)}"
         if self._is_terminal:
-            filled = int(_BAR_WIDTH * min(fraction, 1.0))
-            bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-            self._stream.write(f"\r\x1b[K{stage} [{bar}] {state}")
-            self._stream.flush()
+            self._bar.draw(fraction, state)
         else:
-            self.line(f"{stage}: {state}")
+            self.line(f"{stage}: {100 * fraction:3.0f}% {state}")
 
     def _left(self, now: float, fraction: float) -> str:
         done = fraction - self._from

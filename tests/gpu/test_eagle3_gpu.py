@@ -52,13 +52,13 @@ class Head:
         self.batch.clear()
         self.batch.extend(tokens, first, rows=[rows], output_last=True)
         self.context.decode(self.batch)
-        row = self.context.draft_row(len(tokens) - 1)[2]
+        row = self.context.draft_candidates(len(tokens) - 1)[2]
         out = [self.context.logits(len(tokens) - 1).copy()]
         for i, token in enumerate(chain):
             self.step.clear()
             self.step.add(token, first + len(tokens) + i, row=row, output=True)
             self.context.decode(self.step)
-            row = self.context.draft_row(0)[2]
+            row = self.context.draft_candidates(0)[2]
             out.append(self.context.logits(0).copy())
         return out
 
@@ -73,7 +73,7 @@ def opened(draft: str, n_gpu_layers: int) -> Head:
     n_features = len(model.target_layers) * target.info.n_embd
     batch = Batch(64, n_row=n_features, n_model_row=info.n_embd_inp)
     step = Batch(1, n_row=info.n_embd, n_model_row=info.n_embd_inp)
-    step.own_rows = True
+    step.hidden_rows = True
     return Head(context, batch, step)
 
 

@@ -108,6 +108,12 @@ int main() {
                 }
             }
         }
+        // A tile of such rows fits no stack.
+        for (int64_t n_rows : { 1, 6, 13 }) {
+            const Case c = { kind.type, kind.is_repacked, n_rows, 20480, 24, 2 };
+            std::printf("%s%s %d 20480 24 %.3e\n", ggml_type_name(c.type), c.is_repacked ? "-repacked" : "", int(n_rows),
+                relative_error(c));
+        }
         // Attention: heads that share their keys, widths that no vector divides.
         if (kind.type == GGML_TYPE_BF16 || kind.type == GGML_TYPE_F16) {
             for (int64_t n_k : { 1, 15, 64, 72, 250 }) {

@@ -12,9 +12,12 @@ import pytest
 
 from pyllama_spec.engine import Batch, Context, Model, quantize, row_kernels
 from tests.models import model_path
+from tests.oracles import run_child
 
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
+# A row of the widest tile, over one of the tile below it; where sums spill, 2.
+_MAX_RATIO = 1.5
 _LIBRARIES = ("libggml.a", "libggml-cpu.a", "libggml-base.a")
 
 
@@ -29,8 +32,8 @@ def _age(path: Path) -> float:
     return path.stat().st_mtime
 
 
-def _run(source: str, folder: Path) -> list[str]:
-    """Compiles a program of this folder with the engine's libraries; the lines that it prints."""
+def _compiled(source: str, folder: Path) -> Path:
+    """A program of this folder with the engine's libraries."""
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "a C++ compiler is needed"
     program = folder / "program"
@@ -40,6 +43,11 @@ def _run(source: str, folder: Path) -> list[str]:
          *_libraries(), "-lpthread", "-ldl", "-o", str(program)],
         check=True,
     )  # fmt: skip
+    return program
+
+
+def _run(program: Path) -> list[str]:
+    """The lines that a program prints."""
     run = subprocess.run([program], check=True, capture_output=True, text=True)
     return run.stdout.splitlines()
 
@@ -48,14 +56,14 @@ def _run(source: str, folder: Path) -> list[str]:
 def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
     """Every product of products.cpp with its relative error."""
     folder = tmp_path_factory.mktemp("products")
-    lines = [line.rsplit(" ", 1) for line in _run("products.cpp", folder)]
+    lines = [line.rsplit(" ", 1) for line in _run(_compiled("products.cpp", folder))]
     return [(case, float(error)) for case, error in lines]
 
 
 @pytest.mark.parametrize(
     ("kind", "n_cases"),
     [
-        ("bf16", 111), ("f16", 111), ("q8_0", 111), ("q4_0", 111), ("q4_0-repacked", 108),
+        ("bf16", 114), ("f16", 114), ("q8_0", 114), ("q4_0", 114), ("q4_0-repacked", 111),
         ("bf16-shared", 30), ("f16-shared", 30),
     ],
 )  # fmt: skip
@@ -69,11 +77,20 @@ def test_products_are_the_sums_that_they_stand_for(
 
 
 def test_the_sums_of_the_widest_tile_stay_in_registers(tmp_path: Path) -> None:
-    """One that the compiler keeps in memory makes its tile twice as dear per row."""
-    lines = [line.split() for line in _run("widths.cpp", tmp_path)]
-    per_row = {kind: (float(six) / 6) / (float(five) / 5) for kind, five, six in lines}
-    assert len(per_row) == 4
-    assert {kind: ratio for kind, ratio in per_row.items() if ratio > 1.4} == {}
+    """One that the compiler keeps in memory makes its tile twice as dear per row.
+
+    It does so in every run. What else runs on the machine can disturb one, and not all.
+    """
+    program = _compiled("widths.cpp", tmp_path)
+    least: dict[str, float] = {}
+    for _ in range(5):
+        for kind, five, six in (line.split() for line in _run(program)):
+            ratio = (float(six) / 6) / (float(five) / 5)
+            least[kind] = min(ratio, least.get(kind, ratio))
+        if max(least.values()) <= _MAX_RATIO:
+            break
+    assert len(least) == 4
+    assert {kind: ratio for kind, ratio in least.items() if ratio > _MAX_RATIO} == {}
 
 
 def test_this_processor_has_our_kernels() -> None:
@@ -86,6 +103,29 @@ def test_this_processor_has_our_kernels() -> None:
         assert set(found.values()) <= {"AVX2", "AVX-512"}
     else:
         assert found == {}
+
+
+# What a thread gets is read when a program starts.
+_SHORT_STACK = """
+import os, resource, sys
+if len(sys.argv) == 2:
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    resource.setrlimit(resource.RLIMIT_STACK, (160 << 10, hard))
+    os.execv(sys.executable, [*sys.orig_argv, "limited"])
+from pyllama_spec.engine import Batch, Context, Model
+
+batch = Batch(5)
+batch.extend([1, 2, 3, 4, 5], 0, output_all=True)
+Context(Model(sys.argv[1]), n_ctx=64, n_threads=2).decode(batch)
+"""
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0"])
+def test_a_thread_needs_little_stack(kind: str, tmp_path: Path) -> None:
+    """Threads get what the process is limited to: 8 MiB here, and 128 KiB elsewhere."""
+    path = tmp_path / "model.gguf"
+    quantize(model_path("llama", n_embd=256), path, kind)
+    run_child(_SHORT_STACK, str(path))
 
 
 def _decode(model: Model, tokens: list[int], width: int, n_threads: int) -> npt.NDArray[np.float32]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,23 +11,31 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama, ModelLoadError
-from pyllama_spec.drafters import NoDrafter, WithLookup, with_lookup
-from pyllama_spec.drafters.base import Adviser, Draft, Vote
-from pyllama_spec.drafters.eagle3 import Eagle3
+from pyllama_spec.drafters import (
+    Draft,
+    DraftRequest,
+    Eagle3,
+    NoDrafter,
+    TokenPrior,
+    Vote,
+    WithLookup,
+    with_lookup,
+)
 from pyllama_spec.engine import Model, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import (
     Permuted,
     Says,
+    ask,
     head,
     ngram_arrays,
     ngram_table,
-    proposal,
     target_context,
 )
 from tests.models import Eagle3Config, model_path, perm_next
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.scripted import proposed, told
 
 TEXT = prompt_tokens(30)
 
@@ -34,21 +44,24 @@ def after_a_text(drafter: Eagle3) -> SpeculativeLoop:
     """A head that knows a text."""
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
     loop.prefill(SequenceState(), TEXT[:-1])
-    drafter.commit(0, TEXT[-1:], ())
+    drafter.commit(told(TEXT[-1:], len(TEXT) - 1))
     return loop
 
 
-def always(*votes: Vote) -> Adviser:
+def always(*votes: Vote) -> TokenPrior:
     """Advice that never changes."""
-    return lambda seq, drafted: votes
+    return lambda drafted: votes
 
 
 def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
     """The head's own first and second token, and their probabilities."""
-    drafter.propose(0, TEXT[-1], 1)
-    assert drafter.context is not None
-    row = drafter._batch.n_tokens - 1
-    return [drafter.context.draft_row(row, rank)[:2] for rank in (0, 1)]
+    draft = drafter.propose([DraftRequest(0, TEXT, 1)])[0]
+    pairs = drafter._opened()
+    ids, p, _ = pairs.context.draft_candidates(pairs._batch.n_tokens - 1)
+    own = list(zip(ids, p, strict=True))
+    assert draft.candidates is not None
+    assert list(draft.candidates[0]) == own
+    return own
 
 
 def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
@@ -59,8 +72,7 @@ def test_a_vote_moves_the_choice_where_the_mixture_says_so() -> None:
         for token, own in ((second, q), (other, 0.0)):
             needed = (p - own) / 0.5
             for weight, chosen in ((needed * 1.01, token), (needed * 0.99, first)):
-                drafter.adviser = always(Vote(token, 0.5, weight))
-                draft = proposal(drafter.propose(0, TEXT[-1], 1))
+                draft = ask(drafter, 0, TEXT, 1, always(Vote(token, 0.5, weight)))
                 assert draft.ids == (chosen,)
                 score = own + 0.5 * weight if chosen == token else p
                 assert draft.probabilities[0] == pytest.approx(score / (1 + weight), rel=1e-4)
@@ -71,50 +83,54 @@ def test_votes_add_up() -> None:
     with after_a_text(drafter).target:
         (first, p), (second, q) = two_likeliest(drafter)
         half = (p - q) * 0.6
-        drafter.adviser = always(Vote(second, 1.0, half), Vote(second, 0.5, half * 2))
-        draft = proposal(drafter.propose(0, TEXT[-1], 1))
+        prior = always(Vote(second, 1.0, half), Vote(second, 0.5, half * 2))
+        draft = ask(drafter, 0, TEXT, 1, prior)
         assert draft.ids == (second,)
         assert draft.probabilities[0] == pytest.approx((q + 2 * half) / (1 + 3 * half), rel=1e-4)
-        drafter.adviser = always(Vote(second, 1.0, half))
-        assert drafter.propose(0, TEXT[-1], 1).ids == [first]
+        assert ask(drafter, 0, TEXT, 1, always(Vote(second, 1.0, half))).ids == (first,)
 
 
 def test_advice_is_given_for_a_call_alone() -> None:
-    """A head that kept its adviser would be kept by it: neither would be freed when unused."""
-    asked: list[Adviser | None] = []
+    """A head that kept its advice would be kept by it: neither would be freed when unused."""
+    priors: list[TokenPrior | None] = []
 
     class Watched(Eagle3):
-        def propose(self, seq: int, pending: int, n: int) -> Draft:
-            asked.append(self.adviser)
-            return super().propose(seq, pending, n)
+        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+            priors.extend(request.prior for request in requests)
+            return super().propose(requests)
 
     drafter = Watched(model_path("eagle3"))
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), WithLookup(drafter, 30))
     generate(loop, SequenceState(), TEXT, 10)
-    assert asked
-    assert None not in asked
-    assert drafter.adviser is None
+    assert priors
+    assert None not in priors
+    assert len({id(prior) for prior in priors}) == len(priors), "one for each call"
+    head_is = weakref.ref(drafter)
+    gc.disable()
+    try:
+        del drafter, loop
+        assert head_is() is None, "freed at once, with all advice still alive"
+    finally:
+        gc.enable()
 
 
 def test_no_advice_changes_nothing() -> None:
     drafter = head()
     with after_a_text(drafter).target:
-        alone = proposal(drafter.propose(0, TEXT[-1], 8))
-        drafter.adviser = always()
-        assert proposal(drafter.propose(0, TEXT[-1], 8)) == alone
+        alone = ask(drafter, 0, TEXT)
+        assert ask(drafter, 0, TEXT, prior=always()) == alone
 
 
-def test_the_adviser_hears_what_was_drafted() -> None:
+def test_a_prior_hears_what_was_drafted() -> None:
     heard: list[list[int]] = []
 
-    def adviser(seq: int, drafted: Sequence[int]) -> Sequence[Vote]:
+    def prior(drafted: Sequence[int]) -> Sequence[Vote]:
         heard.append(list(drafted))
         return (Vote(40 + len(drafted), 1.0, 100.0),)
 
     drafter = head()
     with after_a_text(drafter).target:
-        drafter.adviser = adviser
-        assert list(drafter.propose(0, TEXT[-1], 4).ids) == [40, 41, 42, 43]
+        assert ask(drafter, 0, TEXT, 4, prior).ids == (40, 41, 42, 43)
     assert heard == [[], [40], [40, 41], [40, 41, 42]]
 
 
@@ -122,18 +138,18 @@ def test_the_chain_goes_on_from_the_chosen_token() -> None:
     """The second step of a draft that was advised is that of a head which chose so itself."""
     drafter = head()
     with after_a_text(drafter).target:
-        drafter.adviser = lambda seq, drafted: () if drafted else (Vote(50, 1.0, 100.0),)
-        advised = proposal(drafter.propose(0, TEXT[-1], 2))
-        row = drafter._opened().draft_row  # of the last step
-        assert advised.ids == (50, row(0)[0])
-        drafter.adviser = None
-        context, step = drafter._opened(), drafter._step
-        drafter._sequences[0].n_fed -= 1  # its last pair again, as propose() does
-        _, _, own = context.draft_row(drafter._feed(0, drafter._sequences[0], output=True))
+        advised = ask(
+            drafter, 0, TEXT, 2, lambda drafted: () if drafted else (Vote(50, 1.0, 100.0),)
+        )
+        pairs, step = drafter._opened(), drafter._step
+        ids, _, _ = pairs.context.draft_candidates(0)  # of the last step
+        assert advised.ids == (50, ids[0])
+        own = pairs.ask([0])[0].row  # of its last pair again
         step.clear()
-        step.add(50, drafter._sequences[0].n_fed, 0, output=True, row=own)
-        context.decode(step)
-        assert context.draft_row(0)[:2] == (advised.ids[1], advised.probabilities[1])
+        step.add(50, pairs.n_fed(0), 0, output=True, row=own)
+        pairs.decode(step)
+        ids, p, _ = pairs.context.draft_candidates(0)
+        assert (ids[0], p[0]) == (advised.ids[1], advised.probabilities[1])
 
 
 @pytest.mark.parametrize("params", [GREEDY, sampled(3), sampled(5, temperature=1.5)])
@@ -150,7 +166,7 @@ def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
     run = generate(loop, SequenceState(), prompt, 100, params)
     assert run.tokens == expected.tokens
     assert run.stats.drafted > 100
-    assert loop.drafter.reason_off is None
+    assert loop.drafter.failure(0) is None
 
 
 def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,18 +209,19 @@ def test_a_file_brings_its_table(tmp_path: Path) -> None:
     assert arrays is not None
     assert [a.dtype for a in arrays] == [np.uint32, np.int32, np.int8]
     with Llama(model_path("llama"), draft=path, n_threads=1, verbose=False) as llm:
-        drafter = llm._runtime.loop.drafter._drafter
+        drafter = llm._runtime.round.drafter._drafter
         assert isinstance(drafter, WithLookup)
         assert drafter.table is not None
         assert len(drafter.table) == 320
         assert drafter.table.find((17,)) == (16, 1.0)
         result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
         assert result["speculation"]["reason_off"] is None
-        last = llm._runtime.sequence.tokens[-1]
+        tokens = llm._runtime.runner.latest().tokens
+        last = tokens[-1]
         # A head that is sure of nothing goes along with a table that is.
-        assert list(drafter.propose(0, last, 4).ids) == [last ^ 1, last, last ^ 1, last]
+        assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]
     with Llama(model_path("llama"), draft=path, lookup=0, n_threads=1, verbose=False) as llm:
-        assert isinstance(llm._runtime.loop.drafter._drafter, Eagle3)
+        assert isinstance(llm._runtime.round.drafter._drafter, Eagle3)
 
 
 def test_a_file_without_a_table() -> None:

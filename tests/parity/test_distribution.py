@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pyllama_spec.drafters import Draft, Drafter, Features, NoDrafter
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter
 from pyllama_spec.engine import Context, Sampler, SamplerParams
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop, TokenSampler
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop, StepSampler, TokenSampler
 from tests.models import CONSTANT_TOKENS, default_probabilities
 from tests.oracles import tiny, tiny_context
 
@@ -92,7 +92,7 @@ CHAINS: dict[str, tuple[dict[str, float], Callable[[Array], Array]]] = {
 }
 
 
-class Guessing:
+class Guessing(Drafter):
     """Proposes independent guesses.
 
     Args:
@@ -102,29 +102,13 @@ class Guessing:
     """
 
     name = "guessing"
-    target_layers: tuple[int, ...] = ()
 
     def __init__(self, choose: Callable[[random.Random], int], max_draft: int = 3) -> None:
         self._choose, self.max_draft, self._random = choose, max_draft, random.Random(1)
 
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
-        """At most n guesses."""
-        return Draft([self._choose(self._random) for _ in range(n)])
-
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Needs nothing."""
-
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """Needs nothing."""
-
-    def truncate(self, seq: int, n_keep: int) -> None:
-        """Needs nothing."""
-
-    def copy(self, seq: int, to: int) -> None:
-        """Needs nothing."""
-
-    def close(self) -> None:
-        """Holds nothing."""
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """As many guesses as are wanted."""
+        return Draft([self._choose(self._random) for _ in range(request.n)])
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -214,7 +198,7 @@ def test_a_seed_gives_the_same_draws_with_any_draft(
     assert drafted == plain != other
 
 
-class Credulous:
+class Credulous(StepSampler):
     """A biased rule: takes what was drafted as it stands, with some probability."""
 
     def __init__(self, inner: Sampler, drafted: int, p_take: float) -> None:
@@ -245,7 +229,7 @@ def test_a_rule_that_favours_the_draft_is_caught(context: Context, p_take: float
     assert statistic > limit
 
 
-class Redrawing:
+class Redrawing(StepSampler):
     """Another one: after a rejection it draws anew, which favours tokens that are not drafted."""
 
     def __init__(self, inner: Sampler, drafted: int) -> None:

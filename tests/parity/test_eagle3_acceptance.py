@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Draft, Drafter, Eagle3, Features
-from pyllama_spec.engine import Context
-from pyllama_spec.engine.errors import CancelledError
+from pyllama_spec.drafters import Committed, Draft, DraftRequest, Eagle3
+from pyllama_spec.engine import Batch
+from pyllama_spec.errors import CancelledError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import NotANumber, Permuted, Shifted, Tampered, head, target_context
 from tests.models import model_path, perm_continuation, perm_next
-from tests.oracles import GREEDY, Run, generate, make_sampler, tiny
+from tests.oracles import GREEDY, LoopRun, generate, make_sampler, tiny
 
 SUCCESSOR = perm_next()
 
@@ -34,7 +34,7 @@ def opened(drafter: Eagle3, **params: int) -> SpeculativeLoop:
     return SpeculativeLoop(target_context(tiny("perm"), drafter, **params), drafter)
 
 
-def check_perfect(run: Run, n_drafted: int | None = None) -> None:
+def check_perfect(run: LoopRun, n_drafted: int | None = None) -> None:
     """The text is PERM's, and every drafted token was accepted."""
     assert run.tokens == perm_continuation(run.prompt[-1], len(run.tokens), SUCCESSOR)
     assert run.stats.reason_off is None
@@ -150,29 +150,34 @@ def test_after_save_and_restore() -> None:
         goes_on = [*state.tokens, 5]
         for other in (llm, Llama(target, draft=draft, n_ctx=512, lookup=0, n_threads=1)):
             other.load_state(state)
-            begun = spied_begin(draft_of(other))
+            told = spied_commit(draft_of(other))
             stats = other.create_completion(goes_on, max_tokens=21, temperature=0)["speculation"]
             assert stats["accepted"] == stats["drafted"] > 0
             # The last token was pending; all before it is there and not read again.
-            assert begun == [state.tokens[-1], 5]
+            n_known = len(state.tokens) - 1
+            assert told[0] == (n_known, (state.tokens[-1], 5, SUCCESSOR[5]))
+            # Nor is anything after it told twice, or left out.
+            assert [start for start, _ in told] == [
+                n_known + sum(len(tokens) for _, tokens in told[:i]) for i in range(len(told))
+            ]
 
 
-def spied_begin(drafter: Eagle3) -> list[int]:
-    """The prompt tokens that the drafter is given from now on."""
-    begun: list[int] = []
-    begin = drafter.begin
+def spied_commit(drafter: Eagle3) -> list[tuple[int, tuple[int, ...]]]:
+    """What the drafter is told from now on: where, and which tokens."""
+    told: list[tuple[int, tuple[int, ...]]] = []
+    commit = drafter.commit
 
-    def spy(seq: int, tokens: Sequence[int], features: Features) -> None:
-        begun.extend(tokens)
-        begin(seq, tokens, features)
+    def spy(done: Sequence[Committed]) -> None:
+        told.extend((one.start, tuple(one.tokens)) for one in done)
+        commit(done)
 
-    drafter.begin = spy  # type: ignore[method-assign]
-    return begun
+    drafter.commit = spy  # type: ignore[method-assign]
+    return told
 
 
 def draft_of(llm: Llama) -> Eagle3:
     """The drafter of an open model."""
-    drafter = llm._runtime.loop.drafter._drafter
+    drafter = llm._runtime.round.drafter._drafter
     assert isinstance(drafter, Eagle3)
     return drafter
 
@@ -215,24 +220,23 @@ class Failing(Eagle3):
         if where == self.where and self.n_left == 0:
             raise RuntimeError("injected")
 
-    def begin(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """May fail, before or after."""
-        super().begin(seq, tokens, features)
-        self._called("begin")
-
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """May fail after the head has computed."""
-        draft = super().propose(seq, pending, n)
+        drafts = super().propose(requests)
         self._called("propose")
-        return draft
+        return drafts
 
-    def commit(self, seq: int, tokens: Sequence[int], features: Features) -> None:
-        """May fail before the rows are noted."""
-        self._called("commit")
-        super().commit(seq, tokens, features)
+    def commit(self, done: Sequence[Committed]) -> None:
+        """May fail after a part of a prompt is fed, or before a round's rows are noted."""
+        is_read = done[0].first_row == done[0].start
+        if not is_read:
+            self._called("commit")
+        super().commit(done)
+        if is_read:
+            self._called("read")
 
 
-@pytest.mark.parametrize("where", ["begin", "propose", "commit"])
+@pytest.mark.parametrize("where", ["read", "propose", "commit"])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_after_a_failure_of_the_drafter(where: str, at: int) -> None:
     drafter = Failing(model_path("perm_eagle3"), 4)
@@ -243,6 +247,7 @@ def test_after_a_failure_of_the_drafter(where: str, at: int) -> None:
     assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR)
     assert run.stats.reason_off is not None
     assert "injected" in run.stats.reason_off
+    assert isinstance(run.stats.reason_off_error, RuntimeError)
     assert run.stats.drafted < 30
     check_perfect(generate(loop, seq, [*run.text, 4], 20), 4)
 
@@ -257,6 +262,15 @@ def test_a_window_shorter_than_the_text(window: int) -> None:
         assert drafter.context is not None
         first, last = drafter.context.memory.positions(0)
         assert last - first < window + drafter.max_draft
+
+
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
+def test_a_window_for_each_sequence(kv_unified: bool) -> None:
+    """Also where the target's sequences share a cache: the head's windows are all full at once."""
+    drafter = head("perm_eagle3", 4, n_ctx=250)
+    loop = opened(drafter, n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
+    for seq in [SequenceState(i) for i in range(4)]:
+        check_perfect(generate(loop, seq, perm_prompt(400 + seq.seq_id, seed=seq.seq_id), 30), 4)
 
 
 def test_until_the_context_is_full() -> None:
@@ -284,14 +298,15 @@ def test_n_drafted_tokens_are_n_calls() -> None:
     drafter = head("perm_eagle3", 5)
     loop, seq = opened(drafter), SequenceState()
     fed: list[tuple[int, bool]] = []
-    decode = drafter._decode
+    pairs = drafter._opened()
+    decode = pairs.decode
 
-    def count(context: Context, batch: object) -> None:
-        fed.append((drafter._batch.n_tokens if batch is drafter._batch else 1,
-                    batch is drafter._batch))  # fmt: skip
-        decode(context, batch)  # type: ignore[arg-type]
+    def count(batch: Batch) -> None:
+        assert batch in (pairs._batch, drafter._step)
+        fed.append((batch.n_tokens, batch is pairs._batch))
+        decode(batch)
 
-    drafter._decode = count  # type: ignore[method-assign]
+    pairs.decode = count  # type: ignore[method-assign]
     run = generate(loop, seq, perm_prompt(20), 19)
     prefill, rounds = fed[0], fed[1:]
     assert prefill == (19, True)
@@ -303,15 +318,14 @@ def test_n_drafted_tokens_are_n_calls() -> None:
 class Half(Eagle3):
     """Right for two tokens, wrong from the third on."""
 
-    def propose(self, seq: int, pending: int, n: int) -> Draft:
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Two tokens of the head's, then nonsense."""
-        ids = list(super().propose(seq, pending, n).ids)
-        return Draft([*ids[:2], *[(i + 1) % 256 for i in ids[2:]]])
+        drafts = [list(draft.ids) for draft in super().propose(requests)]
+        return [Draft([*ids[:2], *[(i + 1) % 256 for i in ids[2:]]]) for ids in drafts]
 
 
 def test_rejected_rows_cost_the_draft_nothing() -> None:
-    drafter: Drafter = Half(model_path("perm_eagle3"), 5)
-    assert isinstance(drafter, Half)
+    drafter = Half(model_path("perm_eagle3"), 5)
     loop = opened(drafter)
     run = generate(loop, SequenceState(), perm_prompt(20), 31)
     full = [step.n_accepted for step in run.steps if step.n_drafted == 5]

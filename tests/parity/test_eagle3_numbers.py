@@ -64,23 +64,24 @@ def engine_steps(path: Path, first: int, n_ctx: int, **params: Any) -> Steps:
         head.decode(batch)
         for i in range(N_FEATURES):
             out.logits.append(head.logits(i).copy())
-            out.rows.append(head.draft_row(i)[2].copy())
+            out.rows.append(head.draft_candidates(i)[2].copy())
         step = Batch(1, n_row=info.n_embd, n_model_row=info.n_embd_inp)
-        step.own_rows = True
+        step.hidden_rows = True
         for i in range(N_FEATURES, N_FEATURES + N_STEPS):
             step.clear()
             step.add(tokens[i], first + i, row=out.rows[-1], output=True)
             head.decode(step)
-            logits, (choice, p, row) = head.logits(0), head.draft_row(0)
-            second, p_second, same_row = head.draft_row(0, 1)
+            logits, (ids, probabilities, row) = head.logits(0), head.draft_candidates(0)
+            assert list(ids) == [int(i) for i in np.argsort(logits)[: -len(ids) - 1 : -1]]
+            assert len(probabilities) == len(ids) == 2
+            (choice, second), (p, p_second) = ids, probabilities
             assert choice == int(np.argmax(logits))
-            assert second == int(np.argsort(logits)[-2])
             total = np.exp(logits - logits[choice]).sum()
             assert p == pytest.approx(1 / total, rel=1e-4)
             assert p_second == pytest.approx(
                 np.exp(logits[second] - logits[choice]) / total, rel=1e-4
             )
-            assert np.array_equal(row, same_row)
+            assert np.array_equal(row, head.draft_candidates(0)[2])
             out.logits.append(logits.copy())
             out.rows.append(row.copy())
     return out

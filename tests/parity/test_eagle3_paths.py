@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import Eagle3
-from pyllama_spec.engine import Context
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.drafters import Committed, DraftRequest, Eagle3, SequenceErrors, Vote
+from pyllama_spec.drafters.eagle3 import drafter as eagle3
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.errors import ArgumentError, OutOfMemoryError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import (
+    ask,
     cold_proposal,
     damaged_states,
     head,
@@ -20,6 +23,7 @@ from tests.eagle3_tools import (
 )
 from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, sampled, tiny
+from tests.scripted import told
 
 # Sampling at a high temperature: drafts of a random head are rejected at every depth.
 PARAMS = sampled(5, temperature=1.5)
@@ -39,7 +43,7 @@ def check_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     """Ids and probabilities of eight steps are bit for bit those of a head that begins anew."""
     drafter = loop.drafter._drafter
     assert isinstance(drafter, Eagle3)
-    assert loop.drafter.reason_off is None
+    assert loop.drafter.failure(seq.seq_id) is None
     expected = cold_proposal(tiny("llama"), drafter, seq.tokens)
     assert len(expected.ids) == 8
     assert warm_proposal(loop, seq) == expected
@@ -146,7 +150,7 @@ def expected_tokens(state: bytes) -> list[int]:
     with target_context(tiny("llama"), drafter) as context:
         drafter.attach(context)
         drafter.restore(0, state)
-        return list(drafter._sequences[0].tokens)
+        return list(drafter._opened().of(0).tokens)
 
 
 def restored(tokens: list[int], n_decoded: int) -> tuple[list[int], int]:
@@ -186,23 +190,24 @@ def test_a_window(window: int) -> None:
     drafter, layers = head(max_draft=4, n_ctx=window), (1, 2, 3)
     loop, seq = opened(drafter), SequenceState()
     generate(loop, seq, prompt_tokens(90), 40, PARAMS)
-    loop.drafter._drafter.propose(0, seq.tokens[-1], 1)
+    ask(drafter, 0, seq.tokens, 1)
     assert drafter.context is not None
     first = drafter.context.memory.positions(0)[0]
     assert first > 0
-    got = proposal(drafter.propose(0, seq.tokens[-1], 4))
+    got = ask(drafter, 0, seq.tokens, 4)
     with Context(tiny("llama"), n_ctx=256, target_layers=layers, n_threads=1) as context:
         fresh = head(max_draft=4)
         fresh.attach(context)
         rows = feed(context, seq.tokens[:-1])
         # Pairs from `first` on: the sequence is given with everything before it skipped.
-        state = fresh._sequence(0)
+        state = fresh._opened().of(0)
         state.tokens[:] = seq.tokens[: first + 1]
         state.rows.append(first, [row[first : first + 1] for row in rows])
         state.n_fed = state.first = first
-        fresh.begin(0, seq.tokens[first + 1 : -1], [row[first + 1 :] for row in rows])
-        fresh.commit(0, seq.tokens[-1:], ())
-        expected = proposal(fresh.propose(0, seq.tokens[-1], 4))
+        rest = [row[first + 1 :] for row in rows]
+        fresh.commit([Committed(0, seq.tokens[first + 1 : -1], first + 1, rest, first + 1)])
+        fresh.commit(told(seq.tokens[-1:], len(seq.tokens) - 1))
+        expected = ask(fresh, 0, seq.tokens, 4)
         # The window's cells are reused, so that sums over them have another order.
         assert got.ids == expected.ids
         assert got.probabilities == pytest.approx(expected.probabilities, rel=1e-3)
@@ -210,8 +215,6 @@ def test_a_window(window: int) -> None:
 
 def feed(context: Context, tokens: list[int]) -> list[Any]:
     """The layer inputs of a text."""
-    from pyllama_spec.engine import Batch
-
     batch = Batch(len(tokens))
     batch.extend(tokens, 0)
     context.decode(batch)
@@ -237,3 +240,107 @@ def test_the_head_of_a_path_is_closed_and_one_of_a_model_is_not() -> None:
         assert not first.model.is_closed
     assert first.is_closed
     first.close()
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 9, 20])
+def test_an_interrupt_in_the_head(at: int, is_before: bool) -> None:
+    """Pairs count as fed once they are: Ctrl-C at a decode of the head leaves no hole there."""
+    drafter = head()
+    loop, seq = opened(drafter, n_ubatch=16), SequenceState()
+    pairs, n_calls = drafter._opened(), 0
+    decode = pairs.decode
+
+    def interrupted(batch: Batch) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == at and is_before:
+            raise KeyboardInterrupt
+        decode(batch)
+        if n_calls == at:
+            raise KeyboardInterrupt
+
+    pairs.decode = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        generate(loop, seq, prompt_tokens(45), 40, PARAMS)
+    # The same prompt, or what came of it until then.
+    text = prompt_tokens(45) if at < 4 else seq.tokens
+    run = generate(loop, seq, [*text, 5, 6], 12, PARAMS)
+    assert run.stats.reason_off is None
+    check_says_the_same(loop, seq)
+
+
+def three_texts(drafter: Eagle3) -> tuple[SpeculativeLoop, list[SequenceState]]:
+    """A loop whose drafter knows three texts, each with a pending token."""
+    loop = opened(drafter, n_ctx=768, n_seq_max=3)
+    seqs = [SequenceState(i) for i in range(3)]
+    for seq in seqs:
+        generate(loop, seq, prompt_tokens(9 + 8 * seq.seq_id, seed=seq.seq_id), 5, PARAMS)
+    return loop, seqs
+
+
+def test_drafts_of_several_sequences_are_those_of_each_alone() -> None:
+    drafter = head()
+    _, seqs = three_texts(drafter)
+    n_calls = drafter.n_calls
+    found = drafter.propose([DraftRequest(seq.seq_id, seq.tokens, 8 - seq.seq_id) for seq in seqs])
+    assert drafter.n_calls == n_calls + 8, "as many calls as the longest draft has tokens"
+    for seq, draft in zip(seqs, found, strict=True):
+        assert proposal(draft) == ask(drafter, seq.seq_id, seq.tokens, 8 - seq.seq_id)
+        assert draft.candidates is not None
+        assert [place[0] for place in draft.candidates] == list(
+            zip(draft.ids, draft.probabilities or (), strict=True)
+        )
+
+
+def test_what_fails_for_one_sequence_costs_the_others_no_draft() -> None:
+    drafter = head()
+    _, seqs = three_texts(drafter)
+    expected = [ask(drafter, seq.seq_id, seq.tokens) for seq in seqs]
+
+    def breaks_off(drafted: Sequence[int]) -> Sequence[Vote]:
+        if len(drafted) == 3:
+            raise LookupError("no more advice")
+        return ()
+
+    requests = [DraftRequest(seq.seq_id, seq.tokens, 8) for seq in seqs]
+    for bad, error in (
+        (requests[1]._replace(prior=breaks_off), LookupError),
+        (requests[1]._replace(tokens=[*seqs[1].tokens, 3]), ArgumentError),
+    ):
+        with pytest.raises(SequenceErrors) as caught:
+            drafter.propose([requests[0], bad, requests[2]])
+        assert {seq: type(e) for seq, e in caught.value.errors.items()} == {1: error}
+        drafts = {seq: proposal(draft) for seq, draft in caught.value.drafts.items()}
+        assert drafts == {0: expected[0], 2: expected[2]}
+    # And it is none the worse for it.
+    found = drafter.propose(requests)
+    assert [proposal(draft) for draft in found] == expected
+
+
+def test_a_head_that_could_not_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not attached then, neither to the new target nor to the old one."""
+
+    def no_memory(*args: Any, **params: Any) -> Context:
+        raise OutOfMemoryError("none left")
+
+    drafter = head()
+    loop, other = opened(drafter), target_context(tiny("llama"), drafter)
+    with monkeypatch.context() as patched:
+        patched.setattr(eagle3, "Context", no_memory)
+        patched.setattr(eagle3, "instance", lambda *args: None)
+        with pytest.raises(OutOfMemoryError):
+            drafter.attach(other)
+    assert open_context(drafter) is None
+    for target in (other, loop.target):
+        drafter.attach(target)
+        assert open_context(drafter) is not None
+    loop, seq = SpeculativeLoop(loop.target, drafter), SequenceState()
+    generate(loop, seq, prompt_tokens(20), 9, PARAMS)
+    check_says_the_same(loop, seq)
+
+
+def open_context(drafter: Eagle3) -> Context | None:
+    """The head's context, which is open if there is one."""
+    assert drafter.context is None or not drafter.context.is_closed
+    return drafter.context

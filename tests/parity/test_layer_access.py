@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_spec.drafters import NoDrafter, PromptLookup
 from pyllama_spec.engine import Batch, Model
-from pyllama_spec.engine.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import models
 from tests.oracles import (

@@ -1,6 +1,6 @@
 """Layer inputs on every tiny architecture: the right rows, of the right tokens, of the right layer.
 
-B1, B2 and B9: rows over several physical batches, permuted between sequences, or of a neighbouring
+Rows over several physical batches, permuted between sequences, or of a neighbouring
 layer leave the text right and a draft useless, so they are compared here one by one. On a CPU rows
 are bit-equal to those of a single-token decode, for all architectures and all layers. One thing has
 a limit instead, 1e-5 of the largest number: sequences that share a KV buffer (kv_unified) without
@@ -172,7 +172,7 @@ def test_rows_agree_with_an_independent_forward_pass(
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_marker_in_a_layer_shows_behind_it(arch: str) -> None:
-    """B9: other weights in layer k change the inputs of layers k + 1 on, in every row."""
+    """Other weights in layer k change the inputs of layers k + 1 on, in every row."""
     _, plain = single_rows(arch, 0)
     for k in range(N_LAYER):
         _, marked = forced_rows(tiny(arch, perturb_layer=k), TEXTS[0], LAYERS)

@@ -11,7 +11,7 @@ from pyllama_spec.engine import Context, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.oracles import (
     GREEDY,
-    Run,
+    LoopRun,
     check_same_rows,
     generate,
     prompt_tokens,
@@ -43,7 +43,7 @@ class Session:
         self.drafter, self.params = drafter, params
         self.loop, self.seq = SpeculativeLoop(self.context, drafter), SequenceState()
 
-    def request(self, prompt: list[int], n: int) -> Run:
+    def request(self, prompt: list[int], n: int) -> LoopRun:
         """The same text and rows as a cold run without drafts."""
         expected = run_once(self.cold, None, prompt, n, self.params, keep_rows=True)
         if isinstance(self.drafter, ScriptedDrafter):
@@ -96,7 +96,7 @@ def test_any_prefix_can_be_returned_to(arch: str, kind: str) -> None:
     """Branches off any point of the text, also just behind and before a round's rollback.
 
     For recurrent states: the engine takes a rollback into snapshots that an earlier batch wrote and
-    then computes from a wrong state, which csrc/memory.cpp refuses.
+    then computes from a wrong state, which csrc/abi/memory.cpp refuses.
     """
     session = Session(arch, make(kind), GREEDY)
     rng = random.Random(arch)
@@ -122,7 +122,7 @@ def test_a_growing_prompt_is_not_decoded_again(arch: str) -> None:
 @pytest.mark.parametrize("swa_full", [True, False])
 @pytest.mark.parametrize("arch", ["gemma3", "gpt-oss", "gemma2"])
 def test_a_sliding_window_that_forgot_is_decoded_again(arch: str, swa_full: bool) -> None:
-    """B6: text far longer than the window of 16, rejections at its edge, returns to all places."""
+    """Text far longer than the window of 16, rejections at its edge, returns to all places."""
     session = Session(arch, make("pattern"), GREEDY, swa_full=swa_full)
     text = session.request(prompt_tokens(440), 30).text
     first, _ = session.context.memory.positions(0)

@@ -21,7 +21,7 @@ from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import models
 from tests.oracles import (
     GREEDY,
-    Run,
+    LoopRun,
     check_same_rows,
     check_teacher_forced,
     generate,
@@ -74,7 +74,7 @@ def context_of(arch: str) -> Context:
 
 
 @cache
-def plain(arch: str, sampling: str) -> Run:
+def plain(arch: str, sampling: str) -> LoopRun:
     """The text without drafts, each row of it checked against single-token decodes."""
     context = context_of(arch)
     run = run_once(context, None, PROMPT, N_TOKENS, SAMPLINGS[sampling], keep_rows=True)
@@ -146,7 +146,7 @@ value ::= [0-9]+ | "[" [0-9]+ ("," [0-9]+)* "]" | root
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_a_grammar_advances_over_committed_tokens_alone(arch: str, temperature: float) -> None:
-    """A4: drafts that the grammar forbids, in any place of a block."""
+    """Drafts that the grammar forbids, in any place of a block."""
     context = context_of(arch)
     for seed in range(4):
         params = SamplerParams(temperature=temperature, seed=seed, top_k=0, grammar=GRAMMAR)
@@ -168,7 +168,7 @@ def test_a_grammar_advances_over_committed_tokens_alone(arch: str, temperature: 
 @pytest.mark.parametrize("arch", RECURRENT)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_recurrent_state_survives_any_pattern_of_rollbacks(arch: str, seed: int) -> None:
-    """A2: several accepted, none, no draft at all, everything rejected, in every order."""
+    """Several accepted, none, no draft at all, everything rejected, in every order."""
     params = sampled(seed)
     context = context_of(arch)
     prompt = prompt_tokens(9 + seed, seed)

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import (
-    AttachedDrafter,
+    Committed,
+    Draft,
     Drafter,
+    DraftRequest,
     Eagle3,
     NoDrafter,
     PromptLookup,
-    ResumingDrafter,
-    SavingDrafter,
+    SequenceErrors,
+    TokenPrior,
     WithLookup,
 )
 from pyllama_spec.engine import SamplerParams
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.eagle3_tools import (
     Permuted,
+    ask,
     cold_proposal,
     damaged_states,
     head,
-    proposal,
     target_context,
 )
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.scripted import proposed, told
 
 # High enough that drafts of a random head, and copies by one token, are rejected at every depth.
 PARAMS = sampled(5, temperature=1.5)
@@ -49,20 +54,20 @@ def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     drafter = loop.drafter._drafter
     assert isinstance(drafter, WithLookup)
     assert isinstance(drafter.drafter, Eagle3)
-    assert loop.drafter.reason_off is None
+    assert loop.drafter.failure(seq.seq_id) is None
     assert drafter.n_copied > 0
     expected = cold_proposal(tiny("llama"), drafter.drafter, seq.tokens)
     # Asked directly: what it makes of advice is another matter.
-    assert proposal(drafter.drafter.propose(seq.seq_id, seq.tokens[-1], 8)) == expected
+    assert ask(drafter.drafter, seq.seq_id, seq.tokens) == expected
     check_lookup_says_the_same(drafter, seq)
 
 
 def check_lookup_says_the_same(drafter: WithLookup, seq: SequenceState) -> None:
     """A lookup that knows nothing but the text copies the same, or nothing as well."""
     fresh = PromptLookup(drafter.max_draft, max_ngram=1, min_ngram=1)
-    fresh.begin(0, seq.tokens, ())
-    ids = fresh.propose(0, seq.tokens[-1], 8).ids
-    got = drafter.propose(seq.seq_id, seq.tokens[-1], 8)
+    fresh.commit(told(seq.tokens))
+    ids = proposed(fresh, seq.tokens, 8)
+    got = drafter.propose([DraftRequest(seq.seq_id, seq.tokens, 8)])[0]
     assert list(got.ids) == ids or (not ids and got.probabilities is not None)
 
 
@@ -150,21 +155,54 @@ def test_copies_are_accepted_where_a_text_repeats() -> None:
 
 
 def test_the_head_is_asked_where_nothing_repeats() -> None:
-    drafter = WithLookup(head(), 5)
+    priors: list[TokenPrior | None] = []
+
+    class Watched(Eagle3):
+        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+            priors.extend(request.prior for request in requests)
+            return super().propose(requests)
+
+    drafter = WithLookup(Watched(model_path("eagle3"), 8), 5)
     loop, seq = opened(drafter), SequenceState()
     generate(loop, seq, prompt_tokens(30), 10, PARAMS)
     assert drafter.n_copied == 0
-    # No two tokens of it stood before either, so that nobody has a say but the head.
-    assert drafter._votes(0, ()) == []
+    priors.clear()
     expected = cold_proposal(tiny("llama"), head(), seq.tokens)
-    assert proposal(drafter.propose(0, seq.tokens[-1], 8)) == expected
+    assert ask(drafter, 0, seq.tokens) == expected
+    # No two tokens of it stood before either, so that nobody has a say but the head.
+    assert len(priors) == 1
+    assert priors[0] is not None
+    assert list(priors[0](())) == []
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["of all", "of one"])
+def test_a_copy_needs_no_head(is_named: bool) -> None:
+    """What the head fails in is no failure of a sequence that it was not asked for."""
+
+    class Failing(Drafter):
+        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+            assert [request.seq for request in requests] == [1, 2]
+            if is_named:
+                raise SequenceErrors({1: ValueError("broken")}, {2: Draft([9])})
+            raise ValueError("broken")
+
+    drafter, texts = WithLookup(Failing(), 2), [[1, 2, 3, 1, 2], [1, 2, 3], [4, 5, 6]]
+    drafter.commit([Committed(i, text, 0) for i, text in enumerate(texts)])
+    with pytest.raises(SequenceErrors, match="broken") as caught:
+        drafter.propose([DraftRequest(i, text, 2) for i, text in enumerate(texts)])
+    drafts = {seq: list(draft.ids) for seq, draft in caught.value.drafts.items()}
+    errors = {seq: type(error) for seq, error in caught.value.errors.items()}
+    if is_named:
+        assert (drafts, errors) == ({0: [3, 1], 2: [9]}, {1: ValueError})
+    else:
+        assert (drafts, errors) == ({0: [3, 1]}, {1: ValueError, 2: ValueError})
 
 
 def test_what_llama_opens() -> None:
     path = model_path("eagle3", output_scale=0.1)
     for lookup, n_same in ((None, 5), (3, 3), (0, None)):
         with Llama(model_path("llama"), draft=path, lookup=lookup, n_threads=1) as llm:
-            drafter = llm._runtime.loop.drafter._drafter
+            drafter = llm._runtime.round.drafter._drafter
             assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
             assert drafter.name == "eagle3"
         assert isinstance(drafter, (Eagle3, WithLookup))
@@ -184,8 +222,13 @@ def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
 
 
 def test_it_is_a_drafter_with_all_that_a_head_has() -> None:
-    drafter = WithLookup(head())
-    for protocol in (Drafter, AttachedDrafter, ResumingDrafter, SavingDrafter):
-        assert isinstance(drafter, protocol)
+    inner = head()
+    drafter = WithLookup(inner)
+    assert isinstance(drafter, Drafter)
+    for name in ("check", "attach", "resume_at", "save", "restore", "describe"):
+        assert getattr(WithLookup, name) is not getattr(Drafter, name), f"{name}() is the head's"
+    assert inner.describe().items() <= drafter.describe().items()
+    with pytest.raises(ArgumentError, match="cannot draft for perm"):
+        drafter.check(tiny("perm"))
     with pytest.raises(ArgumentError, match="min_ngram"):
         WithLookup(head(), 0)

@@ -7,8 +7,8 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from pyllama_spec.cli import main
-from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.cli.entry import main
+from pyllama_spec.errors import PyllamaSpecError
 
 from .harness import CaseList
 from .tools import tiny, written

@@ -12,7 +12,7 @@ import numpy as np
 
 from pyllama_spec.drafters import NoDrafter
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.engine.errors import (
+from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
     ClosedError,
@@ -43,7 +43,7 @@ CASES.table(
         "n_ctx_negative": (_open(n_ctx=-1), ArgumentError, "n_ctx=-1"),
         "n_ctx_text": (_open(n_ctx="64"), ArgumentError, "n_ctx='64'"),
         "n_ctx_float": (_open(n_ctx=64.0), ArgumentError, "n_ctx=64.0"),
-        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx=1000000000"),
+        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx = 1000000000"),
         "n_ctx_2_31": (_open(n_ctx=2**31), ArgumentError, "n_ctx=2147483648"),
         "n_ctx_billion_recurrent": (
             _open("mamba", n_ctx=10**9, n_seq_max=256), ArgumentError, "n_seq_max = 256",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec.engine import Model, quantize
-from pyllama_spec.engine.errors import ArgumentError, EngineError, ModelLoadError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, EngineError, ModelLoadError, PyllamaSpecError
 from tests.models.eagle3 import Eagle3Config, eagle3_tensors, write_eagle3
 from tests.models.sketch import Sketch
 

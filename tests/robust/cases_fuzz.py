@@ -10,7 +10,7 @@ from typing import Any
 from gguf import GGUFReader
 
 from pyllama_spec import Llama
-from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 
 from .harness import Case, CaseList
 from .tools import generate_greedily, tiny, written
@@ -18,8 +18,9 @@ from .tools import generate_greedily, tiny, written
 CASES = CaseList()
 
 # Where models have the most to get wrong: plain, sliding windows, hybrid state, a draft.
-_ARCHS = ("llama", "gemma3", "qwen35", "eagle3")
+ARCHS = ("llama", "gemma3", "qwen35", "eagle3")
 _N_KEYS, _N_TOKENS, _N_DATA = 80, 15, 15
+N_FLIPS = _N_KEYS + _N_TOKENS + _N_DATA
 # Values that turn numbers into zeros, negatives and giants.
 _VALUES = (0x00, 0x01, 0x7F, 0x80, 0xFF)
 
@@ -79,5 +80,5 @@ def _add_flips(arch: str) -> None:
         CASES.append(Case(f"{arch}_{place}_to_{value}", _flip(arch, place, value), None, ()))
 
 
-for _arch in _ARCHS:
+for _arch in ARCHS:
     _add_flips(_arch)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec import Llama
-from pyllama_spec.engine.errors import (
+from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
     ClosedError,
@@ -25,6 +25,8 @@ from .tools import N_VOCAB, tiny, with_key, written
 
 CASES = CaseList()
 
+_NAN = float("nan")
+
 Call = Callable[[Path], object]
 
 
@@ -40,7 +42,7 @@ CASES.table(
     "llama",
     {
         "n_ctx_0": (_open(n_ctx=0), ArgumentError, "n_ctx=0"),
-        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx=1000000000"),
+        "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx = 1000000000"),
         "unknown_keyword": (_open(n_contexts=5), ArgumentError, "n_ctx"),
         "missing_model": (lambda f: Llama(f / "no.gguf"), ModelLoadError, "does not exist"),
         "encoder": (lambda _: Llama(tiny("bert")), UnsupportedError, "encoder"),
@@ -56,7 +58,30 @@ CASES.table(
         "seed_text": (_open(seed="x"), ArgumentError, "'x'"),
         "seed_huge": (_open(seed=2**40), ArgumentError, str(2**40)),
         "chat_format": (_open(chat_format="alpaca-9"), PyllamaSpecError, "alpaca-9"),
+        "chat_format_int": (_open(chat_format=3), ArgumentError, "not 3"),
         "chat_template": (_open(chat_template="{% for %}"), PyllamaSpecError, "template"),
+        "chat_template_int": (_open(chat_template=3), ArgumentError, "not 3"),
+        "p_min_without_a_file": (_open(p_min=0.5), ArgumentError, "p_min"),
+        "lookup_without_a_file": (_open(lookup=3), ArgumentError, "lookup"),
+        "n_batch": (_open(n_batch=0), ArgumentError, "n_batch=0"),
+        "n_ubatch": (_open(n_ubatch=-1), ArgumentError, "n_ubatch=-1"),
+        "n_gpu_layers": (_open(n_gpu_layers="all"), ArgumentError, "n_gpu_layers='all'"),
+        "main_gpu": (_open(main_gpu=None), ArgumentError, "main_gpu=None"),
+        "split_mode": (_open(split_mode="x"), ArgumentError, "'x'"),
+        "tensor_split": (_open(tensor_split=[-1.0]), ArgumentError, "tensor_split"),
+        "flash_attn": (_open(flash_attn="on"), ArgumentError, "flash_attn='on'"),
+        "type_k": (_open(type_k="q9"), ArgumentError, "type_k='q9'"),
+        "type_v": (_open(type_v=16), ArgumentError, "type_v=16"),
+        "rope_freq_base": (_open(rope_freq_base=-1.0), ArgumentError, "rope_freq_base"),
+        "rope_freq_scale": (_open(rope_freq_scale="x"), ArgumentError, "rope_freq_scale"),
+        "rope_scaling_type": (_open(rope_scaling_type="x"), ArgumentError, "rope_scaling='x'"),
+        "offload_kqv": (_open(offload_kqv="yes"), ArgumentError, "offload_kqv='yes'"),
+        "swa_full": (_open(swa_full=3), ArgumentError, "swa_full=3"),
+        "use_mmap": (_open(use_mmap=3), ArgumentError, "use_mmap"),
+        "use_mlock": (_open(use_mlock="yes"), ArgumentError, "use_mlock"),
+        "last_n_tokens_size": (
+            _open(last_n_tokens_size=-2), ArgumentError, "last_n_tokens_size=-2",
+        ),
     },
 )  # fmt: skip
 
@@ -79,7 +104,14 @@ CASES.table(
         "prompt_negative": (_complete([1, -1]), ArgumentError, "-1"),
         "prompt_past_the_last": (_complete([N_VOCAB]), ArgumentError, str(N_VOCAB)),
         "prompt_floats": (_complete([1.5]), ArgumentError, "1.5"),
-        "prompt_texts": (_complete(["a"]), ArgumentError, "'a'"),
+        "prompt_texts": (_complete(["a"]), None, ""),
+        "prompts_mixed": (_complete(["a", 3]), ArgumentError, "'a'"),
+        "prompts_none": (_complete(["a", None]), ArgumentError, "'a'"),
+        "prompts_empty": (_complete(["a", []]), ArgumentError, "no tokens"),
+        "prompts_negative": (_complete([[1], [2, -1]]), ArgumentError, "-1"),
+        "prompts_deep": (_complete([[1], [[2]]]), ArgumentError, "[2]"),
+        "prompts_too_long": (_complete(["a", "x" * 500]), ContextFullError, "n_ctx"),
+        "prompts_stream": (_complete(["a"], stream=True), UnsupportedError, "one prompt"),
         "max_tokens_text": (_complete(max_tokens="9"), ArgumentError, "max_tokens='9'"),
         "max_tokens_huge": (_complete(max_tokens=2**70), None, ""),
         "unknown_option": (_complete(temprature=1), ArgumentError, "temperature"),
@@ -88,6 +120,31 @@ CASES.table(
         "stop_int": (_complete(stop=5), ArgumentError, "stop=5"),
         "stop_bytes": (_complete(stop=[b"a"]), ArgumentError, "b'a'"),
         "grammar": (_complete(grammar="root ::= ("), ArgumentError, "grammar"),
+        "penalty_last_n": (_complete(penalty_last_n=-2), ArgumentError, "penalty_last_n=-2"),
+        "min_keep": (_complete(min_keep=-1), ArgumentError, "min_keep=-1"),
+        "typical_p": (_complete(typical_p=-1), ArgumentError, "typical_p=-1"),
+        "top_n_sigma": (_complete(top_n_sigma=_NAN), ArgumentError, "top_n_sigma=nan"),
+        "frequency_penalty": (
+            _complete(frequency_penalty=_NAN), ArgumentError, "frequency_penalty=nan",
+        ),
+        "presence_penalty": (
+            _complete(presence_penalty="x"), ArgumentError, "presence_penalty='x'",
+        ),
+        "dry_multiplier": (_complete(dry_multiplier=_NAN), ArgumentError, "dry_multiplier=nan"),
+        "dry_base": (_complete(dry_base=_NAN), ArgumentError, "dry_base=nan"),
+        "dry_allowed_length": (
+            _complete(dry_allowed_length=-1), ArgumentError, "dry_allowed_length=-1",
+        ),
+        "dry_penalty_last_n": (
+            _complete(dry_penalty_last_n=-2), ArgumentError, "dry_penalty_last_n=-2",
+        ),
+        "dry_breakers": (_complete(dry_breakers=3), PyllamaSpecError, "dry_breakers"),
+        "xtc_probability": (_complete(xtc_probability=2.0), ArgumentError, "xtc_probability=2.0"),
+        "xtc_threshold": (_complete(xtc_threshold=_NAN), ArgumentError, "xtc_threshold=nan"),
+        "mirostat_mode": (_complete(mirostat_mode=3), ArgumentError, "mirostat=3"),
+        "mirostat_tau": (_complete(mirostat_tau=_NAN), ArgumentError, "mirostat_tau=nan"),
+        "mirostat_eta": (_complete(mirostat_eta=_NAN), ArgumentError, "mirostat_eta=nan"),
+        "stopping_criteria": (_complete(stopping_criteria=5), ArgumentError, "not 5"),
         "response_format": (_complete(response_format={"type": "x"}), ArgumentError, "'x'"),
         "bias": (_complete(logit_bias={N_VOCAB: 1.0}), ArgumentError, str(N_VOCAB)),
         "logprobs": (_complete(logprobs=-1), ArgumentError, "logprobs=-1"),

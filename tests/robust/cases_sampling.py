@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec.engine import Model, Sampler, SamplerParams
-from pyllama_spec.engine.errors import (
+from pyllama_spec.errors import (
     ArgumentError,
     BusyError,
     ClosedError,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.engine.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 
 from .harness import CaseList
 from .tools import batch_of, decoded, opened

@@ -50,6 +50,63 @@ def with_a_live_stream() -> None:
     KEPT.extend([model, stream])
 
 
+def with_live_streams_side_by_side() -> None:
+    model, streams = _side_by_side()
+    KEPT.extend([model, streams])
+
+
+def with_cancelled_streams_side_by_side() -> None:
+    model, streams = _side_by_side()
+    model.cancel()
+    KEPT.extend([model, streams])
+
+
+def with_readers_side_by_side() -> None:
+    model, is_running = _many(), threading.Event()
+
+    def read() -> None:
+        is_running.set()
+        model.create_completion("a", max_tokens=2000)
+
+    for _ in range(5):
+        threading.Thread(target=read, daemon=True).start()
+    is_running.wait()
+
+
+def with_a_request_that_nobody_reads() -> None:
+    generation = _many().generate_steps("a", max_tokens=2000)
+    generation.start()
+    KEPT.append(generation)
+
+
+def _many() -> Llama:
+    return Llama(tiny(), n_ctx=2048, n_threads=2, draft="prompt-lookup", n_parallel=3)
+
+
+def _side_by_side() -> tuple[Llama, list[Any]]:
+    model = _many()
+    streams = [iter(model.create_completion(c, max_tokens=2000, stream=True)) for c in "abc"]
+    for stream in streams:
+        next(stream)
+    return model, streams
+
+
+def streams_dropped_in_cycles() -> None:
+    """The collector finalizes a stream and its context in an order of its own."""
+    gc.disable()
+    for is_cancelled in (False, True):
+        model = Llama(tiny(), n_ctx=64, n_threads=2, draft="prompt-lookup")
+        stream = iter(model.create_completion("a", max_tokens=40, stream=True))
+        next(stream)
+        if is_cancelled:
+            model.cancel()
+        ring: list[Any] = [model, stream]
+        ring.append(ring)
+        model.context.__dict__["ring"] = ring
+        del model, stream, ring
+        assert gc.collect() > 0
+
+
 def in_an_exception() -> None:
     context = decoded()
     try:

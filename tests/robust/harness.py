@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 
 # Far above what a case takes (tens of milliseconds): other programs may keep the machine busy.
 WATCHDOG_S = 60.0

@@ -14,16 +14,16 @@ import random
 import resource
 import sys
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import NoDrafter, PromptLookup
-from pyllama_spec.drafters.base import Features
+from pyllama_spec.drafters import Committed, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
-from pyllama_spec.engine.errors import PyllamaSpecError
+from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 from .tools import N_VOCAB, tiny
@@ -136,9 +136,11 @@ class _Listener(NoDrafter):
     name = "listener"
     target_layers = (1, 2)
 
-    def begin(self, seq: int, tokens: Any, features: Features) -> None:
+    def commit(self, done: Sequence[Committed]) -> None:
         """Reads a number of each row, as a drafter would."""
-        assert all(float(rows[-1, 0]) == float(rows[-1, 0]) for rows in features)
+        for one in done:
+            assert len(one.features) == len(self.target_layers)
+            assert all(float(rows[-1, 0]) == float(rows[-1, 0]) for rows in one.features)
 
 
 class _Hoarder(_Listener):
@@ -147,9 +149,9 @@ class _Hoarder(_Listener):
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
-    def begin(self, seq: int, tokens: Any, features: Features) -> None:
+    def commit(self, done: Sequence[Committed]) -> None:
         """Copies all rows."""
-        self.kept.extend(rows.copy() for rows in features)
+        self.kept.extend(rows.copy() for one in done for rows in one.features)
 
 
 def prompts_with_layers(leak: str = "") -> dict[str, int]:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from pyllama_spec import Llama, errors
+from pyllama_spec.errors import CancelledError, ConversionError, PyllamaSpecError
+from pyllama_spec.generation.options import RequestOptions
+
+from .cases_fuzz import ARCHS, N_FLIPS
 from .harness import Case, Outcome, cases_of, run_module
 
 MODULES = (
@@ -19,6 +26,10 @@ MODULES = (
 FUZZ = ("cases_fuzz",)
 TABLE = [(module, case) for module in MODULES for case in cases_of(module)]
 FUZZ_TABLE = [(module, case) for module in FUZZ for case in cases_of(module)]
+
+_HERE = Path(__file__).parent
+# Errors that have tests of their own: of conversion, and of interruptions.
+_ELSEWHERE = (ConversionError, CancelledError)
 
 Running = dict[str, Future[dict[str, Outcome]]]
 
@@ -57,9 +68,40 @@ def test_damaged_file(running: Running, module: str, case: Case) -> None:
     assert outcome.problem() is None
 
 
-def test_there_are_enough_cases() -> None:
-    assert len(TABLE) >= 70
-    assert len(FUZZ_TABLE) >= 200
+# What cannot be given wrongly: the paths of files have cases of their own names, and any value of
+# `verbose` is true or false.
+_WITHOUT_CASES = {"model_path", "verbose", "unknown", "return"}
+
+
+def _without_a_case(faces: Iterable[str]) -> set[str]:
+    """Those of the names that no case has."""
+    sources = "".join((_HERE / f"{module}.py").read_text(encoding="utf-8") for module in MODULES)
+    return {name for name in faces if not re.search(rf"\b{name}\b", sources)}
+
+
+def test_everything_that_users_give_has_a_case() -> None:
+    assert _without_a_case(set(Llama.__init__.__annotations__) - _WITHOUT_CASES) == set()
+    assert _without_a_case(field.name for field in fields(RequestOptions)) == set()
+
+
+def test_every_error_of_the_engine_is_met() -> None:
+    met = {case.raises for _, case in TABLE if case.raises is not None}
+    assert {kind for kind in _kinds() if not issubclass(kind, _ELSEWHERE)} <= met
+
+
+def _kinds() -> list[type[PyllamaSpecError]]:
+    return [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, PyllamaSpecError)
+    ]
+
+
+def test_each_part_of_a_file_is_damaged() -> None:
+    """Keys, the texts of tokens, and weights, of each kind of model."""
+    names = [case.name for _, case in FUZZ_TABLE]
+    for arch in ARCHS:
+        assert sum(name.startswith(f"{arch}_") for name in names) == N_FLIPS
 
 
 def test_command_ends_with_its_exit_code(tmp_path: Path) -> None:

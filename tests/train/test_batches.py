@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from pyllama_spec.train.batches import (
+from pyllama_spec.train.corpus.build import corpus_identity
+from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
+from pyllama_spec.train.eagle3.batches import (
     batches_from,
     count_batches,
     plan,
@@ -18,11 +21,7 @@ from pyllama_spec.train.batches import (
     split,
     without_copies,
 )
-from pyllama_spec.train.corpus import corpus_identity
-from pyllama_spec.train.features import FeatureSource
-from pyllama_spec.train.store import Corpus, CorpusStore, TextSequence
-from tests.train.test_head import random_texts
-from tests.unit.train_tools import (
+from tests.corpus.tools import (
     LAYERS,
     N_TOP,
     config,
@@ -32,6 +31,7 @@ from tests.unit.train_tools import (
     open_writer,
     write_prompts,
 )
+from tests.train.test_head import random_texts
 
 LENGTHS = np.random.default_rng(3).integers(5, 90, 70).tolist()
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from pyllama_spec.engine import Model
-from pyllama_spec.train.chains import Texts, run_chains
-from pyllama_spec.train.copying import begin_with_copying
-from pyllama_spec.train.features import LiveFeatures
-from pyllama_spec.train.head import Eagle3Head, initialise
-from pyllama_spec.train.store import TextSequence
-from pyllama_spec.train.target import read_weights
+from pyllama_spec.train.corpus.features import LiveFeatures
+from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.eagle3.chains import Texts, run_chains
+from pyllama_spec.train.eagle3.copying import begin_with_copying
+from pyllama_spec.train.eagle3.head import Eagle3Head, initialise
+from pyllama_spec.train.eagle3.target_weights import read_weights
 from tests.models import model_path
 from tests.train.test_head import N_VOCAB, SHAPE
 

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from pyllama_spec.convert.target import read_target
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.train.chains import Texts, run_chains
-from pyllama_spec.train.export import export_head
-from pyllama_spec.train.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.objective import SoftCrossEntropy, chain_losses
-from pyllama_spec.train.target import read_weights
+from pyllama_spec.gguf.target import read_target
+from pyllama_spec.train.eagle3.chains import Texts, run_chains
+from pyllama_spec.train.eagle3.export import export_head
+from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
+from pyllama_spec.train.eagle3.objective import SoftCrossEntropy, chain_losses
+from pyllama_spec.train.eagle3.target_weights import read_weights
 from tests.models import model_path
 from tests.parity.eagle3_reference import Reference
 
@@ -207,14 +207,14 @@ def engine_logits(path: Path, texts: Texts, n: int) -> tuple[list[Floats], list[
         context.decode(batch)
         logits = [context.logits(i).copy() for i in range(n)]
         step = Batch(1, n_row=model.info.n_embd, n_model_row=model.info.n_embd_inp)
-        step.own_rows = True
-        token, _, row = context.draft_row(n - 1)
+        step.hidden_rows = True
+        (token, *_), _, row = context.draft_candidates(n - 1)
         ids = [token]
         for depth in range(1, 4):
             step.clear()
             step.add(token, n - 1 + depth, output=True, row=row)
             context.decode(step)
-            token, _, row = context.draft_row(0)
+            (token, *_), _, row = context.draft_candidates(0)
             ids.append(token)
         return logits, ids
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable, context_keys
-from pyllama_spec.train import ngrams
-from pyllama_spec.train.ngrams import count_ngrams
-from pyllama_spec.train.store import TextSequence
+from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.eagle3 import ngrams
+from pyllama_spec.train.eagle3.ngrams import count_ngrams
 
 Context = tuple[int, ...]
 

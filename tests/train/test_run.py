@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from pyllama_spec import ArgumentError, Llama, UnsupportedError
-from pyllama_spec.convert.gguf_keys import read_keys
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
+from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
-from pyllama_spec.train.run import TrainReport
-from pyllama_spec.train.target import read_weights
+from pyllama_spec.train.eagle3.target_weights import read_weights
+from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path, perm_next
 from tests.train.tools import Interrupting, perm, quick_config
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from pyllama_spec import ArgumentError
-from pyllama_spec.convert.gguf_keys import read_keys
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import HeadConfig, TrainError, train_eagle3
-from pyllama_spec.train.ngrams import merge_ngrams
-from pyllama_spec.train.run import TrainReport
-from pyllama_spec.train.start import read_start
+from pyllama_spec.train.eagle3.init_draft import read_init_draft
+from pyllama_spec.train.eagle3.ngrams import merge_ngrams
+from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.train.tools import Interrupting, perm, quick_config
 
@@ -44,7 +44,7 @@ def test_training_goes_on_with_the_weights_of_a_draft(first: TrainReport, tmp_pa
     # It takes a tenth of a step: what stands there is what was given.
     near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
     with Model(perm()) as target:
-        start, end = (read_start(r.path, target.info) for r in (first, near))
+        start, end = (read_init_draft(r.path, target.info) for r in (first, near))
     assert start.shape == end.shape
     assert np.array_equal(start.d2t, end.d2t)
     for name, values in start.tensors.items():
@@ -59,8 +59,8 @@ def test_the_file_says_what_it_began_with(first: TrainReport, tmp_path: Path) ->
     assert values["tokens_before"] == first.n_tokens_seen
     assert values["corpus_tokens_before"] == first.n_answer_tokens
     with Model(perm()) as target:
-        assert values["init_sha256"].decode() == read_start(first.path, target.info).sha256
-        assert read_start(report.path, target.info).n_tokens == (
+        assert values["init_sha256"].decode() == read_init_draft(first.path, target.info).sha256
+        assert read_init_draft(report.path, target.info).n_tokens == (
             first.n_tokens_seen + report.n_tokens_seen
         )
 
@@ -93,7 +93,7 @@ def test_a_plain_draft_stays_one_that_stock_loads(tmp_path: Path) -> None:
     plain = train_eagle3(quick_config(tmp_path, epochs=0.5, fc_norm=False, norm_output=False))
     report = _again(tmp_path / "again", plain, epochs=0.5)
     with Model(perm()) as target:
-        assert read_start(report.path, target.info).shape.is_plain
+        assert read_init_draft(report.path, target.info).shape.is_plain
     assert Model(report.path).ngram_arrays() is None
 
 
@@ -153,4 +153,4 @@ def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None
     tensor.data.reshape(-1)[0] = np.nan
     del tensor
     with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
-        read_start(damaged, target.info)
+        read_init_draft(damaged, target.info)

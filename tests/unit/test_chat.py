@@ -11,8 +11,8 @@ import pytest
 
 from pyllama_spec import ArgumentError, ChatTemplate, Llama, UnsupportedError
 from pyllama_spec.engine import Model
+from tests.faces.tools import GREEDY, open_tiny
 from tests.models import BOS, CHATML_TEMPLATE, IM_END, IM_START, model_path
-from tests.unit.llama_tools import GREEDY, open_tiny
 
 USER = {"role": "user", "content": "Hi  "}
 LIST = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"

@@ -6,8 +6,8 @@ import pytest
 
 from pyllama_spec.drafters import NoDrafter
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
-from pyllama_spec.engine.errors import ArgumentError
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState, SpeculativeLoop
 from tests.models import model_path
 
 
@@ -46,3 +46,40 @@ def test_generate_wants_room_for_a_token(loop: SpeculativeLoop, max_tokens: int)
     loop.prefill(seq, [1, 2, 3])
     with pytest.raises(ArgumentError, match=str(max_tokens)):
         next(loop.generate(seq, greedy(loop), max_tokens))
+
+
+def test_a_round_wants_runs_that_have_something_to_compute(loop: SpeculativeLoop) -> None:
+    round_: Round = loop.round
+    run = SequenceRun(SequenceState(1), [1, 2, 3])
+    with pytest.raises(ArgumentError, match=r"sequence 1 .* begin"):
+        round_.step([run])
+    round_.begin(run)
+    assert round_.step([run]) == []
+    # Its prompt is read; another step would read the last token once more.
+    run.sampler, run.max_tokens = greedy(loop), 3
+    with pytest.raises(ArgumentError, match="draw_first"):
+        round_.step([run])
+    tokens = list(round_.draw_first(run).tokens)
+    with pytest.raises(ArgumentError, match="prefill"):
+        round_.draw_first(run)
+    while not run.is_over:
+        tokens += [token for _, step in round_.step([run]) for token in step.tokens]
+    with pytest.raises(ArgumentError, match="over"):
+        round_.step([run])
+    first = SequenceState(0)
+    loop.prefill(first, [1, 2, 3])
+    steps = list(loop.generate(first, greedy(loop), 3))
+    assert [token for step in steps for token in step.tokens] == tokens
+
+
+def test_a_first_token_is_drawn_from_the_last_batch_alone(loop: SpeculativeLoop) -> None:
+    round_, runs = loop.round, [SequenceRun(SequenceState(i), [1, 2, 3 + i]) for i in range(2)]
+    for run in runs:
+        round_.begin(run)
+        round_.step([run])
+        run.sampler = greedy(loop)
+    assert [run.ready_row is None for run in runs] == [True, False]
+    with pytest.raises(ArgumentError, match="prefill"):
+        round_.draw_first(runs[0])
+    assert len(round_.draw_first(runs[1]).tokens) == 1
+    assert runs[1].ready_row is None

@@ -14,8 +14,6 @@ import pytest
 from tests.wheel.environment import PROMPT, Environment, perm_model, run
 from tools.fetch_smollm2 import cache_directory
 
-pytestmark = pytest.mark.wheel
-
 PACKAGE = "llama-cpp-python==0.3.36"
 SCRIPT = Path(__file__).with_name("beside_llama_cpp.py")
 # The shared libraries that its Python files load, and nothing around them.

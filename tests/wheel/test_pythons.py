@@ -11,8 +11,6 @@ import pytest
 
 from tests.wheel.environment import Environment, check_generates
 
-pytestmark = pytest.mark.wheel
-
 MINORS = range(10, 16)
 PROBE = (
     "import sys, ensurepip, venv; print('%d.%d' % sys.version_info[:2], sys.implementation.name)"

@@ -13,8 +13,6 @@ import pytest
 
 from tests.wheel.environment import ROOT, run, tracked_files
 
-pytestmark = pytest.mark.wheel
-
 # sdist.exclude in pyproject.toml; what is ignored by git is not listed to begin with.
 LEFT_OUT = (".ci/", "examples/drafts/")
 COMPILED = (".so", ".pyd", ".dll", ".dylib", ".a", ".o", ".gguf", ".whl", ".pyc")

@@ -19,8 +19,6 @@ from tests.wheel.environment import (
     tracked_files,
 )
 
-pytestmark = pytest.mark.wheel
-
 MODULE = "pyllama_spec/_engine.abi3.so"
 ENGINE_LICENSE = "pyllama_spec/licenses/llama.cpp-LICENSE.txt"
 # The C library and its parts; libstdc++ and libgcc are linked in.

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pyllama_spec.drafters import Eagle3
+from pyllama_spec.drafters import Committed, DraftRequest, Eagle3
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
-from pyllama_spec.engine.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError
 
 HERE = Path(__file__).parent
 # Stock builds multiply with other kernels, which round otherwise: logits differ by about as much.
@@ -68,12 +68,20 @@ class WithGaps(Eagle3):
         super().__init__(path, max_draft)
         self.gaps: list[float] = []
 
-    def _decode(self, context: Context, batch: Batch) -> None:
-        batch.logits = True
-        super()._decode(context, batch)
-        with contextlib.suppress(ArgumentError):  # a prompt's batch has no output
-            best = np.partition(context.logits(batch.n_tokens - 1), -2)[-2:]
-            self.gaps.append(float(best[1] - best[0]))
+    def attach(self, target: Context) -> None:
+        """As ever; from here on each decode is looked at."""
+        super().attach(target)
+        pairs = self._opened()
+        decode = pairs.decode
+
+        def noted(batch: Batch) -> None:
+            batch.logits = True
+            decode(batch)
+            with contextlib.suppress(ArgumentError):  # a prompt's batch has no output
+                best = np.partition(pairs.context.logits(batch.n_tokens - 1), -2)[-2:]
+                self.gaps.append(float(best[1] - best[0]))
+
+        pairs.decode = noted  # type: ignore[method-assign]
 
 
 def drafts_here(
@@ -88,17 +96,19 @@ def drafts_here(
         batch = Batch(len(text))
         batch.extend(text[: n_prompt - 1], 0)
         context.decode(batch)
-        drafter.begin(0, text[: n_prompt - 1], [context.layer_input(layer) for layer in layers])
-        drafter.commit(0, [text[n_prompt - 1]], ())
+        rows = [context.layer_input(layer) for layer in layers]
+        drafter.commit([Committed(0, text[: n_prompt - 1], 0, rows)])
+        drafter.commit([Committed(0, [text[n_prompt - 1]], n_prompt - 1)])
         for known in range(n_prompt, len(text) + 1):
             drafter.gaps.clear()
-            out.append((list(drafter.propose(0, text[known - 1], k).ids), list(drafter.gaps)))
+            [drafted] = drafter.propose([DraftRequest(0, text[:known], k)])
+            out.append((list(drafted.ids), list(drafter.gaps)))
             if known < len(text):
                 batch.clear()
                 batch.add(text[known - 1], known - 1)
                 context.decode(batch)
                 rows = [context.layer_input(layer) for layer in layers]
-                drafter.commit(0, [text[known]], rows)
+                drafter.commit([Committed(0, [text[known]], known, rows, known - 1)])
     drafter.close()
     return out
 

@@ -1,1 +1,0 @@
-"""Benchmarks: run by hand, never asserted in a test."""

@@ -1,0 +1,311 @@
+#include "abi/handles.h"
+#include "abi/model_facts.h"
+#include "checks/memory_room.h"
+#include "hooks/layer_inputs.h"
+#include "hooks/output_buffers.h"
+
+#include "llama-ext.h"
+
+#include <algorithm>
+#include <string>
+
+using namespace llama_spec;
+
+namespace llama_spec {
+
+context_state::~context_state() {
+    if (ctx == nullptr) {
+        return;
+    }
+    llama_spec_forget_views(ctx);
+    // A failure in mid-graph may have left anything behind, and what the engine asserts in a destructor ends the process:
+    // leaking a poisoned context is the safe way.
+    if (!poisoned) {
+        llama_free(ctx);
+    }
+}
+
+context_state & open_context(llama_spec_context * handle) {
+    require(handle != nullptr && handle->state != nullptr, "the context is closed");
+    handle->state->home.check("this context was opened");
+    return *handle->state;
+}
+
+context_call::context_call(llama_spec_context * handle)
+    : state(open_context(handle)),
+      lock(state.compute->busy, "the context (or one it shares threads with)"),
+      mark(state.in_call, "the context") {
+    if (is_exiting()) {
+        fail(LLAMA_SPEC_EXITING, "the process is ending");
+    }
+    if (state.poisoned) {
+        fail(LLAMA_SPEC_POISONED, "an earlier failure left this context in an unknown state; close it and open another");
+    }
+}
+
+} // namespace llama_spec
+
+namespace {
+
+bool is_cancelled(void * state) {
+    return is_exiting() || static_cast<context_state *>(state)->cancelled.load(std::memory_order_relaxed);
+}
+
+llama_context_params engine_params(const llama_spec_context_params & in, context_state & state) {
+    llama_context_params out = llama_context_default_params();
+    out.n_ctx           = in.n_ctx;
+    out.n_batch         = in.n_batch;
+    out.n_ubatch        = in.n_ubatch;
+    out.n_seq_max       = in.n_seq_max;
+    out.n_rs_seq        = in.n_rs_seq;
+    out.n_outputs_max   = in.n_outputs_max;
+    out.n_threads       = in.n_threads;
+    out.n_threads_batch = in.n_threads_batch;
+    out.flash_attn_type = (llama_flash_attn_type) in.flash_attn;
+    out.type_k          = (ggml_type) in.type_k;
+    out.type_v          = (ggml_type) in.type_v;
+    out.rope_scaling_type = (llama_rope_scaling_type) in.rope_scaling_type;
+    out.pooling_type      = (enum llama_pooling_type) in.pooling_type;
+    out.rope_freq_base    = in.rope_freq_base;
+    out.rope_freq_scale   = in.rope_freq_scale;
+    out.offload_kqv     = in.offload_kqv;
+    out.op_offload      = in.op_offload;
+    out.swa_full        = in.swa_full;
+    out.kv_unified      = in.kv_unified;
+    out.embeddings      = in.embeddings;
+    out.no_perf         = true;
+    out.abort_callback      = is_cancelled;
+    out.abort_callback_data = &state;
+    out.ctx_other = state.target ? state.target->ctx : nullptr;
+    return out;
+}
+
+void check_params(const llama_spec_context_params & p) {
+    require(p.n_ctx > 0, "n_ctx must be at least 1");
+    require(p.n_batch > 0 && p.n_ubatch > 0, "n_batch and n_ubatch must be at least 1");
+    require(p.n_seq_max > 0 && p.n_seq_max <= llama_max_parallel_sequences(), "n_seq_max is outside 1 .. the engine's limit");
+    require(p.n_threads > 0 && p.n_threads_batch > 0 && p.n_threads <= GGML_MAX_N_THREADS &&
+            p.n_threads_batch <= GGML_MAX_N_THREADS, "n_threads and n_threads_batch must be at least 1 and at most the engine's limit");
+    require(p.flash_attn >= -1 && p.flash_attn <= 1, "flash_attn must be -1 (auto), 0 or 1");
+    for (int32_t type : { p.type_k, p.type_v }) {
+        require(type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0, "type_k or type_v is not a type of the "
+                "engine");
+    }
+    require(p.n_layers >= 0 && (p.n_layers == 0 || p.layers != nullptr), "layers are missing");
+    // The engine asserts that a batch can have an output for each sequence, and cuts n_batch to n_ctx.
+    const uint32_t n_outputs = std::min(p.n_outputs_max > 0 ? std::min(p.n_outputs_max, p.n_batch) : p.n_batch, p.n_ctx);
+    if (p.n_seq_max > n_outputs) {
+        fail(LLAMA_SPEC_ARGUMENT, "n_seq_max = " + std::to_string(p.n_seq_max) + " is more than the " + std::to_string(n_outputs) +
+                " tokens with logits that n_ctx, n_batch and n_outputs_max allow in a batch");
+    }
+}
+
+// The engine says why in its log alone. A failed allocation names itself; the rest is the file or its settings.
+[[noreturn]] void fail_to_open() {
+    const std::string log = take_log();
+    if (log.find("ctx_other") != std::string::npos) {
+        fail(LLAMA_SPEC_ARGUMENT, "this model is a draft that computes with parts of its target: open it with target=, "
+                "the target's context");
+    }
+    const bool is_memory = log.empty() || log.find("alloc") != std::string::npos;
+    fail(is_memory ? LLAMA_SPEC_MEMORY : LLAMA_SPEC_ENGINE, "the engine could not make the context" +
+            (log.empty() ? "" : " (the engine says: " + log + ")"));
+}
+
+// The engine asserts at the first decode that the last n_rs_seq + 1 tokens fit one physical batch.
+void prepare_undo(context_state & state) {
+    const llama_model * model = state.model->model;
+    if (!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model)) {
+        return;
+    }
+    const uint32_t n_rs_seq = llama_n_rs_seq(state.ctx);
+    const uint32_t n_ubatch = llama_n_ubatch(state.ctx);
+    if (n_rs_seq > 0 && n_ubatch < n_rs_seq + 2) {
+        fail(LLAMA_SPEC_ARGUMENT, "n_ubatch = " + std::to_string(n_ubatch) + " is too small for n_rs_seq = " +
+                std::to_string(n_rs_seq) + " snapshots; it must be at least n_rs_seq + 2");
+    }
+    state.n_undo.assign(llama_n_seq_max(state.ctx), 0);
+    state.seq_counts.assign(state.n_undo.size(), 0);
+}
+
+// What the engine would assert on, or read outside a tensor for, if the draft belonged to another target.
+void prepare_draft(context_state & state) {
+    const llama_model * model  = state.model->model;
+    const llama_model * target = state.target != nullptr ? state.target->model->model : nullptr;
+    const draft_kind * kind = find_draft_kind(model);
+    if (kind == nullptr) {
+        return;
+    }
+    const std::string why = target != nullptr ? kind->mismatch(model, target) : "";
+    if (!why.empty()) {
+        fail(LLAMA_SPEC_ARGUMENT, why);
+    }
+    try {
+        state.draft = kind->open(model, target);
+    } catch (const std::runtime_error & e) {
+        fail(LLAMA_SPEC_ARGUMENT, e.what());
+    }
+}
+
+uint64_t memory_bytes(const llama_context * ctx) {
+    uint64_t n = 0;
+    for (const auto & entry : llama_get_memory_breakdown(ctx)) {
+        n += entry.second.context;
+    }
+    return n;
+}
+
+void attach_threads(context_state & state, int32_t n_threads) {
+    compute_state & compute = *state.compute;
+    if (compute.pool == nullptr) {
+        ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+        compute.pool      = ggml_threadpool_new(&params);
+        compute.n_threads = n_threads;
+        if (compute.pool == nullptr) {
+            fail(LLAMA_SPEC_MEMORY, "the threads could not be started");
+        }
+    }
+    if (n_threads > compute.n_threads) {
+        fail(LLAMA_SPEC_ARGUMENT, "a draft context cannot have more threads than its target's context (" +
+                std::to_string(compute.n_threads) + ")");
+    }
+    llama_attach_threadpool(state.ctx, compute.pool, compute.pool);
+}
+
+} // namespace
+
+void llama_spec_context_default_params(llama_spec_context_params * out) {
+    const llama_context_params p = llama_context_default_params();
+    *out = {};
+    out->n_ctx           = 512;
+    out->n_batch         = p.n_batch;
+    out->n_ubatch        = p.n_ubatch;
+    out->n_seq_max       = 1;
+    out->n_threads       = p.n_threads;
+    out->n_threads_batch = p.n_threads_batch;
+    out->flash_attn      = LLAMA_FLASH_ATTN_TYPE_AUTO;
+    out->type_k          = p.type_k;
+    out->type_v          = p.type_v;
+    out->rope_scaling_type = p.rope_scaling_type;
+    out->pooling_type      = p.pooling_type;
+    out->offload_kqv = true;
+    // Widths would be computed on different processors, whose numbers differ.
+    out->op_offload  = false;
+    out->swa_full    = true;
+}
+
+int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_params * params,
+                           llama_spec_context * target, llama_spec_context ** out) {
+    return guarded([&] {
+        require(model != nullptr && model->state && params != nullptr && out != nullptr, "the model is closed");
+        *out = nullptr;
+        model->state->home.check("this model was loaded");
+        if (target != nullptr) {
+            open_context(target);
+        }
+        check_params(*params);
+        if (params->op_offload && llama_spec_n_device_layers(model->state->model) == 0) {
+            fail(LLAMA_SPEC_ARGUMENT, "op_offload is for models with layers on a device, and this one has none; load it with n_gpu_layers");
+        }
+        if (model->state->vocab_only) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
+        }
+
+        auto state = std::make_shared<context_state>();
+        state->model   = model->state;
+        state->target  = target != nullptr ? target->state : nullptr;
+        state->compute = target != nullptr ? target->state->compute : std::make_shared<compute_state>();
+        in_use lock(state->compute->busy, "the target's context");
+        prepare_draft(*state);
+
+        begin_counting_memory();
+        try {
+            check_cells(params->n_ctx, llama_spec_key_bytes(model->state->model, (ggml_type) params->type_k, params->swa_full));
+            state->ctx = llama_init_from_model(model->state->model, engine_params(*params, *state));
+        } catch (const no_room & e) {
+            fail(LLAMA_SPEC_MEMORY, "with n_ctx = " + std::to_string(params->n_ctx) + ", n_seq_max = " +
+                    std::to_string(params->n_seq_max) + " and n_rs_seq = " + std::to_string(params->n_rs_seq) + " " + e.why);
+        } catch (const engine_abort & e) {
+            fail(LLAMA_SPEC_ENGINE, std::string("the context could not be made: the engine stopped at ") + e.what());
+        }
+        if (state->ctx == nullptr) {
+            fail_to_open();
+        }
+        const bool is_capped = params->n_outputs_max > 0 && !llama_model_has_encoder(state->model->model);
+        state->n_outputs_max = (int32_t) (is_capped ? params->n_outputs_max : llama_n_batch(state->ctx));
+        state->outputs_all   = params->embeddings;
+        prepare_undo(*state);
+        if (state->draft) {
+            state->draft->prepare(state->ctx);
+        }
+        attach_threads(*state, std::max(params->n_threads, params->n_threads_batch));
+        if (params->n_layers > 0) {
+            state->layers.assign(params->layers, params->layers + params->n_layers);
+            llama_spec_enable_layer_inputs(state->ctx, state->layers.data(), state->layers.size());
+        }
+        const uint32_t n_batch = llama_n_batch(state->ctx);
+        state->seq_ptrs.reserve(n_batch + 1);
+        state->ones.assign(n_batch, 1);
+        state->n_pos_per_row = llama_spec_n_pos_per_row(state->model->model);
+        state->n_positions   = llama_spec_n_positions(state->model->model);
+        *out = new llama_spec_context{ std::move(state) };
+    });
+}
+
+int llama_spec_context_free(llama_spec_context * ctx) {
+    return guarded([&] {
+        if (ctx == nullptr || !ctx->state->home.is_here()) {
+            return;
+        }
+        if (ctx->state->in_call.load(std::memory_order_acquire)) {
+            fail(LLAMA_SPEC_BUSY, "the context is in use by another thread");
+        }
+        delete ctx;
+    });
+}
+
+int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_info * out) {
+    return guarded([&] {
+        require(ctx != nullptr && ctx->state != nullptr, "the context is closed");
+        const llama_context * c = ctx->state->ctx;
+        out->n_ctx         = llama_n_ctx(c);
+        out->n_ctx_seq     = llama_n_ctx_seq(c);
+        out->n_batch       = llama_n_batch(c);
+        out->n_ubatch      = llama_n_ubatch(c);
+        out->n_seq_max     = llama_n_seq_max(c);
+        out->n_rs_seq      = llama_n_rs_seq(c);
+        out->n_outputs_max = 0;
+        out->n_threads     = ctx->state->compute->n_threads;
+        out->memory_bytes  = memory_bytes(c);
+        out->n_candidates  = ctx->state->draft ? ctx->state->draft->n_candidates() : 0;
+        out->n_draft_row   = ctx->state->draft ? ctx->state->draft->n_row() : 0;
+    });
+}
+
+void llama_spec_limit_memory(uint64_t n_bytes) {
+    limit_memory(n_bytes);
+}
+
+void llama_spec_cancel(llama_spec_context * ctx, bool value) {
+    if (ctx != nullptr && ctx->state != nullptr) {
+        ctx->state->cancelled.store(value, std::memory_order_relaxed);
+    }
+}
+
+int llama_spec_rest(llama_spec_context * ctx) {
+    return guarded([&] {
+        // Not while a graph runs: a worker that has not begun it would sleep, and the others wait for it.
+        context_call call(ctx);
+        ggml_threadpool_pause(call.state.compute->pool);
+    });
+}
+
+int64_t llama_spec_add_views(llama_spec_context * ctx, int32_t n) {
+    int64_t n_views = 0;
+    guarded([&] {
+        if (ctx != nullptr && ctx->state != nullptr && ctx->state->home.is_here()) {
+            n_views = llama_spec_count_views(ctx->state->ctx, n);
+        }
+    });
+    return n_views;
+}

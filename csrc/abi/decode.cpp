@@ -1,0 +1,274 @@
+#include "abi/handles.h"
+#include "abi/model_facts.h"
+
+#include "llama-ext.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+using namespace llama_spec;
+
+namespace {
+
+std::string at(const char * what, int64_t value, int32_t i) {
+    return std::string(what) + " " + std::to_string(value) + " of token " + std::to_string(i) + " of the batch";
+}
+
+// Everything that would make the engine assert, or read outside an array, on one of its own threads.
+void check_batch(const context_state & state, const llama_spec_batch & b) {
+    const int32_t n_vocab = state.model->n_vocab();
+    const int32_t n_batch = (int32_t) llama_n_batch(state.ctx);
+    const int32_t n_seq_max = (int32_t) llama_n_seq_max(state.ctx);
+    const int32_t n_embd_inp = llama_model_n_embd_inp(state.model->model);
+
+    require(b.n_tokens > 0, "the batch is empty");
+    if (b.n_tokens > n_batch) {
+        fail(LLAMA_SPEC_ARGUMENT, "the batch has " + std::to_string(b.n_tokens) + " tokens, more than n_batch = " +
+                std::to_string(n_batch) + "; split it, or open the context with a larger n_batch");
+    }
+    require(b.ids != nullptr || b.rows != nullptr, "the batch has neither ids nor rows");
+    require(b.pos != nullptr && b.seq != nullptr && b.output != nullptr, "the batch has no positions, sequences or outputs");
+    if (b.rows != nullptr && b.n_row != n_embd_inp) {
+        fail(LLAMA_SPEC_ARGUMENT, "the batch has rows of " + std::to_string(b.n_row) + " numbers, the model takes " +
+                std::to_string(n_embd_inp));
+    }
+    const std::string why = state.draft ? state.draft->refuse(b) : "";
+    if (!why.empty()) {
+        fail(LLAMA_SPEC_ARGUMENT, why);
+    }
+    const int32_t * seq = b.seq;
+    int32_t n_outputs = 0;
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        n_outputs += state.outputs_all || b.output[i] != 0;
+        if (b.ids != nullptr && (b.ids[i] < 0 || b.ids[i] >= n_vocab)) {
+            fail(LLAMA_SPEC_ARGUMENT, at("id", b.ids[i], i) + " is outside 0 .. " + std::to_string(n_vocab - 1));
+        }
+        if (b.pos[i] < 0) {
+            fail(LLAMA_SPEC_ARGUMENT, at("position", b.pos[i], i) + " is negative");
+        }
+        if (b.pos[i] >= state.n_positions) {
+            fail(LLAMA_SPEC_ARGUMENT, at("position", b.pos[i], i) + " is outside 0 .. " + std::to_string(state.n_positions - 1) +
+                    ", for which the model has embeddings");
+        }
+        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
+        if (n < 1 || n > n_seq_max) {
+            fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " is outside 1 .. " + std::to_string(n_seq_max));
+        }
+        if (n > 1 && llama_n_ctx_seq(state.ctx) < llama_n_ctx(state.ctx)) {
+            fail(LLAMA_SPEC_ARGUMENT, at("sequence count", n, i) + " needs a memory that its sequences share: open the context "
+                    "with kv_unified = true");
+        }
+        for (int32_t k = 0; k < n; ++k, ++seq) {
+            if (*seq < 0 || *seq >= n_seq_max) {
+                fail(LLAMA_SPEC_ARGUMENT, at("sequence", *seq, i) + " is outside 0 .. " + std::to_string(n_seq_max - 1));
+            }
+        }
+    }
+    if (n_outputs > state.n_outputs_max) {
+        fail(LLAMA_SPEC_ARGUMENT, "the batch asks for the logits of " + std::to_string(n_outputs) + " tokens, more than n_outputs_max = " +
+                std::to_string(state.n_outputs_max) + "; split it, or open the context with a larger n_outputs_max");
+    }
+}
+
+llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
+    state.seq_ptrs.clear();
+    int32_t * seq = const_cast<int32_t *>(b.seq);
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        state.seq_ptrs.push_back(seq);
+        seq += b.n_seq != nullptr ? b.n_seq[i] : 1;
+    }
+    state.seq_ptrs.push_back(nullptr);
+
+    // Without ids the engine reads several positions of a token where the model rotates by several: as for text, the
+    // same one three times and a zero, all first ones before all second ones.
+    const int32_t n_pos = b.ids == nullptr ? state.n_pos_per_row : 1;
+    if (n_pos > 1) {
+        state.positions.assign((size_t) n_pos * b.n_tokens, 0);
+        for (int32_t k = 0; k < std::min(n_pos, 3); ++k) {
+            std::copy(b.pos, b.pos + b.n_tokens, state.positions.begin() + (size_t) k * b.n_tokens);
+        }
+    }
+
+    llama_batch out = {};
+    out.n_tokens = b.n_tokens;
+    out.token    = const_cast<int32_t *>(b.ids);
+    out.embd     = const_cast<float *>(b.rows);
+    out.pos      = n_pos > 1 ? state.positions.data() : const_cast<int32_t *>(b.pos);
+    out.n_seq_id = b.n_seq != nullptr ? const_cast<int32_t *>(b.n_seq) : state.ones.data();
+    out.seq_id   = state.seq_ptrs.data();
+    out.logits   = const_cast<int8_t *>(b.output);
+    return out;
+}
+
+[[noreturn]] void fail_decode(int32_t rc) {
+    if (rc == 2 && is_exiting()) {
+        fail(LLAMA_SPEC_EXITING, "the process is ending");
+    }
+    switch (rc) {
+        case  1: fail(LLAMA_SPEC_FULL, "no room for the batch in the context");
+        case  2: fail(LLAMA_SPEC_CANCELLED, "the decode was cancelled");
+        case -1: fail(LLAMA_SPEC_ARGUMENT, "the engine refused the batch");
+        case -2: fail(LLAMA_SPEC_MEMORY, "the engine could not allocate what the batch needs");
+        default: fail(LLAMA_SPEC_ENGINE, "the engine failed to compute the batch (" + std::to_string(rc) + ")");
+    }
+}
+
+// A recurrent state goes back by snapshots, and each decode writes them behind its own tokens alone. The engine
+// does not shift older ones along, yet takes a rollback into them and then computes from a wrong state. So the
+// limit is kept here: what the last batch of a sequence wrote, while nothing has moved its cell.
+void note_snapshots(context_state & state, const llama_spec_batch & b) {
+    if (state.n_undo.empty()) {
+        return;
+    }
+    auto & counts = state.seq_counts;
+    std::fill(counts.begin(), counts.end(), 0);
+    bool    is_shared = false;      // a cell that several sequences share cannot go back for one of them
+    bool    is_in_order = true;     // the engine computes sequences together only where their ids follow each other
+    int32_t n_seqs = 0, n_most = 0, last = -1;
+    const int32_t * seq = b.seq;
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
+        is_shared = is_shared || n > 1;
+        for (int32_t k = 0; k < n; ++k, ++seq) {
+            int32_t & count = counts[(size_t) *seq];
+            if (count++ == 0) {
+                is_in_order = is_in_order && (n_seqs == 0 || *seq == last + 1);
+                last = *seq;
+                ++n_seqs;
+            }
+            n_most = std::max(n_most, count);
+        }
+    }
+    // Of three or more sequences, one that is finished may be moved when the rest is computed together.
+    const bool is_one_piece = is_in_order && n_most * n_seqs == b.n_tokens && b.n_tokens <= (int32_t) llama_n_ubatch(state.ctx);
+    const bool is_kept = !is_shared && (n_seqs <= 2 || is_one_piece);
+    const int32_t n_rs_seq = (int32_t) llama_n_rs_seq(state.ctx);
+    for (size_t s = 0; s < counts.size(); ++s) {
+        if (counts[s] > 0) {
+            state.n_undo[s] = is_kept ? std::min(counts[s] - 1, n_rs_seq) : 0;
+        } else if (n_seqs > 1) {
+            state.n_undo[s] = 0;
+        }
+    }
+}
+
+void check_row(const context_state & state, int32_t i) {
+    if (i < 0 || i >= state.n_rows) {
+        fail(LLAMA_SPEC_ARGUMENT, "row " + std::to_string(i) + " is outside the last batch, which had " +
+                std::to_string(state.n_rows) + " tokens");
+    }
+}
+
+} // namespace
+
+int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, bool encode) {
+    return guarded([&] {
+        require(batch != nullptr, "there is no batch");
+        context_call call(ctx);
+        context_state & state = call.state;
+        check_batch(state, *batch);
+        if (!encode && llama_get_memory(state.ctx) == nullptr) {
+            // The engine would encode the batch, without a causal mask, and leave logits of zeros.
+            fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
+                    "' keeps no memory of past tokens: it is not a model that generates text, only one that encodes it");
+        }
+        if (encode && !llama_model_has_encoder(state.model->model) && llama_get_memory(state.ctx) != nullptr) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "this model has no encoder; decode the batch instead");
+        }
+        if (encode && state.draft) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "a draft has no encoder here; decode takes the features");
+        }
+        if (state.draft) {
+            state.draft->set_mode(state.ctx, *batch);
+        }
+        if (encode && batch->n_tokens > (int32_t) llama_n_ubatch(state.ctx)) {
+            fail(LLAMA_SPEC_ARGUMENT, "an encoder takes a batch in one piece: at most n_ubatch = " +
+                    std::to_string(llama_n_ubatch(state.ctx)) + " tokens");
+        }
+        const llama_batch in = engine_batch(state, *batch);
+        state.n_rows = 0;
+        int32_t rc = 0;
+        try {
+            rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
+        } catch (...) {
+            state.poisoned = true;
+            throw;
+        }
+        if (rc != 0) {
+            if (rc != 1) {
+                std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
+            }
+            fail_decode(rc);
+        }
+        state.n_rows = batch->n_tokens;
+        state.has_logits = !(state.draft && batch->candidates_only);
+        note_snapshots(state, *batch);
+    });
+}
+
+int llama_spec_synchronize(llama_spec_context * ctx) {
+    return guarded([&] {
+        context_call call(ctx);
+        llama_synchronize(call.state.ctx);
+    });
+}
+
+int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_row(call.state, i);
+        *out = call.state.has_logits ? llama_get_logits_ith(call.state.ctx, i) : nullptr;
+        if (*out == nullptr) {
+            fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
+        }
+    });
+}
+
+int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_row(call.state, i);
+        *out = llama_get_embeddings_ith(call.state.ctx, i);
+        if (*out == nullptr) {
+            fail(LLAMA_SPEC_ARGUMENT, "no embeddings were asked for at row " + std::to_string(i) + " of the last batch");
+        }
+    });
+}
+
+int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities,
+                                int32_t * n, const float ** row) {
+    return guarded([&] {
+        context_call call(ctx);
+        const context_state & state = call.state;
+        require(ids != nullptr && probabilities != nullptr && n != nullptr && row != nullptr && n_max >= 0,
+                "there is no place for the result");
+        if (!state.draft) {
+            fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
+                    "' is no draft that this version knows; it knows " + draft_kind_names());
+        }
+        check_row(state, i);
+        *n = state.draft->read(state.ctx, i, n_max, ids, probabilities, row);
+        if (*row == nullptr) {
+            fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch");
+        }
+    });
+}
+
+int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows) {
+    return guarded([&] {
+        context_call call(ctx);
+        const auto & layers = call.state.layers;
+        if (std::find(layers.begin(), layers.end(), layer) == layers.end()) {
+            fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
+                    " was not asked for when the context was opened");
+        }
+        *n_rows = call.state.n_rows;
+        *out    = nullptr;
+        if (*n_rows > 0) {
+            // The rows are copied out asynchronously; reading before the copy has ended gives stale ones.
+            llama_synchronize(call.state.ctx);
+            *out = llama_get_embeddings_layer_inp(call.state.ctx, (uint32_t) layer);
+        }
+    });
+}

@@ -1,0 +1,242 @@
+#include "abi/guard.h"
+
+#include "checks/memory_room.h"
+#include "hooks/output_buffers.h"
+#include "kernels/rows.h"
+
+#include "ggml.h"
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <chrono>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <thread>
+
+// ggml-threading.cpp: held while the engine sets up its tables.
+extern std::mutex ggml_critical_section_mutex;
+
+namespace llama_spec {
+
+namespace {
+
+constexpr size_t MAX_LOG_BYTES = 2000;
+
+thread_local std::string t_last_error;
+thread_local std::string t_log;
+thread_local bool        t_log_continues = false;
+
+std::atomic<int> g_log_level{ GGML_LOG_LEVEL_ERROR + 1 };
+thread_local int t_log_level = -1;  // of this thread alone; -1 follows the process's
+
+void on_log(ggml_log_level level, const char * text, void *) {
+    const bool continues = level == GGML_LOG_LEVEL_CONT;
+    if (level >= GGML_LOG_LEVEL_WARN && !continues) {
+        t_log_continues = level == GGML_LOG_LEVEL_ERROR;
+    } else if (!continues) {
+        t_log_continues = false;
+    }
+    if (t_log_continues && t_log.size() < MAX_LOG_BYTES) {
+        t_log += text;
+    }
+    static thread_local bool printed = false;
+    const int lowest = t_log_level >= 0 ? t_log_level : g_log_level.load(std::memory_order_relaxed);
+    printed = continues ? printed : (int) level >= lowest;
+    if (printed && level != GGML_LOG_LEVEL_NONE) {
+        std::fputs(text, stderr);
+    }
+}
+
+// ggml calls abort() when this returns, so it does not return. On one of ggml's worker threads nothing
+// can catch the exception; what could assert there is checked before it gets there.
+void on_abort(const char * message) {
+    throw engine_abort(message);
+}
+
+std::atomic<bool>    g_exiting{ false };
+std::atomic<int>     g_n_calls{ 0 };
+std::atomic<int32_t> g_n_forks{ 0 };
+
+std::atomic<bool> g_is_ready{ false };
+// Never destroyed, and made anew in a forked child: another thread may have held it.
+std::mutex * g_init_mutex = new std::mutex;
+
+} // namespace
+
+bool is_exiting() {
+    return g_exiting.load(std::memory_order_relaxed);
+}
+
+inside_call::inside_call() : generation(g_n_forks.load()) {
+    g_n_calls.fetch_add(1);
+}
+
+inside_call::~inside_call() {
+    if (generation == g_n_forks.load()) {
+        g_n_calls.fetch_sub(1);
+    }
+}
+
+home_process::home_process() : generation(g_n_forks.load(std::memory_order_relaxed)) {}
+
+bool home_process::is_here() const {
+    return generation == g_n_forks.load(std::memory_order_relaxed);
+}
+
+void home_process::check(const char * what) const {
+    if (!is_here()) {
+        fail(LLAMA_SPEC_FORKED, std::string(what) + " before the process forked; open the model in the child, or start the "
+                "child with the spawn method");
+    }
+}
+
+void init() {
+    if (g_is_ready.load(std::memory_order_acquire)) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(*g_init_mutex);
+    if (!g_is_ready.load(std::memory_order_relaxed)) {
+        ggml_set_abort_callback(on_abort);
+        llama_log_set(on_log, nullptr);
+        llama_backend_init();
+        g_is_ready.store(true, std::memory_order_release);
+    }
+}
+
+void set_last_error(const std::string & message) {
+    t_last_error = message;
+}
+
+void clear_log() {
+    t_log.clear();
+    t_log_continues = false;
+}
+
+std::string take_log() {
+    std::string out;
+    std::swap(out, t_log);
+    while (!out.empty() && (out.back() == '\n' || out.back() == ' ')) {
+        out.pop_back();
+    }
+    for (char & c : out) {
+        c = c == '\n' ? ';' : c;
+    }
+    return out;
+}
+
+std::string with_log(const std::string & what) {
+    const std::string log = take_log();
+    return log.empty() ? what : what + " (the engine says: " + log + ")";
+}
+
+int report_current_exception() {
+    try {
+        throw;
+    } catch (const failure & e) {
+        set_last_error(with_log(e.what()));
+        return e.code;
+    } catch (const engine_abort & e) {
+        set_last_error(with_log(std::string("the engine stopped at ") + e.what()));
+        return LLAMA_SPEC_ENGINE;
+    } catch (const no_room & e) {
+        set_last_error(e.why);
+        return LLAMA_SPEC_MEMORY;
+    } catch (const std::bad_alloc &) {
+        set_last_error(with_log("out of memory"));
+        return LLAMA_SPEC_MEMORY;
+    } catch (const std::exception & e) {
+        set_last_error(with_log(e.what()));
+        return LLAMA_SPEC_ENGINE;
+    } catch (...) {
+        set_last_error(with_log("an unknown exception in the engine"));
+        return LLAMA_SPEC_ENGINE;
+    }
+}
+
+} // namespace llama_spec
+
+using namespace llama_spec;
+
+const char * llama_spec_last_error(void) {
+    return t_last_error.c_str();
+}
+
+void llama_spec_shutdown(int32_t timeout_ms) {
+    g_exiting.store(true);
+    for (int32_t waited = 0; waited < timeout_ms && g_n_calls.load() > 0; ++waited) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+void llama_spec_after_fork(void) {
+    g_n_forks.fetch_add(1);
+    g_n_calls.store(0);
+    // Locks that a thread of the parent may have held: nobody is there to let go of them.
+    g_init_mutex = new std::mutex;
+    new (&ggml_critical_section_mutex) std::mutex;
+    llama_spec_forget_outputs();
+}
+
+int32_t llama_spec_fork_generation(void) {
+    return g_n_forks.load();
+}
+
+const char * llama_spec_engine_version(void) {
+    return llama_version();
+}
+
+const char * llama_spec_system_info(void) {
+    guarded([] {});     // the devices' first lines go where the log goes
+    return llama_print_system_info();
+}
+
+const char * llama_spec_row_kernels(void) {
+    static const std::string names = [] {
+        const std::string floats = pyllama_spec_float_kernels(), bytes = pyllama_spec_byte_kernels();
+        return floats + (floats.empty() || bytes.empty() ? "" : ", ") + bytes;
+    }();
+    return names.c_str();
+}
+
+void llama_spec_set_log_level(int level) {
+    g_log_level.store(level, std::memory_order_relaxed);
+}
+
+int llama_spec_set_thread_log_level(int level) {
+    const int before = t_log_level;
+    t_log_level = level < 0 ? -1 : level;
+    return before;
+}
+
+int32_t llama_spec_n_devices(void) {
+    int32_t n = 0;
+    guarded([&] { n = (int32_t) ggml_backend_dev_count(); });
+    return n;
+}
+
+int llama_spec_device(int32_t i, const char ** name, const char ** description, uint64_t * free_bytes,
+                      uint64_t * total_bytes) {
+    return guarded([&] {
+        require(i >= 0 && (size_t) i < ggml_backend_dev_count(), "there is no device with this number");
+        ggml_backend_dev_t dev = ggml_backend_dev_get((size_t) i);
+        size_t n_free = 0, n_total = 0;
+        ggml_backend_dev_memory(dev, &n_free, &n_total);
+        *name        = ggml_backend_dev_name(dev);
+        *description = ggml_backend_dev_description(dev);
+        *free_bytes  = n_free;
+        *total_bytes = n_total;
+    });
+}
+
+bool llama_spec_supports_gpu(void) {
+    bool ok = false;
+    // The engine's own answer is yes for any build with RPC, servers or none.
+    guarded([&] {
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
+            ok = ok || type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+        }
+    });
+    return ok;
+}

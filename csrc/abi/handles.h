@@ -1,0 +1,121 @@
+// What the opaque handles hold. Shared ownership lets them be freed in any order.
+#pragma once
+
+#include "abi/guard.h"
+#include "abi/llama-spec.h"
+#include "drafts/draft_kind.h"
+
+#include "ggml-cpu.h"
+#include "llama.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace llama_spec {
+
+struct model_state {
+    llama_model * model = nullptr;
+    std::vector<float> tensor_split;
+    bool vocab_only = false;
+    home_process home;
+    ~model_state() {
+        if (model != nullptr) {
+            llama_model_free(model);
+        }
+    }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(model); }
+    int32_t n_vocab() const { return llama_vocab_n_tokens(vocab()); }
+};
+
+// What a target's context and its draft contexts have in common: they never compute at the same time,
+// so one thread pool serves them all.
+struct compute_state {
+    std::atomic<bool> busy{ false };
+    ggml_threadpool_t pool      = nullptr;
+    int32_t           n_threads = 0;
+    ~compute_state() {
+        if (pool != nullptr) {
+            ggml_threadpool_free(pool);
+        }
+    }
+};
+
+struct context_state {
+    std::shared_ptr<model_state>   model;
+    std::shared_ptr<context_state> target;
+    std::shared_ptr<compute_state> compute;
+    llama_context *       ctx = nullptr;
+    std::vector<int32_t>  layers;
+    std::atomic<bool>     cancelled{ false };
+    std::atomic<bool>     in_call{ false };
+    home_process home;
+    bool    poisoned = false;
+    int32_t n_rows   = 0;   // tokens of the last batch
+    bool    has_logits = true;  // of the last batch
+    int32_t n_pos_per_row  = 1;     // positions that the engine reads of a token without an id
+    int32_t n_positions    = 0;     // of the model's table of them; a great number if it has none
+    int32_t n_outputs_max  = 0;     // tokens of a batch that may have logits
+    bool    outputs_all    = false; // the engine then gives every token of a batch an output
+    std::unique_ptr<draft_context> draft;   // of a draft model
+    // Per sequence, how many of its last tokens can be taken back out of a recurrent state; empty where
+    // the model has none.
+    std::vector<int32_t> n_undo;
+    // Scratch that decode fills, kept so that a round allocates nothing.
+    std::vector<llama_seq_id *> seq_ptrs;
+    std::vector<int32_t>        ones;
+    std::vector<int32_t>        seq_counts;
+    std::vector<int32_t>        positions;
+    ~context_state();
+};
+
+// The context of a handle, if calls in this process may use it.
+context_state & open_context(llama_spec_context * ctx);
+
+// For a call that must not run beside another on the same context or its relatives.
+struct context_call {
+    context_state & state;
+    in_use          lock;
+    in_use          mark;   // of this context alone: freeing it asks only that nobody is inside it
+    explicit context_call(llama_spec_context * ctx);
+};
+
+} // namespace llama_spec
+
+struct llama_spec_model {
+    std::shared_ptr<llama_spec::model_state> state;
+};
+
+struct llama_spec_context {
+    std::shared_ptr<llama_spec::context_state> state;
+};
+
+struct llama_spec_sampler {
+    std::shared_ptr<llama_spec::model_state> model;
+    llama_sampler * chain   = nullptr;
+    llama_sampler * grammar = nullptr;
+    bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
+    std::vector<llama_token_data> candidates;
+    std::atomic<bool> busy{ false };
+    llama_spec::home_process home;
+    ~llama_spec_sampler() {
+        if (chain != nullptr) {
+            llama_sampler_free(chain);
+        }
+        if (grammar != nullptr) {
+            llama_sampler_free(grammar);
+        }
+    }
+};
+
+namespace llama_spec {
+
+// Throws unless there is a sampler that can be used.
+inline llama_spec_sampler & open_sampler(llama_spec_sampler * sampler) {
+    require(sampler != nullptr && sampler->chain != nullptr, "the sampler is closed");
+    sampler->home.check("this sampler was made");
+    return *sampler;
+}
+
+} // namespace llama_spec

@@ -1,0 +1,279 @@
+/* The C ABI between the engine and pyllama_spec.
+ *
+ * Every function that can fail returns a code (enum llama_spec_status) and leaves a message for
+ * llama_spec_last_error(), per thread. None aborts the process: arguments are checked before they reach the
+ * engine, and an assertion or a C++ exception inside it becomes LLAMA_SPEC_ENGINE.
+ *
+ * Handles own what they need: a context keeps its model alive, a draft context its target, so that they
+ * may be freed in any order. One handle is used by one thread at a time; a second one gets LLAMA_SPEC_BUSY.
+ * A handle belongs to the process that made it: see llama_spec_after_fork().
+ *
+ * The part between the two markers is read by csrc/ffi_build.py as the cffi declaration.
+ */
+#ifndef LLAMA_SPEC_H
+#define LLAMA_SPEC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* cdef begin */
+enum llama_spec_status {
+    LLAMA_SPEC_OK          =  0,
+    LLAMA_SPEC_ARGUMENT    = -1,  /* an argument is out of range */
+    LLAMA_SPEC_LOAD        = -2,  /* a file cannot be read or is not what it should be */
+    LLAMA_SPEC_MEMORY      = -3,  /* an allocation failed */
+    LLAMA_SPEC_FULL        = -4,  /* no room for the batch in the context */
+    LLAMA_SPEC_BUSY        = -5,  /* the handle is in use by another thread */
+    LLAMA_SPEC_ENGINE      = -6,  /* the engine failed; a context that reports it may be poisoned */
+    LLAMA_SPEC_UNSUPPORTED = -7,  /* the model or the build cannot do this */
+    LLAMA_SPEC_CANCELLED   = -8,  /* llama_spec_cancel() was called during a decode */
+    LLAMA_SPEC_POISONED    = -9,  /* an earlier failure left this context in an unknown state */
+    LLAMA_SPEC_EXITING     = -10, /* llama_spec_shutdown() was called */
+    LLAMA_SPEC_FORKED      = -11  /* the handle is of the process that this one was forked from */
+};
+
+typedef struct llama_spec_model   llama_spec_model;
+typedef struct llama_spec_context llama_spec_context;
+typedef struct llama_spec_sampler llama_spec_sampler;
+
+/* The message of this thread's last failure; never NULL, valid until the thread's next call. */
+const char * llama_spec_last_error(void);
+/* The text "major.minor.patch" of the engine, and the features it was compiled with. */
+const char * llama_spec_engine_version(void);
+const char * llama_spec_system_info(void);
+/* Which of our kernels for the few rows of a verify batch this build has on the CPU, by type of the weights, as in
+ * "BF16 AVX2, F16 AVX2"; empty where the engine's own run. */
+const char * llama_spec_row_kernels(void);
+/* For the end of the process, before static data goes away under a thread that computes: stops the decodes and
+ * loads of all threads, refuses new decodes, and waits until no thread is inside a call, or for the timeout. */
+void llama_spec_shutdown(int32_t timeout_ms);
+/* In a forked child, before any other call: the parent's other threads, and the calls they were in, are not there.
+ * Handles of the parent are refused from here on (LLAMA_SPEC_FORKED), but for what only reads a vocabulary or a
+ * model's facts; freeing one leaks it. The child may open its own. */
+void llama_spec_after_fork(void);
+/* How many forks lie behind this process. */
+int32_t llama_spec_fork_generation(void);
+/* Lines at or above `level` (1 debug .. 4 error, 5 none) are printed to stderr. */
+void llama_spec_set_log_level(int level);
+/* The same for what this thread makes the engine do, whatever the process's level is; -1 follows that one again.
+ * Returns what was set before. */
+int llama_spec_set_thread_log_level(int level);
+
+/* The engine's number for a type of numbers, such as "f16" or "q8_0"; a status for a name that it does not know. */
+int32_t llama_spec_type_id(const char * name);
+
+int32_t llama_spec_n_devices(void);
+int     llama_spec_device(int32_t i, const char ** name, const char ** description,
+                          uint64_t * free_bytes, uint64_t * total_bytes);
+/* Whether there is a GPU, or a server of another machine, that could take layers. */
+bool    llama_spec_supports_gpu(void);
+
+/* ---- model ---------------------------------------------------------------------------------------- */
+
+typedef bool (*llama_spec_progress)(float fraction, void * user);
+
+struct llama_spec_model_params {
+    int32_t n_gpu_layers;       /* < 0: all of them; 0: no device is touched */
+    int32_t main_gpu;
+    int32_t split_mode;         /* enum llama_split_mode */
+    const float * tensor_split; /* NULL or one weight per device */
+    int32_t n_tensor_split;
+    bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
+    llama_spec_progress progress;
+    void * progress_user;
+};
+
+struct llama_spec_model_info {
+    int32_t n_vocab, n_embd, n_embd_inp, n_embd_out, n_layer, n_head, n_head_kv, n_ctx_train, n_swa, vocab_type;
+    uint64_t n_params, size_bytes;
+    bool has_encoder, has_decoder, is_recurrent, is_hybrid, is_diffusion, can_roll_back;
+    int32_t n_device_layers;    /* the layers, the output as one, whose weights lie on a GPU or another machine */
+    int32_t n_target_layers;    /* of a draft: how many target layers it reads */
+};
+
+int  llama_spec_model_load(const char * path, const struct llama_spec_model_params * params, llama_spec_model ** out);
+void llama_spec_model_free(llama_spec_model * model);
+int  llama_spec_model_get_info(llama_spec_model * model, struct llama_spec_model_info * out);
+const char * llama_spec_model_arch(llama_spec_model * model);
+int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
+int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max);
+/* OK if this draft was made for that target; ARGUMENT with the first difference if not. Makes no context. */
+int  llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target);
+/* Of a draft with an n-gram table: its number of contexts, and where in the file its int32 keys, int32 ids and int8
+ * probabilities begin. n is 0 for a model without one. */
+struct llama_spec_ngrams {
+    int64_t n;
+    uint64_t keys_at, ids_at, p_at;
+};
+int  llama_spec_model_get_ngrams(llama_spec_model * model, struct llama_spec_ngrams * out);
+/* Metadata as text; the return value is the length without the terminating zero, or a status. */
+int32_t llama_spec_model_n_meta(llama_spec_model * model);
+int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size);
+int32_t llama_spec_model_meta_value(llama_spec_model * model, int32_t i, char * buf, size_t size);
+const char * llama_spec_model_chat_template(llama_spec_model * model, const char * name);
+/* OK if the inputs of these layers (0 .. n_layer) can be taken; UNSUPPORTED names what cannot. No context is kept. */
+int  llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * layers, int32_t n_layers);
+
+/* ---- vocab ---------------------------------------------------------------------------------------- */
+
+/* The number of ids written, or, if n_max is too small, the negative of the number needed. */
+int32_t llama_spec_tokenize(llama_spec_model * model, const char * text, int32_t n_bytes, int32_t * out, int32_t n_max,
+                            bool add_special, bool parse_special);
+/* Bytes written, or the negative of the number needed; INT32_MIN for an id that is out of range. */
+int32_t llama_spec_token_to_piece(llama_spec_model * model, int32_t id, char * buf, int32_t size, bool special);
+bool    llama_spec_vocab_is_eog(llama_spec_model * model, int32_t id);
+bool    llama_spec_vocab_is_control(llama_spec_model * model, int32_t id);
+int32_t llama_spec_vocab_special(llama_spec_model * model, const char * name);  /* -1 if the vocab has none */
+bool    llama_spec_vocab_adds_bos(llama_spec_model * model);
+bool    llama_spec_vocab_adds_eos(llama_spec_model * model);
+
+/* ---- context -------------------------------------------------------------------------------------- */
+
+struct llama_spec_context_params {
+    uint32_t n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max;
+    int32_t  n_threads, n_threads_batch, flash_attn, type_k, type_v;   /* flash_attn: -1 auto, 0 off, 1 on */
+    int32_t  rope_scaling_type, pooling_type;                          /* -1: from the model */
+    float    rope_freq_base, rope_freq_scale;                          /* 0: from the model */
+    bool     offload_kqv, swa_full, kv_unified, embeddings;
+    bool     op_offload;        /* wide batches of layers in the host's memory are computed on a device too */
+    const int32_t * layers;     /* inputs of these layers are kept at every decode */
+    int32_t  n_layers;
+};
+
+struct llama_spec_context_info {
+    uint32_t n_ctx, n_ctx_seq, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max;
+    int32_t  n_threads;
+    uint64_t memory_bytes;      /* of its memory of past tokens, on all devices */
+    int32_t  n_candidates, n_draft_row; /* of a draft's context: what llama_spec_draft_candidates() gives at most */
+};
+
+/* `target` is NULL, or the target's context that a draft context reads from and shares threads with. */
+int  llama_spec_context_new(llama_spec_model * model, const struct llama_spec_context_params * params,
+                            llama_spec_context * target, llama_spec_context ** out);
+/* BUSY if another thread is inside a call on it; then nothing is freed. */
+int  llama_spec_context_free(llama_spec_context * ctx);
+int  llama_spec_context_get_info(llama_spec_context * ctx, struct llama_spec_context_info * out);
+void llama_spec_context_default_params(struct llama_spec_context_params * out);
+/* Opening a context whose memory of past tokens does not fit the host's is a LLAMA_SPEC_MEMORY: the host's free memory,
+ * or here at most so many bytes for each context; 0 for what is free. */
+void llama_spec_limit_memory(uint64_t n_bytes);
+/* Ends a decode that runs in another thread as soon as the engine looks; until cleared, later ones end at once. */
+void llama_spec_cancel(llama_spec_context * ctx, bool value);
+/* Sends the threads to sleep until the next decode; left alone they first poll for some 0.1 s. */
+int  llama_spec_rest(llama_spec_context * ctx);
+/* So many NumPy views more, or fewer, point into the context's output: buffers they point into are kept. Returns how
+ * many there are. Thread-safe, also during a decode. */
+int64_t llama_spec_add_views(llama_spec_context * ctx, int32_t n);
+
+/* Of a draft's batch: what its rows are. */
+enum llama_spec_draft_mode {
+    LLAMA_SPEC_DRAFT_FEATURES = 0,  /* features of the target: layer inputs, side by side */
+    LLAMA_SPEC_DRAFT_HIDDEN   = 1   /* the draft's own hidden rows of the step before */
+};
+
+struct llama_spec_batch {
+    int32_t n_tokens;
+    const int32_t * ids;        /* [n_tokens], or NULL when only rows are given */
+    const float   * rows;       /* [n_tokens, n_row] state or embedding rows, or NULL */
+    int32_t         n_row;
+    const int32_t * pos;        /* [n_tokens] */
+    const int32_t * n_seq;      /* [n_tokens] sequence ids per token, or NULL: one each */
+    const int32_t * seq;        /* [sum(n_seq)] */
+    const int8_t  * output;     /* [n_tokens] non-zero where logits are wanted */
+    int32_t         mode;       /* enum llama_spec_draft_mode; of other models it means nothing */
+    bool candidates_only;       /* of a draft: llama_spec_draft_candidates() is all that is wanted, no logits */
+};
+
+/* FULL leaves the memory as it was. After ENGINE or CANCELLED read the positions. */
+int llama_spec_decode(llama_spec_context * ctx, const struct llama_spec_batch * batch, bool encode);
+int llama_spec_synchronize(llama_spec_context * ctx);
+/* Row of token i of the last batch: [n_vocab], [n_embd_out]. Valid until the next decode. */
+int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out);
+int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out);
+/* Of a draft: what it proposes after token i of the last batch, likeliest first: at most n_max ids of the target,
+ * their probabilities in the draft's own distribution, and the hidden row to feed with whichever is chosen,
+ * [n_draft_row], valid until the next decode. */
+int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities,
+                                int32_t * n, const float ** row);
+/* All rows of the last batch, in its order: [n_rows, n_embd]. Waits for the engine first. */
+int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);
+
+/* ---- memory --------------------------------------------------------------------------------------- */
+
+/* Ranges are [p0, p1); p1 < 0 means to the end. seq_rm: UNSUPPORTED if only a part cannot be removed. */
+int llama_spec_memory_clear(llama_spec_context * ctx);
+int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t p1);
+int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1);
+int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq);
+int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last);
+int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, size_t * out);
+int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, uint8_t * data, size_t size, size_t * written);
+int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, const uint8_t * data, size_t size);
+
+/* ---- sampling ------------------------------------------------------------------------------------- */
+
+struct llama_spec_sampler_params {
+    float    temperature, top_p, min_p, typical_p, top_n_sigma, xtc_probability, xtc_threshold;
+    int32_t  top_k, min_keep;
+    int32_t  penalty_last_n;
+    float    repeat_penalty, frequency_penalty, presence_penalty;
+    float    dry_multiplier, dry_base;
+    int32_t  dry_allowed_length, dry_penalty_last_n;
+    const char ** dry_breakers;
+    int32_t  n_dry_breakers;
+    int32_t  mirostat;
+    float    mirostat_tau, mirostat_eta;
+    uint32_t seed;
+    const int32_t * bias_ids;
+    const float   * bias;
+    int32_t  n_bias;
+    const char * grammar;       /* GBNF, or NULL */
+    const char * grammar_root;
+    const char ** grammar_triggers; /* patterns; with any, the grammar waits for one of them */
+    int32_t  n_grammar_triggers;
+};
+
+int  llama_spec_sampler_new(llama_spec_model * model, const struct llama_spec_sampler_params * params,
+                            llama_spec_sampler ** out);
+void llama_spec_sampler_free(llama_spec_sampler * sampler);
+int  llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler ** out);
+int  llama_spec_sampler_reset(llama_spec_sampler * sampler);
+/* Draws a token from the row of token i of the last batch, without advancing penalties or grammar. */
+int  llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id);
+/* The same from a row of the caller's: [n_vocab] float32. */
+int  llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, int32_t n_vocab, int32_t * id);
+/* sample() and accept() in turns, at rows row, row + 1 ... of the last batch, for as long as what was drawn equals
+ * draft[0], draft[1] ...; it ends with the first token that differs, that comes after the whole draft, or that ends
+ * a generation. out: [n_draft + 1]. After a failure at a later row, out and n_out have what was accepted before it. */
+int  llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t row, const int32_t * draft,
+                             int32_t n_draft, int32_t * out, int32_t * n_out);
+/* Advances penalties, grammar and the rest over a token that is committed. */
+int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated);
+
+/* ---- quantize ------------------------------------------------------------------------------------- */
+
+int llama_spec_quantize(const char * path, const char * out_path, const char * type, int32_t n_threads, bool pure,
+                        bool allow_requantize);
+/* The name of the i-th type that quantize takes, NULL past the last. */
+const char * llama_spec_quantize_type(int32_t i);
+
+/* ---- measuring ------------------------------------------------------------------------------------ */
+
+/* The yardstick of benchmarks/overhead.py, entirely in C and with nothing of ours in it: each step decodes one token
+ * of each of the sequences 0 .. n_seq - 1 in one batch, and takes the likeliest as its next. pos0: [n_seq] where the
+ * first ones stand, right behind what their sequences hold. ids: [n_steps + 1, n_seq], of which the first row is
+ * given and the others are filled. */
+int llama_spec_baseline_decode(llama_spec_context * ctx, int32_t n_seq, const int32_t * pos0, int32_t * ids,
+                               int32_t n_steps, double * seconds);
+/* cdef end */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,145 @@
+#include "abi/handles.h"
+#include "abi/model_facts.h"
+
+#include <algorithm>
+#include <string>
+
+using namespace llama_spec;
+
+namespace {
+
+llama_memory_t memory_of(const context_state & state) {
+    llama_memory_t memory = llama_get_memory(state.ctx);
+    if (memory == nullptr) {
+        fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
+                "' keeps no memory of past tokens: it is not a model that generates text");
+    }
+    return memory;
+}
+
+void check_seq(const context_state & state, int32_t seq) {
+    const int32_t n = (int32_t) llama_n_seq_max(state.ctx);
+    if (seq < 0 || seq >= n) {
+        fail(LLAMA_SPEC_ARGUMENT, "sequence " + std::to_string(seq) + " is outside 0 .. " + std::to_string(n - 1));
+    }
+}
+
+// What a recurrent state can lose: everything, or as many of the last tokens as there are snapshots of.
+// The engine takes other ranges too, and leaves the state as it is.
+bool can_remove(const context_state & state, int32_t seq, int32_t p0, int32_t p1, int32_t last) {
+    if (state.n_undo.empty() || p0 > last || (p1 >= 0 && p1 <= p0)) {
+        return true;
+    }
+    const bool is_tail = p1 < 0 || p1 > last;
+    return is_tail && (p0 <= 0 || last - p0 + 1 <= state.n_undo[(size_t) seq]);
+}
+
+void forget_snapshots(context_state & state, int32_t seq) {
+    if (!state.n_undo.empty()) {
+        state.n_undo[(size_t) seq] = 0;
+    }
+}
+
+} // namespace
+
+int llama_spec_memory_clear(llama_spec_context * ctx) {
+    return guarded([&] {
+        context_call call(ctx);
+        llama_memory_clear(memory_of(call.state), false);
+        std::fill(call.state.n_undo.begin(), call.state.n_undo.end(), 0);
+    });
+}
+
+int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t p1) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, seq);
+        llama_memory_t memory = memory_of(call.state);
+        const int32_t last = llama_memory_seq_pos_max(memory, seq);
+        if (p0 <= 0 && p1 > last) {
+            p1 = -1;    // all of it: the engine then resets what it knows of snapshots, too
+        }
+        if (!can_remove(call.state, seq, p0, p1, last) || !llama_memory_seq_rm(memory, seq, p0, p1)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "the engine cannot remove positions " + std::to_string(p0) + " .. " +
+                    std::to_string(p1) + " of sequence " + std::to_string(seq) + " alone");
+        }
+        if (p0 <= last) {
+            forget_snapshots(call.state, seq);
+        }
+    });
+}
+
+int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, from);
+        check_seq(call.state, to);
+        llama_memory_t memory = memory_of(call.state);
+        if (!call.state.n_undo.empty() && (p0 > 0 || (p1 >= 0 && p1 <= llama_memory_seq_pos_max(memory, from)))) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "a recurrent state can only be copied whole");
+        }
+        try {
+            llama_memory_seq_cp(memory, from, to, p0, p1);
+        } catch (const engine_abort &) {
+            // Asserted before anything is copied: streams of their own can be copied whole only.
+            fail(LLAMA_SPEC_UNSUPPORTED, "a part of a sequence can only be copied in a context with kv_unified");
+        }
+        // They share a cell now, which cannot go back for one of them.
+        forget_snapshots(call.state, from);
+        forget_snapshots(call.state, to);
+    });
+}
+
+int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, seq);
+        // llama_memory_seq_keep() looks at the stream of `seq` alone where sequences have streams of their own.
+        for (int32_t other = 0; other < (int32_t) llama_n_seq_max(call.state.ctx); ++other) {
+            if (other != seq) {
+                llama_memory_seq_rm(memory_of(call.state), other, -1, -1);
+                forget_snapshots(call.state, other);
+            }
+        }
+    });
+}
+
+int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, seq);
+        *first = llama_memory_seq_pos_min(memory_of(call.state), seq);
+        *last  = llama_memory_seq_pos_max(memory_of(call.state), seq);
+    });
+}
+
+int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, size_t * out) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, seq);
+        *out = llama_state_seq_get_size(call.state.ctx, seq);
+    });
+}
+
+int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, uint8_t * data, size_t size, size_t * written) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, seq);
+        *written = llama_state_seq_get_data(call.state.ctx, data, size, seq);
+        if (*written == 0) {
+            fail(LLAMA_SPEC_ENGINE, "the state of the sequence could not be read");
+        }
+    });
+}
+
+int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, const uint8_t * data, size_t size) {
+    return guarded([&] {
+        context_call call(ctx);
+        check_seq(call.state, seq);
+        forget_snapshots(call.state, seq);
+        if (llama_state_seq_set_data(call.state.ctx, data, size, seq) == 0) {
+            llama_memory_seq_rm(memory_of(call.state), seq, -1, -1);
+            fail(LLAMA_SPEC_ARGUMENT, "the state does not fit this context; the sequence is empty now");
+        }
+    });
+}

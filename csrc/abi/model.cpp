@@ -1,0 +1,214 @@
+#include "abi/handles.h"
+#include "abi/model_facts.h"
+#include "checks/gguf_check.h"
+#include "drafts/draft_kind.h"
+#include "hooks/layer_inputs.h"
+
+#include "llama-ext.h"
+
+#include <cstring>
+#include <string>
+
+using namespace llama_spec;
+
+namespace {
+
+llama_spec_model & checked(llama_spec_model * model) {
+    require(model != nullptr && model->state && model->state->model != nullptr, "the model is closed");
+    return *model;
+}
+
+llama_model_params engine_params(const llama_spec_model_params & in, model_state & state) {
+    llama_model_params out = llama_model_default_params();
+    out.n_gpu_layers    = in.n_gpu_layers;
+    out.main_gpu        = in.main_gpu;
+    out.split_mode      = (llama_split_mode) in.split_mode;
+    if (in.n_gpu_layers == 0) {
+        // A device without a layer would still be opened, and given memory and wide batches.
+        static ggml_backend_dev_t none[] = { nullptr };
+        out.devices    = none;
+        out.split_mode = LLAMA_SPLIT_MODE_LAYER;
+    }
+    out.use_extra_bufts = in.use_extra_bufts;
+    out.check_tensors   = in.check_tensors;
+    out.vocab_only      = in.vocab_only;
+    out.load_mode       = in.use_mmap ? (in.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
+                                      : (in.use_mlock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE);
+    if (in.tensor_split != nullptr && in.n_tensor_split > 0) {
+        require((size_t) in.n_tensor_split <= llama_max_devices(), "tensor_split has more entries than there can be devices");
+        state.tensor_split.assign(llama_max_devices(), 0.0f);
+        std::copy(in.tensor_split, in.tensor_split + in.n_tensor_split, state.tensor_split.begin());
+        out.tensor_split = state.tensor_split.data();
+    }
+    out.progress_callback           = in.progress;
+    out.progress_callback_user_data = in.progress_user;
+    return out;
+}
+
+// The engine returns the number of bytes, or a negative number, and cuts at the size given.
+int32_t text_result(int32_t n) {
+    return n < 0 ? LLAMA_SPEC_ARGUMENT : n;
+}
+
+} // namespace
+
+int llama_spec_model_load(const char * path, const llama_spec_model_params * params, llama_spec_model ** out) {
+    return guarded([&] {
+        require(path != nullptr && params != nullptr && out != nullptr, "a path, parameters and a place for the result are needed");
+        *out = nullptr;
+        check_gguf(path);
+        auto state = std::make_shared<model_state>();
+        state->vocab_only = params->vocab_only;
+        try {
+            state->model = llama_model_load_from_file(path, engine_params(*params, *state));
+        } catch (const engine_abort & e) {
+            fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
+        }
+        if (state->model == nullptr) {
+            fail(LLAMA_SPEC_LOAD, "the engine could not load the file");
+        }
+        *out = new llama_spec_model{ std::move(state) };
+    });
+}
+
+void llama_spec_model_free(llama_spec_model * model) {
+    guarded([&] {
+        // In a forked child another thread of the parent may have been at work with it.
+        if (model != nullptr && model->state->home.is_here()) {
+            delete model;
+        }
+    });
+}
+
+int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info * out) {
+    return guarded([&] {
+        const llama_model * m = checked(handle).state->model;
+        *out = {};
+        out->n_vocab       = handle->state->n_vocab();
+        out->n_embd        = llama_model_n_embd(m);
+        out->n_embd_inp    = llama_model_n_embd_inp(m);
+        out->n_embd_out    = llama_model_n_embd_out(m);
+        out->n_layer       = llama_model_n_layer(m);
+        // A vocabulary alone has no layers, and asking for their heads is an assertion.
+        out->n_head        = out->n_layer > 0 ? llama_model_n_head(m)    : 0;
+        out->n_head_kv     = out->n_layer > 0 ? llama_model_n_head_kv(m) : 0;
+        out->n_ctx_train   = llama_model_n_ctx_train(m);
+        out->n_swa         = llama_model_n_swa(m);
+        out->vocab_type    = (int32_t) llama_vocab_type(handle->state->vocab());
+        out->n_params      = llama_model_n_params(m);
+        out->size_bytes    = llama_model_size(m);
+        out->has_encoder   = llama_model_has_encoder(m);
+        out->has_decoder   = llama_model_has_decoder(m);
+        out->is_recurrent  = llama_model_is_recurrent(m);
+        out->is_hybrid     = llama_model_is_hybrid(m);
+        out->is_diffusion  = llama_model_is_diffusion(m);
+        out->can_roll_back = llama_spec_arch_can_roll_back(m);
+        out->n_device_layers = llama_spec_n_device_layers(m);
+        out->n_target_layers = (int32_t) llama_model_target_layer_ids_n(m);
+    });
+}
+
+const char * llama_spec_model_arch(llama_spec_model * model) {
+    const char * out = "";
+    guarded([&] { out = llama_spec_arch_name(checked(model).state->model); });
+    return out;
+}
+
+int llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size) {
+    return guarded([&] { llama_model_desc(checked(model).state->model, buf, size); });
+}
+
+int llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max) {
+    return guarded([&] {
+        const llama_model * m = checked(model).state->model;
+        const int32_t n = (int32_t) llama_model_target_layer_ids_n(m);
+        require(n <= n_max, "the place for the layer ids is too small");
+        const int32_t * ids = llama_model_target_layer_ids(m);
+        std::copy(ids, ids + n, out);
+    });
+}
+
+int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target) {
+    return guarded([&] {
+        const llama_model * d = checked(draft).state->model;
+        const llama_model * t = checked(target).state->model;
+        const draft_kind * kind = find_draft_kind(d);
+        if (kind == nullptr) {
+            fail(LLAMA_SPEC_UNSUPPORTED, std::string("a model of architecture '") + llama_spec_arch_name(d) + "' is no draft that this "
+                    "version knows; it knows " + draft_kind_names());
+        }
+        require(!draft->state->vocab_only && !target->state->vocab_only, "a model was loaded with vocab_only; load it without");
+        const std::string why = kind->mismatch(d, t);
+        if (!why.empty()) {
+            fail(LLAMA_SPEC_ARGUMENT, why);
+        }
+    });
+}
+
+int llama_spec_model_get_ngrams(llama_spec_model * model, llama_spec_ngrams * out) {
+    return guarded([&] {
+        const llama_model * m = checked(model).state->model;
+        const draft_kind * kind = find_draft_kind(m);
+        *out = kind != nullptr ? kind->ngrams(m) : llama_spec_ngrams{};
+    });
+}
+
+int32_t llama_spec_model_n_meta(llama_spec_model * model) {
+    int32_t n = 0;
+    const int rc = guarded([&] { n = llama_model_meta_count(checked(model).state->model); });
+    return rc == LLAMA_SPEC_OK ? n : rc;
+}
+
+int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size) {
+    int32_t n = 0;
+    const int rc = guarded([&] { n = text_result(llama_model_meta_key_by_index(checked(model).state->model, i, buf, size)); });
+    return rc == LLAMA_SPEC_OK ? n : rc;
+}
+
+int32_t llama_spec_model_meta_value(llama_spec_model * model, int32_t i, char * buf, size_t size) {
+    int32_t n = 0;
+    const int rc = guarded([&] { n = text_result(llama_model_meta_val_str_by_index(checked(model).state->model, i, buf, size)); });
+    return rc == LLAMA_SPEC_OK ? n : rc;
+}
+
+const char * llama_spec_model_chat_template(llama_spec_model * model, const char * name) {
+    const char * out = nullptr;
+    guarded([&] { out = llama_model_chat_template(checked(model).state->model, name); });
+    return out;
+}
+
+int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * layers, int32_t n_layers) {
+    return guarded([&] {
+        llama_model * m = checked(model).state->model;
+        model->state->home.check("this model was loaded");
+        for (int32_t i = 0; i < n_layers; ++i) {
+            if (layers[i] < 0 || layers[i] > llama_model_n_layer(m)) {
+                fail(LLAMA_SPEC_ARGUMENT, "layer " + std::to_string(layers[i]) + " is outside 0 .. " +
+                        std::to_string(llama_model_n_layer(m)) + ", the layer inputs of this model");
+            }
+        }
+        const std::string arch = std::string("architecture '") + llama_spec_arch_name(m) + "'";
+        if (llama_model_has_encoder(m) || !llama_model_has_decoder(m)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, arch + " has an encoder: layer inputs are taken from decoder-only models");
+        }
+        // The smallest context that has a graph: what the graph lacks shows when it is built.
+        llama_context_params params = llama_context_default_params();
+        params.n_ctx     = 256;
+        params.n_batch   = 16;
+        params.n_ubatch  = 16;
+        params.n_outputs_max = 1;   // a graph that drops rows: the last layer's output must be kept whole in it
+        params.n_threads = params.n_threads_batch = 1;
+        std::unique_ptr<llama_context, decltype(&llama_free)> ctx(llama_init_from_model(m, params), llama_free);
+        if (!ctx) {
+            fail(LLAMA_SPEC_UNSUPPORTED, arch + " cannot be opened on its own to look for layer inputs");
+        }
+        if (llama_get_memory(ctx.get()) == nullptr) {
+            fail(LLAMA_SPEC_UNSUPPORTED, arch + " keeps no memory of past tokens: it is not a model that generates text");
+        }
+        try {
+            llama_spec_enable_layer_inputs(ctx.get(), layers, (size_t) n_layers);
+        } catch (const std::exception & e) {
+            fail(LLAMA_SPEC_UNSUPPORTED, e.what());
+        }
+    });
+}

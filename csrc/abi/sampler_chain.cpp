@@ -1,0 +1,170 @@
+// Builds sampler chains. The order of the samplers is the one that llama.cpp's own programs use.
+
+#include "abi/handles.h"
+#include "checks/grammar_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+using namespace llama_spec;
+
+namespace {
+
+void add(llama_sampler * chain, llama_sampler * sampler, const char * what) {
+    if (sampler == nullptr) {
+        fail(LLAMA_SPEC_ARGUMENT, std::string("the engine refused the parameters of ") + what);
+    }
+    llama_sampler_chain_add(chain, sampler);
+}
+
+bool has_penalties(const llama_spec_sampler_params & p) {
+    return p.penalty_last_n != 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f);
+}
+
+void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
+    for (float value : { p.temperature, p.top_p, p.min_p, p.typical_p, p.top_n_sigma, p.xtc_probability, p.xtc_threshold,
+                         p.repeat_penalty, p.frequency_penalty, p.presence_penalty, p.dry_multiplier, p.dry_base,
+                         p.mirostat_tau, p.mirostat_eta }) {
+        require(std::isfinite(value), "a sampling parameter is not a finite number");
+    }
+    require(p.repeat_penalty > 0.0f, "repeat_penalty must be above 0");
+    require(p.mirostat >= 0 && p.mirostat <= 2, "mirostat must be 0, 1 or 2");
+    for (int32_t i = 0; i < p.n_bias; ++i) {
+        if (p.bias_ids[i] < 0 || p.bias_ids[i] >= n_vocab) {
+            fail(LLAMA_SPEC_ARGUMENT, "logit_bias names id " + std::to_string(p.bias_ids[i]) + ", outside 0 .. " +
+                    std::to_string(n_vocab - 1));
+        }
+    }
+}
+
+// How many past tokens a penalty sees; -1 for the context's. The engine allocates that many at once.
+int32_t window(int32_t last_n, const model_state & model) {
+    constexpr int32_t MAX_WINDOW = 1 << 22;
+    return std::min(last_n < 0 ? std::max(llama_model_n_ctx_train(model.model), 0) : last_n, MAX_WINDOW);
+}
+
+// Everything that reshapes the logits before the ones that cut the candidates.
+bool add_biases(llama_sampler * chain, const llama_spec_sampler_params & p, const model_state & model) {
+    bool any = false;
+    if (p.n_bias > 0) {
+        std::vector<llama_logit_bias> bias((size_t) p.n_bias);
+        for (int32_t i = 0; i < p.n_bias; ++i) {
+            bias[(size_t) i] = { p.bias_ids[i], p.bias[i] };
+        }
+        add(chain, llama_sampler_init_logit_bias(model.n_vocab(), p.n_bias, bias.data()), "logit_bias");
+        any = true;
+    }
+    if (has_penalties(p)) {
+        const int32_t last_n = window(p.penalty_last_n, model);
+        add(chain, llama_sampler_init_penalties(model.n_vocab(), last_n, p.repeat_penalty, p.frequency_penalty,
+                p.presence_penalty), "the penalties");
+        any = true;
+    }
+    if (p.dry_multiplier != 0.0f) {
+        add(chain, llama_sampler_init_dry(model.vocab(), p.dry_multiplier, p.dry_base, p.dry_allowed_length,
+                window(p.dry_penalty_last_n, model), p.dry_breakers, (size_t) p.n_dry_breakers), "DRY");
+        any = true;
+    }
+    return any;
+}
+
+void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int32_t n_vocab) {
+    const size_t keep = (size_t) std::max(p.min_keep, 1);
+    if (p.temperature <= 0.0f) {
+        add(chain, llama_sampler_init_greedy(), "greedy");
+        return;
+    }
+    if (p.mirostat != 0) {
+        add(chain, llama_sampler_init_temp(p.temperature), "temperature");
+        add(chain, p.mirostat == 1 ? llama_sampler_init_mirostat(n_vocab, p.seed, p.mirostat_tau, p.mirostat_eta, 100)
+                                   : llama_sampler_init_mirostat_v2(p.seed, p.mirostat_tau, p.mirostat_eta), "mirostat");
+        return;
+    }
+    if (p.top_n_sigma > 0.0f) {
+        add(chain, llama_sampler_init_top_n_sigma(p.top_n_sigma), "top_n_sigma");
+    }
+    if (p.top_k > 0) {
+        add(chain, llama_sampler_init_top_k(p.top_k), "top_k");
+    }
+    if (p.typical_p < 1.0f) {
+        add(chain, llama_sampler_init_typical(p.typical_p, keep), "typical_p");
+    }
+    if (p.top_p < 1.0f) {
+        add(chain, llama_sampler_init_top_p(p.top_p, keep), "top_p");
+    }
+    if (p.min_p > 0.0f) {
+        add(chain, llama_sampler_init_min_p(p.min_p, keep), "min_p");
+    }
+    if (p.xtc_probability > 0.0f) {
+        add(chain, llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, keep, p.seed), "XTC");
+    }
+    add(chain, llama_sampler_init_temp(p.temperature), "temperature");
+    add(chain, llama_sampler_init_dist(p.seed), "the draw");
+}
+
+llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_state & model) {
+    const char * root = p.grammar_root != nullptr ? p.grammar_root : "root";
+    check_grammar(model.vocab(), p.grammar, root);
+    llama_sampler * grammar = p.n_grammar_triggers > 0
+        ? llama_sampler_init_grammar_lazy_patterns(model.vocab(), p.grammar, root, p.grammar_triggers,
+                (size_t) p.n_grammar_triggers, nullptr, 0)
+        : llama_sampler_init_grammar(model.vocab(), p.grammar, root);
+    if (grammar == nullptr) {
+        fail(LLAMA_SPEC_ARGUMENT, std::string("the grammar could not be parsed (its root is '") + root + "')");
+    }
+    return grammar;
+}
+
+} // namespace
+
+int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_params * params, llama_spec_sampler ** out) {
+    return guarded([&] {
+        require(model != nullptr && model->state && params != nullptr && out != nullptr, "the model is closed");
+        *out = nullptr;
+        model->state->home.check("this model was loaded");
+        check_params(*params, model->state->n_vocab());
+        auto s = std::make_unique<llama_spec_sampler>();
+        s->model = model->state;
+        s->chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
+        const bool biased = add_biases(s->chain, *params, *s->model);
+        add_choice(s->chain, *params, s->model->n_vocab());
+        s->is_argmax = !biased && params->temperature <= 0.0f;
+        if (params->grammar != nullptr) {
+            s->grammar = make_grammar(*params, *s->model);
+        }
+        *out = s.release();
+    });
+}
+
+void llama_spec_sampler_free(llama_spec_sampler * sampler) {
+    guarded([&] {
+        if (sampler != nullptr && sampler->home.is_here()) {
+            delete sampler;
+        }
+    });
+}
+
+int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler ** out) {
+    return guarded([&] {
+        auto & from = open_sampler(sampler);
+        in_use lock(from.busy, "the sampler");
+        auto s = std::make_unique<llama_spec_sampler>();
+        s->model     = from.model;
+        s->is_argmax = from.is_argmax;
+        s->chain     = llama_sampler_clone(from.chain);
+        s->grammar   = from.grammar != nullptr ? llama_sampler_clone(from.grammar) : nullptr;
+        *out = s.release();
+    });
+}
+
+int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
+    return guarded([&] {
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        llama_sampler_reset(s.chain);
+        if (s.grammar != nullptr) {
+            llama_sampler_reset(s.grammar);
+        }
+    });
+}

@@ -1,0 +1,196 @@
+// Draws tokens with a sampler chain.
+
+#include "abi/handles.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+using namespace llama_spec;
+
+namespace {
+
+void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_vocab) {
+    out.resize((size_t) n_vocab);
+    bool any_nan = false;
+    for (int32_t id = 0; id < n_vocab; ++id) {
+        any_nan = any_nan | (logits[id] != logits[id]);
+        out[(size_t) id] = { id, logits[id], 0.0f };
+    }
+    // Sorting candidates of which some are NaN is undefined: the order would contradict itself.
+    if (any_nan) {
+        fail(LLAMA_SPEC_ENGINE, "some logits are NaN: the model's weights or the computation are broken");
+    }
+}
+
+// A round of 8 drafted tokens reads 9 rows of the vocabulary: wide registers are chosen at run time.
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
+    // The vector extension of GCC and Clang: a loop over scalars is not turned into vector maxima here.
+    typedef float lanes __attribute__((vector_size(64)));
+    constexpr int32_t N_LANES = 16, BLOCK = 4096;
+    const float lowest = -std::numeric_limits<float>::infinity();
+
+    float   best       = lowest;
+    int32_t best_block = -1;
+    for (int32_t start = 0; start < n_vocab; start += BLOCK) {
+        const int32_t end = std::min(start + BLOCK, n_vocab);
+        // Set number by number: GCC makes faster code of it than of a sum of vectors.
+        lanes even{}, odd{};
+        for (int k = 0; k < N_LANES; ++k) {
+            even[k] = odd[k] = lowest;
+        }
+        int32_t i = start;
+        for (; i + 2 * N_LANES <= end; i += 2 * N_LANES) {
+            lanes a, b;
+            std::memcpy(&a, logits + i, sizeof(a));
+            std::memcpy(&b, logits + i + N_LANES, sizeof(b));
+            even = a > even ? a : even;
+            odd  = b > odd ? b : odd;
+        }
+        float block = lowest;
+        for (int k = 0; k < N_LANES; ++k) {
+            block = std::max(block, std::max(even[k], odd[k]));
+        }
+        for (; i < end; ++i) {
+            block = logits[i] > block ? logits[i] : block;
+        }
+        if (block > best) {
+            best       = block;
+            best_block = start;
+        }
+    }
+    for (int32_t i = std::max(best_block, 0); best_block >= 0 && i < n_vocab; ++i) {
+        if (logits[i] == best) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+int32_t argmax(const float * logits, int32_t n_vocab) {
+    const int32_t best = argmax_or_negative(logits, n_vocab);
+    if (best < 0) {
+        fail(LLAMA_SPEC_ENGINE, "the logits have no largest number (they are NaN): the model's weights or the computation are broken");
+    }
+    return best;
+}
+
+int32_t selected(const llama_token_data_array & candidates) {
+    if (candidates.selected < 0 || (size_t) candidates.selected >= candidates.size) {
+        fail(LLAMA_SPEC_ENGINE, "the sampler chain selected no token; the logits may be NaN, or the grammar allows nothing more");
+    }
+    const llama_token_data & chosen = candidates.data[candidates.selected];
+    if (chosen.logit == -std::numeric_limits<float>::infinity()) {
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: logit_bias, the grammar or the logits forbid all of them");
+    }
+    if (std::isnan(chosen.logit) || std::isnan(chosen.p)) {
+        fail(LLAMA_SPEC_ENGINE, "the logits became NaN or infinite: the model's weights or the computation are broken");
+    }
+    return chosen.id;
+}
+
+int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
+    if (s.is_argmax && s.grammar == nullptr) {
+        return argmax(logits, n_vocab);
+    }
+    fill(s.candidates, logits, n_vocab);
+    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
+    llama_sampler_apply(s.chain, &all);
+    const int32_t id = selected(all);
+    if (s.grammar == nullptr) {
+        return id;
+    }
+    // Walking the grammar over the whole vocabulary is slow, so the chain's choice is tried first; only if
+    // the grammar forbids it is the vocabulary masked and the choice made again.
+    llama_token_data       one   = { id, 1.0f, 0.0f };
+    llama_token_data_array alone = { &one, 1, -1, false };
+    llama_sampler_apply(s.grammar, &alone);
+    if (one.logit != -std::numeric_limits<float>::infinity()) {
+        return id;
+    }
+    fill(s.candidates, logits, n_vocab);
+    all = { s.candidates.data(), s.candidates.size(), -1, false };
+    llama_sampler_apply(s.grammar, &all);
+    llama_sampler_apply(s.chain, &all);
+    return selected(all);
+}
+
+const float * logits_at(const context_state & state, const llama_spec_sampler & s, int32_t row) {
+    if (row < 0 || row >= state.n_rows) {
+        fail(LLAMA_SPEC_ARGUMENT, "row " + std::to_string(row) + " is outside the last batch, which had " +
+                std::to_string(state.n_rows) + " tokens");
+    }
+    require(state.model->n_vocab() == s.model->n_vocab(), "the sampler was made for a model with another vocabulary");
+    const float * logits = state.has_logits ? llama_get_logits_ith(state.ctx, row) : nullptr;
+    if (logits == nullptr) {
+        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(row) + " of the last batch");
+    }
+    return logits;
+}
+
+void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
+    llama_sampler_accept(s.chain, id);
+    if (is_generated && s.grammar != nullptr) {
+        llama_sampler_accept(s.grammar, id);
+    }
+}
+
+} // namespace
+
+int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id) {
+    return guarded([&] {
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        context_call call(ctx);
+        *id = draw(s, logits_at(call.state, s, i), s.model->n_vocab());
+    });
+}
+
+int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t row, const int32_t * draft,
+                            int32_t n_draft, int32_t * out, int32_t * n_out) {
+    return guarded([&] {
+        require(out != nullptr && n_out != nullptr && n_draft >= 0 && (n_draft == 0 || draft != nullptr),
+                "a draft and a place for the result are needed");
+        *n_out = 0;
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        context_call call(ctx);
+        for (int32_t k = 0; k <= n_draft; ++k) {
+            const int32_t id = draw(s, logits_at(call.state, s, row + k), s.model->n_vocab());
+            accept(s, id, true);
+            out[(*n_out)++] = id;
+            if (k == n_draft || id != draft[k] || llama_vocab_is_eog(s.model->vocab(), id)) {
+                break;
+            }
+        }
+    });
+}
+
+int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, int32_t n_vocab, int32_t * id) {
+    return guarded([&] {
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        require(logits != nullptr, "there are no logits");
+        if (n_vocab != s.model->n_vocab()) {
+            fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
+                    std::to_string(s.model->n_vocab()) + " tokens");
+        }
+        *id = draw(s, logits, n_vocab);
+    });
+}
+
+int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated) {
+    return guarded([&] {
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        if (id < 0 || id >= s.model->n_vocab()) {
+            fail(LLAMA_SPEC_ARGUMENT, "id " + std::to_string(id) + " is outside 0 .. " + std::to_string(s.model->n_vocab() - 1));
+        }
+        accept(s, id, is_generated);
+    });
+}

@@ -1,0 +1,58 @@
+// What the rest of csrc/ asks of a draft model, whatever its kind. A new kind is a folder beside this file and a
+// line in registry.cpp; its graph, if it is not the engine's own, a file there of the engine's file's name.
+#pragma once
+
+#include "abi/llama-spec.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+struct llama_context;
+struct llama_model;
+
+namespace llama_spec {
+
+// A draft's part of one context: made before the engine's context is, and asked at every decode. The messages of
+// its exceptions and answers are for the user.
+class draft_context {
+public:
+    virtual ~draft_context() = default;
+
+    // Once, when the engine's context is open.
+    virtual void prepare(llama_context * ctx) = 0;
+    // Why this batch cannot be decoded; empty if it can. Asked before any of it reaches the engine.
+    virtual std::string refuse(const llama_spec_batch & batch) const = 0;
+    // Before each decode: how its rows are to be read, and what is wanted of it.
+    virtual void set_mode(llama_context * ctx, const llama_spec_batch & batch) = 0;
+
+    // What a decode gives for a token with an output: at most so many candidates, and a row of so many numbers.
+    virtual int32_t n_candidates() const = 0;
+    virtual int32_t n_row() const = 0;
+    // Reads them for token i of the last batch, likeliest first, as ids of the target. Returns how many there are,
+    // at most n_max; *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
+    virtual int32_t read(llama_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities,
+                         const float ** row) const = 0;
+};
+
+class draft_kind {
+public:
+    virtual ~draft_kind() = default;
+
+    // As in "an EAGLE-3 draft".
+    virtual const char * name() const = 0;
+    // Why the draft cannot draft for the target; empty if it can. Makes no context.
+    virtual std::string mismatch(const llama_model * draft, const llama_model * target) const = 0;
+    // `target` is NULL where the draft is opened on its own. Throws std::runtime_error for a broken file.
+    virtual std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model * target) const = 0;
+    // Where an n-gram table lies in the draft's file.
+    virtual llama_spec_ngrams ngrams(const llama_model *) const { return {}; }
+};
+
+// The kind of a model, by its architecture; NULL for one that is no draft.
+const draft_kind * find_draft_kind(const llama_model * model);
+
+// The names of all kinds, as in "EAGLE-3, DFlash".
+std::string draft_kind_names();
+
+} // namespace llama_spec

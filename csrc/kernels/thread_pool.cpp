@@ -1,0 +1,94 @@
+// Without this a thread that leaves a graph by an exception leaves the others behind in a barrier, where they spin for
+// ever; and on a worker, where nobody catches, it ends the process.
+
+#include "kernels/thread_pool.h"
+
+#include "kernels/rows.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <new>
+#include <thread>
+
+namespace {
+
+constexpr size_t SLOT_ALIGNMENT = 128;  // two cache lines, which processors fetch together
+
+// Not an error: another thread's is.
+struct graph_left {};
+
+void fail(pyllama_spec_pool * pool) {
+    auto * error = new std::exception_ptr(std::current_exception());
+    void * none  = nullptr;
+    if (!__atomic_compare_exchange_n(&pool->error, &none, (void *) error, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+        delete error;
+    }
+    __atomic_store_n(&pool->has_failed, 1, __ATOMIC_RELEASE);
+}
+
+void run(pyllama_spec_pool * pool, void * (*compute)(void *), void * state) {
+    try {
+        compute(state);
+    } catch (const graph_left &) {
+    } catch (...) {
+        fail(pool);
+    }
+}
+
+} // namespace
+
+void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, int n_threads) {
+    size_t n_slot = 0;
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (node->op == GGML_OP_MUL_MAT) {
+            n_slot = std::max({ n_slot, pyllama_spec_float_scratch(node), pyllama_spec_byte_scratch(node) });
+        }
+    }
+    n_slot = (n_slot + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
+    if (n_slot <= pool->n_slot && (size_t) n_threads <= pool->n_slots) {
+        return;
+    }
+    n_slot = std::max(n_slot, pool->n_slot);
+    const size_t n_slots = std::max((size_t) n_threads, pool->n_slots);
+    char * scratch = (char *) ::operator new(n_slot * n_slots, std::align_val_t(SLOT_ALIGNMENT));
+    pyllama_spec_free_pool(pool);
+    pool->scratch = scratch;
+    pool->n_slot  = n_slot;
+    pool->n_slots = n_slots;
+}
+
+void pyllama_spec_free_pool(pyllama_spec_pool * pool) {
+    ::operator delete(pool->scratch, std::align_val_t(SLOT_ALIGNMENT));
+    pool->scratch = nullptr;
+    pool->n_slot = pool->n_slots = 0;
+}
+
+void pyllama_spec_leave_graph(void) {
+    throw graph_left();
+}
+
+void pyllama_spec_compute_on_worker(pyllama_spec_pool * pool, void * (*compute)(void *), void * state) {
+    run(pool, compute, state);
+    __atomic_fetch_add(&pool->n_left, 1, __ATOMIC_RELEASE);
+}
+
+void pyllama_spec_compute_on_caller(
+        pyllama_spec_pool * pool, void * (*compute)(void *), void * state, int n_workers, void * n_arrived) {
+    pool->n_sent += n_workers;
+    run(pool, compute, state);
+    if (!__atomic_load_n(&pool->has_failed, __ATOMIC_ACQUIRE)) {
+        return;
+    }
+    // Workers read the graph and its plan, which the caller's frames hold; and one may be awake only by now.
+    while (__atomic_load_n(&pool->n_left, __ATOMIC_ACQUIRE) != pool->n_sent) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    const std::unique_ptr<std::exception_ptr> error((std::exception_ptr *) pool->error);
+    pool->error      = nullptr;
+    pool->has_failed = 0;
+    __atomic_store_n((int *) n_arrived, 0, __ATOMIC_RELAXED);
+    std::rethrow_exception(*error);
+}

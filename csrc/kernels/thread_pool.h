@@ -1,0 +1,46 @@
+// Call sites of vendor/patches/0005 in the engine's thread pool: an exception on any of its threads, an assertion of
+// the engine included, ends the graph on all of them and reaches the caller; and each has a place for our kernels.
+#pragma once
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ggml_cgraph;
+
+// The first member of a pool; zero when it is made.
+struct pyllama_spec_pool {
+    int    has_failed;  // whoever waits in a barrier of this graph leaves it, since one will never come
+    int    n_sent;      // to how many workers graphs were given
+    int    n_left;      // how many of them have left theirs
+    void * error;       // the first exception
+    char * scratch;     // what our kernels unpack into: n_slot bytes for each thread
+    size_t n_slot, n_slots;
+};
+
+// On the caller's thread, before a graph is given to the workers: scratch for its products. Throws std::bad_alloc.
+void pyllama_spec_prepare_pool(struct pyllama_spec_pool * pool, struct ggml_cgraph * graph, int n_threads);
+void pyllama_spec_free_pool(struct pyllama_spec_pool * pool);
+
+// In place of compute(state) on a worker thread. It comes back for the next graph whatever happened.
+void pyllama_spec_compute_on_worker(struct pyllama_spec_pool * pool, void * (*compute)(void *), void * state);
+
+// The same on the caller's thread. Throws what any thread threw, once no worker is inside the graph any more and the
+// pool is fit for the next one. n_arrived: how many threads wait in the pool's barrier.
+void pyllama_spec_compute_on_caller(
+    struct pyllama_spec_pool * pool, void * (*compute)(void *), void * state, int n_workers, void * n_arrived);
+
+// Throws, through the kernel that waits.
+void pyllama_spec_leave_graph(void);
+
+static inline void pyllama_spec_check_pool(const struct pyllama_spec_pool * pool) {
+    if (__atomic_load_n(&pool->has_failed, __ATOMIC_RELAXED)) {
+        pyllama_spec_leave_graph();
+    }
+}
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,115 @@
+"""bench: how fast a draft makes a target, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TypeAlias
+
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.files import whole_file
+from pyllama_spec.terminal import ProgressBar
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
+
+
+def add_bench(commands: _Commands) -> None:
+    """Adds the command `bench`."""
+    parser = commands.add_parser(
+        "bench", help="plain and speculative decoding side by side, prompt by prompt"
+    )
+    add = parser.add_argument
+    add("-m", "--model", type=Path, required=True, help="the target's GGUF")
+    add("-d", "--draft", required=True, help="none, prompt-lookup, or a draft's GGUF")
+    add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
+    add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")
+    add("--repeat", type=int, default=3, help="how often each prompt is measured")
+    add("--n-draft", type=int, default=None, help="tokens to draft per round")
+    add("--p-min", type=float, default=None, help="stop drafting below this probability")
+    add(
+        "--lookup", type=int, default=None, metavar="N",
+        help="copy where the last N tokens stood before, without asking the draft (0: never)",
+    )  # fmt: skip
+    add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
+    add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
+    add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
+    add(
+        "--synthetic-acceptance", type=_probabilities, default=(), metavar="P1,P2,...",
+        help="accept by seeded coins with these probabilities by depth: speed apart from quality",
+    )  # fmt: skip
+    add("--temp", type=float, default=0.0, help="0 is greedy")
+    add("--seed", type=int, default=1)
+    add(
+        "--chat", action=argparse.BooleanOptionalAction, default=None,
+        help="all prompts through the chat template, or none; without it as each line says",
+    )  # fmt: skip
+    add("-t", "--threads", type=int, default=None, help="CPU threads")
+    add("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    add("-c", "--n-ctx", type=int, default=None, help="context length; without it what is needed")
+    add("--verbose", action="store_true", help="show what the engine says")
+    parser.set_defaults(run=run_bench)
+
+
+def _probabilities(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(word) for word in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0.0 <= p <= 1.0 for p in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 0 to 1 such as 0.8,0.6")
+    return found
+
+
+def run_bench(args: argparse.Namespace) -> int:
+    """Measures, prints the table, writes the files; Ctrl-C keeps what was measured."""
+    # Here, so that the other commands do not wait for an HTTP client to be imported.
+    from pyllama_spec import bench
+
+    if args.json is not None and not args.json.absolute().parent.is_dir():
+        raise ArgumentError(f"the folder of {args.json} does not exist; make it first")
+    if args.plot is not None:
+        bench.check_plot(args.plot)
+    config = bench.BenchConfig(
+        model_path=args.model,
+        draft=args.draft,
+        prompts=args.prompts,
+        n_tokens=args.max_tokens,
+        repeats=args.repeat,
+        n_draft=args.n_draft,
+        p_min=args.p_min,
+        lookup=args.lookup,
+        temperature=args.temp,
+        seed=args.seed,
+        chat=args.chat,
+        n_threads=args.threads,
+        n_gpu_layers=args.n_gpu_layers,
+        n_ctx=args.n_ctx,
+        synthetic_acceptance=args.synthetic_acceptance,
+        peer=args.peer,
+    )
+    result = bench.run(config, ProgressBar("measuring"))
+    print(bench.table(result), flush=True)
+    if args.json is not None:
+        _write(args.json, json.dumps(bench.to_json(result), indent=1) + "\n")
+    if args.plot is not None:
+        bench.plot(result, args.plot)
+    if result.is_interrupted:
+        print("pyllama-spec: interrupted; what was measured is kept", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+    if result.failure is not None:
+        raise PyllamaSpecError(f"{result.failure} (what was measured before is kept)")
+    for prompt_id, said in result.peer_failures.items():
+        raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {said} (the rest is kept)")
+    return _EXIT_OK
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a full disk leaves the old file."""
+    try:
+        with whole_file(path) as part:
+            part.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PyllamaSpecError(f"cannot write {path}: {error}; the table above is all") from None

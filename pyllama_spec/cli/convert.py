@@ -1,0 +1,60 @@
+"""convert: a draft of a Hugging Face layout becomes one GGUF."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TypeAlias
+
+from pyllama_spec.convert import KINDS, convert_eagle3
+from pyllama_spec.terminal import ProgressBar, dim
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_convert(commands: _Commands) -> None:
+    """Adds the command `convert`."""
+    parser = commands.add_parser("convert", help="turn an EAGLE-3 checkpoint into a GGUF")
+    parser.add_argument(
+        "draft", type=Path, metavar="HF_DRAFT_DIR",
+        help="the draft's folder, with config.json and .safetensors or .bin files",
+    )  # fmt: skip
+    parser.add_argument(
+        "--target", type=Path, required=True, metavar="TARGET",
+        help="the target's GGUF, or its folder with config.json and tokenizer.json",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf")
+    parser.add_argument(
+        "--type",
+        choices=KINDS,
+        help="type of the matrices; without it, the draft's own",
+    )
+    parser.add_argument(
+        "--layer-ids", choices=("input", "output"), default=None,
+        help="how the draft's layer ids count, where its files do not tell: id k enters layer k, "
+        "or leaves block k",
+    )  # fmt: skip
+    parser.set_defaults(run=run_convert)
+
+
+def run_convert(args: argparse.Namespace) -> int:
+    """Converts, and says in a line what came out; notes go to stderr."""
+    report = convert_eagle3(
+        args.draft,
+        args.target,
+        args.output,
+        kind=args.type,
+        layer_ids=args.layer_ids,
+        progress=ProgressBar("converting"),
+    )
+    for note in report.notes:
+        print(dim(f"[note: {note}]", sys.stderr), file=sys.stderr)
+    layers = ", ".join(map(str, report.target_layers))
+    vocabulary = "" if report.n_draft_vocab is None else f", {report.n_draft_vocab} draft tokens"
+    print(
+        f"{report.path}: EAGLE-3 ({report.layout}), layer inputs {layers} of the target"
+        f"{vocabulary}, {report.n_tensors} tensors, {report.type_name}, "
+        f"{report.n_bytes / 1e6:.1f} MB"
+    )
+    return 0

@@ -1,0 +1,175 @@
+"""What this build is, what it runs on, and what a verify batch costs there."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from pyllama_spec._version import __version__
+from pyllama_spec.drafters import Committed, Drafter, DraftRequest
+from pyllama_spec.engine import (
+    Batch,
+    Context,
+    Model,
+    devices,
+    engine_version,
+    row_kernels,
+    supports_gpu,
+    system_info,
+)
+
+MAX_ROWS = 16
+_N_PREFIX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCost:
+    """What one decode of n_rows tokens costs.
+
+    Attributes:
+        n_rows: tokens in the batch: one pending and n_rows - 1 drafted.
+        ms: median milliseconds of the decode.
+        ratio: the median of its ratio to a decode of one row in the same pass. A round of this
+            width pays when it commits more tokens than this, the draft's own cost aside.
+    """
+
+    n_rows: int
+    ms: float
+    ratio: float
+
+
+def report() -> dict[str, Any]:
+    """Versions, devices and the machine, for a bug report or a benchmark's provenance."""
+    return {
+        "pyllama_spec": __version__,
+        "engine": engine_version(),
+        "system_info": system_info().strip(),
+        "row_kernels": row_kernels(),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "supports_gpu": supports_gpu(),
+        "devices": [asdict(device) for device in devices()],
+    }
+
+
+def describe_model(model: Model) -> dict[str, Any]:
+    """The facts about a model that matter for speculation."""
+    info = model.info
+    if not info.has_recurrent_state:
+        rollback = "any number of tokens"
+    elif info.can_roll_back:
+        rollback = "as many tokens as the context keeps snapshots (n_rs_seq)"
+    else:
+        rollback = "none: speculation is off for this architecture"
+    return {
+        "path": str(model.path),
+        "architecture": info.arch,
+        "description": model.description,
+        "n_params": info.n_params,
+        "size_bytes": info.size_bytes,
+        "n_layer": info.n_layer,
+        "n_embd": info.n_embd,
+        "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train,
+        "rollback": rollback,
+    }
+
+
+def measure_verify_cost(
+    model: Model,
+    *,
+    max_rows: int = MAX_ROWS,
+    repeats: int = 5,
+    n_threads: int | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> list[VerifyCost]:
+    """Times decodes of 1 .. max_rows rows after a short prefix, taking turns.
+
+    Args:
+        model: the target.
+        max_rows: the widest batch.
+        repeats: passes over all widths; medians are given, after one pass that is not counted.
+        n_threads: as for a context.
+        progress: called with 0.0 .. 1.0.
+    """
+    n_ctx = _N_PREFIX + 4 * max_rows * max_rows + max_rows
+    with Context(model, n_ctx=n_ctx, n_threads=n_threads) as context:
+        batch = Batch(max(context.n_batch, max_rows))
+        token = model.vocab.bos or 0
+        passes: list[list[float]] = []
+        for i in range(repeats + 1):
+            context.memory.clear()
+            batch.clear()
+            batch.extend([token] * _N_PREFIX, 0, output_last=True)
+            context.decode(batch)
+            passes.append(_one_pass(context, batch, token, max_rows))
+            if progress is not None:
+                progress((i + 1) / (repeats + 1))
+    counted = passes[1:]
+    return [
+        VerifyCost(
+            n_rows=n + 1,
+            ms=1e3 * statistics.median(times[n] for times in counted),
+            ratio=statistics.median(times[n] / times[0] for times in counted),
+        )
+        for n in range(max_rows)
+    ]
+
+
+def describe_draft(
+    drafter: Drafter, target: Model, *, repeats: int = 5, n_threads: int | None = None
+) -> dict[str, Any]:
+    """The facts about a draft, and the milliseconds of each token that it drafts.
+
+    Raises:
+        ArgumentError: it was made for another target, with the first difference.
+
+    """
+    drafter.check(target)
+    return {
+        **drafter.describe(),
+        "step_ms": _measure_step(drafter, target, repeats, n_threads),
+    }
+
+
+def _measure_step(drafter: Drafter, target: Model, repeats: int, n_threads: int | None) -> float:
+    """Median milliseconds per drafted token, over drafts of full length after a short prefix."""
+    layers = tuple(drafter.target_layers)
+    times: list[float] = []
+    with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
+        drafter.attach(context)
+        batch, token = Batch(_N_PREFIX), target.vocab.bos or 0
+        tokens = [token] * _N_PREFIX
+        batch.extend(tokens, 0)
+        context.decode(batch)
+        rows = [context.layer_input(layer) for layer in layers]
+        tokens.append(token)
+        drafter.commit([Committed(0, tokens, 0, rows)])
+        for _ in range(repeats + 1):
+            start = perf_counter()
+            (draft,) = drafter.propose([DraftRequest(0, tokens, drafter.max_draft)])
+            times.append((perf_counter() - start) / max(len(draft.ids), 1))
+    return 1e3 * statistics.median(times[1:])
+
+
+def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> list[float]:
+    """Seconds per width. Positions grow: a recurrent state could not be taken back."""
+    seconds: list[float] = []
+    pos = _N_PREFIX
+    for n_rows in range(1, max_rows + 1):
+        times: list[float] = []
+        for _ in range(3):
+            batch.clear()
+            batch.extend([token] * n_rows, pos, output_all=True)
+            start = perf_counter()
+            context.decode(batch)
+            times.append(perf_counter() - start)
+            pos += n_rows
+        # The first decode of a width builds its graph; a round of the loop mostly reuses one.
+        seconds.append(min(times[1:]))
+    return seconds

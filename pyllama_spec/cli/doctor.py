@@ -1,0 +1,95 @@
+"""doctor: versions, devices, and what a verify batch costs for a model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.cli import diagnostics
+from pyllama_spec.drafters import DraftOptions, open_draft
+from pyllama_spec.engine import Model
+from pyllama_spec.terminal import ProgressBar
+
+
+def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command `doctor`."""
+    parser = commands.add_parser(
+        "doctor", help="versions, devices, and what a verify batch costs for a model"
+    )
+    parser.add_argument("-m", "--model", type=Path, help="the target; without it, no measurement")
+    parser.add_argument("-d", "--draft", type=Path, help="a draft's GGUF: does it fit, its cost")
+    parser.add_argument("--max-rows", type=int, default=diagnostics.MAX_ROWS, choices=range(2, 65))
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("-t", "--threads", type=int, default=None)
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+    parser.set_defaults(run=_run_doctor)
+
+
+def _run_doctor(args: argparse.Namespace) -> int:
+    result = diagnostics.report()
+    if args.draft is not None and args.model is None:
+        print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
+        return 2
+    if args.model is not None:
+        model = Model(args.model, n_gpu_layers=args.n_gpu_layers)
+        result["model"] = diagnostics.describe_model(model)
+        if args.draft is not None:
+            # The draft alone: a copy, which stands beside it in a generation, costs nothing.
+            options = DraftOptions(lookup=0, n_gpu_layers=args.n_gpu_layers)
+            with open_draft(args.draft, options) as drafter:
+                result["draft"] = diagnostics.describe_draft(
+                    drafter, model, repeats=max(args.repeat, 1), n_threads=args.threads
+                )
+        costs = diagnostics.measure_verify_cost(
+            model,
+            max_rows=args.max_rows,
+            repeats=max(args.repeat, 1),
+            n_threads=args.threads,
+            progress=ProgressBar("measuring verify batches"),
+        )
+        result["verify_cost"] = [
+            {"n_rows": c.n_rows, "ms": round(c.ms, 4), "ratio": round(c.ratio, 4)} for c in costs
+        ]
+    if args.json:
+        print(json.dumps(result, indent=1))
+        return 0
+    for key in ("pyllama_spec", "engine", "python", "platform", "system_info"):
+        print(f"{key:<13} {result[key]}")
+    kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
+    print(f"{'row kernels':<13} {kernels or 'none: n rows cost nearly n times as much as one'}")
+    for device in result["devices"]:
+        total = device["total_bytes"] / 1e9
+        print(f"{'device':<13} {device['name']}: {device['description']}, {total:.1f} GB")
+    if args.model is not None:
+        _print_model(result["model"], result["verify_cost"])
+    if "draft" in result:
+        _print_draft(result["draft"], result["verify_cost"])
+    return 0
+
+
+def _print_model(model: dict[str, Any], costs: list[dict[str, Any]]) -> None:
+    print(f"{'model':<13} {model['description']}, {model['n_params'] / 1e6:.0f} M parameters")
+    print(f"{'rollback':<13} {model['rollback']}")
+    print("\nA verify batch of n rows (1 pending + n-1 drafted), over one row:\n")
+    print(f"{'rows':>5} {'ms':>9} {'x one row':>10}   a round pays above")
+    for cost in costs:
+        n, ratio = cost["n_rows"], cost["ratio"]
+        pays = f"{ratio:.2f} tokens per round" if n > 1 else ""
+        print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f}   {pays}")
+
+
+def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
+    size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
+    print(f"\n{'draft':<13} {draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
+    print(f"{'reads':<13} the inputs of layers {', '.join(map(str, draft['target_layers']))}")
+    share = step / costs[0]["ms"]
+    print(f"{'a step':<13} {step:.2f} ms for each drafted token, {share:.3f} x one row")
+    print("\n drafted   a round pays above")
+    for cost in costs[1:]:
+        n = cost["n_rows"] - 1
+        print(f"{n:>8}   {cost['ratio'] + n * step / costs[0]['ms']:.2f} tokens per round")

@@ -1,0 +1,95 @@
+"""The command line: pyllama-spec generate | chat | convert | quantize | doctor."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyllama_spec._version import __version__
+from pyllama_spec.cli.bench import add_bench
+from pyllama_spec.cli.convert import add_convert
+from pyllama_spec.cli.doctor import add_doctor
+from pyllama_spec.cli.generate import add_chat, add_generate
+from pyllama_spec.cli.train import add_train
+from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
+from pyllama_spec.errors import PyllamaSpecError
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        0 when done, 1 after a failure (one line on stderr says why and what to do), 2 for bad
+        usage, 130 after Ctrl-C.
+    """
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return EXIT_OK if not stop.code else EXIT_USAGE
+    if getattr(args, "verbose", False):
+        set_log_level("info")
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except PyllamaSpecError as error:
+        print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        print("pyllama-spec: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; say nothing, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except OSError as error:
+        print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
+        return EXIT_FAILURE
+    return code
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pyllama-spec",
+        description="Speculative decoding for GGUF models: the same text, faster.",
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"pyllama-spec {__version__} (llama.cpp {engine_version()})",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_generate(commands)
+    add_chat(commands)
+    add_convert(commands)
+    add_train(commands)
+    _add_quantize(commands)
+    add_doctor(commands)
+    add_bench(commands)
+    return parser
+
+
+def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("quantize", help="write a GGUF in another type")
+    parser.add_argument("input", type=Path, metavar="IN.gguf")
+    parser.add_argument("output", type=Path, metavar="OUT.gguf")
+    parser.add_argument("type", metavar="TYPE", help=", ".join(quantize_types()))
+    parser.add_argument("--pure", action="store_true", help="all tensors in this type")
+    parser.add_argument("--threads", type=int, default=0, help="0: all of the machine's")
+    parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+    parser.set_defaults(run=_run_quantize)
+
+
+def _run_quantize(args: argparse.Namespace) -> int:
+    quantize(args.input, args.output, args.type, n_threads=args.threads, pure=args.pure)
+    before, after = args.input.stat().st_size, args.output.stat().st_size
+    print(f"{args.output}: {args.type.upper()}, {after / 1e6:.1f} MB (was {before / 1e6:.1f} MB)")
+    return EXIT_OK

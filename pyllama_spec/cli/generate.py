@@ -1,0 +1,211 @@
+"""generate and chat: text on the terminal, with the drafted tokens in another colour."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.generation.generation import Generation
+from pyllama_spec.llama import Llama
+from pyllama_spec.speculative import SpeculationStats, Timing
+from pyllama_spec.terminal import dim, has_colour, paint
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Messages = list[dict[str, Any]]
+
+
+def add_generate(commands: _Commands) -> None:
+    """Adds the command `generate`."""
+    parser = commands.add_parser("generate", help="continue a prompt, or answer it with --chat")
+    _add_model(parser)
+    _add_sampling(parser)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("-p", "--prompt", help="the prompt")
+    source.add_argument("-f", "--file", type=Path, help="a file that holds the prompt; - for stdin")
+    parser.add_argument("--chat", action="store_true", help="use the model's chat template")
+    parser.add_argument("--system", default=None, help="a system message, with --chat")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run_generate)
+
+
+def add_chat(commands: _Commands) -> None:
+    """Adds the command `chat`."""
+    parser = commands.add_parser("chat", help="talk with a model; an empty line or Ctrl-D ends it")
+    _add_model(parser)
+    _add_sampling(parser)
+    parser.add_argument("--system", default=None, help="a system message")
+    parser.set_defaults(run=run_chat)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--model", type=Path, required=True, help="the target's GGUF")
+    parser.add_argument(
+        "-d", "--draft", default="none", help="none, prompt-lookup, or a draft's GGUF"
+    )
+    parser.add_argument("--n-draft", type=int, default=None, help="tokens to draft per round")
+    parser.add_argument(
+        "--p-min", type=float, default=None, help="stop drafting below this probability"
+    )
+    parser.add_argument(
+        "--lookup", type=int, default=None, metavar="N",
+        help="copy where the last N tokens stood before, without asking the draft (0: never)",
+    )  # fmt: skip
+    parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
+    parser.add_argument("-t", "--threads", type=int, default=None, help="CPU threads")
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--max-tokens", type=int, default=128, help="-1: up to the context")
+    parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--top-k", type=int, default=40)
+    parser.add_argument("--top-p", type=float, default=0.95)
+    parser.add_argument("--min-p", type=float, default=0.05)
+    parser.add_argument("--repeat-penalty", type=float, default=1.0)
+    parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
+    parser.add_argument("--grammar", type=Path, default=None, help="a file with GBNF rules")
+
+
+def _open(args: argparse.Namespace) -> Llama:
+    n_ctx = args.n_ctx
+    return Llama(
+        model_path=args.model,
+        draft=None if args.draft == "none" else args.draft,
+        n_draft=args.n_draft,
+        p_min=args.p_min,
+        lookup=args.lookup,
+        n_ctx=n_ctx,
+        n_threads=args.threads,
+        n_gpu_layers=args.n_gpu_layers,
+        verbose=args.verbose,
+    )
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    grammar = args.grammar.read_text(encoding="utf-8") if args.grammar is not None else None
+    return {
+        "max_tokens": args.max_tokens,
+        "temperature": args.temp,
+        "seed": args.seed,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "stop": args.stop,
+        "grammar": grammar,
+    }
+
+
+def _prompt(args: argparse.Namespace) -> str:
+    if args.prompt is not None:
+        return str(args.prompt)
+    if str(args.file) == "-":
+        return sys.stdin.read()
+    try:
+        return str(args.file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{args.file} is not UTF-8 text: {error}") from None
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """Generates once and prints the text and its figures, or one JSON object."""
+    prompt = _prompt(args)
+    with _open(args) as llama:
+        if args.chat:
+            messages: _Messages = [{"role": "user", "content": prompt}]
+            if args.system is not None:
+                messages.insert(0, {"role": "system", "content": args.system})
+            generation = llama.generate_chat_steps(messages, **_options(args))
+        else:
+            generation = llama.generate_steps(prompt, **_options(args))
+        try:
+            with generation:
+                _print_pieces(generation, silent=args.json)
+        except PyllamaSpecError:
+            # What there is stays on the screen; the reason follows on stderr.
+            print()
+            raise
+    if args.json:
+        print(json.dumps(_as_json(generation)))
+    else:
+        _print_figures(generation.record.stats, generation.record.timing)
+    return 0
+
+
+def _print_pieces(generation: Generation, *, silent: bool) -> None:
+    colour = has_colour(sys.stdout)
+    for piece in generation:
+        if not silent:
+            drafted = colour and bool(piece.from_draft) and all(piece.from_draft)
+            print(paint(piece.text, is_drafted=drafted), end="", flush=True)
+    if not silent:
+        print()
+
+
+def _as_json(generation: Generation) -> dict[str, Any]:
+    record = generation.record
+    return {
+        "text": record.text,
+        "tokens": list(record.tokens),
+        "finish_reason": record.finish_reason,
+        "speculation": record.stats.as_dict(),
+        "timing": record.timing.as_dict(),
+    }
+
+
+def _print_figures(stats: SpeculationStats, timing: Timing) -> None:
+    speed = (
+        f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s"
+    )
+    lines = [f"{speed}; load {timing.load_s:.2f} s, prompt {timing.prompt_s:.2f} s"]
+    if stats.drafter != "none":
+        lines.append(
+            f"{stats.drafter}: {stats.rounds} rounds of {stats.tokens_per_round:.2f} tokens, "
+            f"{stats.accepted} of {stats.drafted} drafted tokens accepted "
+            f"({100 * stats.acceptance_rate:.0f}%); draft {timing.draft_s:.2f} s, "
+            f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
+        )
+    if stats.reason_off is not None:
+        lines.append(f"the drafter is off: {stats.reason_off}")
+    for line in lines:
+        print(dim(f"[{line}]", sys.stderr), file=sys.stderr)
+
+
+def run_chat(args: argparse.Namespace) -> int:
+    """Reads messages from the terminal until an empty line; the memory keeps the conversation."""
+    messages: _Messages = []
+    if args.system is not None:
+        messages.append({"role": "system", "content": args.system})
+    options = _options(args)
+    with _open(args) as llama:
+        while (text := _ask()).strip():
+            messages.append({"role": "user", "content": text})
+            answer = _answer(llama, messages, options)
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _ask() -> str:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return ""
+
+
+def _answer(llama: Llama, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
+    generation = llama.generate_chat_steps(messages, **options)
+    try:
+        with generation:
+            _print_pieces(generation, silent=False)
+    except KeyboardInterrupt:
+        # Ctrl-C ends the answer, not the conversation.
+        print()
+    _print_figures(generation.record.stats, generation.record.timing)
+    return generation.record.text

@@ -1,0 +1,183 @@
+"""train: a draft for a target, from its GGUF alone."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.gguf.writer import KINDS
+from pyllama_spec.train import (
+    CorpusConfig,
+    Eagle3TrainConfig,
+    FitConfig,
+    HeadConfig,
+    train_eagle3,
+)
+from pyllama_spec.train.config import N_NGRAMS, PRECISIONS
+from pyllama_spec.train.progress import TerminalReporter
+
+if TYPE_CHECKING:
+    from pyllama_spec.train.run.pipeline import TrainReport
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_GB = 1_000_000_000
+
+
+def add_train(commands: _Commands) -> None:
+    """Adds the command `train`."""
+    parser = commands.add_parser(
+        "train",
+        help="make a draft for a model from nothing but its GGUF",
+        description="Makes a draft for a target from nothing but its GGUF: the target writes the "
+        "text, and the draft learns to say what it says. Interrupt it at any time; the same "
+        "command goes on where it was.",
+    )
+    kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
+    eagle3 = kinds.add_parser("eagle3", help="an EAGLE-3 head")
+    _add_files(eagle3)
+    _add_corpus(eagle3)
+    _add_head(eagle3)
+    _add_fit(eagle3)
+    eagle3.set_defaults(run=run_eagle3)
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    add, default = parser.add_argument, Eagle3TrainConfig(Path(), Path("x"))
+    add("-m", "--model", type=Path, required=True, help="the target, in the type that will decode")
+    add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
+    add("--init", type=Path, metavar="DRAFT.gguf",
+        help="go on with this draft's weights: more text for it, or a target that was tuned "
+        "since")  # fmt: skip
+    add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
+    add("--restart", action="store_true", help="train from the beginning, with the same text")
+    add("--max-disk", type=float, default=default.max_disk_bytes / _GB, metavar="GB",
+        help="the most that features may take; the others are computed again in every epoch "
+        "[%(default)g]")  # fmt: skip
+    add("--type", choices=KINDS, default=default.export_type,
+        help="type of the matrices in the file [%(default)s]")  # fmt: skip
+    add("--ngrams", type=int, metavar="N",
+        help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
+    add("-t", "--threads", type=int, help="CPU threads")
+    add("-ngl", "--n-gpu-layers", type=int, default=0,
+        help="layers of the target on the GPU; -1: all")  # fmt: skip
+    add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")
+    add("--verbose", action="store_true", help="show what the engine says")
+
+
+def _add_corpus(parser: argparse.ArgumentParser) -> None:
+    group, default = parser.add_argument_group("text"), CorpusConfig()
+    add = group.add_argument
+    add("--tokens", type=int, default=default.n_tokens, metavar="N",
+        help="answer tokens to train on [%(default)s]")  # fmt: skip
+    add("--prompts", type=Path, metavar="F.jsonl",
+        help="a prompt per line; without it the target writes its own")  # fmt: skip
+    add("--n-ctx", type=int, default=default.n_ctx, help="longest sequence [%(default)s]")
+    add("--parallel", type=int, default=default.n_parallel, metavar="N",
+        help="sequences at once [%(default)s]")  # fmt: skip
+    add("--greedy-share", type=float, default=default.greedy_share, metavar="SHARE",
+        help="share of answers at temperature 0 [%(default)s]")  # fmt: skip
+    add("--temperature", type=float, default=default.temperature, metavar="T",
+        help="temperature of the other answers [%(default)s]")  # fmt: skip
+    add("--seed", type=int, default=default.seed, help="of all random draws [%(default)s]")
+
+
+def _add_head(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("head")
+    add = group.add_argument
+    add("--plain", action="store_true",
+        help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
+    add("--target-layers", type=layer_list, metavar="A,B,C",
+        help="layer inputs to read [six from the first to the last]")  # fmt: skip
+    add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [a sixth of all]")
+    add("--n-head", type=int, help="attention heads [the target's]")
+    add("--n-head-kv", type=int, help="heads of keys and values [as many]")
+    add("--n-ff", type=int, help="width of its feed-forward block [the target's]")
+
+
+def _add_fit(parser: argparse.ArgumentParser) -> None:
+    group, default = parser.add_argument_group("training"), FitConfig()
+    add = group.add_argument
+    add("--epochs", type=float, default=default.epochs, help="passes over the text [%(default)g]")
+    add("--steps", type=int, default=default.n_steps, metavar="N",
+        help="how deep it learns to draft [%(default)s]")  # fmt: skip
+    add("--step-decay", type=float, default=default.step_decay, metavar="D",
+        help="weight of a depth over that of the one before [%(default)g]")  # fmt: skip
+    add("--missed-share", type=float, default=default.missed_share, metavar="SHARE",
+        help="share of drafts that are learned on after a wrong token [%(default)g]")  # fmt: skip
+    add("--copied-share", type=float, metavar="SHARE",
+        help="share of drafts learned where decoding would copy [0.1; 1 with --plain]")  # fmt: skip
+    add("--train-output", action="store_true",
+        help="train the output matrix as well: for much more text, on a GPU")  # fmt: skip
+    add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
+        help="tokens of a batch, prompts included [%(default)s]")  # fmt: skip
+    add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
+    add(
+        "--weight-decay", type=float, default=default.weight_decay, help="of matrices [%(default)g]"
+    )
+    add("--patience", type=int, default=default.patience, metavar="N",
+        help="measurements without progress that end it [%(default)s]")  # fmt: skip
+    add("--precision", choices=PRECISIONS, default=default.precision,
+        help="of matrix products; auto takes the faster one [%(default)s]")  # fmt: skip
+
+
+def layer_list(text: str) -> tuple[int, ...]:
+    """The layers of "2,15,27"."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _config(args: argparse.Namespace) -> Eagle3TrainConfig:
+    if args.max_disk < 0:
+        raise ArgumentError(f"--max-disk {args.max_disk:g} is below 0")
+    return Eagle3TrainConfig(
+        target=args.model,
+        out=args.output,
+        work=args.work,
+        corpus=CorpusConfig(
+            prompts=args.prompts, n_tokens=args.tokens, n_ctx=args.n_ctx, n_parallel=args.parallel,
+            greedy_share=args.greedy_share, temperature=args.temperature, seed=args.seed,
+        ),
+        head=HeadConfig(
+            target_layers=args.target_layers, fc_norm=not args.plain, norm_output=not args.plain,
+            n_head=args.n_head, n_head_kv=args.n_head_kv, n_ff=args.n_ff,
+            n_draft_vocab=args.draft_vocab,
+        ),
+        fit=FitConfig(
+            epochs=args.epochs, n_steps=args.steps, step_decay=args.step_decay,
+            missed_share=args.missed_share, copied_share=args.copied_share,
+            train_output=args.train_output,
+            batch_tokens=args.batch_tokens, lr=args.lr, weight_decay=args.weight_decay,
+            patience=args.patience, precision=args.precision, seed=args.seed,
+        ),
+        init=args.init,
+        max_disk_bytes=int(args.max_disk * _GB),
+        export_type=args.type,
+        n_ngrams=args.ngrams,
+        n_threads=args.threads,
+        n_gpu_layers=args.n_gpu_layers,
+        device=args.device,
+        restart=args.restart,
+    )  # fmt: skip
+
+
+def run_eagle3(args: argparse.Namespace) -> int:
+    """Trains a head and prints what came out."""
+    config = _config(args)
+    _print_report(train_eagle3(config, TerminalReporter()), config.work_dir)
+    return 0
+
+
+def _print_report(report: TrainReport, work: Path) -> None:
+    before, after = report.untrained, report.trained
+    by_depth = " / ".join(f"{share:.2f}" for share in after.by_depth)
+    print(f"{report.path}: {report.n_bytes / 1e6:.1f} MB")
+    print(f"held-out greedy text: accepted {by_depth}, {after.tokens_per_round:.2f} tokens per "
+          f"round (untrained {before.tokens_per_round:.2f})")  # fmt: skip
+    stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
+    print(
+        f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; {stages}"
+    )
+    print(f"text, features, checkpoints and curves are in {work}; the draft does not need them")
+    for note in report.notes:
+        print(f"note: {note}")

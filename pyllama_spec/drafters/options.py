@@ -1,0 +1,42 @@
+"""What is said of a draft beside its name or file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.model import Progress
+from pyllama_spec.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """The options of a drafter that is made from a name or a file.
+
+    Attributes:
+        max_draft: the most tokens to draft per round; None for the kind's own number.
+        p_min: end a draft before a token that the draft gives a lower probability; None for no
+            such limit.
+        lookup: where the last so many tokens stood before, propose what followed there instead of
+            asking the draft; None for the default, 0 for never, and no n-grams beside it either.
+        n_gpu_layers: layers of the draft's file on the GPU.
+        progress: called with 0.0 .. 1.0 while a file is loaded.
+
+    Raises:
+        ArgumentError: a number is out of range.
+
+    """
+
+    max_draft: int | None = None
+    p_min: float | None = None
+    lookup: int | None = None
+    n_gpu_layers: int = 0
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_draft is not None:
+            count(self.max_draft, "n_draft")
+        if self.p_min is not None and real(self.p_min, "p_min", 0.0) > 1.0:
+            raise ArgumentError(f"p_min={self.p_min!r} is not a probability: 0 .. 1")
+        if self.lookup is not None:
+            count(self.lookup, "lookup")

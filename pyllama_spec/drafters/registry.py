@@ -1,0 +1,140 @@
+"""Which drafters there are: by name, and by the architecture that a draft's file says.
+
+A new kind is a file or folder here, with a function that opens it, and one line below. A program
+can add its own with register().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+
+from pyllama_spec.drafters.base import Drafter, NoDrafter
+from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.prompt_lookup import PromptLookup
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.gguf.reader import read_key
+
+NONE, PROMPT_LOOKUP = "none", "prompt-lookup"
+
+
+Opener = Callable[[Path, DraftOptions], Drafter]
+
+# The architecture in a draft's file -> what opens it: a function, or "module:function".
+_KINDS: dict[str, Opener | str] = {
+    "eagle3": "pyllama_spec.drafters.eagle3:open_eagle3",
+}
+# Drafters that need no file.
+_NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
+    NONE: lambda options: NoDrafter(),
+    PROMPT_LOOKUP: lambda options: (
+        PromptLookup() if options.max_draft is None else PromptLookup(max(options.max_draft, 1))
+    ),
+}
+# Architectures of files that only draft for another model, of kinds that are not here.
+_OTHER_DRAFTS = ("eagle", "dflash", "dspark", "medusa")
+
+
+def register(arch: str, opener: Opener) -> None:
+    """Adds a kind of draft, or replaces one.
+
+    Args:
+        arch: the text of general.architecture in its files.
+        opener: makes the drafter of a file.
+
+    """
+    _KINDS[arch] = opener
+
+
+def kinds() -> tuple[str, ...]:
+    """The architectures of the drafts that can be opened."""
+    return tuple(_KINDS)
+
+
+def is_draft(arch: str) -> bool:
+    """Whether files of an architecture draft for another model, and are no targets."""
+    return arch in _KINDS or arch.startswith(_OTHER_DRAFTS)
+
+
+def make_drafter(draft: object, options: DraftOptions) -> Drafter:
+    """The drafter that `draft=` means.
+
+    Args:
+        draft: None, "none", "prompt-lookup", the path of a GGUF, or a Drafter.
+        options: for those that are made here.
+
+    Raises:
+        ArgumentError: it is none of these, with a hint at what was meant, or an option is not for
+            it.
+        ModelLoadError: the path is no readable GGUF.
+        UnsupportedError: this version has no drafter for the file.
+
+    """
+    is_name = isinstance(draft, str) and draft in _NAMED
+    is_file = isinstance(draft, (str, os.PathLike)) and not is_name
+    for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
+        if value is not None and not is_file:
+            raise ArgumentError(f"{name} is for a draft that is given as a file, not {draft!r:.60}")
+    if draft is None:
+        return NoDrafter()
+    if isinstance(draft, str) and is_name:
+        return _NAMED[draft](options)
+    if isinstance(draft, (str, os.PathLike)):
+        return open_draft(draft, options)
+    if isinstance(draft, Drafter):
+        return draft
+    raise ArgumentError(_hint(draft))
+
+
+def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None) -> Drafter:
+    """Opens a draft's file, of whatever kind it is.
+
+    Raises:
+        ArgumentError: there is no such file, and the text looks like a name.
+        ModelLoadError: it is no readable GGUF.
+        UnsupportedError: this version has no drafter for its architecture.
+
+    """
+    file = Path(path)
+    if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
+        named = " nor ".join(f'"{name}"' for name in _NAMED)
+        raise ArgumentError(f"draft={str(file)!r} is neither {named}, nor a file that exists")
+    key = read_key(file, "general.architecture")
+    if key is None or not isinstance(key.value, bytes):
+        raise ModelLoadError(
+            f"{file} does not say what kind of model it holds: general.architecture is missing"
+        )
+    arch = key.value.decode("utf-8", "replace")
+    opener = _KINDS.get(arch)
+    if opener is None:
+        raise UnsupportedError(
+            f"drafts of kind {arch!r} are not supported by this version ({file.name}); "
+            f'draft="{PROMPT_LOOKUP}" needs no file'
+        )
+    return _resolved(opener)(file, options or DraftOptions())
+
+
+def _resolved(opener: Opener | str) -> Opener:
+    # By name, so that a kind is imported when a file of it is opened, and not before.
+    if not isinstance(opener, str):
+        return opener
+    module, _, function = opener.partition(":")
+    found: Opener = getattr(import_module(module), function)
+    return found
+
+
+def _hint(draft: object) -> str:
+    """What is wrong with a value of `draft=`."""
+    if isinstance(draft, type):
+        return f"draft={draft.__name__} is a class; give an object of it: {draft.__name__}()"
+    if hasattr(draft, "create_completion"):
+        return "draft= takes the path of the draft's GGUF file, not an open model"
+    if callable(getattr(draft, "propose", None)):
+        return (
+            f"draft={draft!r:.60} has a propose(), but is no Drafter: let its class inherit from "
+            "pyllama_spec.Drafter (docs/drafters.md)"
+        )
+    names = ", ".join(f'"{name}"' for name in _NAMED)
+    return f"draft={draft!r:.60} is not None, {names}, a path or a Drafter"

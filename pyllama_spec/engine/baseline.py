@@ -1,0 +1,42 @@
+"""The yardstick of benchmarks: decoding in C, with nothing of this package in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import count, int32
+from pyllama_spec.engine.context import Context
+
+
+def baseline_decode(
+    context: Context, positions: Sequence[int], ids: Sequence[int], n_steps: int
+) -> float:
+    """Decodes one token of each of several sequences per step and takes the largest logit.
+
+    What the engine's own batched benchmark does, and a sampler less clever than ours beside it.
+
+    Args:
+        context: whose sequences 0 .. len(ids) - 1 it goes on with.
+        positions: where each of them goes on.
+        ids: the first token of each.
+        n_steps: how many decodes.
+
+    Returns:
+        The seconds of all steps.
+
+    Raises:
+        ArgumentError: an id, a position or a count is out of range, or there is no room.
+
+    """
+    n = len(ids)
+    places = ffi.new("int32_t[]", [int32(p, "position") for p in positions])
+    # [n_steps + 1, n]: the first row is read, the others are written.
+    tokens = ffi.new("int32_t[]", n * (count(n_steps, "n_steps", 1) + 1))
+    tokens[0:n] = [int32(i, "token id") for i in ids]
+    seconds = ffi.new("double *")
+    check(
+        lib.llama_spec_baseline_decode(context.handle, n, places, tokens, n_steps, seconds),
+        "cannot measure",
+    )
+    return float(seconds[0])

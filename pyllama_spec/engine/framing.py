@@ -1,0 +1,53 @@
+"""Bytes that say what they are: magic, version, CRC-32 of the rest, then the rest.
+
+Whoever reads a saved state trusts it, the engine most of all: what is damaged, or something else,
+is refused here.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from pyllama_spec.errors import ArgumentError
+
+_HEADER = struct.Struct("<4sII")
+HEADER_BYTES = _HEADER.size
+
+
+def seal(data: bytearray | memoryview, magic: bytes, version: int) -> bytes:
+    """The bytes with their header.
+
+    Args:
+        data: HEADER_BYTES of room, then the body.
+        magic: four bytes.
+        version: of the body's format.
+
+    """
+    with memoryview(data) as view:
+        _HEADER.pack_into(view, 0, magic, version, zlib.crc32(view[HEADER_BYTES:]))
+        return bytes(view)
+
+
+def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
+    """The body of what seal() gave.
+
+    Args:
+        data: the bytes.
+        magic: that seal() was given.
+        version: likewise.
+        what: is in the messages, such as "a drafter's state".
+
+    Raises:
+        ArgumentError: the bytes are damaged, or something else.
+
+    """
+    if len(data) < HEADER_BYTES:
+        raise ArgumentError(f"{what} has at least {HEADER_BYTES} bytes, not {len(data)}")
+    found_magic, found_version, crc = _HEADER.unpack_from(data)
+    if found_magic != magic or found_version != version:
+        raise ArgumentError(f"these bytes are not {what}")
+    body = memoryview(data)[HEADER_BYTES:]
+    if zlib.crc32(body) != crc:
+        raise ArgumentError(f"{what} is damaged: its checksum differs")
+    return body

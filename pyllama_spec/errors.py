@@ -1,0 +1,71 @@
+"""The exceptions of pyllama_spec: a small tree under one root.
+
+A message says what is wrong, with which value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+class PyllamaSpecError(Exception):
+    """The root of every error that pyllama_spec raises on purpose.
+
+    Attributes:
+        partial_text: what had been generated when the error happened, as text; "" if nothing.
+        partial_tokens: the same as token ids.
+        partial_choices: of a list of prompts: the choices that were whole, None for the others.
+
+    """
+
+    partial_text: str = ""
+    partial_tokens: tuple[int, ...] = ()
+    partial_choices: Sequence[dict[str, Any] | None] = ()
+
+
+class ModelLoadError(PyllamaSpecError):
+    """A file is missing, unreadable, broken, or not the kind of model that was asked for."""
+
+
+class ArgumentError(PyllamaSpecError, ValueError):
+    """A value that the caller gave is out of range or contradicts another one."""
+
+
+class UnsupportedError(PyllamaSpecError):
+    """The model, or this build of the engine, cannot do what was asked."""
+
+
+class ConversionError(PyllamaSpecError):
+    """A checkpoint cannot be converted: unsupported, incomplete, damaged or contradictory."""
+
+
+class ContextFullError(PyllamaSpecError):
+    """The context has no room for the tokens: it must be opened larger, or the prompt cut."""
+
+
+class ClosedError(PyllamaSpecError):
+    """The object was used after close()."""
+
+
+class BusyError(PyllamaSpecError):
+    """The object is in use by another thread, or by a stream that has not been closed."""
+
+
+class CancelledError(PyllamaSpecError):
+    """The generation was cancelled from another thread."""
+
+
+class ForkedError(PyllamaSpecError):
+    """The object belongs to the process that this one was forked from.
+
+    Open the model in the child, or start the child with multiprocessing's "spawn" method.
+    """
+
+
+class OutOfMemoryError(PyllamaSpecError, MemoryError):
+    """The engine could not allocate what was asked for."""
+
+
+class EngineError(PyllamaSpecError):
+    """The engine failed inside; the context that reports it may have to be opened again."""

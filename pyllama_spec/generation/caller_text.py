@@ -1,0 +1,357 @@
+"""Which characters of a rendered chat come from the caller, and token ids that keep them text.
+
+A template is a program: it may trim, cut, measure, repeat, lower-case or JSON-encode what it is
+given, and look for words in it. So the chat is rendered once more with stand-ins: each character
+of the caller is exchanged for a private-use one that neither the caller nor the template nor the
+text contains. The lengths stay, and whatever the template does, a stand-in in its output came from
+the caller. If the output, with the characters put back, is the chat as it was, every one of them is
+located. A template that treats some characters in a way of its own gives something else; then fewer
+are exchanged (PROBES), and at last it is known that nothing is known.
+
+Names of control tokens have signs in them ("<|im_end|>", "[INST]"): to exchange the signs alone is
+enough to tell a forged name from one that the template wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+# What is known of the caller's text in a rendered chat: every stretch of it; those of messages, and
+# the signs of all else; signs, or all but what the template looks for in texts; nothing.
+Located = Literal["all", "messages", "signs", "nothing"]
+Span = tuple[int, int]
+
+# The private-use planes 15 and 16: no text of people has them, no template looks for them, and no
+# case, width or trimming changes them.
+_STAND_INS = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
+# Words that templates put between signs of their own, as in '<|' + message.role + '|>'.
+_ROLES = frozenset(
+    ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython",
+     "observation")
+)  # fmt: skip
+
+
+class Probe(NamedTuple):
+    """One way to render with stand-ins.
+
+    Attributes:
+        tells: what is known if it gives the same text.
+        signs_only: leave letters, digits and white space as they are.
+        has_marks: put a mark before and after the content of each message.
+        keeps_lookups: leave what the template looks for in texts, such as "</think>".
+
+    """
+
+    tells: Located
+    signs_only: bool
+    has_marks: bool
+    keeps_lookups: bool
+
+
+_SIGNS = Probe("signs", signs_only=True, has_marks=False, keeps_lookups=False)
+# From the one that tells most to the one that changes least.
+PROBES = (
+    Probe("all", signs_only=False, has_marks=False, keeps_lookups=False),
+    Probe("messages", signs_only=True, has_marks=True, keeps_lookups=False),
+    Probe("signs", signs_only=False, has_marks=False, keeps_lookups=True),
+    _SIGNS,
+    Probe("signs", signs_only=True, has_marks=False, keeps_lookups=True),
+)
+
+
+class NotTrackedError(Exception):
+    """The caller's values cannot be given stand-ins."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallerText:
+    """What is known of the caller's text in a rendered chat.
+
+    Attributes:
+        located: how much.
+        spans: [start, end) of the characters that are known to be the caller's, rising.
+        lookups: [start, end) of what the template looks for in texts and the caller's text has as
+            well: either may have written it.
+        given: all strings of the caller.
+        blank: where nothing is located, the chat with a letter for each of the caller's signs, if
+            the template takes that.
+
+    """
+
+    located: Located
+    spans: tuple[Span, ...] = ()
+    lookups: tuple[Span, ...] = ()
+    given: tuple[str, ...] = field(default=(), repr=False)
+    blank: str | None = field(default=None, repr=False)
+
+
+def is_sign(char: str) -> bool:
+    """Whether it is neither a letter, a digit, an underscore nor white space."""
+    return not (char.isalnum() or char == "_" or char.isspace())
+
+
+class _Alphabet(dict[int, int]):
+    """What stands for each character, for str.translate(): made when it is asked for.
+
+    Args:
+        stand_in_of: of a character.
+        signs_only: letters, digits and white space stand for themselves.
+
+    """
+
+    def __init__(self, stand_in_of: Callable[[str], str], *, signs_only: bool) -> None:
+        super().__init__()
+        self._stand_in_of, self._signs_only = stand_in_of, signs_only
+
+    def __missing__(self, code: int) -> int:
+        char = chr(code)
+        found = char if self._signs_only and not is_sign(char) else self._stand_in_of(char)
+        self[code] = ord(found)
+        return ord(found)
+
+
+class _Mask(dict[int, int]):
+    """Turns stand-ins into 1 and all else into 0, for str.translate()."""
+
+    def __missing__(self, code: int) -> int:
+        self[code] = ord("0")
+        return ord("0")
+
+
+def _free(taken: set[str]) -> Iterator[str]:
+    """Characters that are not taken, from another one on each time."""
+    start = secrets.randbelow(len(_STAND_INS))
+    for i in range(len(_STAND_INS)):
+        char = chr(_STAND_INS[(start + i) % len(_STAND_INS)])
+        if char not in taken:
+            yield char
+    raise NotTrackedError("the chat has every private-use character")
+
+
+class StandIns:
+    """The characters of one rendering, and what stands for them.
+
+    Args:
+        probe: which are exchanged.
+        taken: characters that may not stand for others.
+        words: values that stay as they are, if they are words: the template compares with them.
+        lookups: what the template looks for in texts.
+        letter: stands for every character, if it is not "".
+
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        taken: set[str],
+        words: frozenset[str],
+        lookups: Sequence[str],
+        letter: str = "",
+    ) -> None:
+        self._words, self._letter = words, letter
+        self._lookups = lookups if probe.keeps_lookups else ()
+        self._free = _free(taken)
+        self._there: dict[str, str] = {}
+        self._signs = _Alphabet(self._stand_in_of, signs_only=True)
+        self._all = _Alphabet(self._stand_in_of, signs_only=False)
+        self._usual = self._signs if probe.signs_only else self._all
+        has_marks = probe.has_marks
+        self.open, self.close = (next(self._free), next(self._free)) if has_marks else ("", "")
+
+    def _stand_in_of(self, char: str) -> str:
+        if self._letter:
+            return self._letter
+        if char not in self._there:
+            self._there[char] = next(self._free)
+        return self._there[char]
+
+    def value(self, value: Any, key: str = "") -> Any:
+        """A value of the caller with stand-ins, in all that it holds.
+
+        Raises:
+            NotTrackedError: it holds something that templates print and that is no plain data.
+
+        """
+        if isinstance(value, str):
+            return self._string(value, key)
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        if isinstance(value, Mapping):
+            return {self._key(k): self.value(v, str(k)) for k, v in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.value(item, key) for item in value]
+        raise NotTrackedError(f"a {type(value).__name__}")
+
+    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message, with marks around its content where the probe has them."""
+        hidden: dict[str, Any] = self.value(message)
+        content = hidden.get("content")
+        if self.open and isinstance(content, str):
+            # Inside of the white space that templates trim.
+            before, core, after = _cut(content)
+            hidden["content"] = f"{before}{self.open}{core}{self.close}{after}" if core else content
+        return hidden
+
+    def _key(self, key: Any) -> Any:
+        # Templates ask for keys by their names: only what no name has is exchanged.
+        if not isinstance(key, str) or _is_word(key):
+            return key
+        return key.translate(self._signs)
+
+    def _string(self, text: str, key: str) -> str:
+        is_role = key == "role"
+        if _is_word(text) and (text in self._words or (is_role and text.casefold() in _ROLES)):
+            return text
+        # Templates put roles between signs of their own: there a letter is enough to forge.
+        alphabet = self._all if is_role else self._usual
+        before, core, after = _cut(text)
+        out, at = [before], 0
+        for start, end in joined(list(occurrences(core, self._lookups))):
+            out += [core[at:start].translate(alphabet), core[start:end]]
+            at = end
+        return "".join([*out, core[at:].translate(alphabet), after])
+
+    def json(self, text: str, *, ensure_ascii: bool) -> str:
+        """JSON text made of values with stand-ins, escaped as the characters themselves are."""
+        out: list[str] = []
+        back = {there: real for real, there in self._there.items()}
+        for char in text:
+            real = back.get(char)
+            if real is not None:
+                escaped = json.dumps(real, ensure_ascii=ensure_ascii)[1:-1]
+                out.append(escaped.translate(self._usual))
+            elif ensure_ascii and not char.isascii():
+                out.append(json.dumps(char)[1:-1])
+            else:
+                out.append(char)
+        return "".join(out)
+
+    def read(self, shown: str) -> tuple[str, list[Span]] | None:
+        """The rendering with the characters put back, and whose they are.
+
+        Returns:
+            The text and the spans that are the caller's; None where marks are not in pairs.
+
+        """
+        pieces = [shown]
+        if self.open:
+            pieces = re.split(f"([{self.open}{self.close}])", shown)
+        back = {ord(there): real for real, there in self._there.items()}
+        mask = _Mask(dict.fromkeys(back, ord("1")))
+        texts: list[str] = []
+        spans: list[Span] = []
+        at, begin = 0, None
+        for piece in pieces:
+            if piece and piece == self.open and begin is None:
+                begin = at
+            elif piece and piece == self.close and begin is not None:
+                spans.append((begin, at))
+                begin = None
+            elif piece and piece in (self.open, self.close):
+                return None
+            else:
+                if begin is None:
+                    found = (match.span() for match in re.finditer("1+", piece.translate(mask)))
+                    spans += [(at + a, at + b) for a, b in found]
+                texts.append(piece.translate(back))
+                at += len(piece)
+        return None if begin is not None else ("".join(texts), joined(spans))
+
+
+def _cut(text: str) -> tuple[str, str, str]:
+    """White space, the text between, white space."""
+    core = text.strip()
+    at = text.index(core) if core else len(text)
+    return text[:at], core, text[at + len(core) :]
+
+
+# The stand-ins of the rendering that runs in this thread, for filters that have to see through
+# them.
+RUNNING: ContextVar[StandIns | None] = ContextVar("stand-ins of a rendering", default=None)
+
+
+def _is_word(text: str) -> bool:
+    return all(not is_sign(char) and not char.isspace() for char in text.replace("-", ""))
+
+
+def occurrences(text: str, words: Sequence[str]) -> Iterator[Span]:
+    """Where any of the words stands in the text; they may overlap."""
+    for word in words:
+        at = text.find(word)
+        while at >= 0:
+            yield at, at + len(word)
+            at = text.find(word, at + 1)
+
+
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """The same characters as rising spans that do not touch."""
+    out: list[Span] = []
+    for start, end in sorted(spans):
+        if out and start <= out[-1][1]:
+            out[-1] = (out[-1][0], max(end, out[-1][1]))
+        elif start < end:
+            out.append((start, end))
+    return out
+
+
+def strings_of(value: Any) -> list[str]:
+    """All strings in a value, keys too; of what is no plain data its text."""
+    found: list[str] = []
+    left, seen = [value], set()
+    while left:
+        item = left.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, (Mapping, list, tuple)):
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            left += [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
+        elif item is not None and not isinstance(item, (bool, int, float)):
+            found.append(str(item))
+    return found
+
+
+def locate(
+    text: str,
+    given: Sequence[str],
+    *,
+    source: str,
+    words: frozenset[str],
+    lookups: Sequence[str],
+    render: Callable[[StandIns], str | None],
+) -> CallerText:
+    """Finds the caller's text in a rendered chat.
+
+    Args:
+        text: the chat as the template gave it.
+        given: all strings of the caller.
+        source: the template's text.
+        words: strings of the template that are words.
+        lookups: strings that the template looks for in texts.
+        render: renders with stand-ins; None where the template fails on them.
+
+    """
+    taken = set(text).union(source, *given)
+    used = tuple(word for word in lookups if any(word in one for one in given))
+    try:
+        for probe in PROBES:
+            if probe.keeps_lookups and not used:
+                continue
+            stand_ins = StandIns(probe, taken, words, used)
+            shown = render(stand_ins)
+            found = None if shown is None else stand_ins.read(shown)
+            if found is not None and found[0] == text:
+                either = joined(list(occurrences(text, used))) if probe.keeps_lookups else []
+                return CallerText(probe.tells, tuple(found[1]), tuple(either), tuple(given))
+    except (NotTrackedError, RecursionError):
+        return CallerText("nothing", given=tuple(given))
+    letter = next((char for one in given for char in one if char.isalpha()), "x")
+    blank = render(StandIns(_SIGNS, taken, words, (), letter))
+    return CallerText("nothing", given=tuple(given), blank=blank)

@@ -1,0 +1,138 @@
+"""From tokens to text: whole characters, nothing of a stop string, and which token gave what."""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyllama_spec.engine.vocab import Vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of a generation, in order, with the tokens that it comes from.
+
+    Attributes:
+        text: whole characters; "" only for the last piece.
+        tokens: the ids behind it: several where a character is split across tokens.
+        from_draft: for each token, whether it was drafted and accepted.
+        finish_reason: "stop" or "length" on the last piece, else None.
+
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    from_draft: tuple[bool, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tokens that together end on a whole character. Offsets count characters of the output."""
+
+    start: int
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    from_draft: list[bool] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+    def as_piece(self) -> Piece:
+        return Piece(self.text, tuple(self.tokens), tuple(self.from_draft))
+
+    def cut(self, at: int) -> Piece:
+        """What is left of it when the text ends before character `at`."""
+        n = sum(start < at for start in self.starts)
+        text = self.text[: max(at - self.start, 0)]
+        return Piece(text, tuple(self.tokens[:n]), tuple(self.from_draft[:n]))
+
+
+class Detokenizer:
+    """Takes tokens one by one, gives back text as soon as it cannot be part of a stop string.
+
+    A stop is looked for after every token, so that the text does not depend on how many tokens a
+    round committed.
+
+    Attributes:
+        is_stopped: whether a stop string came up; what follows it is not for the user.
+        n_fed: how many tokens it has taken.
+
+    Args:
+        vocab: of the model.
+        stops: strings that end the text. The first one to begin wins; it is not part of the text.
+
+    """
+
+    def __init__(self, vocab: Vocab, stops: Sequence[str] = ()) -> None:
+        self._vocab = vocab
+        self._stops = tuple(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._n_chars = 0
+        # The text of the groups that are not given out yet.
+        self._held = ""
+        self._whole: deque[_Group] = deque()
+        self._open = _Group(0)
+        self.is_stopped = False
+        self.n_fed = 0
+
+    def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
+        """Takes the next token; gives what is certain with it."""
+        group = self._open
+        self.n_fed += 1
+        text = self._decoder.decode(self._vocab.piece(token))
+        group.tokens.append(token)
+        group.from_draft.append(from_draft)
+        group.starts.append(self._n_chars)
+        group.text += text
+        self._n_chars += len(text)
+        self._held += text
+        # A control token has no text: it goes with what follows it.
+        if group.text and not self._decoder.getstate()[0]:
+            self._whole.append(group)
+            self._open = _Group(self._n_chars)
+        found = self._find_stop() if text else -1
+        if found >= 0:
+            self.is_stopped = True
+            return self._cut(self._n_chars - len(self._held) + found)
+        return self._release(self._n_chars - self._n_uncertain())
+
+    def flush(self) -> list[Piece]:
+        """The end: gives what is left. An unfinished character is dropped, its tokens are not."""
+        pieces = self._release(self._n_chars)
+        if self._open.tokens:
+            pieces.append(self._open.as_piece())
+            self._open = _Group(self._n_chars)
+        return pieces
+
+    def _find_stop(self) -> int:
+        found = [at for at in map(self._held.find, self._stops) if at >= 0]
+        return min(found, default=-1)
+
+    def _n_uncertain(self) -> int:
+        """The length of the longest end of the text that a stop string begins with."""
+        longest = 0
+        for stop in self._stops:
+            for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(stop[:n]):
+                    longest = n
+                    break
+        return longest
+
+    def _release(self, limit: int) -> list[Piece]:
+        pieces: list[Piece] = []
+        while self._whole and self._whole[0].end <= limit:
+            group = self._whole.popleft()
+            self._held = self._held[len(group.text) :]
+            pieces.append(group.as_piece())
+        return pieces
+
+    def _cut(self, at: int) -> list[Piece]:
+        groups = [*self._whole, self._open]
+        self._whole.clear()
+        self._open, self._held = _Group(at), ""
+        return [group.cut(at) for group in groups if group.start < at]

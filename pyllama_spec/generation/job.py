@@ -1,0 +1,214 @@
+"""One request on its way: the run of a sequence on one side, pieces of text on the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Context, Model, Sampler
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.generation.detokenizer import Detokenizer, Piece
+from pyllama_spec.generation.logprobs import TokenLogprob, token_logprob
+from pyllama_spec.generation.options import LogitsProcessor, RequestOptions
+from pyllama_spec.speculative import (
+    Round,
+    SequenceRun,
+    SequenceState,
+    Step,
+    StepSampler,
+    Timing,
+    TokenSampler,
+)
+
+Ids = npt.NDArray[np.int32]
+
+
+class _History:
+    """The ids so far, for functions of the user's: growing costs nothing per token."""
+
+    def __init__(self, prompt: Sequence[int], n_max: int) -> None:
+        self._ids = np.empty(max(n_max, len(prompt)) + 1, dtype=np.int32)
+        self._ids[: len(prompt)] = prompt
+        self._n = len(prompt)
+
+    def append(self, token: int) -> None:
+        self._ids[self._n] = token
+        self._n += 1
+
+    def view(self) -> Ids:
+        """shape: [n] int32, read-only; what it shows does not change later."""
+        ids = self._ids[: self._n]
+        ids.flags.writeable = False
+        return ids
+
+
+class _ProcessedSampler(StepSampler):
+    """A sampler behind logits processors. They see each position once, with what is committed."""
+
+    def __init__(
+        self, sampler: Sampler, processors: Sequence[LogitsProcessor], history: _History
+    ) -> None:
+        self._sampler = sampler
+        self._processors = processors
+        self._history = history
+
+    def sample(self, context: Context, i: int) -> int:
+        scores = np.array(context.logits(i))
+        shape = scores.shape
+        for processor in self._processors:
+            scores = np.asarray(processor(self._history.view(), scores), dtype=np.float32)
+            if scores.shape != shape:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned an array of shape "
+                    f"{scores.shape}; expected the scores, of shape {shape}"
+                )
+        if np.isnan(scores).any() or not np.isfinite(scores).any():
+            raise ArgumentError("the logits processors left no token, or a NaN, in the scores")
+        return self._sampler.sample_row(scores)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        self._sampler.accept(token, generated=generated)
+
+
+class _Observer:
+    """Sees every committed token with its row, for those requests that want to."""
+
+    def __init__(
+        self, context: Context, options: RequestOptions, prompt: Sequence[int], n_max: int
+    ) -> None:
+        self._context = context
+        self._n_top = options.logprobs
+        self._criteria = options.criteria
+        self.history = _History(prompt, len(prompt) + n_max)
+        self.logprobs: list[TokenLogprob] = []
+        self._n_tokens = 0
+        # How many tokens there were when a stopping criterion said stop.
+        self.n_stop: int | None = None
+
+    def __call__(self, row: int, token: int) -> None:
+        if self._n_top is not None:
+            logits = self._context.logits(row)
+            self.logprobs.append(token_logprob(logits, token, self._n_top))
+        if self._criteria and self.n_stop is None:
+            ids, logits = self.history.view(), np.array(self._context.logits(row))
+            if any(stop(ids, logits) for stop in self._criteria):
+                self.n_stop = self._n_tokens
+        self._n_tokens += 1
+        self.history.append(token)
+
+
+class Job:
+    """A request: what it needs of the model, and what becomes of its tokens.
+
+    Args:
+        model, context: of the target.
+        prompt: its tokens.
+        options: of the request.
+        seed: for requests without one.
+        last_n: tokens that penalties see, for requests that do not say.
+
+    Attributes:
+        run: its run, once it has begun.
+        ticket: what a runner notes of it.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        prompt: Sequence[int],
+        options: RequestOptions,
+        *,
+        seed: int | None,
+        last_n: int,
+    ) -> None:
+        self.prompt = tuple(prompt)
+        self.run: SequenceRun | None = None
+        self.ticket: Any = None
+        self._context, self._vocab = context, model.vocab
+        params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
+        self._sampler = Sampler(model, params)
+        self._detokenizer = Detokenizer(model.vocab, options.stops)
+        self._max_tokens = self._n_max(options.max_tokens)
+        self._options = options
+        wants_rows = options.logprobs is not None or options.criteria or options.processors
+        self._observer = (
+            _Observer(context, options, self.prompt, self._max_tokens) if wants_rows else None
+        )
+
+    def _n_max(self, wanted: int | None) -> int:
+        """How many tokens fit: the last one is never decoded and needs no room."""
+        room = max(self._context.n_ctx_seq - len(self.prompt) + 1, 1)
+        return room if wanted is None or wanted <= 0 else min(wanted, room)
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]:
+        """Of all tokens until now, if the request asked for them."""
+        return () if self._observer is None else self._observer.logprobs
+
+    def begin(self, round_: Round, state: SequenceState, load_s: float) -> SequenceRun:
+        """Brings a sequence to the beginning of the prompt, and shows it to the penalties.
+
+        Raises:
+            ContextFullError: the prompt does not fit.
+
+        """
+        n_history = self._sampler.params.n_history
+        n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
+        for token in self.prompt[len(self.prompt) - n_seen :]:
+            self._sampler.accept(token, generated=False)
+        chooser: TokenSampler = self._sampler
+        if self._options.processors and self._observer is not None:
+            processors = self._options.processors
+            chooser = _ProcessedSampler(self._sampler, processors, self._observer.history)
+        run = SequenceRun(
+            state, self.prompt, chooser, self._max_tokens, self._observer, timing=Timing(load_s)
+        )
+        round_.begin(run)
+        self.run = run
+        return run
+
+    def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
+        """The pieces of a round, cut where the text ends, and why it ends there.
+
+        What a callback raised behind that end, where only a draft has led, is no error.
+        """
+        pieces, finish = self._take(step)
+        is_behind = finish is not None and isinstance(step.error, Exception)
+        return pieces, finish, None if is_behind else step.error
+
+    def _take(self, step: Step) -> tuple[list[Piece], str | None]:
+        pieces: list[Piece] = []
+        finish, detokenizer = step.finish_reason, self._detokenizer
+        n_stop = None if self._observer is None else self._observer.n_stop
+        # The round says "stop" for an end token, which is no text.
+        tokens = step.tokens[:-1] if finish == "stop" else step.tokens
+        for i, token in enumerate(tokens):
+            if detokenizer.n_fed == n_stop:
+                finish = "stop"
+                break
+            pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
+            if detokenizer.is_stopped:
+                return pieces, "stop"
+        if finish is not None:
+            pieces += detokenizer.flush()
+        return pieces, finish
+
+    def attach_partial(self, error: BaseException) -> None:
+        """Lets an error carry what had been generated; some exceptions take no attributes."""
+        with contextlib.suppress(Exception):
+            run = self.run
+            tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
+            kept = [token for token in tokens if not self._vocab.is_eog(token)]
+            partial: Any = error
+            partial.partial_tokens = tuple(kept)
+            partial.partial_text = self._vocab.detokenize(kept).decode(errors="ignore")
+
+    def close(self) -> None:
+        """Frees the sampler."""
+        self._sampler.close()

@@ -1,0 +1,59 @@
+"""The messages of a chat, checked and brought to one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+
+def check_messages(messages: object) -> list[dict[str, Any]]:
+    """The messages, each with its content as one text.
+
+    Raises:
+        ArgumentError: they are malformed; the text names the first one that is.
+        UnsupportedError: one has more than text.
+
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise ArgumentError(
+            f"messages must be a list of dicts with role and content, not {messages!r:.60}"
+        )
+    if not messages:
+        raise ArgumentError("messages is empty: there is nothing to answer")
+    out: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ArgumentError(f"messages[{i}] is not a dict: {message!r:.60}")
+        role = message.get("role")
+        if not isinstance(role, str) or not role:
+            raise ArgumentError(f"messages[{i}] has role {role!r}; expected a word such as 'user'")
+        content = _text(message.get("content"), i)
+        if content is None and not message.get("tool_calls"):
+            raise ArgumentError(f"messages[{i}] has no content")
+        out.append({**message, "content": content})
+    return out
+
+
+def _text(content: object, i: int) -> str | None:
+    """A content as text. None is what assistants' messages with tool calls have."""
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, (bytes, Mapping)) or not isinstance(content, Sequence):
+        raise ArgumentError(
+            f"messages[{i}] has content of type {type(content).__name__}; expected a str or a "
+            'list of {"type": "text", "text": ...}'
+        )
+    texts: list[str] = []
+    for part in content:
+        if not isinstance(part, Mapping) or "type" not in part:
+            raise ArgumentError(f"messages[{i}] has a part without a type: {part!r:.60}")
+        if part["type"] != "text":
+            raise UnsupportedError(
+                f"messages[{i}] has a part of type {part['type']!r}; only text is supported"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ArgumentError(f"messages[{i}] has a text part without text: {part!r:.60}")
+        texts.append(part["text"])
+    return "".join(texts)

@@ -1,0 +1,126 @@
+"""What a caller gives, checked and brought to the form that the rest works with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.checks import count
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+
+def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
+    """Token ids of a prompt.
+
+    Args:
+        vocab: of the model.
+        prompt: text, in which the names of control tokens are those tokens, as in
+            llama-cpp-python; or ids, which are taken as they are.
+
+    Raises:
+        ArgumentError: it is neither, it is empty and the model has no BOS token to begin with, or
+            an id is outside the vocabulary.
+
+    """
+    if isinstance(prompt, (str, bytes)):
+        return _text_tokens(vocab, prompt)
+    if not isinstance(prompt, Sequence):
+        raise ArgumentError(f"a prompt is a str or a list of token ids, not {prompt!r:.60}")
+    for i, token in enumerate(prompt):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise ArgumentError(f"the prompt has {token!r:.60} at index {i}; expected a token id")
+    tokens = [int(token) for token in prompt]
+    if not tokens:
+        raise ArgumentError("the prompt has no tokens: there is nothing to continue")
+    vocab.check_ids(tokens, "the prompt")
+    return tokens
+
+
+def fim_tokens(vocab: Vocab, prompt: object, suffix: object) -> list[int]:
+    """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
+
+    Raises:
+        ArgumentError: prompt or suffix is not text.
+        UnsupportedError: the vocabulary has no tokens for it.
+
+    """
+    if not isinstance(prompt, str) or not isinstance(suffix, str):
+        raise ArgumentError("with suffix, both prompt and suffix are str")
+    ids = [vocab.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")]
+    before, after, middle = ids
+    if before is None or after is None or middle is None:
+        raise UnsupportedError(
+            "this model has no fill-in-the-middle tokens, which suffix needs; leave suffix out"
+        )
+    bos = [vocab.bos] if vocab.adds_bos and vocab.bos is not None else []
+    head = vocab.tokenize(prompt, add_special=False)
+    tail = vocab.tokenize(suffix, add_special=False)
+    return [*bos, before, *head, after, *tail, middle]
+
+
+def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
+    tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+    # A text that begins with the name of BOS, as rendered chats do, gets no second one.
+    needs_bos = vocab.adds_bos or not tokens
+    if needs_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
+        tokens.insert(0, vocab.bos)
+    if not tokens:
+        raise ArgumentError("the prompt is empty and the model has no BOS token to begin with")
+    return tokens
+
+
+def chosen_tools(
+    tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | None
+) -> Sequence[Mapping[str, Any]] | None:
+    """The tools that the template is to show.
+
+    Raises:
+        ArgumentError: the tools are not a list of dicts.
+        UnsupportedError: a certain tool is asked for, which needs more than a template.
+
+    """
+    if tools is not None and (
+        isinstance(tools, (str, Mapping)) or not all(isinstance(tool, Mapping) for tool in tools)
+    ):
+        raise ArgumentError(f"tools={tools!r:.60} is not a list of dicts")
+    if tool_choice not in (None, "auto", "none"):
+        raise UnsupportedError(
+            f"tool_choice={tool_choice!r:.60} is not supported by this version; "
+            'there are "auto" and "none"'
+        )
+    return None if tool_choice == "none" else tools
+
+
+def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
+    """How many alternatives a chat reports per token; None for no log-probabilities.
+
+    Raises:
+        ArgumentError: logprobs is no bool, or top_logprobs is given without it.
+
+    """
+    if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
+        raise ArgumentError(f"logprobs={logprobs!r} of a chat is True or False; see top_logprobs")
+    if top_logprobs is None:
+        return 0 if logprobs else None
+    n = count(top_logprobs, "top_logprobs", 0)
+    if not logprobs:
+        raise ArgumentError("top_logprobs needs logprobs=True")
+    return n
+
+
+def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The caller's variables for the chat template.
+
+    Raises:
+        ArgumentError: they are not a dict of names, or take a name that has its own argument.
+
+    """
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise ArgumentError(f"chat_template_kwargs={variables!r:.60} is not a dict of names")
+    taken = {"messages", "tools"} & set(variables)
+    if taken:
+        raise ArgumentError(f"chat_template_kwargs may not hold {', '.join(sorted(taken))}")
+    return dict(variables)

@@ -1,0 +1,71 @@
+"""What can be said of a file before the engine is asked to load it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from pyllama_spec.errors import ModelLoadError
+
+_HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata keys
+HEADER_BYTES = _HEADER.size
+_VERSIONS = (2, 3)
+# Every key takes at least a length, a character, a type and a value; every tensor more.
+_MIN_ENTRY_BYTES = 14
+
+
+class Header(NamedTuple):
+    """How much a file promises.
+
+    Attributes:
+        n_tensors, n_keys: entries of its tables.
+        n_bytes: its size.
+
+    """
+
+    n_tensors: int
+    n_keys: int
+    n_bytes: int
+
+
+def check_header(path: Path) -> Header:
+    """Refuses what is not a GGUF file, with the reason in the user's terms.
+
+    Raises:
+        ModelLoadError: the path is missing, a folder, unreadable, empty, cut off or something else.
+
+    """
+    try:
+        if path.is_dir():
+            raise ModelLoadError(f"{path} is a folder; give the path of a .gguf file in it")
+        if path.exists() and not path.is_file():
+            raise ModelLoadError(f"{path} is not a file but a device, a pipe or a socket")
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            data = file.read(_HEADER.size)
+    except FileNotFoundError:
+        raise ModelLoadError(f"{path} does not exist; check the path of the model") from None
+    except PermissionError:
+        raise ModelLoadError(
+            f"{path} may not be read by this user; check its permissions"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from None
+    if size == 0:
+        raise ModelLoadError(f"{path} is empty; download it again")
+    if data[:4] != b"GGUF":
+        raise ModelLoadError(f"{path} is not a GGUF file: it starts with {data[:4]!r}, not b'GGUF'")
+    if len(data) < _HEADER.size:
+        raise ModelLoadError(f"{path} is cut off after {size} bytes; download it again")
+    _, version, n_tensors, n_keys = _HEADER.unpack(data)
+    if version not in _VERSIONS:
+        raise ModelLoadError(
+            f"{path} has GGUF version {version}; this engine reads versions 2 and 3"
+        )
+    if (n_tensors + n_keys) * _MIN_ENTRY_BYTES > size:
+        raise ModelLoadError(
+            f"{path} promises {n_tensors} tensors and {n_keys} metadata keys, more than its "
+            f"{size} bytes can hold; it is damaged"
+        )
+    return Header(n_tensors, n_keys, size)

@@ -1,0 +1,88 @@
+"""What a draft must know of its target: sizes and vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyllama_spec.errors import ModelLoadError
+from pyllama_spec.gguf.reader import STRING, GgufKey, read_keys
+
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The facts.
+
+    Attributes:
+        n_layer: decoder layers; those that predict further tokens (MTP) do not count.
+        n_embd: width of its rows.
+        n_vocab: tokens of its vocabulary.
+        tokenizer: the keys tokenizer.*, to be copied into the draft.
+
+    """
+
+    n_layer: int
+    n_embd: int
+    n_vocab: int
+    tokenizer: Mapping[str, GgufKey]
+
+
+def read_target(path: Path) -> Target:
+    """Reads them from a target's GGUF.
+
+    Raises:
+        ModelLoadError: it is missing, damaged, no language model, or lacks one of the facts.
+
+    """
+    return target_of(path, read_keys(path, is_fact))
+
+
+def is_fact(name: str) -> bool:
+    """Whether target_of() wants the key."""
+    ends = (".block_count", ".nextn_predict_layers", ".embedding_length")
+    return name.startswith(("tokenizer.", "split.no", "general.architecture")) or name.endswith(
+        ends
+    )
+
+
+def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
+    """The facts in the keys of a file.
+
+    Args:
+        path: the file, for messages.
+        keys: those of which is_fact() is true.
+
+    Raises:
+        ModelLoadError: it is no language model, or lacks one of the facts.
+
+    """
+    arch = keys.get("general.architecture")
+    if arch is None or arch.type_id != STRING:
+        if "split.no" in keys:
+            raise ModelLoadError(f"{path} is a later part of a split model; give the first part")
+        raise ModelLoadError(f"{path} has no general.architecture; it is no model")
+    name = arch.value.decode("utf-8", "replace")
+    if name in ("eagle3", "dflash", "clip"):
+        raise ModelLoadError(f"{path} is of kind {name!r}, not the target; give the target's GGUF")
+    tokens = keys.get(_TOKENS)
+    if tokens is None or tokens.item_type != STRING or not tokens.value:
+        raise ModelLoadError(f"{path} has no {_TOKENS}: a draft needs its target's vocabulary")
+    n_extra = _count(path, keys, f"{name}.nextn_predict_layers", 0)
+    return Target(
+        n_layer=_count(path, keys, f"{name}.block_count") - n_extra,
+        n_embd=_count(path, keys, f"{name}.embedding_length"),
+        n_vocab=len(tokens.value),
+        tokenizer={k: v for k, v in keys.items() if k.startswith("tokenizer.")},
+    )
+
+
+def _count(path: Path, keys: Mapping[str, GgufKey], name: str, default: int | None = None) -> int:
+    key = keys.get(name)
+    if key is None and default is not None:
+        return default
+    if key is None or type(key.value) is not int or key.value < 0:
+        raise ModelLoadError(f"{path} has no {name} that is a number; it is no language model")
+    return key.value

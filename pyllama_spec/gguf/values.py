@@ -1,0 +1,75 @@
+"""The numbers of a GGUF's tensors. Needs the package gguf, which knows the quantised types."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyllama_spec.errors import ModelLoadError
+from pyllama_spec.gguf.reader import GgufTensor
+from pyllama_spec.gguf.tensors import Floats, Ids
+
+
+def read_floats(path: Path, tensor: GgufTensor) -> Floats:
+    """The numbers of a tensor as float32, of its shape.
+
+    Args:
+        path: the file.
+        tensor: an entry of its table.
+
+    Raises:
+        ModelLoadError: they are of a type that the package gguf cannot read, or the file is cut
+            off.
+
+    """
+    import gguf
+
+    try:
+        kind = gguf.GGMLQuantizationType(tensor.type_id)
+    except ValueError:
+        raise _unknown(path, tensor, f"number {tensor.type_id}") from None
+    try:
+        shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
+        values: Floats = gguf.dequantize(_read(path, tensor, np.dtype(np.uint8), shape), kind)
+    except (NotImplementedError, ValueError):
+        raise _unknown(path, tensor, kind.name) from None
+    return np.array(values, dtype=np.float32).reshape(tensor.shape)
+
+
+def read_ids(path: Path, tensor: GgufTensor) -> Ids:
+    """The numbers of a tensor of int64.
+
+    Raises:
+        ModelLoadError: they are of another type, or the file is cut off.
+
+    """
+    import gguf
+
+    if tensor.type_id != gguf.GGMLQuantizationType.I64:
+        raise ModelLoadError(
+            f"{path}: {tensor.name} is of type {tensor.type_id}; it should hold int64 ids"
+        )
+    ids: Ids = _read(path, tensor, np.dtype("<i8"), tensor.shape)
+    return ids
+
+
+def _read(path: Path, tensor: GgufTensor, dtype: np.dtype[Any], shape: Any) -> Any:
+    n = math.prod(shape)
+    try:
+        found: NDArray[Any] = np.fromfile(path, dtype, n, offset=tensor.offset)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(found) != n:
+        raise ModelLoadError(f"{path} is cut off in {tensor.name}; download it again")
+    return found.reshape(shape)
+
+
+def _unknown(path: Path, tensor: GgufTensor, what: str) -> ModelLoadError:
+    return ModelLoadError(
+        f"{tensor.name} of {path.name} is of type {what}, which the gguf package cannot read; give "
+        "the file in another type (pyllama-spec quantize)"
+    )

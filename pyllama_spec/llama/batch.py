@@ -1,0 +1,71 @@
+"""A list of prompts, answered as they fit beside each other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from pyllama_spec.llama.responses import Completion, Envelope, Response
+from pyllama_spec.speculative import SpeculationStats
+from pyllama_spec.terminal import ProgressBar
+
+
+def is_list_of_prompts(prompt: object) -> bool:
+    """Whether it is a list of texts, or of lists of ids, and not one of them."""
+    if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
+        return False
+    return all(isinstance(one, (str, bytes, list, tuple)) for one in prompt)
+
+
+def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bool) -> Response:
+    """One response with a choice for each completion, in their order.
+
+    A choice has its own `speculation` and `timing`; those of the response are the sums of the
+    counts, and the seconds of the whole with the tokens per second of all together.
+
+    Args:
+        completions: none of them has begun.
+        envelope: of the response.
+        show: whether to draw a progress bar on a terminal.
+
+    Raises:
+        PyllamaSpecError: what the first one that failed raised. The choices that are whole are in
+            its `partial_choices`, with None in the places of the others.
+
+    """
+    begin = perf_counter()
+    bar = ProgressBar(f"{len(completions)} prompts") if show else None
+    choices: list[Response | None] = [None] * len(completions)
+    with contextlib.ExitStack() as stack:
+        for completion in completions:
+            stack.callback(completion.generation.close)
+            completion.generation.start()
+        try:
+            for i, completion in enumerate(completions):
+                record = completion.generation.record
+                choice = completion.choice(i)
+                choice["speculation"] = record.stats.as_dict()
+                choice["timing"] = record.timing.as_dict()
+                choices[i] = choice
+                if bar is not None:
+                    bar((i + 1) / len(completions))
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                partial: Any = error
+                partial.partial_choices = choices
+            raise
+    return {**envelope.wrap("text_completion", {}), "choices": choices, **_sums(completions, begin)}
+
+
+def _sums(completions: Sequence[Completion], begin: float) -> Response:
+    records = [completion.generation.record for completion in completions]
+    stats, usage = SpeculationStats(), dict.fromkeys(records[0].usage, 0)
+    for record in records:
+        stats.add(record.stats)
+        for key, n in record.usage.items():
+            usage[key] += n
+    wall_s = perf_counter() - begin
+    timing = {"wall_s": wall_s, "tps": usage["completion_tokens"] / wall_s if wall_s > 0 else 0.0}
+    return {"usage": usage, "speculation": stats.as_dict(), "timing": timing}

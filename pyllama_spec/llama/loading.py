@@ -1,0 +1,135 @@
+"""Opening a target and what drafts for it: the checks and choices behind Llama()."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters.registry import is_draft
+from pyllama_spec.engine import Context, ContextParams, Model
+from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.model import Progress
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.generation.generation import Runtime
+from pyllama_spec.generation.parallel import ParallelRunner
+from pyllama_spec.generation.runner import Runner, SerialRunner
+from pyllama_spec.speculative import Round
+from pyllama_spec.terminal import ProgressBar
+
+# The engine's LLAMA_MAX_SEQ.
+_MAX_PARALLEL = 256
+# Keywords of llama-cpp-python's Llama that mean nothing here, and what to do instead.
+KEYWORD_HINTS: Mapping[str, str] = {
+    "draft_model": 'here it is draft=, and takes "prompt-lookup", a path or a Drafter object',
+    "logits_all": "not needed: log-probabilities of generated tokens work without it",
+    "embedding": "embeddings are not part of Llama; engine.Context(embeddings=True) has them",
+    "n_threads_batch": "one number of threads serves both: n_threads",
+    "lora_path": "adapters are not supported by this version; merge it into the model",
+    "lora_base": "adapters are not supported by this version; merge it into the model",
+    "lora_scale": "adapters are not supported by this version; merge it into the model",
+    "chat_handler": "not supported; give a Jinja text as chat_template=",
+    "tokenizer": "not supported; the vocabulary of the model's file is used",
+    "vocab_only": "not supported by Llama; engine.Model(vocab_only=True) opens a vocabulary",
+    "kv_overrides": "not supported by this version",
+    "n_gqa": "not needed: the model's file says it",
+    "rms_norm_eps": "not needed: the model's file says it",
+}
+
+
+def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None:
+    """What shows the loading of a file on a terminal; None for nothing."""
+    return ProgressBar(f"loading {Path(path).name}") if verbose else None
+
+
+def check_target(model: Model) -> None:
+    """Refuses models that cannot generate text by themselves.
+
+    Raises:
+        UnsupportedError: with the reason.
+
+    """
+    info, name = model.info, model.path.name
+    if info.n_target_layers or is_draft(info.arch):
+        raise UnsupportedError(
+            f"{name} is a draft of kind {info.arch!r}: it needs its target. Open the target as "
+            f"model_path= and give this file as draft="
+        )
+    is_causal = model.metadata.get(f"{info.arch}.attention.causal", "true") != "false"
+    if not info.has_decoder or not is_causal:
+        raise UnsupportedError(f"{name} ({info.arch}) is an encoder: it does not generate text")
+    if info.has_encoder:
+        raise UnsupportedError(
+            f"{name} ({info.arch}) has an encoder; only decoders are supported by this version"
+        )
+    if info.is_diffusion:
+        raise UnsupportedError(
+            f"{name} ({info.arch}) is a diffusion model; those are not supported by this version"
+        )
+
+
+def check_parallel(n_parallel: object, params: ContextParams) -> None:
+    """Refuses more requests at once than there can be.
+
+    Raises:
+        ArgumentError: n_parallel is no number, too large for the engine, or larger than n_batch.
+
+    """
+    n = count(n_parallel, "n_parallel", 1, _MAX_PARALLEL)
+    if n > params.n_batch:
+        raise ArgumentError(
+            f"n_parallel={n} is more than n_batch={params.n_batch}: a round takes at least a token "
+            "of each request"
+        )
+
+
+def open_runtime(
+    model: Model,
+    params: ContextParams,
+    drafter: Drafter,
+    n_draft: int | None,
+    n_parallel: int = 1,
+) -> Runtime:
+    """Opens what generations need of a target.
+
+    Args:
+        model: the target.
+        params: of its context; n_ctx is that of one request.
+        drafter: who proposes.
+        n_draft: the most tokens to draft per round; None for the drafter's own number.
+        n_parallel: how many requests are computed side by side.
+
+    Raises:
+        UnsupportedError: the model cannot generate.
+        ArgumentError: the parameters do not fit the model, or the draft was made for another one.
+        OutOfMemoryError: there is not enough memory.
+
+    """
+    check_target(model)
+    drafter.check(model)
+    n = drafter.max_draft if n_draft is None else min(n_draft, drafter.max_draft)
+    n = max(min(n, params.n_batch - 1), 0)
+    params = replace(
+        params,
+        n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,
+        n_seq_max=n_parallel,
+        n_rs_seq=_n_snapshots(model, n),
+        # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
+        n_outputs_max=min(n_parallel * (n + 1), params.n_batch),
+        target_layers=tuple(drafter.target_layers),
+    )
+    context = Context(model, params)
+    round_ = Round(context, drafter, n_draft)
+    runner: Runner = SerialRunner(round_) if n_parallel == 1 else ParallelRunner(round_)
+    return Runtime(model, context, round_, runner)
+
+
+def _n_snapshots(model: Model, n_draft: int) -> int:
+    """How many snapshots of a recurrent state the target's context needs."""
+    info = model.info
+    # Without a rollback the round turns the drafter off, and the result says why.
+    if n_draft == 0 or not info.has_recurrent_state or not info.can_roll_back:
+        return 0
+    return n_draft + 1

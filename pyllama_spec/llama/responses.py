@@ -1,0 +1,186 @@
+"""Results in the shape of OpenAI's API, with two keys more: `speculation` and `timing`."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.generation.detokenizer import Piece
+from pyllama_spec.generation.generation import Generation, GenerationRecord
+from pyllama_spec.generation.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+
+Response = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What every object of one response says.
+
+    Attributes:
+        id: of the response.
+        created: when it began, in seconds since 1970.
+        model: what the caller calls the model.
+
+    """
+
+    id: str
+    created: int
+    model: str
+
+    @classmethod
+    def make(cls, prefix: str, model: str) -> Envelope:
+        """A new one, with an id that begins with `prefix`."""
+        return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
+
+    def wrap(self, kind: str, choice: Response) -> Response:
+        """An object of the response."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": [choice],
+        }
+
+
+class Stream(Closeable, Iterator[Response]):
+    """Chunks of a response as they come.
+
+    It holds the model's turn from its first chunk to the one with a finish_reason. A reader that
+    leaves before closes it, by close(), `with`, or by dropping it.
+    """
+
+    def __init__(self, generation: Generation, chunks: Generator[Response, None, None]) -> None:
+        self._generation = generation
+        self._chunks = chunks
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Response:
+        with self._generation.reading():
+            return next(self._chunks)
+
+    def close(self) -> None:
+        """Ends it; a step that another thread computes is waited for. May be called twice."""
+        with self._generation.reading():
+            self._chunks.close()
+            self._generation.close()
+
+
+def figures(record: GenerationRecord) -> Response:
+    """The keys that end every response: usage, speculation, timing."""
+    return {
+        "usage": record.usage,
+        "speculation": record.stats.as_dict(),
+        "timing": record.timing.as_dict(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A text completion.
+
+    Attributes:
+        generation: computes it.
+        vocab: of the model.
+        echo: what its text begins with.
+        has_logprobs: whether it reports log-probabilities.
+
+    """
+
+    generation: Generation
+    vocab: Vocab
+    echo: str
+    has_logprobs: bool
+
+    def choice(self, index: int = 0) -> Response:
+        """Reads it to its end; the choice of a response."""
+        for _ in self.generation:
+            pass
+        record = self.generation.record
+        choice: Response = {
+            "text": self.echo + record.text,
+            "index": index,
+            "logprobs": None,
+            "finish_reason": record.finish_reason,
+        }
+        if self.has_logprobs:
+            offset = len(self.echo)
+            choice["logprobs"] = completion_logprobs(self.vocab, record.logprobs, offset)
+        return choice
+
+    def whole(self, envelope: Envelope) -> Response:
+        """The whole response."""
+        choice = self.choice()
+        return {**envelope.wrap("text_completion", choice), **figures(self.generation.record)}
+
+    def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
+        """The response in chunks; the last one has the finish_reason and the figures."""
+
+        def chunk(text: str, finish: str | None = None, found: Response | None = None) -> Response:
+            choice = {"text": text, "index": 0, "logprobs": found, "finish_reason": finish}
+            return envelope.wrap("text_completion", choice)
+
+        if self.echo:
+            yield chunk(self.echo)
+        offset = len(self.echo)
+        for piece in self.generation:
+            if piece.finish_reason is not None:
+                yield {**chunk("", piece.finish_reason), **figures(self.generation.record)}
+                return
+            entries, found = _entries_of(piece, self.generation), None
+            if self.has_logprobs:
+                found = completion_logprobs(self.vocab, entries, offset)
+            offset += len(piece.text)
+            yield chunk(piece.text, found=found)
+
+
+def chat_completion(
+    generation: Generation, envelope: Envelope, vocab: Vocab, *, logprobs: bool
+) -> Response:
+    """A whole chat completion."""
+    for _ in generation:
+        pass
+    record = generation.record
+    choice: Response = {
+        "index": 0,
+        "message": {"role": "assistant", "content": record.text},
+        "logprobs": chat_logprobs(vocab, record.logprobs) if logprobs else None,
+        "finish_reason": record.finish_reason,
+    }
+    return {**envelope.wrap("chat.completion", choice), **figures(record)}
+
+
+def chat_chunks(
+    generation: Generation, envelope: Envelope, vocab: Vocab, *, logprobs: bool
+) -> Generator[Response, None, None]:
+    """A chat completion in chunks; the last one has the finish_reason and the figures."""
+
+    def chunk(delta: Response, finish: str | None = None, found: Any = None) -> Response:
+        choice = {"index": 0, "delta": delta, "logprobs": found, "finish_reason": finish}
+        return envelope.wrap("chat.completion.chunk", choice)
+
+    is_first = True
+    for piece in generation:
+        if is_first:
+            # Only now: until the prompt is read, the request can still fail.
+            yield chunk({"role": "assistant"})
+            is_first = False
+        if piece.finish_reason is not None:
+            yield {**chunk({}, piece.finish_reason), **figures(generation.record)}
+            return
+        entries = _entries_of(piece, generation)
+        found = chat_logprobs(vocab, entries) if logprobs else None
+        yield chunk({"content": piece.text}, found=found)
+
+
+def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
+    """The log-probabilities of the newest piece's tokens."""
+    n = len(piece.tokens)
+    return generation.record.logprobs[-n:] if n else []

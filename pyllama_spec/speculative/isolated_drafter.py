@@ -1,0 +1,227 @@
+"""A drafter as the round wants it: one whose failures are nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import index
+from typing import Any, TypeVar
+
+from pyllama_spec.drafters.base import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    SequenceErrors,
+)
+from pyllama_spec.engine.checks import count, instance
+
+_T = TypeVar("_T")
+
+
+class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
+    """Why a drafter is off.
+
+    Attributes:
+        reason: in words.
+        error: what the drafter raised, with its traceback; None where it was never asked.
+
+    """
+
+    def __init__(self, reason: str, error: Exception | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.error = reason, error
+
+
+class IsolatedDrafter:
+    """Passes calls on to a drafter, and turns it off for a sequence in which it fails.
+
+    Ids that it may not propose are cut off here: a drafter of the user's, or one for another
+    vocabulary, then costs acceptance and not the process. After a failure nothing is asked of it
+    for that sequence until its next prompt, where it starts again from nothing.
+    """
+
+    def __init__(self, drafter: Drafter, n_vocab: int) -> None:
+        self._drafter = drafter
+        self._n_vocab = n_vocab
+        self._disabled: DrafterFailure | None = None
+        self._failures: dict[int, DrafterFailure] = {}
+        # How many tokens of each sequence it has been told. After a failure a sequence is absent
+        # until its next prompt: what came in between would leave a hole.
+        self._n_known: dict[int, int] = {}
+        self.name = drafter.name
+        self._layers = tuple(drafter.target_layers)
+        # Whether there is anything to tell it: plain decoding has nobody who would listen.
+        self.listens = drafter.max_draft > 0 or bool(self._layers)
+
+    def failure(self, seq: int) -> DrafterFailure | None:
+        """Why nothing is asked of the drafter for a sequence; None while it is on."""
+        return self._disabled or (self._failures.get(seq) if self._failures else None)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is off for any sequence."""
+        return bool(self._failures) or self._disabled is not None
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """The layer inputs to give it: none while it is off for good."""
+        return () if self._disabled else self._layers
+
+    def disable(self, reason: str) -> None:
+        """Turns it off for good."""
+        self._disabled = DrafterFailure(reason)
+
+    def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:
+        """How many of the first n_keep tokens the target need not decode again for the drafter.
+
+        Args:
+            seq: the sequence, which begins a request: a failure in the last one is forgotten.
+            n_keep: how many tokens the target could keep.
+            tokens: those tokens.
+
+        """
+        self._failures.pop(seq, None)
+        known = self._n_known.setdefault(seq, 0)
+        if self._disabled:
+            return n_keep
+        if known >= n_keep:
+            return self._resume_at(seq, n_keep)
+        # A failure may have left it with more than it is known to have.
+        self.truncate(seq, known)
+        if self._layers:
+            # Rows of the rest are gone: the target has to make them again.
+            return self._resume_at(seq, known)
+        self.commit([Committed(seq, tokens[known:n_keep], known)])
+        return n_keep
+
+    def _resume_at(self, seq: int, n_keep: int) -> int:
+        def asked() -> int:
+            return min(max(index(self._drafter.resume_at(seq, n_keep)), 0), n_keep)
+
+        n = self._call(seq, "resume_at", asked)
+        return n_keep if n is None else n
+
+    def save(self, seq: int) -> bytes | None:
+        """What restore() needs to go on with the sequence; None if the drafter has no such thing.
+
+        A drafter without it is told the tokens again, and the target decodes them again where the
+        drafter wants its rows.
+        """
+
+        def asked() -> bytes | None:
+            state = self._drafter.save(seq)
+            instance(state, (bytes, bytearray, memoryview, type(None)), "what save() gives")
+            return None if state is None else bytes(state)
+
+        return self._call(seq, "save", asked) if seq in self._n_known else None
+
+    def restore(self, seq: int, state: bytes | None) -> None:
+        """Puts back what save() gave; what cannot be put back is begun anew at the next prompt."""
+        if state is None:
+            return
+
+        def asked() -> int:
+            return count(self._drafter.restore(seq, state), "what restore() gives")
+
+        self._failures.pop(seq, None)
+        n = self._call(seq, "restore", asked)
+        if n is not None:
+            self._n_known[seq] = n
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """See Drafter.truncate."""
+        self._call(seq, "truncate", self._drafter.truncate, seq, n_keep)
+        if seq in self._n_known:
+            self._n_known[seq] = min(self._n_known[seq], n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """See Drafter.copy."""
+        self._n_known.pop(to, None)
+        self._failures.pop(to, None)
+        if seq in self._n_known:
+            self._call(seq, "copy", self._drafter.copy, seq, to)
+            if seq in self._n_known:
+                self._n_known[to] = self._n_known[seq]
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """See Drafter.commit."""
+        known = self._n_known
+        told = [c for c in done if self._is_on(c.seq)]
+        if not told:
+            return
+        try:
+            self._drafter.commit(told)
+        except SequenceErrors as failed:
+            self._blame("commit", failed, [c.seq for c in told])
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            for c in told:
+                self._fail(c.seq, "commit", error)
+        for c in told:
+            if c.seq in known:
+                known[c.seq] += len(c.tokens)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """A draft for each request: at most as many ids as asked for, all of the vocabulary."""
+        asked = [r for r in requests if self._is_on(r.seq)]
+        if not asked:
+            return [NO_DRAFT] * len(requests)
+        try:
+            found = self._drafter.propose(asked)
+            if len(requests) == 1:
+                return [self._checked(found[0], requests[0].n)]
+            drafts = dict(zip([r.seq for r in asked], found, strict=True))
+        except SequenceErrors as failed:
+            self._blame("propose", failed, [r.seq for r in asked])
+            drafts = failed.drafts
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            for r in asked:
+                self._fail(r.seq, "propose", error)
+            return [NO_DRAFT] * len(requests)
+        return [self._checked_of(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
+
+    def _checked_of(self, request: DraftRequest, draft: Draft) -> Draft:
+        if not self._is_on(request.seq):  # not asked, or it has just failed
+            return NO_DRAFT
+        try:
+            return self._checked(draft, request.n)
+        except Exception as error:  # noqa: BLE001 - what it gave is no draft
+            self._fail(request.seq, "propose", error)
+            return NO_DRAFT
+
+    def _checked(self, draft: Draft, n: int) -> Draft:
+        """The draft up to its n-th token, or to the first that is none of the vocabulary."""
+        ids, n_vocab = draft.ids, self._n_vocab
+        if len(ids) > n:
+            draft = draft.cut(n)
+            ids = draft.ids
+        for i, token in enumerate(ids):
+            if not 0 <= token < n_vocab:
+                return draft.cut(i)
+            if type(token) is not int:  # of NumPy, say
+                return self._checked(replace(draft, ids=[index(token) for token in ids]), n)
+        return draft
+
+    def _is_on(self, seq: int) -> bool:
+        return self._disabled is None and seq in self._n_known
+
+    def _call(self, seq: int, what: str, method: Callable[..., _T], *args: Any) -> _T | None:
+        if self.failure(seq) is not None:
+            return None
+        try:
+            return method(*args)
+        except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
+            self._fail(seq, what, error)
+            return None
+
+    def _blame(self, what: str, failed: SequenceErrors, seqs: Sequence[int]) -> None:
+        """Notes who failed; where none of those who were asked is named, all of them did."""
+        named = [seq for seq in seqs if seq in failed.errors]
+        for seq in named or seqs:
+            self._fail(seq, what, failed.errors.get(seq, failed))
+
+    def _fail(self, seq: int, what: str, error: Exception) -> None:
+        reason = f"the drafter failed in {what}(): {type(error).__name__}: {error}"
+        self._failures[seq] = DrafterFailure(reason, error)
+        self._n_known.pop(seq, None)

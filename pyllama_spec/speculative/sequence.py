@@ -1,0 +1,118 @@
+"""One sequence of a context, and one request that runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pyllama_spec.drafters.base import TokenView
+from pyllama_spec.speculative.acceptance import (
+    AcceptanceRule,
+    RowObserver,
+    TokenSampler,
+    sample_and_match,
+)
+from pyllama_spec.speculative.stats import SpeculationStats, Timing
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """What is known of one sequence of a context. It outlasts the requests that run on it.
+
+    Attributes:
+        seq_id: its number in the context.
+        tokens: prompt and committed tokens.
+        n_decoded: how many of them, from the first on, the target's memory holds. While text is
+            generated it is one less than all: the last committed token is pending.
+
+    """
+
+    seq_id: int = 0
+    tokens: list[int] = field(default_factory=list)
+    n_decoded: int = 0
+
+
+class Step(NamedTuple):
+    """What one round committed to one sequence.
+
+    Attributes:
+        tokens: the committed tokens, in order.
+        n_drafted: how many tokens were verified.
+        n_accepted: how many of `tokens`, from the first on, were drafted.
+        finish_reason: "stop" for an end-of-generation token, "length" for a limit, None to go on,
+            and None where there is an error.
+        error: what ended the request; its tokens before that are committed.
+
+    """
+
+    tokens: tuple[int, ...]
+    n_drafted: int
+    n_accepted: int
+    finish_reason: str | None
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SequenceRun:
+    """One request on one sequence: all that a round needs to know of it, and all that it tells.
+
+    Args:
+        state: the sequence.
+        prompt: its tokens.
+        sampler: chooses tokens; None to have the prompt decoded and nothing generated yet.
+        max_tokens: the most tokens to generate.
+        observe: sees each committed token with its row.
+        accept: which drafted tokens count.
+
+    Attributes:
+        stats, timing: of this request alone.
+        n_generated: tokens that were generated.
+        is_cancelled: set from any thread; the round ends the request before its next decode.
+        ready_row: without a sampler: the row of the last batch that follows the prompt, while no
+            other batch came after it; else None.
+        finish_reason, error: as in the last Step.
+
+    """
+
+    state: SequenceState
+    prompt: Sequence[int]
+    sampler: TokenSampler | None = None
+    max_tokens: int = 1
+    observe: RowObserver | None = None
+    accept: AcceptanceRule = sample_and_match
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+    timing: Timing = field(default_factory=Timing)
+    n_generated: int = 0
+    is_cancelled: bool = False
+    ready_row: int | None = None
+    finish_reason: str | None = None
+    error: BaseException | None = None
+    view: TokenView = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.view = TokenView(self.state.tokens)
+
+    @property
+    def seq_id(self) -> int:
+        """The sequence's number."""
+        return self.state.seq_id
+
+    @property
+    def n_left(self) -> int:
+        """How many tokens may still be generated."""
+        return self.max_tokens - self.n_generated
+
+    @property
+    def n_missing(self) -> int:
+        """Tokens that must be decoded before a draft can be verified: 0 while text is generated.
+
+        Of a prompt all of its tokens count, since its last row gives the first token. Text that the
+        memory has lost is decoded again, but for the pending token.
+        """
+        return len(self.state.tokens) - self.state.n_decoded - (self.n_generated > 0)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None or self.error is not None

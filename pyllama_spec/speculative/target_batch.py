@@ -1,0 +1,73 @@
+"""From what the scheduler says to one decode of the target."""
+
+from __future__ import annotations
+
+import contextlib
+
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.speculative.scheduler import Decode, Span
+
+
+class TargetBatch:
+    """Builds batches, with their padding, and has the target compute them.
+
+    Args:
+        target: the target's context.
+
+    """
+
+    def __init__(self, target: Context) -> None:
+        self._target = target
+        self._batch = Batch(target.n_batch)
+        # A token for places that nobody reads.
+        self._filler = target.model.vocab.bos or 0
+
+    def compute(self, decode: Decode) -> None:
+        """Decodes. Idle sequences that were filled are as before afterwards.
+
+        Raises:
+            PyllamaSpecError: whatever Context.decode raises.
+
+        """
+        batch = self._batch
+        batch.clear()
+        if not decode.fill:
+            for span in decode.spans:
+                self._add(span)
+            self._target.decode(batch)
+            return
+        idle, undo = list(decode.fill), list[tuple[int, int]]()
+        for span in decode.spans:
+            while idle and idle[0] < span.run.seq_id:  # ids have to rise
+                undo += self._fill(idle.pop(0), decode.n_fill)
+            self._add(span)
+        try:
+            self._target.decode(batch)
+        finally:
+            for seq, n in undo:
+                # What stays there is noticed when a request begins on it.
+                with contextlib.suppress(PyllamaSpecError):
+                    self._target.memory.rollback(seq, n)
+
+    def _fill(self, seq: int, n: int) -> list[tuple[int, int]]:
+        """Tokens for an idle sequence; where it ends without them."""
+        end = self._target.memory.positions(seq)[1] + 1
+        if end + n > self._target.n_ctx_seq:
+            return []
+        self._batch.extend([self._filler] * n, end, seq)
+        return [(seq, end)]
+
+    def _add(self, span: Span) -> None:
+        batch, run, state = self._batch, span.run, span.run.state
+        span.first_row, first, n = batch.n_tokens, state.n_decoded, span.n_prompt
+        if n:
+            is_end = n == run.n_missing and not run.n_generated
+            tokens = state.tokens[first : first + n]
+            batch.extend(tokens, first, state.seq_id, output_last=is_end)
+        else:
+            tokens = [state.tokens[-1], *span.draft.ids]
+            batch.extend(tokens, first, state.seq_id, output_all=True)
+        if span.n_pad:
+            n = len(tokens)
+            batch.extend([self._filler] * span.n_pad, first + n, state.seq_id)

@@ -1,0 +1,239 @@
+"""The text to train on: the target's own answers, in the order of their tasks' numbers.
+
+Sequences end in any order; they are judged and stored in the order of their numbers, so that the
+same text comes out however often the work is interrupted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec.engine import Model, engine_version
+from pyllama_spec.train.config import CorpusConfig
+from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.generate import Generated, Generator, TargetFeatures
+from pyllama_spec.train.corpus.prompt_seeds import hash_prompt_seeds
+from pyllama_spec.train.corpus.quality import Seen, is_repetitive
+from pyllama_spec.train.corpus.store import (
+    Corpus,
+    CorpusStore,
+    TextSequence,
+    hash_tokens,
+    load_corpus,
+)
+from pyllama_spec.train.corpus.tasks import make_source
+from pyllama_spec.train.errors import TrainError
+from pyllama_spec.train.files import hash_file
+from pyllama_spec.train.interrupt import interruptions
+
+# Counts up when the same settings and seed begin to give another text.
+_REVISION = 3
+# Tokens of a shard: what an interruption that nobody sees coming can cost.
+_SHARD_TOKENS = 16_384
+# After so many tasks without one sequence that is worth keeping, none is to be expected.
+_MAX_VAIN = 256
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusProgress:
+    """How far it is.
+
+    Attributes:
+        n_answer: answer tokens that are kept.
+        n_wanted: as many as there are to be.
+        n_kept, n_dropped: sequences.
+
+    """
+
+    n_answer: int
+    n_wanted: int
+    n_kept: int
+    n_dropped: int
+
+
+def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
+    """What decides the text of a corpus.
+
+    Raises:
+        TrainError: the prompts file cannot be read.
+
+    """
+    prompts = None if config.prompts is None else hash_file(config.prompts)
+    return {
+        **config.identity(),
+        "target_sha256": target_sha256,
+        "prompts_sha256": prompts or hash_prompt_seeds(),
+        "revision": _REVISION,
+        "engine": engine_version(),
+    }
+
+
+class _Keeper:
+    """Judges finished sequences in order, and stores what is kept."""
+
+    def __init__(
+        self, store: CorpusStore, features: FeatureStore | None, config: CorpusConfig
+    ) -> None:
+        self._store, self._features, self._config = store, features, config
+        self._waiting: dict[int, Generated] = {}
+        self._kept: list[tuple[TextSequence, TargetFeatures | None]] = []
+        self._seen = Seen()
+        self._dropped: Counter[str] = Counter(store.dropped)
+        self._next = store.next_number
+        self._n_tokens = 0
+        self.n_answer = store.n_answer
+        self.n_kept = 0
+        for shard in range(store.n_shards):
+            for sequence in store.read(shard):
+                self._note(sequence)
+
+    def progress(self) -> CorpusProgress:
+        """How far it is."""
+        return CorpusProgress(self.n_answer, self._config.n_tokens, self.n_kept, self.n_dropped)
+
+    @property
+    def n_dropped(self) -> int:
+        """Sequences that were dropped."""
+        return self._dropped.total()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there are enough answer tokens."""
+        return self.n_answer >= self._config.n_tokens
+
+    def take(self, done: Generated) -> None:
+        """Takes a sequence; it is judged once all before it have been."""
+        self._waiting[done.number] = done
+        while not self.is_done and (ready := self._waiting.pop(self._next, None)) is not None:
+            self._next += 1
+            self._judge(ready)
+            if self._n_tokens >= _SHARD_TOKENS:
+                self.flush()
+
+    def _judge(self, done: Generated) -> None:
+        reason = self._why_not(done)
+        if reason is not None:
+            self._dropped[reason] += 1
+            if self.n_kept == 0 and self.n_dropped >= _MAX_VAIN:
+                raise TrainError(_vain(self._dropped))
+            return
+        mask = np.zeros(len(done.tokens), np.bool_)
+        mask[done.n_prompt :] = True
+        tokens = np.array(done.tokens, np.uint32)
+        sequence = TextSequence(done.number, tokens, mask, done.temperature <= 0)
+        self._kept.append((sequence, done.features))
+        self._n_tokens += len(tokens)
+        self.n_answer += sequence.n_answer
+        self._note(sequence)
+
+    def _why_not(self, done: Generated) -> str | None:
+        if done.finish == "user":
+            return "user turn"
+        answer = done.tokens[done.n_prompt :]
+        if len(answer) < self._config.min_answer:
+            return "short"
+        if is_repetitive(answer):
+            return "repetitive"
+        if done.n_user < done.n_prompt and self._seen.has_prompt(done.tokens[: done.n_prompt]):
+            return "prompt seen"
+        return "answer seen" if self._seen.has_answer_like(answer) else None
+
+    def _note(self, sequence: TextSequence) -> None:
+        tokens, n_prompt = sequence.tokens.tolist(), int(np.argmax(sequence.mask))
+        self._seen.note(tokens[:n_prompt], tokens[n_prompt:])
+        self.n_kept += 1
+
+    def flush(self) -> None:
+        """Stores what was judged so far."""
+        sequences = [sequence for sequence, _ in self._kept]
+        features = [f for _, f in self._kept if f is not None]
+        # The features first: without an entry in the corpus's index they do not count.
+        is_whole = 0 < len(sequences) == len(features)
+        if self._features is not None and is_whole and self._features.has_room(self._n_tokens):
+            self._features.put(self._store.n_shards, hash_tokens(sequences), features)
+        self._store.append(sequences, self._next, dict(self._dropped))
+        self._kept.clear()
+        self._n_tokens = 0
+
+
+def _vain(dropped: Counter[str]) -> str:
+    reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
+    return (
+        f"none of the first {dropped.total()} sequences is worth keeping ({reasons}). "
+        "A 'user turn' is empty, runs in a loop or leaves no room for an answer: give prompts of "
+        "your own (--prompts). 'short' and 'repetitive' are answers: another temperature may help"
+    )
+
+
+def build_corpus(
+    model: Model,
+    config: CorpusConfig,
+    folder: Path,
+    target_sha256: str,
+    *,
+    features: FeatureStore | None = None,
+    target_layers: tuple[int, ...] = (),
+    n_top: int = 0,
+    n_threads: int | None = None,
+    on_progress: Callable[[CorpusProgress], None] | None = None,
+) -> Corpus:
+    """Generates until there are config.n_tokens answer tokens, or goes on where it stopped.
+
+    Args:
+        model: the target.
+        config: what to generate.
+        folder: of the shards.
+        target_sha256: of the target's file.
+        features: takes the features of the sequences as they are made; None to make them later.
+        target_layers: layer inputs that features hold.
+        n_top: likeliest next tokens that they hold.
+        n_threads: CPU threads.
+        on_progress: called after every decode.
+
+    Raises:
+        TrainError: there are no usable prompts or answers, or the disk is full. What was made so
+            far is kept.
+        CheckpointError: the folder holds another corpus.
+
+    """
+    store = CorpusStore(folder, corpus_identity(config, target_sha256))
+    keeper = _Keeper(store, features, config)
+    if not keeper.is_done:
+        source = make_source(model, config)
+        generator = Generator(
+            model, source, config, target_layers=target_layers if features else (),
+            n_top=n_top, n_threads=n_threads,
+        )  # fmt: skip
+
+        try:
+            _collect(generator.run(store.next_number), keeper, on_progress)
+        finally:
+            generator.close()
+            keeper.flush()
+    corpus = load_corpus(store, config.n_tokens)
+    if not corpus.sequences:
+        raise TrainError(_vain(Counter(store.dropped)))
+    return corpus
+
+
+def _collect(
+    generated: Iterator[Generated | None],
+    keeper: _Keeper,
+    on_progress: Callable[[CorpusProgress], None] | None,
+) -> None:
+    with interruptions() as interrupted:
+        for done in generated:
+            if done is not None:
+                keeper.take(done)
+            elif on_progress is not None:
+                on_progress(keeper.progress())
+            if keeper.is_done:
+                return
+            if interrupted.is_set():
+                raise KeyboardInterrupt

@@ -1,0 +1,91 @@
+"""Features on disk, in shards beside the corpus's, up to a bound.
+
+Of each shard three arrays, in the order of its tokens (dtypes as in generate.TargetFeatures): rows,
+top_ids and top_log_p. A sequence's last token may have none: nothing follows it. A shard is known
+by the hash of its tokens: an interruption may leave features of a shard that the corpus never got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.train.corpus.generate import TargetFeatures
+from pyllama_spec.train.corpus.store import check_same
+from pyllama_spec.train.files import read_array, read_json, write_array, write_json
+
+INDEX = "index.json"
+_PARTS = ("rows", "top_ids", "top_log_p")
+
+
+class FeatureStore:
+    """Features of whole shards.
+
+    Args:
+        folder: where they lie; made if need be.
+        identity: the corpus's, with the layers and how many tokens of a distribution are kept.
+        token_bytes: what the features of one token take.
+        max_bytes: the most that all of them may take.
+
+    Raises:
+        CheckpointError: the folder holds features of other layers or another corpus.
+
+    """
+
+    def __init__(
+        self, folder: Path, identity: dict[str, Any], token_bytes: int, max_bytes: float
+    ) -> None:
+        self.folder, self._token_bytes, self._max_bytes = folder, token_bytes, max_bytes
+        index = read_json(folder / INDEX)
+        self._index: dict[str, Any] = index or {"identity": identity, "shards": {}}
+        check_same(self._index["identity"], identity, folder)
+        self._open: dict[int, list[npt.NDArray[Any]]] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        """What they take on disk."""
+        return sum(int(shard["bytes"]) for shard in self._index["shards"].values())
+
+    def has(self, shard: int, sha256: str) -> bool:
+        """Whether the features of a shard with these tokens are here."""
+        entry = self._index["shards"].get(str(shard))
+        return entry is not None and entry["sha256"] == sha256
+
+    def has_room(self, n_tokens: int) -> bool:
+        """Whether the features of so many tokens still fit the bound."""
+        return self.n_bytes + n_tokens * self._token_bytes <= self._max_bytes
+
+    def put(self, shard: int, sha256: str, features: Sequence[TargetFeatures]) -> None:
+        """Adds those of a whole shard, in place of what was there.
+
+        Raises:
+            TrainError: the disk is full; what was there before still is.
+
+        """
+        arrays = [np.concatenate([getattr(f, part) for f in features]) for part in _PARTS]
+        n_bytes = sum(array.nbytes for array in arrays)
+        for part, array in zip(_PARTS, arrays, strict=True):
+            write_array(self._path(shard, part), array)
+        shards = {**self._index["shards"], str(shard): {"bytes": n_bytes, "sha256": sha256}}
+        index = {**self._index, "shards": shards}
+        write_json(self.folder / INDEX, index)
+        self._index = index
+
+    def get(self, shard: int, start: int, end: int) -> TargetFeatures:
+        """Those of tokens start .. end - 1 of a shard: views into its files.
+
+        Raises:
+            TrainError: the shard is missing or damaged.
+
+        """
+        if shard not in self._open:
+            self._open[shard] = [read_array(self._path(shard, p), mapped=True) for p in _PARTS]
+        rows, ids, log_p = self._open[shard]
+        return TargetFeatures(rows[start:end], ids[start:end], log_p[start:end])
+
+    def _path(self, shard: int, part: str) -> Path:
+        return self.folder / f"shard-{shard:05d}.{part}.npy"

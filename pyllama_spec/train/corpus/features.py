@@ -1,0 +1,179 @@
+"""What the target knows of the corpus: its layer inputs and the likeliest next tokens, per token.
+
+Two sources with one face. Stored features were written while the text was generated, or in a pass
+over it here; live ones are computed when they are asked for, where the disk has no room. Either way
+they come from the engine and the very file that will decode: a quantised target's rows are not the
+original's.
+
+Of a sequence of n tokens (dtypes as in generate.TargetFeatures):
+
+    rows       [n, n_layers * n_embd]   what enters each of target_layers at each token
+    top_ids    [n, k]                   the likeliest tokens after it, the likeliest first
+    top_log_p  [n, k]                   their log-probabilities in the whole vocabulary: what they
+                                        lack to 1 is the rest's; -inf where nothing is to be learned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.generate import TargetFeatures, empty_features, join_rows, set_top
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
+from pyllama_spec.train.corpus.top_k import top_k_of
+from pyllama_spec.train.interrupt import interruptions
+
+_BATCH = 512
+
+
+class LiveFeatures:
+    """Computes features: the text is fed to the target, a sequence per decode.
+
+    Args:
+        model: the target.
+        target_layers: layer inputs to take.
+        n_top: likeliest tokens to take.
+        n_ctx: the most tokens of a sequence.
+        n_threads: CPU threads.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        target_layers: tuple[int, ...],
+        n_top: int,
+        n_ctx: int,
+        n_threads: int | None,
+    ) -> None:
+        self._layers, self._n_top = target_layers, n_top
+        self._width = len(target_layers) * model.info.n_embd
+        n_batch = max(n_ctx, _BATCH)
+        self._context = Context(
+            model, n_ctx=n_batch, n_seq_max=1, n_batch=n_batch, n_ubatch=_BATCH,
+            n_threads=n_threads, flash_attn=True, target_layers=target_layers,
+        )  # fmt: skip
+        self._batch = Batch(n_batch)
+
+    def of(self, sequence: TextSequence) -> TargetFeatures:
+        """The features of one sequence."""
+        n = len(sequence.tokens)
+        out = empty_features(n, self._width, self._n_top)
+        wanted = wanted_rows(sequence.mask)
+        self._context.memory.clear()
+        batch, tokens, at = self._batch, sequence.tokens.tolist(), 0
+        batch.clear()
+        for output, run in groupby(wanted.tolist()):
+            m = len(list(run))
+            batch.extend(tokens[at : at + m], at, output_all=output)
+            at += m
+        self._context.decode(batch)
+        out.rows[:] = join_rows([self._context.layer_input(layer) for layer in self._layers])
+        for i in np.flatnonzero(wanted).tolist():
+            set_top(out, i, top_k_of(self._context.logits(i), self._n_top))
+        return out
+
+    def close(self) -> None:
+        """Frees the context."""
+        self._context.close()
+
+
+def wanted_rows(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Where the next token's distribution is wanted: before each token that is to be learned."""
+    wanted = np.zeros(len(mask), np.bool_)
+    wanted[:-1] = mask[1:]
+    return wanted
+
+
+class FeatureSource:
+    """The features of a corpus by sequence: from the disk, and computed where it has none.
+
+    Args:
+        corpus: the sequences.
+        texts: the shards that they are from.
+        store: what is on disk.
+        make_live: opens what computes the others; called once it is needed.
+
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        texts: CorpusStore,
+        store: FeatureStore,
+        make_live: Callable[[], LiveFeatures],
+    ) -> None:
+        self._corpus, self._store, self._make_live = corpus, store, make_live
+        self._live: LiveFeatures | None = None
+        self._stored = {s for s in range(texts.n_shards) if store.has(s, texts.sha256(s))}
+        self._starts: dict[int, list[int]] = {}
+        for (shard, _), sequence in zip(corpus.places, corpus.sequences, strict=True):
+            ends = self._starts.setdefault(shard, [0])
+            ends.append(ends[-1] + len(sequence.tokens))
+
+    def get(self, i: int) -> TargetFeatures:
+        """Those of sequence i of the corpus; arrays that must not be written to."""
+        shard, place = self._corpus.places[i]
+        if shard in self._stored:
+            start, end = self._starts[shard][place : place + 2]
+            return self._store.get(shard, start, end)
+        if self._live is None:
+            self._live = self._make_live()
+        return self._live.of(self._corpus.sequences[i])
+
+    @property
+    def n_live_tokens(self) -> int:
+        """Tokens whose features are not on disk."""
+        pairs = zip(self._corpus.places, self._corpus.sequences, strict=True)
+        return sum(len(s.tokens) for (shard, _), s in pairs if shard not in self._stored)
+
+    def close(self) -> None:
+        """Frees what computes."""
+        if self._live is not None:
+            self._live.close()
+
+
+def store_features(
+    texts: CorpusStore,
+    n_shards: int,
+    store: FeatureStore,
+    make_live: Callable[[], LiveFeatures],
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Computes the features of shards that have none, as many as fit the store's bound.
+
+    Args:
+        texts: the shards.
+        n_shards: how many of them are used.
+        store: takes the features.
+        make_live: opens what computes them; not called where nothing is missing.
+        on_progress: called with the tokens done and all there are to do.
+
+    Raises:
+        TrainError: the disk is full; what was made so far is kept.
+
+    """
+    missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]
+    total = sum(texts.n_tokens(shard) for shard in missing)
+    if not total:
+        return
+    done = 0
+    with closing(make_live()) as live, interruptions() as interrupted:
+        for shard in missing:
+            if not store.has_room(texts.n_tokens(shard)):
+                return
+            features = []
+            for sequence in texts.read(shard):
+                features.append(live.of(sequence))
+                done += len(sequence.tokens)
+                if on_progress is not None:
+                    on_progress(done, total)
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+            store.put(shard, texts.sha256(shard), features)

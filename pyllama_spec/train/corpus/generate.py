@@ -1,0 +1,323 @@
+"""The target's own answers, many at once: training's text on the round that everybody shares.
+
+A task is one or two requests on a sequence: the user's turn, if the target writes it, and the
+answer. The prompt that all tasks share is decoded once per sequence; a longer rest has a decode of
+its own, so that how its rows are computed does not depend on what else runs; a shorter one is read
+a token a round beside the others. So a text comes out the same whatever runs beside it, on the CPU
+with types whose rows do not depend on the batch, and an interrupted run can go on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters import Committed, Drafter
+from pyllama_spec.engine import Context, Model
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState, Step, StepSampler
+from pyllama_spec.train.config import CorpusConfig
+from pyllama_spec.train.corpus.quality import ends_in_loop
+from pyllama_spec.train.corpus.tasks import Task, TaskSource
+from pyllama_spec.train.corpus.top_k import TopK, draw, top_k_of
+
+# Longer rests of prompts than that have a decode of their own.
+_MAX_STEPWISE = 32
+# Looking for a loop costs more than a token; once in this many it is cheap.
+_LOOP_EVERY = 16
+_PREFILL = 512
+
+
+@dataclass(slots=True)
+class TargetFeatures:
+    """What the target says of the tokens of one sequence; see docs of features.py.
+
+    Attributes:
+        rows: [n, n_layers * n_embd] float16 layer inputs, side by side.
+        top_ids: [n, k] uint32, the likeliest tokens after each one.
+        top_log_p: [n, k] float16, their log-probabilities; -inf where there is none.
+
+    """
+
+    rows: npt.NDArray[np.float16]
+    top_ids: npt.NDArray[np.uint32]
+    top_log_p: npt.NDArray[np.float16]
+
+
+def empty_features(n: int, width: int, k: int) -> TargetFeatures:
+    """TargetFeatures of n tokens, of which nothing is known yet."""
+    return TargetFeatures(
+        np.zeros((n, width), np.float16),
+        np.zeros((n, k), np.uint32),
+        np.full((n, k), -np.inf, np.float16),
+    )
+
+
+def set_top(features: TargetFeatures, i: int, top: TopK) -> None:
+    """Notes the distribution after token i."""
+    n = min(len(top.ids), features.top_ids.shape[1])
+    features.top_ids[i, :n] = top.ids[:n]
+    features.top_log_p[i, :n] = top.log_p[:n]
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A finished sequence.
+
+    Attributes:
+        number: of its task.
+        tokens: prompt and answer.
+        n_prompt: where the answer begins.
+        n_user: where the user's turn begins that the target wrote; n_prompt where it wrote none.
+        temperature: of the answer.
+        finish: "stop", "length", "loop" (its first turns are there), or why there is no answer:
+            "user".
+        features: of its tokens, where they were asked for.
+
+    """
+
+    number: int
+    tokens: list[int]
+    n_prompt: int
+    n_user: int
+    temperature: float
+    finish: str
+    features: TargetFeatures | None
+
+
+class _Collector(Drafter):
+    """Keeps the target's rows of each sequence, and proposes nothing.
+
+    Args:
+        layers: the layer inputs to keep; () for none.
+        n_ctx: the most tokens of a sequence.
+        width: of a row, all layers side by side.
+        n_top: likeliest tokens to keep of every distribution.
+
+    """
+
+    name = "features"
+    max_draft = 0
+
+    def __init__(self, layers: tuple[int, ...], n_ctx: int, width: int, n_top: int) -> None:
+        self.target_layers = layers
+        self._n_ctx, self._width, self._n_top = n_ctx, width, n_top
+        self._features: dict[int, TargetFeatures] = {}
+
+    def of(self, seq: int) -> TargetFeatures | None:
+        """What is known of a sequence so far; None where nothing is kept."""
+        if not self.target_layers:
+            return None
+        if seq not in self._features:
+            self._features[seq] = empty_features(self._n_ctx, self._width, self._n_top)
+        return self._features[seq]
+
+    def take(self, seq: int, n: int, n_shared: int) -> TargetFeatures | None:
+        """The features of the first n tokens, for good; the rows of the shared ones stay, too."""
+        features = self.of(seq)
+        if features is None:
+            return None
+        self._features[seq] = empty_features(self._n_ctx, self._width, self._n_top)
+        self._features[seq].rows[:n_shared] = features.rows[:n_shared]
+        return TargetFeatures(features.rows[:n], features.top_ids[:n], features.top_log_p[:n])
+
+    def commit_one(self, done: Committed) -> None:
+        """Takes rows."""
+        features = self.of(done.seq)
+        if features is not None and done.features:
+            rows = join_rows(done.features)
+            features.rows[done.first_row : done.first_row + len(rows)] = rows
+
+
+class _TaskSampler(StepSampler):
+    """Draws from the likeliest tokens of a row, and notes them where they are to be learned."""
+
+    def __init__(
+        self, task: Task, n_candidates: int, temperature: float, state: SequenceState,
+        features: TargetFeatures | None,
+    ) -> None:  # fmt: skip
+        self._task, self._n_candidates, self._temperature = task, n_candidates, temperature
+        self._state, self._features = state, features
+
+    def sample(self, context: Context, i: int) -> int:
+        """A token of the task's own random numbers."""
+        top = top_k_of(context.logits(i), self._n_candidates)
+        if self._features is not None:
+            set_top(self._features, len(self._state.tokens) - 1, top)
+        return draw(top, self._temperature, self._task.rng)
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A sequence of the context and the task that runs on it.
+
+    Attributes:
+        n_prompt, n_user: see Generated.
+        in_user: whether the target writes the user's turn now.
+
+    """
+
+    state: SequenceState
+    task: Task | None = None
+    run: SequenceRun | None = None
+    n_prompt: int = 0
+    n_user: int = 0
+    in_user: bool = False
+
+
+class Generator:
+    """Runs tasks.
+
+    Args:
+        model: the target.
+        source: of the tasks.
+        config: lengths and temperatures.
+        target_layers: layer inputs to keep of every token; () keeps no features.
+        n_top: likeliest tokens to keep of every distribution.
+        n_threads: CPU threads.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        source: TaskSource,
+        config: CorpusConfig,
+        *,
+        target_layers: tuple[int, ...] = (),
+        n_top: int = 0,
+        n_threads: int | None = None,
+    ) -> None:
+        self._is_eog, self._source, self._config = model.vocab.is_eog, source, config
+        n, n_batch = config.n_parallel, max(_PREFILL, config.n_parallel)
+        # Flash attention: nothing here has to be equal to another decode bit by bit, and it is
+        # a quarter faster.
+        self._context = Context(
+            model, n_ctx=n * config.n_ctx, n_seq_max=n, n_batch=n_batch, n_ubatch=n_batch,
+            n_outputs_max=n, n_threads=n_threads, flash_attn=True, target_layers=target_layers,
+        )  # fmt: skip
+        width = len(target_layers) * model.info.n_embd
+        self._collector = _Collector(target_layers, config.n_ctx, width, n_top)
+        self._round = Round(
+            self._context, self._collector, max_rows=n, max_chunk=_PREFILL,
+            max_stepwise=_MAX_STEPWISE,
+        )  # fmt: skip
+        self._places = [_Place(SequenceState(seq)) for seq in range(n)]
+
+    def run(self, first: int) -> Iterator[Generated | None]:
+        """Generates tasks first, first + 1, ... and yields them as they end, in any order.
+
+        Args:
+            first: the number of the first task.
+
+        Yields:
+            None after every round, and every sequence that ends with it.
+
+        Raises:
+            PyllamaSpecError: the engine failed.
+
+        """
+        number, is_over = first, False
+        while True:
+            for place in self._places:
+                if place.task is None and not is_over:
+                    task = self._source.task(number)
+                    number, is_over = number + 1, task is None
+                    if task is not None:
+                        self._begin(place, task)
+            running = {id(p.run): p for p in self._places if p.run is not None}
+            if not running:
+                return
+            steps = self._round.step([p.run for p in running.values() if p.run is not None])
+            yield None
+            for run, step in steps:
+                failure = step.error or run.stats.reason_off_error
+                if failure is not None:  # without its rows a text is of no use
+                    raise failure
+                finish = self._finish(running[id(run)], step)
+                if finish is not None:
+                    yield self._end(running[id(run)], finish)
+
+    def close(self) -> None:
+        """Frees the context."""
+        self._context.close()
+
+    def _begin(self, place: _Place, task: Task) -> None:
+        """Begins a task with its prompt, behind what all tasks share."""
+        shared = self._source.shared
+        # Always cut there, so that what follows is read in the same pieces whatever ran before.
+        if shared:
+            common = SequenceRun(place.state, [*shared, shared[-1]])
+            self._round.begin(common)
+            while place.state.n_decoded < len(shared):
+                del place.state.tokens[len(shared) :]
+                self._round.step([common])
+        else:
+            self._round.forget(place.state)
+        place.task, place.n_prompt, place.n_user = task, len(task.prompt), len(task.prompt)
+        place.in_user = task.writes_user
+        self._ask(place, task.prompt)
+
+    def _ask(self, place: _Place, prompt: Sequence[int]) -> None:
+        """Begins to generate behind a prompt: the user's turn, or the answer."""
+        config, task = self._config, place.task
+        assert task is not None
+        room = config.n_ctx - len(prompt)
+        if place.in_user:
+            features, temperature = None, config.user_temperature
+            room = min(config.max_user, room - len(self._source.after_user))
+        else:
+            features, temperature = self._collector.of(place.state.seq_id), task.temperature
+        sampler = _TaskSampler(task, config.n_candidates, temperature, place.state, features)
+        place.run = SequenceRun(place.state, list(prompt), sampler, max(room, 1))
+        self._round.begin(place.run)
+
+    def _finish(self, place: _Place, step: Step) -> str | None:
+        """Why the task is at its end; None if it is not."""
+        tokens = place.state.tokens
+        if place.in_user:
+            return self._finish_user(place, step)
+        if step.finish_reason is not None:
+            return step.finish_reason
+        is_due = (len(tokens) - place.n_prompt) % _LOOP_EVERY == 0
+        return "loop" if is_due and ends_in_loop(tokens[place.n_prompt :]) else None
+
+    def _finish_user(self, place: _Place, step: Step) -> str | None:
+        """Goes on to the answer where the user's turn is over."""
+        config, after = self._config, self._source.after_user
+        tokens = list(place.state.tokens)
+        n = len(tokens) - place.n_user
+        if self._is_eog(tokens[-1]) or tokens[-1] == after[0]:
+            tokens.pop()
+        elif n % _LOOP_EVERY == 0 and ends_in_loop(tokens[place.n_user :]):
+            return "user"
+        elif step.finish_reason is None:
+            return None  # a longer one is cut off: people send such texts too
+        # Without room for an answer there is nothing to learn from.
+        room = config.n_ctx - len(tokens) - len(after)
+        if len(tokens) - place.n_user < config.min_user or room < config.min_answer:
+            return "user"
+        tokens.extend(after)
+        place.n_prompt, place.in_user = len(tokens), False
+        self._ask(place, tokens)
+        return None
+
+    def _end(self, place: _Place, finish: str) -> Generated:
+        assert place.task is not None
+        tokens = list(place.state.tokens)
+        features = self._collector.take(place.state.seq_id, len(tokens), len(self._source.shared))
+        done = Generated(
+            place.task.number, tokens, place.n_prompt, place.n_user, place.task.temperature,
+            finish, features,
+        )  # fmt: skip
+        place.task = place.run = None
+        return done
+
+
+def join_rows(layers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float16]:
+    """Layer inputs side by side in float16, within its range: [n, n_layers * n_embd]."""
+    rows: npt.NDArray[np.float32] = np.concatenate(list(layers), axis=1)
+    most = np.float32(np.finfo(np.float16).max)
+    return np.clip(rows, -most, most).astype(np.float16)

@@ -1,0 +1,196 @@
+"""What to generate: numbered tasks, each with its own seed, so that their order decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.generation.chat_template import ChatTemplate
+from pyllama_spec.generation.prompt_file import Prompt, read_prompt_file
+from pyllama_spec.train.config import CorpusConfig
+from pyllama_spec.train.corpus.prompt_seeds import PromptSeeds, is_whole
+from pyllama_spec.train.errors import TrainError
+
+# Of the prompt seeds that need no more words, so many get none.
+_WHOLE_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class Task:
+    """One sequence to generate.
+
+    Attributes:
+        number: its place in the corpus.
+        prompt: ids to begin with.
+        temperature: of the answer.
+        rng: its own random numbers.
+        writes_user: whether the target first writes the user's turn.
+
+    """
+
+    number: int
+    prompt: list[int]
+    temperature: float
+    rng: np.random.Generator
+    writes_user: bool
+
+
+class TaskSource(Protocol):
+    """Gives tasks by number.
+
+    Attributes:
+        shared: ids that every prompt begins with; shorter than every prompt.
+        after_user: ids between a user turn that the target wrote and the answer.
+
+    """
+
+    shared: list[int]
+    after_user: list[int]
+
+    def task(self, number: int) -> Task | None:
+        """The task of a number; None when there are no more."""
+        ...
+
+
+def _new_task(config: CorpusConfig, number: int, prompt: list[int], *, writes_user: bool) -> Task:
+    rng = np.random.default_rng([config.seed, number])
+    is_greedy = rng.random() < config.greedy_share
+    temperature = 0.0 if is_greedy else config.temperature
+    return Task(number, prompt, temperature, rng, writes_user)
+
+
+class OwnPrompts:
+    """The target writes the user turns: its template is rendered up to where the user's text is.
+
+    A share of the turns begins with a prompt seed of ours, so that all kinds of tasks come up. What
+    is a whole request already is asked as it stands every second time.
+
+    Raises:
+        UnsupportedError: the template hides where that is.
+
+    """
+
+    def __init__(self, model: Model, config: CorpusConfig) -> None:
+        self._config = config
+        chat = ChatTemplate.of_model(model).render([{"role": "user", "content": "Hello"}])
+        texts = [part for part in chat.parts if part.is_message]
+        if not chat.is_split or len(texts) != 1:
+            raise UnsupportedError(
+                f"the chat template of {model.path.name} does not show where the user's text "
+                "stands, so that the target cannot write it; give prompts of your own (--prompts)"
+            )
+        at = chat.parts.index(texts[0])
+        before = "".join(part.text for part in chat.parts[:at])
+        after = "".join(part.text for part in chat.parts[at + 1 :])
+        vocab = model.vocab
+        self._before = vocab.tokenize(before, add_special=False, parse_special=True)
+        if vocab.adds_bos and vocab.bos is not None and self._before[:1] != [vocab.bos]:
+            self._before.insert(0, vocab.bos)
+        self.after_user = vocab.tokenize(after, add_special=False, parse_special=True)
+        if not self._before or not self.after_user:
+            raise UnsupportedError(
+                f"the chat template of {model.path.name} puts nothing around the user's text, so "
+                "that its end cannot be told; give prompts of your own (--prompts)"
+            )
+        self.shared = self._before[:-1]
+        self._vocab, self._prompt_seeds = vocab, PromptSeeds()
+
+    def task(self, number: int) -> Task | None:
+        """There is always another one."""
+        task = _new_task(self._config, number, list(self._before), writes_user=True)
+        if task.rng.random() >= self._config.prompt_seed_share:
+            return task
+        prompt_seed = self._prompt_seeds.draw(task.rng)
+        begun = self._vocab.tokenize(prompt_seed, add_special=False, parse_special=False)
+        config = self._config
+        n = len(task.prompt) + len(begun) + config.min_user + len(self.after_user)
+        if n + config.min_answer > config.n_ctx:  # no room for an answer
+            return task
+        task.prompt += begun
+        if is_whole(prompt_seed) and task.rng.random() < _WHOLE_SHARE:
+            task.prompt += self.after_user
+            task.writes_user = False
+        return task
+
+
+class FilePrompts:
+    """Prompts of a file, in an order that the seed decides; again and again up to max_passes.
+
+    Raises:
+        TrainError: the file is empty, cannot be read, or no prompt fits the context.
+
+    """
+
+    def __init__(self, model: Model, config: CorpusConfig, path: Path) -> None:
+        self._config = config
+        self.after_user: list[int] = []
+        template = ChatTemplate.of_model(model)
+        most = config.n_ctx - config.min_answer
+        prompts = [_tokens(prompt, template, model.vocab) for prompt in read_prompts(path)]
+        self.n_too_long = sum(len(prompt) > most for prompt in prompts)
+        prompts = [prompt for prompt in prompts if 0 < len(prompt) <= most]
+        if not prompts:
+            raise TrainError(
+                f"no prompt of {path} is shorter than {most} tokens (n_ctx={config.n_ctx} less "
+                f"min_answer={config.min_answer}); give a larger n_ctx"
+            )
+        order = np.random.default_rng(config.seed).permutation(len(prompts))
+        self._prompts = [prompts[i] for i in order]
+        shortest = min(len(prompt) for prompt in prompts)
+        self.shared = _common(prompts)[: shortest - 1]
+
+    def task(self, number: int) -> Task | None:
+        """The prompt of that number; the first pass takes every one once."""
+        passes, i = divmod(number, len(self._prompts))
+        if passes >= self._config.max_passes:
+            return None
+        task = _new_task(self._config, number, list(self._prompts[i]), writes_user=False)
+        if passes:  # a second greedy answer would be the first one again
+            task.temperature = self._config.temperature
+        return task
+
+
+def _common(prompts: Sequence[list[int]]) -> list[int]:
+    """What all prompts begin with."""
+    first, last = min(prompts), max(prompts)
+    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:n]
+
+
+def _tokens(prompt: Prompt, template: ChatTemplate, vocab: Vocab) -> list[int]:
+    if prompt.messages:
+        return template.render(prompt.messages).tokenize(vocab)
+    return vocab.tokenize(prompt.text, parse_special=True)
+
+
+def read_prompts(path: Path) -> tuple[Prompt, ...]:
+    """The prompts of a file; they need no names.
+
+    Raises:
+        TrainError: it cannot be read, is empty, or a line is malformed, with its number.
+
+    """
+    try:
+        return read_prompt_file(path, are_named=False)
+    except ArgumentError as error:
+        raise TrainError(
+            f"{error}. Without the file the target writes prompts of its own"
+        ) from None
+
+
+def make_source(model: Model, config: CorpusConfig) -> TaskSource:
+    """The prompts of the file, or the target's own where there is none.
+
+    Raises:
+        TrainError, UnsupportedError: as FilePrompts and OwnPrompts.
+
+    """
+    if config.prompts is None:
+        return OwnPrompts(model, config)
+    return FilePrompts(model, config, config.prompts)

@@ -1,0 +1,207 @@
+"""The corpus as PyTorch reads it: batches of whole sequences in an order that the seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllama_spec.drafters.with_lookup import MIN_NGRAM
+from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.quality import fingerprint
+from pyllama_spec.train.corpus.store import Corpus, TextSequence
+from pyllama_spec.train.eagle3.chains import Texts
+from pyllama_spec.train.eagle3.draft_vocab import DraftVocab
+
+# Prompts are held out by a hash, so that two answers to one prompt are on the same side.
+_BUCKETS = 10_000
+
+
+def _bucket(sequence: TextSequence) -> int:
+    prompt = sequence.tokens[: int(np.argmax(sequence.mask))]
+    return int.from_bytes(fingerprint(prompt.tolist()), "little") % _BUCKETS
+
+
+def split(corpus: Corpus, share: float, most: int) -> tuple[list[int], list[int]]:
+    """Sequences to train on, and greedy ones to measure on, of at most about `most` tokens.
+
+    A greedy chain is compared with greedy text: sampled answers to held-out prompts are neither.
+    One prompt is held out at least. A corpus with a single prompt is measured on itself.
+
+    Args:
+        corpus: the sequences.
+        share: of all prompts, how many are held out.
+        most: tokens to measure on.
+
+    """
+    buckets = [_bucket(sequence) for sequence in corpus.sequences]
+    pairs = list(zip(buckets, corpus.sequences, strict=True))
+    least = min((bucket for bucket, s in pairs if s.is_greedy), default=-1)
+    limit = max(share * _BUCKETS, least + 1) if share else 0
+    train = [i for i, bucket in enumerate(buckets) if bucket >= limit]
+    held: list[int] = []
+    n = 0
+    for i, (bucket, sequence) in enumerate(pairs):
+        is_wanted = bucket < limit or not train
+        if is_wanted and sequence.is_greedy and n < most:
+            held.append(i)
+            n += len(sequence.tokens)
+    return train or list(range(len(pairs))), held
+
+
+def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """The batches of an epoch: places in `lengths`, shuffled, of at most batch_tokens tokens.
+
+    Args:
+        lengths: tokens of each sequence.
+        batch_tokens: the most of a batch; a longer sequence has one of its own.
+        seed: of the run.
+        epoch: which one; each has its own order.
+
+    """
+    order = np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist()
+    batches: list[list[int]] = [[]]
+    n = 0
+    for i in order:
+        if batches[-1] and n + lengths[i] > batch_tokens:
+            batches.append([])
+            n = 0
+        batches[-1].append(i)
+        n += lengths[i]
+    return batches
+
+
+def load(
+    indices: Sequence[int],
+    corpus: Corpus,
+    source: FeatureSource,
+    vocab: DraftVocab,
+    device: str,
+) -> Texts:
+    """Some sequences of the corpus with their features.
+
+    Args:
+        indices: which.
+        corpus: the sequences.
+        source: what the target knows of them.
+        vocab: of the draft.
+        device: where the tensors go.
+
+    """
+    sequences = [corpus.sequences[i] for i in indices]
+    features = [source.get(i) for i in indices]
+    tokens = np.concatenate([s.tokens for s in sequences]).astype(np.int64)
+    learned = np.concatenate([s.mask for s in sequences])
+    ids = vocab.t2d[np.concatenate([f.top_ids for f in features]).astype(np.int64)]
+    log_p = np.concatenate([f.top_log_p for f in features]).astype(np.float32)
+    p = np.where(ids >= 0, np.exp(log_p), np.float32(0))
+    lengths = [len(s.tokens) for s in sequences]
+    starts, at = [], 0
+    for sequence in sequences:
+        # A chain from P0 first predicts x[P0+2].
+        starts.append(at + np.flatnonzero(sequence.mask[2:]))
+        at += len(sequence.tokens)
+
+    def to(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Texts(
+        tokens=to(tokens),
+        positions=to(np.concatenate([np.arange(n) for n in lengths])),
+        lengths=lengths,
+        features=to(np.concatenate([f.rows for f in features])).float(),
+        starts=to(np.concatenate(starts)),
+        learned=to(learned),
+        target_ids=to(np.maximum(ids, 0)),
+        target_p=to(p),
+        in_vocab=to(vocab.t2d[tokens] >= 0),
+        copied=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
+    )
+
+
+def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
+    """Where the n tokens up to a place, its own included, have stood before: [len(tokens)] bool."""
+    out = np.zeros(len(tokens), dtype=np.bool_)
+    if len(tokens) >= n:
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
+        _, first, which = np.unique(windows, axis=0, return_index=True, return_inverse=True)
+        out[n - 1 :] = first[which.reshape(-1)] < np.arange(len(windows))
+    return out
+
+
+def without_copies(texts: Texts, share: float, generator: torch.Generator) -> Texts:
+    """The same texts with fewer chains: of those that begin where decoding would copy, a share.
+
+    Args:
+        texts: a batch.
+        share: of them that stay; where nothing else would be left, all do.
+        generator: on the CPU, draws them.
+
+    """
+    drawn = torch.rand(len(texts.starts), generator=generator).to(texts.starts.device) < share
+    # A chain from P0 knows x[P0+1].
+    kept = texts.starts[~texts.copied[texts.starts + 1] | drawn]
+    return replace(texts, starts=kept) if len(kept) else texts
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a head is initialised by.
+
+    Attributes:
+        rows: [n, n_embd] float32, the first of the layer inputs at some tokens.
+        tokens: [n] int64, these tokens.
+        rms: [n_layers] float32, the root mean square of each layer input over them.
+
+    """
+
+    rows: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.int64]
+    rms: npt.NDArray[np.float32]
+
+
+def sample(indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int) -> Sample:
+    """Looks at some sequences; of all layer inputs but the first it keeps their size alone."""
+    rows, tokens = [], []
+    squares, n = np.zeros(n_layers), 0
+    for i in indices:
+        # The last token of a sequence may have no row.
+        layers = source.get(i).rows[:-1].reshape(len(corpus.sequences[i].tokens) - 1, n_layers, -1)
+        squares += np.einsum("nld,nld->l", layers, layers, dtype=np.float64)
+        n += layers.shape[0] * layers.shape[2]
+        rows.append(layers[:, 0].astype(np.float32))
+        tokens.append(corpus.sequences[i].tokens[:-1].astype(np.int64))
+    rms = np.sqrt(squares / n).astype(np.float32)
+    return Sample(np.concatenate(rows), np.concatenate(tokens), rms)
+
+
+def token_counts(corpus: Corpus, indices: Sequence[int], n_vocab: int) -> npt.NDArray[np.int64]:
+    """How often each token stands in some sequences: [n_vocab] int64."""
+    tokens = np.concatenate([corpus.sequences[i].tokens for i in indices]).astype(np.int64)
+    return np.bincount(tokens, minlength=n_vocab).astype(np.int64)
+
+
+def batches_from(
+    lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float, first: int
+) -> Iterator[list[int]]:
+    """The batches of a whole run from number `first` on; a part of an epoch is its beginning."""
+    number, epoch = 0, 0
+    left = n_epochs
+    while left > 0:
+        batches = plan(lengths, batch_tokens, seed, epoch)
+        count = len(batches) if left >= 1 else max(round(left * len(batches)), 1)
+        for batch in batches[:count]:
+            if number >= first:
+                yield batch
+            number += 1
+        epoch, left = epoch + 1, left - 1
+
+
+def count_batches(lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float) -> int:
+    """How many batches batches_from() gives from the first on."""
+    return sum(1 for _ in batches_from(lengths, batch_tokens, seed, n_epochs, 0))

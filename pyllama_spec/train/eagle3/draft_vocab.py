@@ -1,0 +1,94 @@
+"""Which of the target's tokens a head can draft: those that answers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Vocab
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train.corpus.store import TextSequence
+
+# Half of a head's weights are its output rows, and every drafted token costs all of them. A sixth
+# of a vocabulary covers nearly all of what a model says.
+_SHARE = 6
+_ROUND = 256
+# A prompt's token says less about answers than an answer's does.
+_PROMPT_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocab:
+    """The choice.
+
+    Attributes:
+        d2t: [n_draft_vocab] int64, the target's id of each draft id, rising.
+        t2d: [n_vocab] int64, the draft id of each of the target's, -1 where there is none.
+        coverage: the share of the corpus's answer tokens that can be drafted.
+
+    """
+
+    d2t: npt.NDArray[np.int64]
+    t2d: npt.NDArray[np.int64]
+    coverage: float
+
+
+def default_size(n_vocab: int) -> int:
+    """A sixth of the vocabulary, in steps of 256; all of it where it is small."""
+    return min(n_vocab, max(-(-n_vocab // (_SHARE * _ROUND)) * _ROUND, 4 * _ROUND))
+
+
+def choose_draft_vocab(
+    sequences: Sequence[TextSequence], n_vocab: int, size: int, always: Iterable[int]
+) -> DraftVocab:
+    """The most frequent tokens of a corpus.
+
+    Args:
+        sequences: the corpus.
+        n_vocab: of the target.
+        size: how many.
+        always: tokens that are in it whatever the corpus says, such as those that end an answer.
+
+    Raises:
+        ArgumentError: size is more than n_vocab, or less than there are tokens in `always`.
+
+    """
+    answers = np.zeros(n_vocab, np.int64)
+    prompts = np.zeros(n_vocab, np.int64)
+    for sequence in sequences:
+        answers += np.bincount(sequence.tokens[sequence.mask], minlength=n_vocab)
+        prompts += np.bincount(sequence.tokens[~sequence.mask], minlength=n_vocab)
+    weight = answers + _PROMPT_WEIGHT * prompts
+    kept = sorted({*always})
+    if not len(kept) <= size <= n_vocab:
+        raise ArgumentError(
+            f"n_draft_vocab={size} is outside {len(kept)} .. {n_vocab}, the target's vocabulary"
+        )
+    weight[kept] = np.inf
+    # Among tokens that are equally frequent the smaller ids, which merges made earlier.
+    order = np.lexsort((np.arange(n_vocab), -weight))
+    d2t = np.sort(order[:size]).astype(np.int64)
+    t2d = np.full(n_vocab, -1, np.int64)
+    t2d[d2t] = np.arange(size)
+    coverage = float(answers[d2t].sum() / max(answers.sum(), 1))
+    return DraftVocab(d2t, t2d, coverage)
+
+
+def known_draft_vocab(
+    sequences: Sequence[TextSequence], n_vocab: int, d2t: npt.NDArray[np.int64]
+) -> DraftVocab:
+    """A choice that was made before, and what it covers of this corpus."""
+    t2d = np.full(n_vocab, -1, np.int64)
+    t2d[d2t] = np.arange(len(d2t))
+    answers = np.zeros(n_vocab, np.int64)
+    for sequence in sequences:
+        answers += np.bincount(sequence.tokens[sequence.mask], minlength=n_vocab)
+    return DraftVocab(d2t, t2d, float(answers[d2t].sum() / max(answers.sum(), 1)))
+
+
+def ending_tokens(vocab: Vocab) -> list[int]:
+    """The ids that end a generation."""
+    return [token for token in range(vocab.n_tokens) if vocab.is_eog(token)]

@@ -1,0 +1,115 @@
+"""What a head takes over from its target's file: sizes, the vocabulary, some of the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import ModelInfo
+from pyllama_spec.gguf.reader import read_gguf
+from pyllama_spec.gguf.values import read_floats
+from pyllama_spec.train.errors import TrainError, need
+from pyllama_spec.train.files import hash_file
+
+Floats = npt.NDArray[np.float32]
+
+# What models have that do not say otherwise, as in the engine (llama_model::load_hparams).
+_ROPE_BASE, _RMS_EPS = 10000.0, 1e-5
+_FF_WIDTHS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TargetWeights:
+    """The parts of a target that a head begins with.
+
+    Attributes:
+        sha256: of the file.
+        embedding: [n_vocab, n_embd] float32, as the engine reads its rows.
+        output: [n_vocab, n_embd] float32: rows that give logits; the embedding where it is tied.
+        output_norm: [n_embd] float32, or None.
+        rope_base, rms_eps: of the target, for the head as well.
+        n_ff: width of the target's feed-forward blocks; of one with experts or several widths,
+            three times n_embd.
+        name: of the model, for people.
+
+    """
+
+    sha256: str
+    embedding: Floats
+    output: Floats
+    output_norm: Floats | None
+    rope_base: float
+    rms_eps: float
+    n_ff: int
+    name: str
+
+
+def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
+    """The layer inputs that a head reads where nothing else is said.
+
+    A plain head reads three: low, middle and high, as in the EAGLE-3 reference code. Ours read six:
+    from the first one, which tells the token itself, so that attention finds where it stood before,
+    to the last layer's output. One more costs a product per token, none per drafted token.
+    Models of fewer than 7 layers have no three that lie apart like this; theirs are the last ones.
+    """
+    if n_layer >= 7 and is_plain:
+        return (2, n_layer // 2, n_layer - 3)
+    if n_layer >= 7:
+        quarters = [round(n_layer * share) for share in (0.25, 0.5, 0.75)]
+        return tuple(sorted({1, *quarters, n_layer - 3, n_layer}))
+    first = max(n_layer - 3, 0)
+    return tuple(range(first, min(first + 3, n_layer + 1)))
+
+
+def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
+    """Reads them.
+
+    Args:
+        path: the target's GGUF.
+        info: its sizes.
+
+    Raises:
+        TrainError: a tensor is missing.
+        ModelLoadError: one is of a type that the gguf package cannot read.
+
+    """
+    need("gguf")
+    arch = info.arch
+    file = read_gguf(path, lambda name: name.startswith((f"{arch}.", "general.name")))
+    keys = file.keys
+
+    def number(name: str, default: float) -> float:
+        key = keys.get(f"{arch}.{name}")
+        return float(key.value) if key is not None else default
+
+    def floats(name: str) -> Floats | None:
+        tensor = file.tensors.get(name)
+        return None if tensor is None else read_floats(path, tensor)
+
+    embedding = floats("token_embd.weight")
+    if embedding is None or embedding.shape != (info.n_vocab, info.n_embd):
+        shape = None if embedding is None else embedding.shape
+        raise TrainError(
+            f"{path.name} has no token_embd.weight of {info.n_vocab} x {info.n_embd} (found: "
+            f"{shape}); of a split model give the merged file"
+        )
+    output = floats("output.weight")
+    if output is None or output.shape != embedding.shape:
+        output = embedding
+    norm = floats("output_norm.weight")
+    name = keys.get("general.name")
+    n_ff = keys.get(f"{arch}.feed_forward_length")
+    has_n_ff = n_ff is not None and type(n_ff.value) is int and n_ff.value > 0
+    return TargetWeights(
+        sha256=hash_file(path),
+        embedding=embedding,
+        output=output,
+        output_norm=norm if norm is not None and norm.shape == (info.n_embd,) else None,
+        rope_base=number("rope.freq_base", _ROPE_BASE),
+        rms_eps=number("attention.layer_norm_rms_epsilon", _RMS_EPS),
+        n_ff=n_ff.value if n_ff is not None and has_n_ff else _FF_WIDTHS * info.n_embd,
+        name=path.stem if name is None else name.value.decode("utf-8", "replace"),
+    )

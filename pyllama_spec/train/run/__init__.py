@@ -1,0 +1,1 @@
+"""A run of training, from text to a GGUF: steps, checkpoints, curves, provenance."""

@@ -1,0 +1,70 @@
+"""The state of a fit on disk: whole or not there, and only for the run that wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pyllama_spec.train.corpus.store import check_same
+from pyllama_spec.train.errors import CheckpointError
+from pyllama_spec.train.files import write_atomic
+
+_FORMAT = 1
+
+
+class Checkpoints:
+    """The files of a folder: `last.pt`, to go on from, and `best.pt`, to export.
+
+    Args:
+        folder: where they lie.
+        identity: what must be the same for a run to go on: target, corpus, head and settings.
+
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self.folder, self._identity = folder, identity
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Writes a state.
+
+        Raises:
+            TrainError: the disk is full; the state that was there stays.
+
+        """
+        content = {"format": _FORMAT, "identity": self._identity, "state": state}
+        write_atomic(self._path(name), lambda file: torch.save(content, file))
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """A state; None if there is none.
+
+        Raises:
+            CheckpointError: it is damaged, or of another target, corpus, head or setting.
+
+        """
+        path = self._path(name)
+        if not path.exists():
+            return None
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            known = content["format"] == _FORMAT
+            identity, state = content["identity"], content["state"]
+        except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of unpickling
+            raise CheckpointError(
+                f"{path} is damaged ({type(error).__name__}: {error}); --restart begins the "
+                "training again with the same text"
+            ) from None
+        if not known:
+            raise CheckpointError(f"{path} is of another version; --restart begins again")
+        check_same(identity, self._identity, path, ", or --restart to train from the beginning")
+        found: dict[str, Any] = state
+        return found
+
+    def clear(self) -> None:
+        """Removes them."""
+        for name in ("last", "best"):
+            self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.pt"

@@ -1,0 +1,301 @@
+"""Fits a head to its target's distributions, with checkpoints, measurements and an early end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+
+from pyllama_spec.train.config import FitConfig
+from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.store import Corpus
+from pyllama_spec.train.eagle3.batches import batches_from, count_batches, load, without_copies
+from pyllama_spec.train.eagle3.draft_vocab import DraftVocab
+from pyllama_spec.train.eagle3.head import Eagle3Head
+from pyllama_spec.train.eagle3.objective import Acceptance, AcceptanceMeter, Losses, chain_losses
+from pyllama_spec.train.errors import DivergedError
+from pyllama_spec.train.interrupt import interruptions
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.checkpoint import Checkpoints
+from pyllama_spec.train.run.curves import Measurement
+from pyllama_spec.train.run.schedule import is_measured, learning_rate
+
+# Chains of one measurement's batch; without gradients they take little memory.
+_MEASURE_SEQUENCES = 8
+_BETAS = (0.9, 0.95)
+_COPIED_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is learned from and measured on.
+
+    Attributes:
+        corpus: all sequences.
+        source: their features.
+        vocab: of the draft.
+        train, held_out: indices of sequences.
+
+    """
+
+    corpus: Corpus
+    source: FeatureSource
+    vocab: DraftVocab
+    train: list[int]
+    held_out: list[int]
+
+
+@dataclass(slots=True)
+class FitState:
+    """Where a fit is.
+
+    Attributes:
+        step: optimiser steps done.
+        n_tokens: answer tokens seen.
+        course: the measurements.
+        best: tokens per round of the best one, and its step.
+        is_over: whether it has ended.
+        untrained: how the head fared before the first step.
+
+    """
+
+    step: int = 0
+    n_tokens: int = 0
+    course: list[Measurement] = field(default_factory=list)
+    best: float = 0.0
+    best_step: int = 0
+    is_over: bool = False
+    untrained: Acceptance | None = None
+
+
+class Fit:
+    """One fit of a head.
+
+    Args:
+        head: on its device, with the weights to begin with.
+        text: what it learns from.
+        config: how.
+        checkpoints: where it is kept.
+        checkpoint_s: seconds between two of them.
+        bf16: compute products in bfloat16.
+        reporter: is told how it goes.
+
+    Raises:
+        CheckpointError: what is kept belongs to another run.
+
+    """
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        text: Text,
+        config: FitConfig,
+        checkpoints: Checkpoints,
+        *,
+        checkpoint_s: float,
+        bf16: bool,
+        reporter: Reporter,
+    ) -> None:
+        self._head, self._text, self._config = head, text, config
+        self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
+        self._dtype, self._reporter = torch.bfloat16 if bf16 else torch.float32, reporter
+        self._device = head.embedding.device.type
+        default_share = 1.0 if head.shape.is_plain else _COPIED_SHARE
+        wanted = config.copied_share
+        self._copied_share = default_share if wanted is None else wanted
+        self._lengths = [len(text.corpus.sequences[i].tokens) for i in text.train]
+        self.n_steps = count_batches(self._lengths, config.batch_tokens, config.seed, config.epochs)
+        head.weight("output.weight").requires_grad_(config.train_output)
+        trained = [p for p in head.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.ndim > 1]
+        vectors = [p for p in trained if p.ndim == 1]
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=config.lr,
+            betas=_BETAS,
+            # In one pass over the weights: without it each of its five steps makes arrays as large
+            # as the largest matrix, and the system's zeroing of them takes longer than the sums.
+            fused=True,
+        )
+        self.state = FitState()
+        self._sums = _Sums(config.n_steps)
+        self._resume()
+
+    def _resume(self) -> None:
+        saved = self._checkpoints.load("last")
+        if saved is None:
+            return
+        self._head.load_state_dict(saved["head"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        torch.set_rng_state(saved["rng"])
+        course = [Measurement(**point) for point in saved["course"]]
+        self.state = FitState(
+            saved["step"], saved["n_tokens"], course, saved["best"], saved["best_step"],
+            saved["is_over"], Acceptance(**saved["untrained"]),
+        )  # fmt: skip
+        self._sums = _Sums(self._config.n_steps, **saved["sums"])
+
+    def run(self) -> FitState:
+        """Fits to the end, or to where measurements no longer rise.
+
+        Raises:
+            DivergedError: the loss is no number; the last checkpoint is of before.
+            KeyboardInterrupt: after Ctrl-C, with a checkpoint of this very step.
+            TrainError: the disk is full; the last checkpoint stays.
+
+        """
+        state, config = self.state, self._config
+        if state.untrained is None:
+            state.untrained = self.measure()
+            self._save("last")
+        batches = batches_from(
+            self._lengths, config.batch_tokens, config.seed, config.epochs, state.step
+        )
+        saved_at = monotonic()
+        with interruptions() as interrupted:
+            for batch in batches:
+                if state.is_over:
+                    break
+                self._learn(batch)
+                if is_measured(state.step, self.n_steps, config.n_evals):
+                    self._note(self.measure())
+                state.is_over = state.is_over or state.step == self.n_steps
+                is_due = monotonic() - saved_at >= self._checkpoint_s
+                if is_due or state.is_over or interrupted.is_set():
+                    self._save("last")
+                    saved_at = monotonic()
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+        return state
+
+    def _learn(self, batch: list[int]) -> None:
+        """One step of the optimiser."""
+        config, state = self._config, self.state
+        rate = learning_rate(state.step, self.n_steps, config.lr, config.warmup)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        text = self._text
+        indices = [text.train[i] for i in batch]
+        texts = load(indices, text.corpus, text.source, text.vocab, self._device)
+        generator = self._generator()
+        texts = without_copies(texts, self._copied_share, generator)
+        with self._autocast():
+            losses = chain_losses(
+                self._head, texts, config.n_steps, config.step_decay, self._dtype,
+                config.missed_share, generator,
+            )  # fmt: skip
+        self._optimizer.zero_grad(set_to_none=True)
+        losses.total.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), config.clip)
+        total = float(losses.total.detach())
+        if not (math.isfinite(total) and math.isfinite(float(norm))):
+            raise DivergedError(
+                f"the loss is {total} at step {state.step} (its gradient {float(norm)}): training "
+                f"has diverged. The checkpoint in {self._checkpoints.folder} is of before; begin "
+                "again with --restart and a smaller --lr"
+            )
+        self._optimizer.step()
+        state.step += 1
+        state.n_tokens += sum(text.corpus.sequences[i].n_answer for i in indices)
+        self._sums.add(losses)
+        hits = " ".join(f"{100 * hit:.0f}%" for hit in losses.hits)
+        note = f"step {state.step}/{self.n_steps}, loss {total:.3f}, right {hits}"
+        self._reporter.progress("training", state.step / self.n_steps, note)
+
+    def _generator(self) -> torch.Generator:
+        """Of the draws of this step: the same ones however often the run was interrupted."""
+        seed = int(
+            np.random.SeedSequence([self._config.seed, self.state.step]).generate_state(1)[0]
+        )
+        return torch.Generator().manual_seed(seed)
+
+    def measure(self) -> Acceptance:
+        """Plays the rounds of decoding on the held-out text."""
+        meter, held, text = AcceptanceMeter(self._config.n_steps), self._text.held_out, self._text
+        for at in range(0, len(held), _MEASURE_SEQUENCES):
+            part = held[at : at + _MEASURE_SEQUENCES]
+            with self._autocast():
+                meter.add(
+                    self._head, load(part, text.corpus, text.source, text.vocab, self._device)
+                )
+        return meter.result()
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self._device, torch.bfloat16, enabled=self._dtype != torch.float32)
+
+    def _note(self, acceptance: Acceptance) -> None:
+        state, sums = self.state, self._sums
+        rate = learning_rate(state.step, self.n_steps, self._config.lr, self._config.warmup)
+        point = Measurement(
+            state.step, state.n_tokens, rate, sums.mean_loss(), sums.mean_hits(),
+            acceptance.by_depth, acceptance.given, acceptance.tokens_per_round,
+        )  # fmt: skip
+        state.course.append(point)
+        self._sums = _Sums(self._config.n_steps)
+        by_depth = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
+        self._reporter.line(
+            f"step {state.step} of {self.n_steps}: loss {point.loss[0]:.3f}, accepted {by_depth}, "
+            f"{acceptance.tokens_per_round:.2f} tokens per round"
+        )
+        # Without held-out text the last weights are the best that is known.
+        if acceptance.tokens_per_round >= state.best or acceptance.n_rounds == 0:
+            state.best, state.best_step = acceptance.tokens_per_round, state.step
+            self._save("best")
+        since = sum(point.step > state.best_step for point in state.course)
+        if since >= self._config.patience:
+            self._reporter.line(f"no progress in {since} measurements: training ends early")
+            state.is_over = True
+
+    def _save(self, name: str) -> None:
+        state = self.state
+        content: dict[str, Any] = {"head": self._head.state_dict(), "step": state.step}
+        if name == "last":
+            content |= {
+                "optimizer": self._optimizer.state_dict(), "rng": torch.get_rng_state(),
+                "n_tokens": state.n_tokens, "course": [p.as_dict() for p in state.course],
+                "best": state.best, "best_step": state.best_step, "is_over": state.is_over,
+                "sums": self._sums.as_dict(),
+                "untrained": state.untrained.as_dict() if state.untrained else None,
+            }  # fmt: skip
+        self._checkpoints.save(name, content)
+
+    def load_best(self) -> None:
+        """Puts the weights of the best measurement into the head."""
+        saved = self._checkpoints.load("best")
+        if saved is not None:
+            self._head.load_state_dict(saved["head"])
+
+
+class _Sums:
+    """Losses and right picks since the last measurement."""
+
+    def __init__(
+        self,
+        n_steps: int,
+        n: int = 0,
+        loss: list[float] | None = None,
+        hits: list[float] | None = None,
+    ) -> None:
+        self._n = n
+        self._loss, self._hits = loss or [0.0] * n_steps, hits or [0.0] * n_steps
+
+    def add(self, losses: Losses) -> None:
+        self._n += 1
+        self._loss = [a + b for a, b in zip(self._loss, losses.by_depth, strict=True)]
+        self._hits = [a + b for a, b in zip(self._hits, losses.hits, strict=True)]
+
+    def mean_loss(self) -> list[float]:
+        return [x / max(self._n, 1) for x in self._loss]
+
+    def mean_hits(self) -> list[float]:
+        return [x / max(self._n, 1) for x in self._hits]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"n": self._n, "loss": self._loss, "hits": self._hits}

@@ -1,0 +1,349 @@
+"""The stages of a training run. It imports PyTorch; eagle3.py, the door, says if it is missing."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import torch
+
+from pyllama_spec.engine import Model, default_n_threads
+from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.gguf.target import read_target
+from pyllama_spec.train.config import Eagle3TrainConfig
+from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus_identity
+from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore
+from pyllama_spec.train.eagle3.batches import sample, split, token_counts
+from pyllama_spec.train.eagle3.copying import begin_with_copying
+from pyllama_spec.train.eagle3.draft_vocab import (
+    DraftVocab,
+    choose_draft_vocab,
+    default_size,
+    ending_tokens,
+    known_draft_vocab,
+)
+from pyllama_spec.train.eagle3.export import export_head
+from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, default_n_head, initialise
+from pyllama_spec.train.eagle3.init_draft import InitDraft
+from pyllama_spec.train.eagle3.ngrams import count_ngrams, merge_ngrams
+from pyllama_spec.train.eagle3.objective import Acceptance
+from pyllama_spec.train.eagle3.target_weights import TargetWeights, read_weights
+from pyllama_spec.train.errors import TrainError
+from pyllama_spec.train.files import read_json, write_json
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.checkpoint import Checkpoints
+from pyllama_spec.train.run.curves import write_curves
+from pyllama_spec.train.run.fit import Fit, Text
+from pyllama_spec.train.run.provenance import record
+
+# Sequences whose rows say how large a layer's input is, and how the first one tells its token.
+_SAMPLE_SEQUENCES = 64
+# A product of the size that training is made of, to see which precision is faster.
+_TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What came out.
+
+    Attributes:
+        path, n_bytes: the draft's file.
+        untrained, trained: acceptance of greedy drafts on held-out greedy text.
+        n_sequences, n_answer_tokens: the text.
+        n_tokens_seen: answer tokens, every pass counted.
+        coverage: the share of answer tokens that can be drafted.
+        seconds: of each stage, in this run alone.
+        notes: what the user should know.
+
+    """
+
+    path: Path
+    n_bytes: int
+    untrained: Acceptance
+    trained: Acceptance
+    n_sequences: int
+    n_answer_tokens: int
+    n_tokens_seen: int
+    coverage: float
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+
+
+class Pipeline:
+    """One run, stage by stage; each goes on where an earlier run stopped.
+
+    Args:
+        config: of the run.
+        model: the target.
+        layers: layer inputs that the head reads.
+        reporter: is told how it goes.
+        init_draft: a draft to begin with.
+
+    """
+
+    def __init__(
+        self,
+        config: Eagle3TrainConfig,
+        model: Model,
+        layers: tuple[int, ...],
+        reporter: Reporter,
+        init_draft: InitDraft | None = None,
+    ) -> None:
+        self._config, self._reporter, self._init_draft = config, reporter, init_draft
+        self._model, self._layers = model, layers
+        self._work = config.work_dir
+        self._seconds: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._n_threads = config.n_threads or default_n_threads()
+
+    def run(self) -> TrainReport:
+        """Makes the draft.
+
+        Raises:
+            PyllamaSpecError: with the reason; what was made so far is kept.
+
+        """
+        torch.set_num_threads(self._n_threads)
+        head = self._config.head
+        if head.is_plain and len(self._layers) != 3:
+            self._notes.append(
+                f"stock llama.cpp takes 3 target layers, and does not load a head with "
+                f"{len(self._layers)}"
+            )
+        weights = read_weights(self._config.target, self._model.info)
+        corpus, source = self._text(weights.sha256)
+        with closing(source):
+            return self._fit(weights, *self._head(weights, corpus, source))
+
+    def _text(self, target_sha256: str) -> tuple[Corpus, FeatureSource]:
+        """The corpus and its features."""
+        config, start = self._config, perf_counter()
+        model, layers = self._model, self._layers
+        identity = corpus_identity(config.corpus, target_sha256)
+        width = len(layers) * model.info.n_embd
+        store = FeatureStore(
+            self._work / "features",
+            {**identity, "target_layers": list(layers), "n_top": config.n_top},
+            # float16 rows, uint32 ids, float16 log-probabilities.
+            2 * width + 6 * config.n_top,
+            config.max_disk_bytes,
+        )
+
+        def report(p: CorpusProgress) -> None:
+            note = f"{p.n_answer} of {p.n_wanted} tokens, {p.n_kept} texts, {p.n_dropped} dropped"
+            self._reporter.progress("writing text", p.n_answer / p.n_wanted, note)
+
+        folder = self._work / "corpus"
+        corpus = build_corpus(
+            model, config.corpus, folder, target_sha256, features=store, target_layers=layers,
+            n_top=config.n_top, n_threads=self._n_threads, on_progress=report,
+        )  # fmt: skip
+        texts = CorpusStore(folder, identity)
+        dropped = ", ".join(f"{n} {reason}" for reason, n in sorted(texts.dropped.items()))
+        self._reporter.line(
+            f"text: {corpus.n_answer} answer tokens in {len(corpus.sequences)} sequences "
+            f"(dropped: {dropped or 'none'})"
+        )
+        if corpus.n_answer < config.corpus.n_tokens:
+            self._notes.append(
+                f"the prompts gave {corpus.n_answer} of {config.corpus.n_tokens} answer tokens"
+            )
+        self._seconds["text"] = perf_counter() - start
+        return corpus, self._features(corpus, texts, store)
+
+    def _features(self, corpus: Corpus, texts: CorpusStore, store: FeatureStore) -> FeatureSource:
+        config, start = self._config, perf_counter()
+
+        def live() -> LiveFeatures:
+            n_ctx = config.corpus.n_ctx
+            return LiveFeatures(self._model, self._layers, config.n_top, n_ctx, self._n_threads)
+
+        def report(done: int, total: int) -> None:
+            note = f"{done} of {total} tokens"
+            self._reporter.progress("reading features", done / total, note)
+
+        n_shards = 1 + max(shard for shard, _ in corpus.places)
+        store_features(texts, n_shards, store, live, report)
+        source = FeatureSource(corpus, texts, store, live)
+        n_live = source.n_live_tokens
+        self._reporter.line(
+            f"features: {store.n_bytes / 1e9:.2f} GB on disk"
+            + (f", those of {n_live} tokens are computed again in every epoch" if n_live else "")
+        )
+        self._seconds["features"] = perf_counter() - start
+        return source
+
+    def _vocab(self, corpus: Corpus) -> DraftVocab:
+        n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
+        if self._init_draft is not None:
+            vocab = known_draft_vocab(corpus.sequences, n_vocab, self._init_draft.d2t)
+        else:
+            size = self._config.head.n_draft_vocab or default_size(n_vocab)
+            vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
+        self._reporter.line(
+            f"draft vocabulary: {len(vocab.d2t)} of {n_vocab} tokens, "
+            f"{100 * vocab.coverage:.2f}% of the answers"
+        )
+        return vocab
+
+    def _head(
+        self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
+    ) -> tuple[Eagle3Head, Text]:
+        """The head with the weights to begin with, on its device, and what it learns from."""
+        config, vocab = self._config, self._vocab(corpus)
+        train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
+        if not held_out:
+            self._notes.append("no answer at temperature 0 is held out: nothing was measured")
+        if self._init_draft is not None:
+            head = Eagle3Head(self._init_draft.shape, weights.embedding, vocab.d2t)
+            head.load_tensors(self._init_draft.tensors)
+        else:
+            shape = self._shape(weights, len(vocab.d2t))
+            head = Eagle3Head(shape, weights.embedding, vocab.d2t)
+            seen = sample(train[:_SAMPLE_SEQUENCES], corpus, source, len(self._layers))
+            initialise(head, weights.output, weights.output_norm, seen.rms, config.fit.seed)
+            counts = token_counts(corpus, train, shape.n_vocab)
+            told = begin_with_copying(head, seen.rows, seen.tokens, counts, config.fit.seed)
+            share = 100 * max(told, 0)
+            self._reporter.line(f"the first layer input tells {share:.0f}% of its token")
+        return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
+
+    def _shape(self, weights: TargetWeights, n_draft_vocab: int) -> HeadShape:
+        info, wanted = self._model.info, self._config.head
+        n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
+        return HeadShape(
+            n_vocab=info.n_vocab,
+            n_draft_vocab=n_draft_vocab,
+            n_embd=info.n_embd,
+            n_embd_target=info.n_embd,
+            target_layers=self._layers,
+            n_head=n_head,
+            n_head_kv=wanted.n_head_kv or n_head,
+            n_ff=wanted.n_ff or weights.n_ff,
+            fc_norm=wanted.fc_norm,
+            norm_output=wanted.norm_output,
+            rope_base=weights.rope_base,
+            rms_eps=weights.rms_eps,
+        )
+
+    def _device(self) -> str:
+        wanted = self._config.device
+        if wanted == "cuda" and not torch.cuda.is_available():
+            raise TrainError("PyTorch sees no CUDA device; leave --device out, or use 'cpu'")
+        return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _fit(self, weights: TargetWeights, head: Eagle3Head, text: Text) -> TrainReport:
+        config, start = self._config, perf_counter()
+        bf16 = self._wants_bf16(head.embedding.device.type)
+        identity = _flat(
+            {
+                "target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256,
+                "head": head.shape.as_dict(), "n_top": config.n_top,
+                "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
+                **({} if self._init_draft is None else {"init_sha256": self._init_draft.sha256}),
+            }
+        )  # fmt: skip
+        checkpoints = Checkpoints(self._work / "checkpoints", identity)
+        if config.restart:
+            checkpoints.clear()
+        n_weights = sum(parameter.numel() for parameter in head.parameters())
+        fit = Fit(
+            head, text, config.fit, checkpoints, checkpoint_s=config.checkpoint_s, bf16=bf16,
+            reporter=self._reporter,
+        )  # fmt: skip
+        self._reporter.line(
+            f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
+            f"{'bfloat16' if bf16 else 'float32'} on {head.embedding.device.type}"
+            + (f", going on at step {fit.state.step}" if fit.state.step else "")
+        )
+        state = fit.run()
+        assert state.untrained is not None
+        fit.load_best()
+        trained = fit.measure()
+        note = write_curves(self._work, state.course)
+        self._notes += [note] if note else []
+        self._seconds["training"] = perf_counter() - start
+        ngrams = self._ngrams(text)
+        figures = {
+            "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
+            "acceptance": [round(share, 4) for share in trained.by_depth],
+            "tokens_per_round": float(trained.tokens_per_round),
+        }  # fmt: skip
+        hashes = {"target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256}
+        if (begun := self._init_draft) is not None:
+            hashes["init_sha256"] = begun.sha256
+            figures |= {"tokens_before": begun.n_tokens, "corpus_tokens_before": begun.n_text}
+        n_bytes = export_head(
+            head, read_target(config.target), config.out, name=f"{weights.name} EAGLE-3",
+            n_ctx=self._model.info.n_ctx_train, export_type=config.export_type,
+            record=record(
+                config, target_name=weights.name, hashes=hashes, figures=figures,
+                torch_version=str(torch.__version__),
+            ),
+            ngrams=ngrams,
+        )  # fmt: skip
+        return TrainReport(
+            config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
+            text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
+            tuple(self._notes),
+        )  # fmt: skip
+
+    def _ngrams(self, text: Text) -> NgramArrays | None:
+        """The table of the texts that the head learned from: those held out stay unknown to it."""
+        # A plain head that one begins with is one for stock llama.cpp, too, which knows no table.
+        is_plain = self._init_draft is not None and self._init_draft.shape.is_plain
+        if not self._config.max_ngrams or (is_plain and self._config.n_ngrams is None):
+            return None
+        sequences = [text.corpus.sequences[i] for i in text.train]
+        found = count_ngrams(sequences, self._config.max_ngrams)
+        if self._init_draft is not None and self._init_draft.ngrams is not None:
+            n_new = sum(sequence.n_answer for sequence in sequences)
+            share = n_new / (n_new + self._init_draft.n_text)
+            found = merge_ngrams(self._init_draft.ngrams, found, share, self._config.max_ngrams)
+        self._reporter.line(f"n-gram table: {len(found.keys)} contexts")
+        return found
+
+    def _wants_bf16(self, device: str) -> bool:
+        """Whether products are computed in bfloat16; the first run decides for all that go on."""
+        if self._config.fit.precision != "auto":
+            return self._config.fit.precision == "bf16"
+        if device == "cuda":
+            return bool(torch.cuda.is_bf16_supported())
+        path = self._work / "precision.json"
+        known = read_json(path)
+        if known is None:
+            times = {name: _product_s(dtype) for name, dtype in _DTYPES.items()}
+            known = {"bf16": times["bf16"] < 0.8 * times["fp32"], "seconds": times}
+            write_json(path, known)
+        return bool(known["bf16"])
+
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def _product_s(dtype: torch.dtype) -> float:
+    """Seconds of a product in a type, the fastest of some."""
+    a = torch.ones(_TRIAL_ROWS, _TRIAL_WIDTH, dtype=dtype)
+    b = torch.ones(_TRIAL_WIDTH, _TRIAL_WIDTH, dtype=dtype)
+    best = float("inf")
+    for _ in range(_TRIAL_REPEATS):
+        start = monotonic()
+        torch.nn.functional.linear(a, b)
+        best = min(best, monotonic() - start)
+    return best
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, such as {"fit.lr": 0.001}."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            out |= _flat(value, f"{prefix}{name}.")
+        else:
+            out[f"{prefix}{name}"] = value
+    return out

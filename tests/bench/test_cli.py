@@ -1,0 +1,282 @@
+"""`pyllama-spec bench`: files, exit codes, pictures; and what it says of machine and weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from pyllama_spec import bench
+from pyllama_spec.bench import machine
+from pyllama_spec.bench.figures import Pair
+from pyllama_spec.bench.report import FORMAT
+from pyllama_spec.bench.sides import Run, Side
+from pyllama_spec.bench.weights import weight_bytes
+from pyllama_spec.cli.entry import main
+from pyllama_spec.engine import Model
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
+from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
+from tests.models import model_path
+
+
+def arguments(folder: Path, *more: object) -> list[str]:
+    target = model_path("perm", n_cycles=20)
+    words = ["bench", "-m", target, "-d", "prompt-lookup", "-t", 1, "-n", 16, "--repeat", 2]
+    return [str(word) for word in (*words, "--prompts", write_prompts(folder), *more)]
+
+
+def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main(arguments(tmp_path, "--json", out)) == 0
+    shown = capsys.readouterr()
+    assert "same text" in shown.out and not shown.err
+    found = json.loads(out.read_text())
+    assert found["format"] == FORMAT
+    assert found["command"].endswith("-n 16 --repeat 2 -t 1 --temp 0 --seed 1")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_own_prompts_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = arguments(tmp_path, "-n", 2, "--repeat", 1)
+    del words[words.index("--prompts") : words.index("--prompts") + 2]
+    assert main(words) == 0
+    assert "27 of 27" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--synthetic-acceptance", "0.8,1.2"],
+        ["--synthetic-acceptance", "high"],
+        ["--repeat", "many"],
+    ],
+)
+def test_bad_usage(tmp_path: Path, more: list[str]) -> None:
+    assert main(arguments(tmp_path, *more)) == 2
+
+
+def test_target_and_draft_have_to_be_said() -> None:
+    assert main(["bench", "-m", "a.gguf"]) == 2
+    assert main(["bench", "-d", "none"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--repeat", "0"], "repeats=0"),
+        (["-d", "nix"], "draft='nix'"),
+        (["--json", "no/such/folder/x.json"], "does not exist"),
+        (["--plot", "x.doc"], "should end in"),
+        (["--plot", "no/such/folder/x.png"], "does not exist"),
+        (["--peer", "nowhere"], "no address"),
+        (["--prompts", "none.jsonl"], "cannot read the prompts file"),
+        (["--synthetic-acceptance", "0.5", "--n-draft", "2"], "has 1 probabilities"),
+    ],
+)
+def test_failures_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], says: str
+) -> None:
+    assert main(arguments(tmp_path, *more)) == 1
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.err.count("\n") == 1 and not shown.out
+
+
+def test_ctrl_c_writes_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, n = Side.run, 0
+
+    def interrupted(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
+        nonlocal n
+        n += 1
+        if n == 6:
+            raise KeyboardInterrupt
+        return run(self, prompt, n_tokens, observe)
+
+    monkeypatch.setattr(Side, "run", interrupted)
+    out = tmp_path / "out.json"
+    assert main(arguments(tmp_path, "--json", out)) == 130
+    found = json.loads(out.read_text())
+    assert found["interrupted"] is True
+    assert [prompt["id"] for prompt in found["prompts"]] == ["chat"]
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_leaves_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    out.mkdir()
+    assert main(arguments(tmp_path, "--json", out)) == 1
+    shown = capsys.readouterr()
+    assert "same text" in shown.out
+    assert "cannot write" in shown.err
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "says"),
+    [
+        (
+            {"failure": "the device is gone"},
+            "the device is gone (what was measured before is kept)",
+        ),
+        ({"peer_failures": {"a": "HTTP 500"}}, "peer, prompt 'a': HTTP 500 (the rest is kept)"),
+    ],
+)
+def test_a_failure_on_the_way_is_the_exit_code(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ending: dict[str, Any],
+    says: str,
+) -> None:
+    monkeypatch.setattr(bench, "run", lambda *_: a_result(**ending))
+    out = tmp_path / "out.json"
+    assert main(arguments(tmp_path, "--json", out)) == 1
+    shown = capsys.readouterr()
+    assert says in shown.err and "same text" in shown.out
+    assert json.loads(out.read_text())["summary"]["n_texts"] == 2
+
+
+# --- pictures
+
+
+class _Canvas:
+    """Takes every call that a plot makes, and keeps the texts."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **options: Any) -> None:
+            self.texts += [str(one) for one in (*args, *options.values()) if isinstance(one, str)]
+
+        return call
+
+
+class _Figure(_Canvas):
+    texts_of_last: list[str]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__([])
+        _Figure.texts_of_last = self.texts
+
+    def subplots(self, *args: int, **options: Any) -> list[_Canvas]:
+        return [_Canvas(self.texts) for _ in range(3)]
+
+    def savefig(self, path: Path, **options: Any) -> None:
+        Path(path).write_bytes(b"a picture")
+
+
+def a_result(**options: Any) -> bench.BenchResult:
+    runs = made_up_run([(0, 0)] * 8, 1.0), made_up_run([(3, 3), (3, 1), (1, 0)], 0.5)
+    return made_up_result([one_prompt(Pair(*runs), Pair(*runs))], **options)
+
+
+def test_the_plot_has_its_three_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.SimpleNamespace(Figure=_Figure)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", fake)
+    bench.plot(a_result(), tmp_path / "out.png")
+    texts = _Figure.texts_of_last
+    for title in ("speed-up per prompt", "acceptance by depth", "where the time goes"):
+        assert title in texts
+    assert not any("SYNTHETIC" in text for text in texts)
+    bench.plot(a_result(synthetic=(0.5, 0.5, 0.5), is_interrupted=True), tmp_path / "out.png")
+    marked = [text for text in _Figure.texts_of_last if "SYNTHETIC" in text]
+    assert len(marked) == 2 and "NOT COMPLETE" in marked[0]
+    bench.plot(made_up_result([]), tmp_path / "empty.png")
+
+
+def test_without_matplotlib_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnsupportedError, match=r"pip install pyllama_spec\[bench\]"):
+        bench.check_plot(tmp_path / "out.png")
+    assert main(arguments(tmp_path, "--plot", tmp_path / "out.png")) == 1
+    shown = capsys.readouterr()
+    assert "pip install pyllama_spec[bench]" in shown.err and not shown.out
+
+
+def test_the_plot_is_drawn_where_matplotlib_is(tmp_path: Path) -> None:
+    for name, result in (("full", a_result()), ("empty", made_up_result([]))):
+        path = tmp_path / f"{name}.png"
+        try:
+            bench.plot(result, path)
+        except UnsupportedError as error:
+            assert "pip install pyllama_spec[bench]" in str(error)
+            assert not path.exists()
+        else:
+            assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# --- machine and weights
+
+
+def test_a_file_is_described_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    data = bytes(range(256)) * 4096 * 3
+    path.write_bytes(data)
+    whole = machine.describe_file(path)
+    assert whole == {
+        "name": "model.gguf", "size_bytes": len(data), "sha256_of": "the whole file",
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }  # fmt: skip
+    monkeypatch.setattr(machine, "_WHOLE_FILE_BYTES", 2**21)
+    ends = machine.describe_file(path)
+    assert ends["sha256"] == hashlib.sha256(data[: 2**20] + data[-(2**20) :]).hexdigest()
+    assert "first and the last" in ends["sha256_of"]
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_streaming_is_measured(n_threads: int) -> None:
+    found = machine.measure_streaming(n_threads, 2**20)
+    assert found.buffer_bytes == 2**20
+    assert min(found.sum_bytes_per_s, found.copy_bytes_per_s) > 0
+    assert found.bytes_per_s == max(found.sum_bytes_per_s, found.copy_bytes_per_s)
+    assert "1 MiB" in found.method and f"{n_threads} thread" in found.method
+
+
+def test_tensor_sizes_are_those_of_the_file() -> None:
+    path = model_path("llama")
+    sizes = tensor_bytes(path)
+    expected = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
+    assert set(sizes) == set(expected)
+    assert all(0 <= sizes[name] - n < 32 for name, n in expected.items()), "padding only"
+    with Model(path) as model:
+        n, basis = weight_bytes(model)
+    without = sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)
+    assert n == without
+    assert "looked-up" in basis
+
+
+def test_what_a_token_does_not_read_is_not_counted() -> None:
+    sizes = {"token_embd.weight": 1000, "blk.0.ffn_down.weight": 10}
+    metadata = {"general.architecture": "qwen3moe"}
+    assert bytes_per_token(sizes, metadata) == 1010, "the output reads the embeddings"
+    assert bytes_per_token({**sizes, "output.weight": 500}, metadata) == 510
+    experts = {"blk.0.ffn_up_exps.weight": 800, "blk.0.ffn_gate_shexp.weight": 7}
+    of_eight = {**metadata, "qwen3moe.expert_count": "8", "qwen3moe.expert_used_count": "2"}
+    assert bytes_per_token(experts, of_eight) == 207
+
+
+def test_a_table_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(model_path("llama").read_bytes()[:300])
+    with pytest.raises(ModelLoadError, match=r"cut\.gguf"):
+        tensor_bytes(path)
+
+
+def test_a_plot_needs_a_name_that_can_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"\.png"):
+        bench.check_plot(tmp_path / "out.xyz")

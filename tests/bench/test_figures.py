@@ -1,0 +1,186 @@
+"""The arithmetic of the benchmark, on records that are made up."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from pyllama_spec.bench import table, to_json
+from pyllama_spec.bench.figures import (
+    Fork,
+    Pair,
+    acceptance_by_depth,
+    accepted_histogram,
+    compare,
+    find_fork,
+    repeats_of,
+    spread,
+    total,
+)
+from pyllama_spec.bench.peer import PeerRun
+from pyllama_spec.bench.report import peer_tps
+from tests.bench.tools import made_up_result, made_up_run, one_prompt
+
+
+def pair(n: int, plain_s: float, spec_s: float) -> Pair:
+    """Both sides decoded n tokens; the speculative one in rounds of two."""
+    return Pair(made_up_run([(0, 0)] * n, plain_s), made_up_run([(1, 1)] * (n // 2), spec_s))
+
+
+def test_rates_are_total_tokens_over_total_seconds() -> None:
+    # 10 tokens in 1 s and 90 in 3 s: 25 per second, where the mean of the rates would say 20.
+    totals = total([made_up_run([(0, 0)] * 10, 1.0), made_up_run([(0, 0)] * 90, 3.0)])
+    assert totals.n_tokens == 100
+    assert totals.tps == 25.0
+    # The two first tokens and the prompts' seconds come in here.
+    assert totals.end_to_end_tps == 102 / 5.0
+
+
+def test_totals_add_up_every_field() -> None:
+    runs = [
+        made_up_run([(3, 2), (0, 0), (3, 0)], 2.0, draft_s=0.5, verify_s=1.25, cpu_s=3.0),
+        made_up_run([(1, 1)], 1.0, draft_s=0.25, verify_s=0.5, cpu_s=1.0),
+    ]
+    totals = total(runs)
+    assert (totals.n_texts, totals.rounds, totals.rounds_without_draft) == (2, 4, 1)
+    assert (totals.drafted, totals.accepted) == (7, 3)
+    assert totals.n_tokens == totals.accepted + totals.rounds
+    assert totals.acceptance_rate == 3 / 7
+    assert totals.tokens_per_round == 7 / 4
+    assert (totals.draft_s, totals.verify_s, totals.rest_s) == (0.75, 1.75, 0.5)
+    assert (totals.prompt_s, totals.cpu_s) == (1.0, 4.0)
+
+
+def test_nothing_measured_is_no_number() -> None:
+    nothing = total([])
+    assert nothing.tps is None
+    assert nothing.end_to_end_tps is None
+    assert (nothing.acceptance_rate, nothing.tokens_per_round) == (0.0, 0.0)
+    assert compare([]).speedup is None
+    assert spread([None]) is None
+    # A text that ends with its first token has no rounds.
+    assert total([made_up_run([], 0.0)]).tps is None
+
+
+def test_speedup_is_the_ratio_of_the_totals() -> None:
+    both = compare([pair(10, 1.0, 0.5), pair(30, 3.0, 1.5)])
+    assert both.plain.tps == 10.0
+    assert both.spec.tps == 20.0
+    assert both.speedup == 2.0
+    assert both.prompt_cost == 1.0
+
+
+def test_spread_is_median_minimum_maximum() -> None:
+    found = spread([1.5, None, 1.0, 4.0])
+    assert found is not None
+    assert (found.median, found.low, found.high) == (1.5, 1.0, 4.0)
+    even = spread([1.0, 2.0])
+    assert even is not None and even.median == 1.5
+
+
+def test_spread_of_a_prompt_and_of_the_repeats() -> None:
+    first = one_prompt(pair(10, 1.0, 0.5), pair(10, 1.0, 1.0), pair(10, 1.0, 0.25), name="a")
+    second = one_prompt(pair(30, 3.0, 3.0), pair(30, 3.0, 1.0), name="b")
+    speedups = first.speedups
+    assert speedups is not None
+    assert (speedups.median, speedups.low, speedups.high) == (2.0, 1.0, 4.0)
+    # The third repeat was interrupted: it has no second prompt, and is no summary.
+    repeats = repeats_of([first, second])
+    assert [one.speedup for one in repeats] == [pytest.approx(4 / 3.5), pytest.approx(2.0)]
+    assert repeats_of([]) == []
+
+
+def test_acceptance_by_depth_given_that_it_was_reached() -> None:
+    rounds = [(3, 3), (3, 1), (3, 1), (3, 0), (2, 2), (1, 0), (0, 0)]
+    depths = acceptance_by_depth([made_up_run(rounds, 1.0)])
+    assert [d.depth for d in depths] == [1, 2, 3]
+    assert [d.drafted for d in depths] == [6, 5, 4]
+    # A draft of two that is accepted whole reaches no third depth.
+    assert [d.reached for d in depths] == [6, 4, 1]
+    assert [d.accepted for d in depths] == [4, 2, 1]
+    assert [d.rate for d in depths] == [4 / 6, 2 / 4, 1.0]
+    assert [d.rate_of_drafted for d in depths] == [4 / 6, 2 / 5, 1 / 4]
+
+
+def test_full_drafts_give_the_histograms_rates() -> None:
+    # With drafts of one length, P(depth i | reached) is N(>= i) / N(>= i - 1).
+    histogram = [4, 3, 2, 5]
+    rounds = [(3, n) for n, count in enumerate(histogram) for _ in range(count)]
+    run = made_up_run(rounds, 1.0)
+    assert accepted_histogram([run]) == histogram
+    depths = acceptance_by_depth([run])
+    assert [d.rate for d in depths] == [10 / 14, 7 / 10, 5 / 7]
+    # The unconditional rates are what a full round commits beside the target's own token.
+    committed = 1 + sum(d.rate_of_drafted or 0 for d in depths)
+    assert math.isclose(committed, total([run]).tokens_per_round)
+
+
+def test_the_round_that_an_end_token_cuts_has_no_verdict() -> None:
+    depths = acceptance_by_depth([made_up_run([(2, 1), (2, 0)], 1.0, is_stopped=True)])
+    assert [(d.drafted, d.reached, d.accepted) for d in depths] == [(1, 1, 1), (1, 1, 0)]
+    unreached = acceptance_by_depth([made_up_run([(2, 0)], 1.0)])[1]
+    assert unreached.rate is None
+    assert unreached.rate_of_drafted == 0.0
+
+
+def test_histogram_of_nothing_has_a_place_for_zero() -> None:
+    assert accepted_histogram([]) == [0]
+
+
+def test_a_fork_is_the_first_difference() -> None:
+    same = Pair(made_up_run([(0, 0)] * 4, 1.0), made_up_run([(4, 3)], 1.0))
+    assert same.is_same
+    assert find_fork([same, same]) is None
+    shorter = Pair(same.plain, made_up_run([(2, 1)], 1.0))
+    assert find_fork([same, shorter]) == Fork(1, 3, 3, None)
+    other = Pair(same.plain, made_up_run([(4, 3)], 1.0, first=7))
+    assert find_fork([other]) == Fork(0, 0, 0, 7)
+
+
+def test_peers_rate_is_of_the_totals_too() -> None:
+    answers = [PeerRun("", 10, 1.0, True, 1.5), PeerRun("", 90, 3.0, True, 4.0)]
+    assert peer_tps(answers) == 25.0
+    assert peer_tps([]) is None
+
+
+def test_json_of_nothing_measured_is_json() -> None:
+    found = json.loads(
+        json.dumps(to_json(made_up_result([], is_interrupted=True)), allow_nan=False)
+    )
+    assert found["interrupted"] is True
+    assert found["prompts"] == []
+    assert found["summary"]["speedup"] is None
+    assert "interrupted" in table(made_up_result([], is_interrupted=True))
+
+
+def test_synthetic_marks_stand_everywhere() -> None:
+    result = made_up_result([one_prompt(pair(10, 1.0, 0.5))], synthetic=(0.8, 0.6), n_off_script=2)
+    found = to_json(result)
+    assert found["synthetic"] == {"probabilities": [0.8, 0.6], "seed": 1, "rounds_off_script": 2}
+    assert any("SYNTHETIC" in note for note in found["notes"])
+    assert table(result).count("SYNTHETIC") >= 3
+    honest = made_up_result([one_prompt(pair(10, 1.0, 0.5))])
+    assert to_json(honest)["synthetic"] is None
+    assert "SYNTHETIC" not in table(honest)
+
+
+def test_bandwidth_is_bytes_per_token_times_tokens_per_second() -> None:
+    # 100 tokens/s of 50 MB are 5 GB/s, a quarter of the 20 that the memory streams.
+    result = made_up_result([one_prompt(pair(100, 1.0, 0.5))])
+    bandwidth = to_json(result)["bandwidth"]
+    assert bandwidth["plain_bytes_per_s"] == 5e9
+    assert bandwidth["streaming_bytes_per_s"] == 2e10
+    assert bandwidth["fraction_of_streaming"] == 0.25
+    assert bandwidth["weights_fit_cache"] is False
+    assert "25% of the 20.0 GB/s" in table(result)
+
+
+def test_table_shows_a_fork_with_its_gap() -> None:
+    one = one_prompt(pair(4, 1.0, 0.5))
+    fork = Fork(0, 17, 1, 2, top2_gap=0.0125)
+    forked = made_up_result([type(one)(one.id, one.category, one.n_prompt, one.pairs, fork)])
+    assert "to 17, gap 0.0125" in table(forked)
+    assert "0 of 1" in table(forked)
+    assert to_json(forked)["prompts"][0]["same_text"] is False

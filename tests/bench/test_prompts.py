@@ -1,0 +1,135 @@
+"""The prompts of the benchmark, and what its configuration refuses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec.bench import BenchConfig, Prompt, load_prompts
+from pyllama_spec.drafters import PromptLookup
+from pyllama_spec.errors import ArgumentError
+from tests.bench.tools import LINES, write_prompts
+
+QUOTED = [
+    "Write a quicksort algorithm in Python. Write code only.",
+    "Explain the Pythagorean theorem",
+    "Plan a 1 day trip to DC",
+]
+
+
+def test_own_prompts_are_four_of_each_category_and_the_quoted_three() -> None:
+    prompts = load_prompts()
+    assert Counter(prompt.category for prompt in prompts) == {
+        "code": 4, "explanation": 4, "planning": 4, "lists": 4, "json": 4, "translation": 4,
+        "field": 3,
+    }  # fmt: skip
+    field = [prompt for prompt in prompts if prompt.category == "field"]
+    assert [prompt.messages[0]["content"] for prompt in field] == QUOTED
+    texts = [str(prompt.messages) for prompt in prompts]
+    assert len(set(texts)) == len(texts)
+    assert all(prompt.messages[0]["role"] == "user" and not prompt.text for prompt in prompts)
+
+
+def test_a_users_file_is_read(tmp_path: Path) -> None:
+    path = write_prompts(tmp_path, LINES)
+    chat, text = load_prompts(path)
+    assert chat == Prompt("chat", "a", tuple(LINES[0]["messages"]))
+    assert text == Prompt("text", "b", text="abc abc abc ab")
+    # Empty lines, and the mark that some editors put before a text, are no faults.
+    path.write_bytes(b"\xef\xbb\xbf" + write_prompts(tmp_path).read_bytes() + b"\n\n")
+    assert len(load_prompts(path)) == 2
+
+
+GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected a JSON object"),
+        ('{"id": "b", "category": "c"}', "either 'messages' or 'prompt'"),
+        ('{"id": "b", "category": "c", "prompt": "p", "messages": []}', "either"),
+        ('{"category": "c", "prompt": "p"}', "'id' is None"),
+        ('{"id": "b", "category": 3, "prompt": "p"}', "'category' is 3"),
+        ('{"id": "b", "category": "c", "prompt": ""}', "'prompt' is ''"),
+        ('{"id": "b", "category": "c", "prompt": ["p"]}', "expected a text"),
+        ('{"id": "b", "category": "c", "messages": "p"}', "expected a list"),
+        ('{"id": "b", "category": "c", "messages": []}', "expected a list"),
+        ('{"id": "b", "category": "c", "messages": [{"role": "user"}]}', r"messages\[0\]"),
+        ('{"id": "b", "category": "c", "prompt": "p", "tag": 1}', "unknown key 'tag'"),
+        (GOOD, "'a' was used before"),
+    ],
+)
+def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(ArgumentError, match=f"mine.jsonl, line 3: .*{says}"):
+        load_prompts(path)
+
+
+@pytest.mark.parametrize(("data", "says"), [(b"\n \n", "holds no prompt"), (b"\xff\xfe", "cannot")])
+def test_a_file_without_prompts_says_so(tmp_path: Path, data: bytes, says: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(ArgumentError, match=says):
+        load_prompts(path)
+
+
+def test_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"cannot read the prompts file .*none\.jsonl"):
+        load_prompts(tmp_path / "none.jsonl")
+
+
+def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
+    text = Prompt("t", "c", text="go on")
+    chat = Prompt("m", "c", ({"role": "system", "content": "a"}, {"role": "user", "content": "b"}))
+    assert text.as_chat(None) is text
+    assert chat.as_chat(None) is chat
+    assert text.as_chat(False) is text
+    assert chat.as_chat(True) is chat
+    assert text.as_chat(True).messages == ({"role": "user", "content": "go on"},)
+    assert chat.as_chat(False).text == "a\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"n_tokens": 1}, "n_tokens=1"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"temperature": -0.5}, "temperature=-0.5"),
+        ({"n_draft": -1}, "n_draft=-1"),
+        ({"n_threads": 0}, "n_threads=0"),
+        ({"chat": "yes"}, "chat must be"),
+        ({"synthetic_acceptance": [0.5]}, "synthetic_acceptance must be"),
+        ({"synthetic_acceptance": (0.5, 1.5)}, r"synthetic_acceptance\[1\]=1.5"),
+        ({"synthetic_acceptance": (0.5,), "n_draft": 2}, "has 1 probabilities"),
+        ({"synthetic_acceptance": (0.5,), "lookup": 3}, "lookup=3"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArgumentError, match=says):
+        BenchConfig(model_path="a.gguf", **options)
+
+
+def test_the_command_says_all_that_was_chosen() -> None:
+    plain = BenchConfig(model_path="a b.gguf", draft=PromptLookup())
+    assert plain.command == (
+        "pyllama-spec bench -m 'a b.gguf' -d prompt-lookup -n 128 --repeat 3 --temp 0 --seed 1"
+    )
+    full = BenchConfig(
+        model_path="a", draft="d.gguf", prompts="p.jsonl", n_tokens=9, repeats=1, n_draft=2,
+        p_min=0.25, lookup=0, temperature=0.5, seed=3, chat=False, n_threads=4, n_gpu_layers=-1,
+        n_ctx=99, synthetic_acceptance=(0.5, 0.25), peer="http://h",
+    )  # fmt: skip
+    assert full.command == (
+        "pyllama-spec bench -m a -d d.gguf --prompts p.jsonl -n 9 --repeat 1 --n-draft 2 "
+        "--p-min 0.25 --lookup 0 -t 4 -c 99 --peer http://h -ngl -1 --no-chat "
+        "--synthetic-acceptance 0.5,0.25 --temp 0.5 --seed 3"
+    )
+    assert full.max_draft == 2
+    assert BenchConfig(model_path="a", synthetic_acceptance=(0.5, 0.2)).max_draft == 2

@@ -1,0 +1,330 @@
+"""Whole benchmarks on tiny models: what the two sides are, what is kept, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama, bench
+from pyllama_spec.bench.sides import Run, Side, open_sides
+from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, PromptLookup, WithLookup
+from pyllama_spec.engine import Model
+from pyllama_spec.errors import (
+    ArgumentError,
+    ContextFullError,
+    EngineError,
+    ModelLoadError,
+    UnsupportedError,
+)
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.bench.tools import CHAT, LINES, tiny_config, write_prompts
+from tests.models import model_path
+
+PROMPT_KEYS = {
+    "id", "category", "plain_tps", "spec_tps", "speedup", "acceptance_rate", "tokens_per_round",
+    "same_text",
+}  # fmt: skip
+SUMMARY_KEYS = {"plain_tps", "spec_tps", "speedup", "acceptance_rate", "tokens_per_round"}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> bench.BenchResult:
+    return bench.run(tiny_config(tmp_path_factory.mktemp("bench"), repeats=3))
+
+
+def test_json_holds_what_the_design_says(result: bench.BenchResult) -> None:
+    found = json.loads(json.dumps(bench.to_json(result), allow_nan=False))
+    assert [prompt["id"] for prompt in found["prompts"]] == ["chat", "text"]
+    for prompt in found["prompts"]:
+        assert set(prompt) >= PROMPT_KEYS
+        assert prompt["same_text"] is True and prompt["fork"] is None
+        assert prompt["plain_tps"] > 0 and prompt["spec_tps"] > 0
+        assert prompt["speedup"] == pytest.approx(prompt["spec_tps"] / prompt["plain_tps"])
+        assert prompt["n_texts"] == 3
+    assert set(found["summary"]) >= SUMMARY_KEYS
+    assert set(found["categories"]) == {"a", "b"}
+    assert set(found["versions"]) >= {"pyllama_spec", "engine", "python", "numpy"}
+    assert found["machine"]["cpu_model"]
+    assert found["command"].startswith("pyllama-spec bench -m ")
+    assert len(found["files"]["target"]["sha256"]) == 64
+    assert found["interrupted"] is False
+    assert found["failure"] is None
+    assert found["started"] <= found["finished"]
+    assert {"load_average_start", "load_average_end"} <= set(found)
+
+
+def test_the_figures_belong_together(result: bench.BenchResult) -> None:
+    found = bench.to_json(result)
+    summary, time = found["summary"], found["time"]
+    n = summary["n_tokens"]
+    assert n == 2 * 3 * 39, "both prompts, three repeats, all tokens but the first"
+    assert summary["plain_tps"] == pytest.approx(n / time["plain"]["decode_s"])
+    assert summary["spec_tps"] == pytest.approx(n / time["spec"]["decode_s"])
+    assert summary["accepted"] + summary["rounds"] == n
+    assert sum(found["accepted_histogram"]) == summary["rounds"]
+    assert sum(i * k for i, k in enumerate(found["accepted_histogram"])) == summary["accepted"]
+    assert found["acceptance_by_depth"][0]["depth"] == 1
+    assert sum(d["accepted"] for d in found["acceptance_by_depth"]) == summary["accepted"]
+    assert sum(d["drafted"] for d in found["acceptance_by_depth"]) == summary["drafted"]
+    for side in time.values():
+        parts = side["draft_s"] + side["verify_s"] + side["rest_s"]
+        assert parts == pytest.approx(side["decode_s"])
+        assert side["cpu_s"] > 0
+    assert summary["acceptance_rate"] > 0.5, "the text repeats itself"
+    assert found["settings"]["drafter"] == "prompt-lookup"
+    assert found["settings"]["n_threads"] == 1
+    assert found["bandwidth"]["plain_bytes_per_s"] == pytest.approx(
+        summary["plain_tps"] * found["bandwidth"]["weight_bytes_per_token"]
+    )
+
+
+def test_the_table_has_a_row_per_prompt(result: bench.BenchResult) -> None:
+    text = bench.table(result)
+    for word in ("chat ", "text ", "all ", "ms per token", "depth of a drafted token", "GB/s"):
+        assert word in text
+    assert max(map(len, text.split("\n"))) < 130
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_both_sides_give_the_ids_of_llama(tmp_path: Path, temperature: float) -> None:
+    target = model_path("llama")
+    config = tiny_config(tmp_path, model_path=target, temperature=temperature, seed=11, repeats=1)
+    found = bench.run(config)
+    options: dict[str, Any] = {"temperature": temperature, "seed": 11}
+    options["max_tokens"] = config.n_tokens
+    with Llama(target, n_threads=1, n_ctx=found.setup.n_ctx) as llm:
+        steps = [
+            llm.generate_chat_steps(CHAT, **options),
+            llm.generate_steps(LINES[1]["prompt"], **options),
+        ]
+        for generation, prompt in zip(steps, found.prompts, strict=True):
+            assert list(generation)[-1].finish_reason == "length"
+            assert prompt.n_prompt == len(generation.record.prompt_tokens)
+            (pair,) = prompt.pairs
+            assert list(pair.plain.tokens) == generation.record.tokens
+            assert pair.plain.tokens == pair.spec.tokens
+
+
+def test_the_sides_are_what_llama_opens(tmp_path: Path) -> None:
+    target, draft = model_path("perm"), model_path("perm_eagle3")
+    config = tiny_config(tmp_path, model_path=target, draft=draft, n_draft=3)
+    model = Model(target)
+    plain, spec = open_sides(model, config, 256)
+    with plain, spec:
+        assert plain.runtime.model is spec.runtime.model, "the weights are there once"
+        contexts = plain.runtime.context, spec.runtime.context
+        assert contexts[0].target_layers == ()
+        assert contexts[1].target_layers != ()
+        for side, kind in ((plain, None), (spec, draft)):
+            with Llama(target, draft=kind, n_draft=3, n_ctx=256, n_threads=1) as llm:
+                assert side.runtime.context.params == llm.context.params
+                assert side.name == llm.drafter_name
+    assert all(context.is_closed for context in contexts)
+    assert model.is_closed
+
+
+def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
+    n_drafted = []
+    for p_min in (None, 0.9):
+        config = tiny_config(
+            tmp_path, model_path=model_path("llama"), repeats=1, p_min=p_min,
+            draft=model_path("eagle3", output_scale=0.1),
+        )  # fmt: skip
+        found = bench.to_json(bench.run(config))
+        assert found["settings"]["p_min"] == p_min
+        n_drafted.append(sum(prompt["drafted"] for prompt in found["prompts"]))
+    assert n_drafted[0] > 0
+    assert n_drafted[1] == 0
+
+
+@pytest.mark.parametrize(("lookup", "n_same"), [(None, 5), (3, 3), (0, None)])
+def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, n_same: int | None) -> None:
+    target, draft = model_path("llama"), model_path("eagle3", output_scale=0.1)
+    config = tiny_config(tmp_path, model_path=target, draft=draft, lookup=lookup, repeats=1)
+    assert bench.to_json(bench.run(config))["settings"]["lookup"] == lookup
+    plain, spec = open_sides(Model(target), config, 256)
+    with plain, spec:
+        drafter = spec.runtime.round.drafter._drafter
+        assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
+
+
+def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
+    """A copy costs nothing: with it the rounds would be cheaper than those that are studied."""
+    target, draft = model_path("perm"), model_path("perm_eagle3")
+    config = tiny_config(
+        tmp_path, model_path=target, draft=draft, synthetic_acceptance=(0.5, 0.5), repeats=1
+    )
+    plain, spec = open_sides(Model(target), config, 256)
+    with plain, spec:
+        assert spec.synthetic is not None
+        assert isinstance(spec.synthetic.inner, Eagle3)
+
+
+def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"), repeats=1
+    )
+    found = bench.to_json(bench.run(config))
+    assert found["settings"]["drafter"] == "eagle3"
+    assert found["summary"]["acceptance_rate"] == 1.0
+    assert found["summary"]["same_text"] is True
+    assert found["time"]["spec"]["draft_s"] > 0
+    assert found["files"]["draft"]["name"] == config_name(config)
+
+
+def config_name(config: bench.BenchConfig) -> str:
+    assert isinstance(config.draft, Path)
+    return config.draft.name
+
+
+def test_every_run_pays_its_prompt_and_the_order_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    held: list[int] = []
+    prefill = SpeculativeLoop.prefill
+
+    def spy(self: SpeculativeLoop, seq: SequenceState, prompt: Sequence[int]) -> None:
+        calls.append(self.drafter.name)
+        held.append(max(seq.n_decoded, self.target.memory.positions(seq.seq_id)[1] + 1))
+        prefill(self, seq, prompt)
+
+    monkeypatch.setattr(SpeculativeLoop, "prefill", spy)
+    lines = [LINES[1], {**LINES[1], "id": "again"}]
+    progress: list[float] = []
+    config = tiny_config(tmp_path, prompts=write_prompts(tmp_path, lines))
+    found = bench.run(config, progress.append)
+    one, other = "none", "prompt-lookup"
+    assert calls == [one, other, one, other, one, other, other, one, other, one]
+    assert set(held) == {0}, "nothing of an earlier text is reused"
+    assert found.pairs[0].plain.tokens == found.pairs[3].plain.tokens
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
+
+
+class _Interrupts(PromptLookup):
+    """Prompt lookup, until Ctrl-C or an error comes in its n-th proposal."""
+
+    def __init__(self, at: int, error: BaseException) -> None:
+        super().__init__()
+        self.n_left, self.error = at, error
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        self.n_left -= 1
+        if self.n_left == 0:
+            raise self.error
+        return super().propose_one(request)
+
+
+def n_proposals(config: bench.BenchConfig) -> int:
+    """How many proposals the warm-up and the first two texts ask for, and some more."""
+    counter = _Interrupts(-1, KeyboardInterrupt())
+    bench.run(replace(config, draft=counter, repeats=1))
+    return -1 - counter.n_left + 5
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path)
+    drafter = _Interrupts(n_proposals(config), KeyboardInterrupt())
+    found = bench.run(replace(config, draft=drafter, repeats=50))
+    assert found.is_interrupted
+    assert [len(prompt.pairs) for prompt in found.prompts] == [1, 1]
+    as_json = bench.to_json(found)
+    assert as_json["interrupted"] is True
+    assert as_json["summary"]["plain_tps"] > 0
+    assert "interrupted" in bench.table(found)
+
+
+def test_ctrl_c_in_the_warm_up_leaves_an_empty_result(tmp_path: Path) -> None:
+    found = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, KeyboardInterrupt())))
+    assert found.is_interrupted
+    assert found.prompts == ()
+    assert bench.to_json(found)["summary"]["speedup"] is None
+
+
+def test_an_error_while_measuring_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, n = Side.run, 0
+
+    def failing(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
+        nonlocal n
+        n += 1
+        if n == 6:
+            raise EngineError("the device is gone")
+        return run(self, prompt, n_tokens, observe)
+
+    monkeypatch.setattr(Side, "run", failing)
+    found = bench.run(tiny_config(tmp_path))
+    assert found.failure == "the device is gone"
+    assert [prompt.id for prompt in found.prompts] == ["chat"]
+    assert "the device is gone" in bench.table(found)
+    assert bench.to_json(found)["failure"] == "the device is gone"
+
+
+def test_a_drafter_that_fails_is_reported(tmp_path: Path) -> None:
+    found = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, RuntimeError("no idea"))))
+    # It failed in the warm-up; its second try, in the first prompt, went well.
+    assert found.comparison.spec.accepted > 0
+    drafter = _Interrupts(n_proposals(tiny_config(tmp_path)) - 6, RuntimeError("no idea"))
+    found = bench.run(tiny_config(tmp_path, draft=drafter, repeats=1))
+    assert any("no idea" in note for note in bench.to_json(found)["notes"])
+
+
+def test_a_fork_is_shown_with_plain_decodings_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Side.run
+
+    def forking(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
+        got = run(self, prompt, n_tokens, observe)
+        if self.name == "none":
+            return got
+        wrong = (*got.tokens[:7], got.tokens[7] + 1, *got.tokens[8:])
+        return replace(got, tokens=wrong)
+
+    monkeypatch.setattr(Side, "run", forking)
+    found = bench.run(tiny_config(tmp_path, model_path=model_path("perm")))
+    fork = found.prompts[1].fork
+    assert fork is not None
+    assert (fork.repeat, fork.position) == (0, 7)
+    assert fork.plain_token == found.prompts[1].pairs[0].plain.tokens[7]
+    # PERM's choice has a logit of 16, everything else 0.
+    assert fork.top2_gap == pytest.approx(16.0, rel=1e-3)
+    assert bench.to_json(found)["summary"]["same_text"] is False
+
+
+def test_chat_and_no_chat(tmp_path: Path) -> None:
+    both = {
+        chat: bench.run(tiny_config(tmp_path, chat=chat, repeats=1, n_tokens=4))
+        for chat in (True, False)
+    }
+    with_template = [prompt.n_prompt for prompt in both[True].prompts]
+    without = [prompt.n_prompt for prompt in both[False].prompts]
+    assert all(a > b for a, b in zip(with_template, without, strict=True))
+
+
+def test_a_model_without_a_template_is_noted(tmp_path: Path) -> None:
+    target = model_path("llama", chat_template=None)
+    found = bench.run(tiny_config(tmp_path, model_path=target, repeats=1, n_tokens=4))
+    assert any("ChatML" in note for note in found.setup.notes)
+
+
+def test_what_cannot_run_is_refused_before_it_runs(tmp_path: Path) -> None:
+    with pytest.raises(ContextFullError, match=r"prompt 'chat' has \d+ tokens .* n_ctx=30"):
+        bench.run(tiny_config(tmp_path, n_ctx=30))
+    with pytest.raises(ModelLoadError, match=r"nix\.gguf"):
+        bench.run(tiny_config(tmp_path, model_path=tmp_path / "nix.gguf"))
+    with pytest.raises(ArgumentError, match="neither"):
+        bench.run(tiny_config(tmp_path, draft="nix"))
+    with pytest.raises(UnsupportedError, match="needs its target"):
+        bench.run(tiny_config(tmp_path, model_path=model_path("perm_eagle3")))
+    with pytest.raises(ArgumentError, match="cannot draft for"):
+        bench.run(
+            tiny_config(tmp_path, model_path=model_path("llama"), draft=model_path("perm_eagle3"))
+        )

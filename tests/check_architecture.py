@@ -1,0 +1,243 @@
+"""The rules of the architecture that no linter knows; run by ``make quality``.
+
+Sizes, the layers that imports go down, the one package that sees the compiled module, kinds that
+nobody asks for, and what may not be written down. Prints one line per fault; exit code 1 when there
+is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "pyllama_spec"
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+# One round, whoever shares it.
+LOOP = ("pyllama_spec/speculative/round.py", ("step",), 120)
+
+# The package's folders, from the ground up: imports go to a lower layer, or stay in the folder.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "files", "terminal", "_version"),
+    ("gguf",),
+    ("engine",),
+    ("drafters", "convert"),
+    ("speculative",),
+    ("generation",),
+    ("llama",),
+    ("train", "bench", "server"),
+    ("cli",),
+    ("",),  # the package itself: it hands out what users import
+)
+# Folders that do not import another one, though it lies below them.
+APART = (("train", "convert"),)
+BINDING = f"{PACKAGE}.engine.binding"
+# Tests of what stands in the C ABI and in no class of ours.
+SEES_BINDING = ("tests/engine/", "tests/robust/")
+# Kinds of drafters are known to their own folder and its registry: anybody else asks a Drafter.
+KINDS = "drafters"
+
+# Written so that these lines do not match themselves.
+HOSTS = re.compile(r"pyp{1}i[.]org|python{1}hosted|de{1}b[.]deb|regist{1}ry[.]n")
+PLACES = re.compile(r"(^|[^A-Za-z0-9_.])/(work|ro{2}t|farm)/")
+SKIPS = {"skip": 0, "skipif": 1, "xfail": 0}
+
+
+def listed_files() -> list[str]:
+    """What git knows or would take."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return sorted(name for name in set(listed.split("\n")) if name and (ROOT / name).is_file())
+
+
+def folder_of(module: str) -> str | None:
+    """The folder of a module of the package, such as "engine"; None for one without a layer."""
+    name = module.removeprefix(PACKAGE).lstrip(".").partition(".")[0]
+    return name if any(name in layer for layer in LAYERS) else None
+
+
+def layer_of(folder: str) -> int:
+    """How high a folder lies; 0 is the ground."""
+    return next(i for i, layer in enumerate(LAYERS) if folder in layer)
+
+
+def module_name(path: str) -> str:
+    """pyllama_spec/engine/model.py -> pyllama_spec.engine.model."""
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def at_run_time(tree: ast.AST) -> ast.AST:
+    """A copy of the tree without what only a type checker reads."""
+    copy = ast.parse(ast.unparse(tree))
+    for node in ast.walk(copy):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            node.body = [ast.Pass()]
+    return copy
+
+
+def imported(tree: ast.AST, path: str, modules: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module that a file imports, wherever in it."""
+    package = module_name(path).split(".")
+    package = package if path.endswith("__init__.py") else package[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield node.lineno, full if full in modules else base
+
+
+def size_faults(path: str, text: str) -> Iterator[str]:
+    """Files that are too long to be held in the head."""
+    if path.endswith((".py", ".cpp", ".h")) and (n := text.count("\n")) > MAX_FILE_LINES:
+        yield f"{path}: {n} lines; a file has at most {MAX_FILE_LINES}"
+
+
+def function_faults(path: str, tree: ast.AST) -> Iterator[str]:
+    """Functions that are too long, and the loop."""
+    sizes: dict[str, int] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            n = (node.end_lineno or node.lineno) - node.lineno + 1
+            sizes[node.name] = n
+            if n > MAX_FUNCTION_LINES:
+                yield f"{path}:{node.lineno}: {node.name}() has {n} lines, not {MAX_FUNCTION_LINES}"
+    loop, names, most = LOOP
+    if path == loop and (missing := [name for name in names if name not in sizes]):
+        yield f"{path}: no {', '.join(missing)}: name its functions in check_architecture.py"
+    elif path == loop and (n := sum(sizes[name] for name in names)) > most:
+        yield f"{path}: the loop ({' + '.join(names)}) has {n} lines; at most {most}"
+
+
+def import_faults(path: str, tree: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Imports that go up or sideways, and those that see the compiled module."""
+    in_package = path.startswith(f"{PACKAGE}/")
+    in_engine = path.startswith(f"{PACKAGE}/engine/")
+    folder = folder_of(module_name(path)) if in_package else None
+    if in_package and folder is None:
+        yield f"{path}: this folder has no layer: give it one in tests/check_architecture.py"
+    for line, name in imported(tree, path, modules):
+        top, _, _ = name.partition(".")
+        bare = name in (f"{PACKAGE}._engine", "_cffi_backend") or top == "cffi"
+        if bare and not in_engine and path != "csrc/ffi_build.py":
+            yield f"{path}:{line}: imports {name}; only {PACKAGE}/engine/ sees it"
+        if name == BINDING and not in_engine and not path.startswith(SEES_BINDING):
+            yield f"{path}:{line}: imports {name}; only {PACKAGE}/engine/ sees ffi and lib"
+        if not in_package or top != PACKAGE or bare:
+            continue
+        if (folder, folder_of(name)) in APART:
+            yield f"{path}:{line}: {folder} imports {name}; what both need belongs below them"
+        there = folder_of(name)
+        if folder is None or there in (None, folder):
+            continue
+        assert there is not None
+        if layer_of(there) >= layer_of(folder):
+            yield f"{path}:{line}: {folder or PACKAGE} imports {name}; imports only go down"
+
+
+def kind_faults(path: str, tree: ast.AST, modules: set[str]) -> Iterator[str]:
+    """Questions for the kind of a drafter outside of the folder of drafters."""
+    if not path.startswith(f"{PACKAGE}/") or path.startswith(f"{PACKAGE}/{KINDS}/"):
+        return
+    kinds = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}.{KINDS}")
+        for alias in node.names
+        if alias.name != "Drafter"
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+            continue
+        if node.func.id in ("isinstance", "issubclass") and len(node.args) == 2:
+            asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            if asked & kinds:
+                yield f"{path}:{node.lineno}: asks for the kind {', '.join(asked & kinds)}"
+
+
+def circle_faults(graph: dict[str, set[str]]) -> Iterator[str]:
+    """Modules that import each other, by way of others or not; a package counts as its parts do."""
+    done: set[str] = set()
+
+    def walk(module: str, trail: list[str]) -> Iterator[str]:
+        if module in trail:
+            yield f"a circle of imports: {' -> '.join([*trail[trail.index(module) :], module])}"
+        elif module not in done:
+            for name in sorted(graph.get(module, ())):
+                yield from walk(name, [*trail, module])
+            done.add(module)
+
+    for module in sorted(graph):
+        yield from walk(module, [])
+
+
+def text_faults(path: str, text: str) -> Iterator[str]:
+    """What may not be written down: hosts of package registries, places of one machine."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if HOSTS.search(line):
+            yield f"{path}:{number}: names a package registry's host"
+        if PLACES.search(line):
+            yield f"{path}:{number}: names a place of one machine"
+
+
+def skip_faults(path: str, tree: ast.AST) -> Iterator[str]:
+    """Skips that do not say why."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in SKIPS:
+            owner = ast.unparse(node.value)
+            call = next(
+                (c for c in ast.walk(tree) if isinstance(c, ast.Call) and c.func is node), None
+            )
+            n_args = len(call.args) if call else 0
+            has_reason = call is not None and any(k.arg == "reason" for k in call.keywords)
+            if owner in ("pytest", "pytest.mark") and not has_reason and n_args <= SKIPS[node.attr]:
+                yield f"{path}:{node.lineno}: {owner}.{node.attr} without a reason"
+
+
+def faults() -> Iterator[str]:
+    """All of them."""
+    files = listed_files()
+    modules = {module_name(path) for path in files if path.endswith(".py")}
+    graph: dict[str, set[str]] = {}
+    for path in files:
+        if path.startswith("vendor/llama.cpp/"):
+            yield f"{path}: the engine's source is fetched, never committed"
+            continue
+        data = (ROOT / path).read_bytes()
+        if b"\0" in data:
+            continue
+        text = data.decode("utf-8", "replace")
+        yield from size_faults(path, text)
+        yield from text_faults(path, text)
+        if path.endswith(".py"):
+            tree = ast.parse(text, path)
+            yield from function_faults(path, tree)
+            yield from import_faults(path, tree, modules)
+            yield from kind_faults(path, tree, modules)
+            yield from skip_faults(path, tree)
+            if path.startswith(f"{PACKAGE}/"):
+                names = {name for _, name in imported(at_run_time(tree), path, modules)}
+                graph[module_name(path)] = (names & modules) - {module_name(path)}
+    yield from circle_faults(graph)
+
+
+def main() -> int:
+    """Prints the faults; 1 when there are any."""
+    found = list(faults())
+    for fault in found:
+        print(fault)
+    if not found:
+        print(f"the architecture holds: {len(listed_files())} files")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

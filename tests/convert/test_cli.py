@@ -1,0 +1,88 @@
+"""pyllama-spec convert: exit codes, one line on stderr, silence, and a file that works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec.cli.entry import main
+from tests.convert.tools import gguf_tensors, make_head, write_head, write_target
+
+Captured = pytest.CaptureFixture[str]
+
+
+def run(tmp_path: Path, *more: str, layout: str = "specforge") -> int:
+    """Converts the usual head."""
+    folder = write_head(tmp_path / "draft", layout, make_head())
+    target = write_target(tmp_path / "target.gguf")
+    out = tmp_path / "out.gguf"
+    return main(["convert", str(folder), "--target", str(target), "-o", str(out), *more])
+
+
+def test_done(tmp_path: Path, capsys: Captured) -> None:
+    assert run(tmp_path) == 0
+    seen = capsys.readouterr()
+    size = (tmp_path / "out.gguf").stat().st_size / 1e6
+    assert seen.out == (
+        f"{tmp_path / 'out.gguf'}: EAGLE-3 (SpecForge), layer inputs 2, 4, 5 of the target, "
+        f"96 draft tokens, 15 tensors, BF16, {size:.1f} MB\n"
+    )
+    assert not seen.err, "no progress bar where there is no terminal"
+
+
+def test_options(tmp_path: Path, capsys: Captured) -> None:
+    assert run(tmp_path, "--type", "q8_0", "--layer-ids", "input") == 0
+    assert "layer inputs 1, 3, 4 of the target" in capsys.readouterr().out
+    assert gguf_tensors(tmp_path / "out.gguf")["fc.weight"][0] == "Q8_0"
+
+
+def test_notes_go_to_stderr(tmp_path: Path, capsys: Captured) -> None:
+    head = make_head()
+    head.config["num_hidden_layers"] = 40
+    folder = write_head(tmp_path / "draft", "safeailab", head)
+    target = write_target(tmp_path / "target.gguf")
+    out = str(tmp_path / "out.gguf")
+    assert main(["convert", str(folder), "--target", str(target), "-o", out]) == 0
+    seen = capsys.readouterr()
+    assert seen.err == "[note: one layer, though config.json says num_hidden_layers 40]\n"
+    assert seen.out.count("\n") == 1
+
+
+def test_a_failure_is_one_line(tmp_path: Path, capsys: Captured) -> None:
+    folder, out = str(tmp_path / "none"), str(tmp_path / "out.gguf")
+    assert main(["convert", folder, "--target", folder, "-o", out]) == 1
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err == (
+        f"pyllama-spec: {folder} does not exist: a checkpoint is a folder with config.json\n"
+    )
+
+
+def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured) -> None:
+    head = make_head()
+    head.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    folder = write_head(tmp_path / "draft", "nvidia", head)
+    target = write_target(tmp_path / "target.gguf")
+    command = ["convert", str(folder), "--target", str(target), "-o", str(tmp_path / "out.gguf")]
+    assert main(command) == 1
+    seen = capsys.readouterr()
+    assert "--layer-ids input (id k enters layer k) or --layer-ids output" in seen.err
+    assert seen.err.count("\n") == 1
+    assert main([*command, "--layer-ids", "input"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["draft"],
+        ["draft", "--target", "t.gguf"],
+        ["draft", "-o", "o.gguf"],
+        ["draft", "--target", "t.gguf", "-o", "o.gguf", "--type", "q4_0"],
+        ["draft", "--target", "t.gguf", "-o", "o.gguf", "--layer-ids", "both"],
+    ],
+)
+def test_bad_usage(arguments: list[str], capsys: Captured) -> None:
+    assert main(["convert", *arguments]) == 2
+    assert "usage: pyllama-spec convert" in capsys.readouterr().err

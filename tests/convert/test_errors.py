@@ -1,0 +1,274 @@
+"""Whatever is wrong with a checkpoint is said by name, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec.convert import convert_eagle3
+from pyllama_spec.errors import ArgumentError, ConversionError
+from tests.convert.tools import (
+    N_DRAFT,
+    N_EMBD,
+    N_VOCAB,
+    Head,
+    convert,
+    convert_head,
+    make_head,
+    write_head,
+    write_target,
+)
+
+SOME = make_head()
+Q = "layers.0.self_attn.q_proj.weight"
+
+
+def refused(tmp_path: Path, head: Head, message: str, layout: str = "specforge") -> None:
+    """Converting raises this, in one sentence, and leaves no file."""
+    with pytest.raises(ConversionError, match=message):
+        convert_head(tmp_path, layout, head)
+    assert not list(tmp_path.glob("out.gguf*"))
+
+
+NEEDED = sorted(SOME.tensors.keys() - {"t2d", "d2t", "embed_tokens.weight"})
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_missing_tensor(tmp_path: Path, name: str) -> None:
+    head = make_head()
+    del head.tensors[name]
+    stem = name.rpartition("layers.0.")[2]
+    # hidden_norm and fc are what makes a head, and have messages of their own.
+    refused(tmp_path, head, "hidden_norm" if "hidden_norm" in stem else stem)
+
+
+@pytest.mark.parametrize("name", [*NEEDED, "embed_tokens.weight"])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_wrong_shape(tmp_path: Path, name: str, axis: int) -> None:
+    head = make_head()
+    array = head.tensors[name]
+    head.tensors[name] = np.concatenate([array, array.take([0], axis)], axis)
+    stem = name.rpartition("layers.0.")[2].removesuffix(".weight").split(".")[-1]
+    refused(tmp_path, head, stem)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "layers.0.self_attn.qk_scale", "layers.1.mlp.up_proj.weight", "final_norm.weight",
+        "layers.0.mlp.up_proj.bias", "embed_tokens.bias", "logit_bias", "layers.0.norm.weight",
+        "layers.0.self_attn.sinks", "layers.0.mlp.up_proj.weight_scale",
+    ],
+)  # fmt: skip
+def test_extra_tensor(tmp_path: Path, name: str) -> None:
+    head = make_head()
+    head.tensors[name] = np.ones(3, np.float32)
+    refused(tmp_path, head, "layers|" + name.split(".", 2)[-1])
+
+
+def test_extra_tensors_are_counted(tmp_path: Path) -> None:
+    head = make_head()
+    head.tensors |= {f"odd.{i}": np.ones(2, np.float32) for i in range(5)}
+    refused(tmp_path, head, r"odd\.0 \[2\], odd\.1 \[2\], odd\.2 \[2\] and 2 more")
+
+
+def test_the_same_tensor_by_two_names(tmp_path: Path) -> None:
+    head = make_head()
+    head.tensors["midlayer.mlp.up_proj.weight"] = head.tensors["layers.0.mlp.up_proj.weight"]
+    refused(tmp_path, head, "by different names", "nvidia")
+
+
+def test_a_layer_is_missing_or_too_many(tmp_path: Path) -> None:
+    head = make_head(n_layer=2)
+    head.config["num_hidden_layers"] = 1
+    refused(tmp_path, head, r"num_hidden_layers 1, .* \[0, 1\]", "speculators")
+    head = make_head()
+    head.config["num_hidden_layers"] = 2
+    refused(tmp_path, head, r"num_hidden_layers 2, .* \[0\]", "speculators")
+
+
+Change = Callable[[Head], Any]
+FLAGS: list[tuple[dict[str, Any], Change, str]] = [
+    ({"norm_before_fc": True}, lambda h: h.config.pop("norm_before_fc"), "input_norm.*before_fc"),
+    ({}, lambda h: h.config.update(norm_before_fc=True), r"input_norm\.weight \[192\] is missing"),
+    ({"fc_norm": True}, lambda h: h.config.pop("fc_norm"), r"fc_norm\.0.*fc_norm: true"),
+    ({"fc_norm": True}, lambda h: h.tensors.pop("fc_norm.2.weight"), r"fc_norm\.2\.weight \[64\]"),
+    ({"fc_norm": True}, lambda h: h.config.update(norm_before_fc=True), "both true"),
+    ({}, lambda h: h.config.update(attention_bias=True), r"q_proj\.bias \[64\] is missing"),
+    ({"attn_bias": True}, lambda h: h.config.update(attention_bias=False), "attention_bias: false"),
+    ({}, lambda h: h.config.update(attn_output_gate=True), r"q_proj.* not \[128, 128\]"),
+    ({"output_gate": True}, lambda h: h.config.pop("attn_output_gate"), r"q_proj.* \[64, 128\]"),
+    ({"qk_norm": True}, lambda h: h.tensors.pop("layers.0.self_attn.k_norm.weight"), "k_norm"),
+    ({}, lambda h: h.config.update(num_aux_hidden_states=4), "num_aux_hidden_states 4, .* 3 rows"),
+    ({}, lambda h: h.config.update(target_hidden_size=96), "width 96"),
+    ({}, lambda h: h.config.update(draft_vocab_size=None), "no draft_vocab_size, .*lm_head"),
+    ({}, lambda h: h.config.update(draft_vocab_size=N_DRAFT + 1), r"d2t has the shape \[96\], not"),
+    ({}, lambda h: h.config.update(vocab_size=319), r"t2d has the shape \[320\], not \[319\]"),
+    ({"own_embedding": False, "n_embd": 32}, lambda h: None, "embed_tokens.*missing.*32 wide"),
+    ({"n_draft_vocab": None, "own_output": False, "n_embd": 32}, lambda h: None, "head.*32 wide"),
+    ({"own_output": False}, lambda h: None, "lm_head.weight is missing: .*vocabulary of its own"),
+    (
+        {"n_draft_vocab": None, "own_output": False, "own_embedding": False},
+        lambda h: h.config.update(tie_word_embeddings=True),
+        "lm_head.weight is missing, as is embed_tokens.weight",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "change", "message"), FLAGS)
+def test_options_and_tensors_disagree(
+    tmp_path: Path, options: dict[str, Any], change: Change, message: str
+) -> None:
+    head = make_head(**options)
+    change(head)
+    refused(tmp_path, head, message)
+
+
+def test_flags_in_two_places_disagree(tmp_path: Path) -> None:
+    head = make_head(norm_before_fc=True)
+    head.config["eagle_config"] = {"norm_before_fc": False}
+    refused(tmp_path, head, "norm_before_fc is true at the top and false", "safeailab")
+
+
+def test_nvidia_writes_flags_in_both_places(tmp_path: Path) -> None:
+    head = make_head(norm_before_fc=True)
+    head.config["eagle_config"] = {"norm_before_fc": True}
+    convert_head(tmp_path, "safeailab", head)
+
+
+def test_speculators_must_say_norm_before_residual(tmp_path: Path) -> None:
+    head = make_head()
+    head.config["norm_before_residual"] = None
+    refused(tmp_path, head, "no norm_before_residual", "speculators")
+
+
+def test_qwen3_layers_have_norms(tmp_path: Path) -> None:
+    head = make_head(qk_norm=True)
+    del head.tensors["layers.0.self_attn.q_norm.weight"]
+    del head.tensors["layers.0.self_attn.k_norm.weight"]
+    refused(tmp_path, head, "q_norm", "speculators")
+
+
+SIZES = (
+    "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
+    "num_hidden_layers", "rms_norm_eps", "vocab_size",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+@pytest.mark.parametrize("value", [None, "64", 0, -1, True, [64]])
+@pytest.mark.parametrize("key", SIZES)
+def test_sizes_are_never_guessed(tmp_path: Path, key: str, value: object, layout: str) -> None:
+    head = make_head()
+    head.config[key] = value
+    where = r"transformer_layer_config\." if layout == "speculators" else ""
+    refused(tmp_path, head, rf"config.json.* {where}{key}", layout)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num_key_value_heads", 3, "num_key_value_heads is 3, not a divisor"),
+        ("num_attention_heads", 5, "head_dim"),
+        ("head_dim", 15, "even"),
+        ("num_key_value_heads", 4, "k_proj"),
+        ("norm_output", "yes", "norm_output is 'yes', not true or false"),
+        ("eagle_config", [1], r"eagle_config is \[1\], not an object"),
+        ("rope_scaling", "linear", "rope_scaling is 'linear', not an object"),
+        ("draft_vocab_size", "32k", "draft_vocab_size is '32k'"),
+        ("eagle_aux_hidden_state_layer_ids", [1, 2.5, 3], "not a list of integers"),
+    ],
+)
+def test_wrong_values(tmp_path: Path, key: str, value: object, message: str) -> None:
+    head = make_head()
+    head.config[key] = value
+    refused(tmp_path, head, message, "flat" if key.startswith("eagle_aux") else "safeailab")
+
+
+@pytest.mark.parametrize("width", [32, 96, 128])
+def test_fc_does_not_fit_the_target(tmp_path: Path, width: int) -> None:
+    target = write_target(tmp_path / "other.gguf", embedding_length=width)
+    folder = write_head(tmp_path / "draft", "specforge", make_head(target_layers=(1, 2, 3, 4, 5)))
+    with pytest.raises(ConversionError, match=r"fc.weight reads (320 columns|\d+)|config.json"):
+        convert(folder, target=target)
+
+
+def test_fc_does_not_fit_the_ids(tmp_path: Path) -> None:
+    head = make_head()
+    head.config["eagle_aux_hidden_state_layer_ids"] = [1, 3]
+    refused(tmp_path, head, r"names 2 layers of the target \(\[1, 3\]\), and fc.weight reads 3")
+    head = make_head(target_layers=(2, 4))
+    refused(tmp_path, head, "fc reads 2 layers of the target, and config.json", "safeailab")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", ["fc.weight", "norm.weight", Q])
+def test_numbers_are_finite(tmp_path: Path, name: str, value: float) -> None:
+    head = make_head()
+    head.tensors[name] = head.tensors[name].copy()
+    head.tensors[name].flat[-1] = value
+    refused(tmp_path, head, f"{name.rpartition('layers.0.')[2]}.* not finite")
+
+
+def test_ids_are_no_weights_and_weights_no_ids(tmp_path: Path) -> None:
+    head = make_head()
+    head.tensors["d2t"] = head.tensors["d2t"].astype(np.float32)
+    refused(tmp_path, head, "d2t is stored as BF16; it holds ids")
+    head = make_head()
+    head.tensors["norm.weight"] = np.ones(64, np.int64)
+    refused(tmp_path, head, "norm.weight is I64: it holds no weights")
+
+
+def test_padding_is_cut(tmp_path: Path) -> None:
+    """The target's GGUF has fewer tokens than the matrices have rows."""
+    head = make_head(n_draft_vocab=None)
+    folder = write_head(tmp_path / "draft", "specforge", head)
+    target = write_target(tmp_path / "small.gguf", n_vocab=312)
+    report = convert(folder, target=target)
+    assert "embed_tokens.weight is cut from 320 to the target's 312 rows" in report.notes[-2]
+    assert "lm_head.weight is cut from 320 to the target's 312 rows" in report.notes[-1]
+    larger = write_target(tmp_path / "large.gguf", n_vocab=328)
+    with pytest.raises(ConversionError, match="320 rows, fewer than the target's 328 tokens"):
+        convert(folder, target=larger)
+
+
+def test_output_is_an_input_or_nowhere(tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    target = write_target(tmp_path / "target.gguf")
+    for out, message in (
+        (target, "is the target itself"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "out.gguf", "none does not exist"),
+        (folder / "model.safetensors", "is a file of the draft"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            convert_eagle3(folder, target, out)
+
+
+def test_choices_are_checked(tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    with pytest.raises(ArgumentError, match="no type 'q4_0'; there are f32, f16, bf16, q8_0"):
+        convert(folder, kind="q4_0")
+    with pytest.raises(ArgumentError, match="layer_ids is 'inputs'"):
+        convert(folder, layer_ids="inputs")
+
+
+def test_vocabulary_of_the_target_matters(tmp_path: Path) -> None:
+    """A head without an embedding fits every target of its width, but for this."""
+    folder = write_head(tmp_path / "draft", "specforge", make_head(own_embedding=False))
+    target = write_target(tmp_path / "other.gguf", n_vocab=N_VOCAB + 2049)
+    with pytest.raises(ConversionError, match=r"vocabulary of 320 tokens .* has 2369"):
+        convert(folder, target=target)
+    target = write_target(tmp_path / "padded.gguf", n_vocab=N_VOCAB + 2048)
+    convert(folder, target=target)
+
+
+def test_width_of_the_target_matters(tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    target = write_target(tmp_path / "wide.gguf", embedding_length=N_EMBD + 16)
+    with pytest.raises(ConversionError, match=r"fc\.weight reads 192 columns, .* multiple of 80"):
+        convert(folder, target=target)

@@ -1,0 +1,131 @@
+"""Layer ids: where they stand, how they count, and what is not decided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec.convert import Convention
+from pyllama_spec.convert.layer_ids import WrittenIds, default_inputs, resolve
+from pyllama_spec.errors import ConversionError
+from tests.convert.tools import convert_head, gguf_keys, make_head
+
+Ids = tuple[int, ...]
+
+
+@pytest.mark.parametrize(
+    ("flat", "nested", "n_layer", "expected", "counted"),
+    [
+        # Nothing: the reference's default.
+        (None, None, 32, (2, 16, 29), "default"),
+        ((), (), 36, (2, 18, 33), "default"),
+        (None, (), 48, (2, 24, 45), "default"),
+        # SpecForge's own configurations, as outputs.
+        (None, (1, 46, 90), 94, (2, 47, 91), "output"),
+        (None, (1, 29, 57), 61, (2, 30, 58), "output"),
+        (None, (1, 17, 33), 36, (2, 18, 34), "output"),
+        (None, (0,), 36, (1,), "output"),
+        (None, (35,), 36, (36,), "output"),
+        # nvidia/gpt-oss-120b-Eagle3-v3: an id that is no block.
+        (None, (24, 30, 36), 36, (24, 30, 36), "input"),
+        ((24, 30, 36), (24, 30, 36), 36, (24, 30, 36), "input"),
+        # speculators and flat files, as inputs.
+        ((2, 18, 33), None, 36, (2, 18, 33), "input"),
+        ((0, 1, 36), None, 36, (0, 1, 36), "input"),
+        ((33, 2, 18), None, 36, (33, 2, 18), "input"),
+        ((1, 18, 33), None, 36, (1, 18, 33), "input"),
+        # Both, and they agree.
+        ((2, 18, 33), (1, 17, 32), 36, (2, 18, 33), "input"),
+        ((1, 17, 32), (0, 16, 31), 36, (1, 17, 32), "input"),
+    ],
+)
+def test_ids_are_read(
+    flat: Ids | None, nested: Ids | None, n_layer: int, expected: Ids, counted: str
+) -> None:
+    found = resolve(WrittenIds(flat, nested), n_layer, len(expected), None)
+    assert (found.target_layers, found.counted) == (expected, counted)
+
+
+@pytest.mark.parametrize(
+    ("flat", "nested", "override", "expected"),
+    [
+        (None, (1, 46, 90), "input", (1, 46, 90)),
+        (None, (1, 46, 90), "output", (2, 47, 91)),
+        (None, (2, 47, 91), "input", (2, 47, 91)),
+        (None, (2, 47, 91), "output", (3, 48, 92)),
+        ((1, 46, 90), None, "output", (2, 47, 91)),
+        ((1, 46, 90), None, "input", (1, 46, 90)),
+        ((1, 46, 90), (1, 46, 90), "output", (2, 47, 91)),
+        ((2, 47, 91), (1, 46, 90), "output", (2, 47, 91)),
+        ((2, 47, 91), (9, 10, 11), "input", (2, 47, 91)),
+    ],
+)
+def test_the_caller_decides(
+    flat: Ids | None, nested: Ids | None, override: Convention, expected: Ids
+) -> None:
+    assert resolve(WrittenIds(flat, nested), 94, 3, override).target_layers == expected
+
+
+@pytest.mark.parametrize(
+    ("flat", "nested", "n_layer", "message"),
+    [
+        # The default of the other way of counting: both occur.
+        (None, (2, 47, 91), 94, "--layer-ids input .* or --layer-ids output"),
+        ((1, 46, 90), None, 94, "--layer-ids input .* or --layer-ids output"),
+        ((1, 17, 32), None, 36, "--layer-ids"),
+        # Two lists that do not name the same layers.
+        ((1, 46, 90), (1, 46, 90), 94, "do not name the same layers"),
+        ((2, 47, 91), (2, 46, 90), 94, "do not name the same layers"),
+        # No such layer.
+        ((2, 18, 37), None, 36, "layer id 37 .* counted as inputs, is outside 0 .. 36"),
+        (None, (1, 17, 37), 36, "layer id 37 .* counted as outputs, is outside 0 .. 35"),
+        ((-1, 2, 3), None, 36, "layer id -1"),
+        (None, (-1, 2, 3), 36, "layer id -1"),
+        ((2, 2, 3), None, 36, "name a layer twice"),
+        (None, (1, 17, 1), 36, "name a layer twice"),
+        # No default for such a target.
+        (None, None, 4, r"default 2, n/2, n-3 is \[2, 2, 1\]"),
+        (None, None, 6, r"default 2, n/2, n-3 is \[2, 3, 3\]"),
+        (None, None, 2, r"default 2, n/2, n-3 is"),
+    ],
+)
+def test_ids_are_refused(flat: Ids | None, nested: Ids | None, n_layer: int, message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        resolve(WrittenIds(flat, nested), n_layer, 3, None)
+
+
+def test_the_final_output_needs_a_block(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"as outputs, is outside 0 \.\. 35"):
+        resolve(WrittenIds(None, (1, 36, 37)), 36, 3, "output")
+    assert resolve(WrittenIds(None, (1, 2, 35)), 36, 3, None).target_layers[-1] == 36
+
+
+@pytest.mark.parametrize("n_layer", [7, 8, 22, 30, 32, 36, 61, 94])
+def test_defaults_of_both_counts_are_the_same_layers(n_layer: int) -> None:
+    """SGLang's and ModelOpt's [1, n/2-1, n-4] in outputs is the reference's default."""
+    outputs = (1, n_layer // 2 - 1, n_layer - 4)
+    found = resolve(WrittenIds(None, outputs), n_layer, 3, None)
+    assert found.target_layers == default_inputs(n_layer)
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+@pytest.mark.parametrize("layout", ["specforge", "nvidia", "speculators", "flat"])
+def test_one_off_is_one_off(tmp_path: Path, layout: str, shift: int) -> None:
+    """Ids go into the file as they are meant, in each layout."""
+    inputs = tuple(k + shift for k in (2, 5, 7))
+    head = make_head(target_layers=inputs)
+    report = convert_head(tmp_path, layout, head)
+    assert report.target_layers == inputs
+    assert gguf_keys(report.path)["eagle3.target_layers"] == list(inputs)
+
+
+def test_options_reach_the_rule(tmp_path: Path) -> None:
+    head = make_head()
+    head.config["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    with pytest.raises(ConversionError, match="--layer-ids"):
+        convert_head(tmp_path, "specforge", head)
+    assert convert_head(tmp_path, "specforge", head, layer_ids="input").target_layers == (2, 4, 5)
+    report = convert_head(tmp_path, "specforge", head, layer_ids="output")
+    assert report.target_layers == (3, 5, 6)
+    assert report.layer_ids == "output"

@@ -1,0 +1,242 @@
+"""RoPE: each way to write it down, against frequencies computed otherwise."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyllama_spec.convert.fields import Fields
+from pyllama_spec.convert.rope import read_rope
+from pyllama_spec.errors import ConversionError
+from tests.convert.tools import convert_head, gguf_keys, gguf_tensors, make_head
+from tests.models import Eagle3Config, RopeScaling, eagle3_tensors
+
+LOG4 = math.log(4)
+ORIGINAL = "original_max_position_embeddings"
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LONG = {
+    "rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "factor": 4.0,
+    "long_factor": [1.0, 4.0, 8.0, 16.0], "original_max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def keys_of(head_size: int = 8, **config: Any) -> dict[str, Any]:
+    """Keys and tensors of a config with these values."""
+    rope = read_rope(Fields({"max_position_embeddings": 2048, **config}), head_size)
+    return {**rope.keys, **rope.tensors}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "default"}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "default"}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}, "rope_theta": 5e5},
+        {"rope_parameters": {"rope_theta": 5e5}},
+        {"rope_parameters": {"rope_theta": 5e5}, "partial_rotary_factor": 1.0},
+        {"rope_theta": 500000, "rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 1}},
+    ],
+)  # fmt: skip
+def test_plain(config: dict[str, Any]) -> None:
+    assert keys_of(**config) == {"rope.dimension_count": 8, "rope.freq_base": 5e5}
+
+
+def test_default_base() -> None:
+    rope = read_rope(Fields({}), 8)
+    assert rope.keys["rope.freq_base"] == 10000.0
+    assert "no rope_theta in config.json: 10000" in rope.notes[0]
+    assert not read_rope(Fields({"rope_theta": 1e6}), 8).notes
+
+
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("type_key", ["type", "rope_type"])
+def test_linear(name: str, type_key: str) -> None:
+    config: dict[str, Any] = {name: {type_key: "linear", "factor": 2.5}}
+    found = keys_of(**config)
+    assert found["rope.scaling.type"] == "linear"
+    assert found["rope.scaling.factor"] == 2.5
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "scale"),
+    [
+        ({}, 0.1 * LOG4 + 1),
+        ({"beta_fast": 32, "beta_slow": 1.0, "truncate": True}, 0.1 * LOG4 + 1),
+        ({"attention_factor": 1.0}, 1.0),
+        ({"attention_factor": 1.25}, 1.25),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        ({"mscale": 2.0, "mscale_all_dim": 0.5}, (0.2 * LOG4 + 1) / (0.05 * LOG4 + 1)),
+        ({"mscale": 1.0}, 0.1 * LOG4 + 1),
+    ],
+)  # fmt: skip
+def test_yarn(more: dict[str, Any], scale: float) -> None:
+    found = keys_of(rope_scaling=YARN | more)
+    assert found["rope.scaling.type"] == "yarn"
+    assert found["rope.scaling.factor"] == 4.0
+    assert found["rope.scaling.original_context_length"] == 512
+    # The engine scales cos and sin by 0.1 ln(factor) + 1, and by this key.
+    own = 0.1 * LOG4 + 1
+    assert own * found.get("rope.scaling.attn_factor", 1.0) == pytest.approx(scale)
+
+
+def llama3_by_loop(base: float, head_size: int, scaling: dict[str, Any]) -> NDArray[np.float64]:
+    """Each new frequency by the three cases of the Llama 3.1 release."""
+    out = []
+    old = scaling["original_max_position_embeddings"]
+    for i in range(0, head_size, 2):
+        frequency = base ** (-i / head_size)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < old / scaling["high_freq_factor"]:
+            out.append(frequency)
+        elif wavelength > old / scaling["low_freq_factor"]:
+            out.append(frequency / scaling["factor"])
+        else:
+            mix = (old / wavelength - scaling["low_freq_factor"]) / (
+                scaling["high_freq_factor"] - scaling["low_freq_factor"]
+            )
+            out.append((1 - mix) * frequency / scaling["factor"] + mix * frequency)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("base", [1e4, 5e5])
+@pytest.mark.parametrize("original", [256, 8192])
+def test_llama3(base: float, original: int) -> None:
+    scaling = LLAMA3 | {"original_max_position_embeddings": original}
+    found = keys_of(128, rope_theta=base, rope_scaling=scaling)
+    factors = found["rope_freqs.weight"]
+    frequencies = base ** (-np.arange(0, 128, 2) / 128) / factors
+    assert frequencies == pytest.approx(llama3_by_loop(base, 128, scaling), rel=1e-6)
+    assert factors.dtype == np.float32
+    assert 1 < len(set(factors.tolist())) < 64
+    assert not any(key.startswith("rope.scaling") for key in found)
+
+
+@pytest.mark.parametrize("name", ["longrope", "su"])
+def test_longrope(name: str) -> None:
+    found = keys_of(rope_scaling=LONG | {"rope_type": name})
+    assert found["rope.scaling.type"] == "longrope"
+    assert found["rope.scaling.original_context_length"] == 512
+    scale = math.sqrt(1 + math.log(4) / math.log(512))
+    assert found["rope.scaling.attn_factor"] == pytest.approx(scale)
+    assert found["rope_factors_long.weight"].tolist() == LONG["long_factor"]
+    assert found["rope_factors_short.weight"].tolist() == LONG["short_factor"]
+    # The engine would apply a factor beside the tensors.
+    assert "rope.scaling.factor" not in found
+
+
+def test_longrope_as_phi_writes_it() -> None:
+    scaling = {
+        k: v for k, v in LONG.items() if k not in ("factor", "original_max_position_embeddings")
+    }
+    found = keys_of(rope_scaling=scaling, original_max_position_embeddings=512)
+    scale = math.sqrt(1 + math.log(2048 / 512) / math.log(512))
+    assert found["rope.scaling.attn_factor"] == pytest.approx(scale)
+    found = keys_of(
+        rope_scaling=scaling | {"attention_factor": 1.5}, original_max_position_embeddings=512
+    )
+    assert found["rope.scaling.attn_factor"] == 1.5
+    found = keys_of(rope_scaling=scaling, original_max_position_embeddings=2048)
+    assert found["rope.scaling.attn_factor"] == 1.0
+
+
+def without(scaling: dict[str, Any], key: str) -> dict[str, Any]:
+    """The same without a key."""
+    return {k: v for k, v in scaling.items() if k != key}
+
+
+NEEDED = [(scaling, key) for scaling in (LLAMA3, YARN) for key in scaling if key != "rope_type"]
+NEEDED += [(LONG, key) for key in ("short_factor", "long_factor", ORIGINAL)]
+
+
+@pytest.mark.parametrize(("scaling", "key"), NEEDED)
+def test_numbers_are_never_guessed(scaling: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConversionError, match=f"no .*{key}"):
+        keys_of(rope_scaling=without(scaling, key))
+    values: list[Any] = ["8", True, -1, [], math.nan]
+    for value in values:
+        with pytest.raises(ConversionError, match=key):
+            keys_of(rope_scaling=scaling | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}, "'mrope' is not"),
+        (
+            {"rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]}},
+            "'mrope' is not supported: it gives each token three positions",
+        ),
+        ({"rope_scaling": {"rope_type": "proportional"}}, "'proportional' is not supported"),
+        ({"rope_scaling": {"factor": 2.0}}, "no rope_scaling.rope_type"),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "factor means nothing"),
+        ({"rope_scaling": LLAMA3 | {"mscale": 2.0}}, "mscale means nothing to .* 'llama3'"),
+        ({"rope_scaling": YARN | {"beta_fast": 1.0}}, "beta_fast is 1.0"),
+        ({"rope_scaling": YARN | {"truncate": False}}, "truncate is false"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor is 1.0"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0] * 3}}, "long_factor is .*a list of 4"),
+        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1}}, "above 1"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is 0.25"),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 10000.0 and"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0"),
+        (
+            {"rope_scaling": {"type": "linear"}, "rope_parameters": {"rope_type": "default"}},
+            "rope_type is 'linear' in rope_scaling and 'default' in rope_parameters",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+            "gives each kind of layer its own RoPE",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        keys_of(**config)
+
+
+def test_both_schemas_in_one_file() -> None:
+    """Exports for old and new readers hold the same numbers twice."""
+    both = keys_of(
+        rope_theta=5e5,
+        rope_scaling=LLAMA3,
+        rope_parameters={**LLAMA3, "rope_theta": 5e5},
+    )
+    assert np.array_equal(
+        both.pop("rope_freqs.weight"),
+        keys_of(rope_theta=5e5, rope_scaling=LLAMA3)["rope_freqs.weight"],
+    )
+    assert both["rope.freq_base"] == 5e5
+
+
+@pytest.mark.parametrize("layout", ["specforge", "speculators"])
+def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
+    """The factors are those of the tests' own builder."""
+    head = make_head()
+    head.config["rope_scaling"] = LLAMA3
+    if layout == "speculators":
+        head.config["rope_scaling"] = None
+        head.config["rope_theta"] = 10000.0
+    found = convert_head(tmp_path, layout, head).path
+    if layout == "specforge":
+        rope = RopeScaling("llama3", factor=8.0, original_context=256)
+        expected = eagle3_tensors(Eagle3Config(rope=rope))["rope_freqs.weight"]
+        kind, shape, raw = gguf_tensors(found)["rope_freqs.weight"]
+        assert (kind, shape) == ("F32", expected.shape)
+        assert np.frombuffer(raw, np.float32) == pytest.approx(expected, rel=1e-6)
+    else:
+        assert "rope_freqs.weight" not in gguf_tensors(found)
+        assert gguf_keys(found)["eagle3.rope.freq_base"] == 10000.0

@@ -1,0 +1,184 @@
+"""Types of weights, and the file as it is written."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from pyllama_spec.convert import Kind, convert_eagle3
+from pyllama_spec.errors import ConversionError
+from tests.convert.tools import (
+    Head,
+    convert,
+    convert_head,
+    gguf_keys,
+    gguf_tensors,
+    make_head,
+    write_head,
+    write_safetensors,
+    write_target,
+    write_torch,
+)
+
+FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+
+
+def weights(path: Path) -> dict[str, Any]:
+    """Every tensor of floats, as float32."""
+    return {
+        t.name: dequantize(t.data, t.tensor_type).reshape(t.shape[::-1])
+        for t in GGUFReader(path).tensors
+        if t.name != "d2t"
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [("f32", 0.0), ("f16", 5e-4), ("bf16", 0.0), ("q8_0", 5e-3)]
+)
+def test_types(tmp_path: Path, kind: Kind, tolerance: float) -> None:
+    """The checkpoint's BF16 numbers, within what a type can hold of a row's largest."""
+    head = make_head(norm_before_fc=True, qk_norm=True, attn_bias=True)
+    report = convert_head(tmp_path, "speculators", head, kind=kind)
+    assert report.type_name == kind.upper()
+    keys = gguf_keys(report.path)
+    assert keys["general.file_type"] == FILE_TYPES[kind]
+    assert ("general.quantization_version" in keys) == (kind == "q8_0")
+    found = weights(report.path)
+    assert set(found) == set(head.gguf) - {"d2t"}
+    for name, (type_name, _, _) in gguf_tensors(report.path).items():
+        if name == "d2t":
+            continue
+        expected = head.gguf[name]
+        assert type_name == (kind.upper() if expected.ndim == 2 else "F32")
+        limit = (tolerance if expected.ndim == 2 else 0.0) * np.abs(expected).max()
+        assert np.abs(found[name] - expected).max() <= limit, name
+
+
+@pytest.mark.parametrize(("floats", "name"), [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32")])
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_the_sources_type_is_kept(tmp_path: Path, floats: str, name: str, suffix: str) -> None:
+    head = make_head()
+    folder = write_head(tmp_path / "draft", "safeailab", head)
+    (folder / "model.safetensors").unlink()
+    tensors = {k.replace("layers.0.", "midlayer."): v for k, v in head.tensors.items()}
+    if suffix == "bin":
+        write_torch(folder / "pytorch_model.bin", tensors, floats)
+    else:
+        write_safetensors(folder / "model.safetensors", tensors, floats)
+    report = convert(folder)
+    assert report.type_name == name
+    kinds = {kind for kind, shape, _ in gguf_tensors(report.path).values() if len(shape) == 2}
+    assert kinds == {name}
+    exact = floats != "F16"
+    for key, array in weights(report.path).items():
+        assert array == pytest.approx(head.gguf[key], abs=0 if exact else 1e-2, rel=0)
+
+
+def test_doubles_become_float32(tmp_path: Path) -> None:
+    head = make_head()
+    head.tensors = {
+        k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in head.tensors.items()
+    }
+    report = convert_head(tmp_path, "specforge", head)
+    assert report.type_name == "F32"
+    for key, array in weights(report.path).items():
+        assert np.array_equal(array, head.gguf[key]), key
+
+
+def test_rows_that_q8_0_cannot_hold(tmp_path: Path) -> None:
+    head = make_head(n_ff=40)
+    report = convert_head(tmp_path, "specforge", head, kind="q8_0")
+    assert gguf_tensors(report.path)["blk.0.ffn_down.weight"][0] == "F16"
+    assert gguf_tensors(report.path)["blk.0.ffn_up.weight"][0] == "Q8_0"
+    assert report.notes == ("blk.0.ffn_down.weight: F16, rows are no multiple of 32 long",)
+
+
+def test_numbers_too_large_for_f16(tmp_path: Path) -> None:
+    head = make_head()
+    head.tensors["fc.weight"] = head.tensors["fc.weight"] * np.float32(2**18)
+    with pytest.raises(ConversionError, match=r"fc\.weight .* F16 cannot hold; use bf16"):
+        convert_head(tmp_path, "specforge", head, kind="f16")
+    convert_head(tmp_path, "specforge", head, kind="bf16")
+
+
+def test_pieces_of_a_large_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is converted in pieces is what is converted at once."""
+    head = make_head(n_draft_vocab=None)
+    folder = write_head(tmp_path / "draft", "specforge", head)
+    target = write_target(tmp_path / "small.gguf", n_vocab=312)
+    for kind in ("q8_0", "bf16", "f16"):
+        whole = gguf_tensors(convert(folder, target=target, kind=kind).path)
+        with monkeypatch.context() as patch:
+            patch.setattr("pyllama_spec.gguf.writer._PIECE_BYTES", 1000)
+            assert gguf_tensors(convert(folder, target=target, kind=kind).path) == whole
+
+
+def test_progress(tmp_path: Path) -> None:
+    shares: list[float] = []
+    convert_head(tmp_path, "specforge", make_head(), progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert len(shares) == len(make_head().gguf)
+
+
+def broken(head: Head) -> Head:
+    """A head whose fault is seen only while it is written."""
+    head.tensors["lm_head.weight"] = head.tensors["lm_head.weight"].copy()
+    head.tensors["lm_head.weight"][-1, -1] = np.nan
+    return head
+
+
+def test_an_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    report = convert_head(tmp_path, "specforge", make_head())
+    before = report.path.read_bytes()
+    with pytest.raises(ConversionError, match=r"lm_head\.weight holds numbers that are not"):
+        convert_head(tmp_path, "specforge", broken(make_head()))
+    assert report.path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.gguf", "specforge", "target.gguf"]
+    again = convert_head(tmp_path, "specforge", make_head(seed=1))
+    assert again.path.read_bytes() != before
+
+
+def test_a_stopped_conversion_leaves_nothing(tmp_path: Path) -> None:
+    def stop(share: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_head(tmp_path, "specforge", make_head(), progress=stop)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["specforge", "target.gguf"]
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    def full(share: float) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(ConversionError, match=r"out\.gguf cannot be written: No space left"):
+        convert_head(tmp_path, "specforge", make_head(), progress=full)
+    assert not list(tmp_path.glob("out.gguf*"))
+
+
+def test_the_same_input_gives_the_same_file(tmp_path: Path) -> None:
+    first = convert_head(tmp_path, "specforge", make_head()).path.read_bytes()
+    assert convert_head(tmp_path, "specforge", make_head()).path.read_bytes() == first
+
+
+def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    target = write_target(tmp_path / "target.gguf")
+    original = builtins.__import__
+
+    def no_gguf(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "gguf":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_gguf)
+    with pytest.raises(ConversionError, match=r"pip install pyllama_spec\[convert\]"):
+        convert_eagle3(folder, target, tmp_path / "out.gguf")

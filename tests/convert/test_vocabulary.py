@@ -1,0 +1,158 @@
+"""d2t: three ways to write the same table, and the ways to lose it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyllama_spec.convert.vocabulary import map_vocabulary
+from pyllama_spec.errors import ConversionError
+from tests.convert.tools import N_DRAFT, N_VOCAB, convert_head, gguf_tensors, make_head
+
+Ids = NDArray[np.int64]
+IDS = np.sort(np.random.default_rng(3).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
+OFFSETS = IDS - np.arange(N_DRAFT)
+MASK = np.isin(np.arange(N_VOCAB), IDS).astype(np.int64)
+ONES = np.ones(N_VOCAB, np.int64)
+ZEROS = np.zeros(N_DRAFT, np.int64)
+
+
+def table(d2t: Ids | None, t2d: Ids | None, n_vocab: int = N_VOCAB) -> Ids | None:
+    """The target ids of a head that knows N_DRAFT of N_VOCAB tokens."""
+    mapped = map_vocabulary(d2t, t2d, n_draft=N_DRAFT, n_trained=N_VOCAB, n_vocab=n_vocab)
+    return mapped.target_ids
+
+
+@pytest.mark.parametrize(
+    ("d2t", "t2d"),
+    [
+        (OFFSETS, MASK), (OFFSETS, None), (None, MASK), (ZEROS, MASK), (IDS, MASK),
+    ],
+)  # fmt: skip
+def test_the_same_table(d2t: Ids | None, t2d: Ids | None) -> None:
+    found = table(d2t, t2d)
+    assert found is not None
+    assert found.dtype == np.int64
+    assert np.array_equal(found, IDS)
+
+
+def test_ids_in_any_order() -> None:
+    ids = np.random.default_rng(4).permutation(IDS)
+    for t2d in (MASK, None):
+        assert np.array_equal(table(ids - np.arange(N_DRAFT), t2d), ids)  # type: ignore[arg-type]
+    assert np.array_equal(table(ids, MASK), ids)  # type: ignore[arg-type]
+
+
+def test_the_first_tokens_of_a_vocabulary() -> None:
+    """Offsets of zero are right where t2d proves it."""
+    mask = (np.arange(N_VOCAB) < N_DRAFT).astype(np.int64)
+    found = table(ZEROS, mask)
+    assert found is not None
+    assert np.array_equal(found, np.arange(N_DRAFT))
+
+
+def changed(array: Ids, index: int, value: int) -> Ids:
+    """A copy with one other number."""
+    out: Ids = array.copy()
+    out[index] = value
+    return out
+
+
+@pytest.mark.parametrize(
+    ("d2t", "t2d", "message"),
+    [
+        (None, None, "knows 96 of 320 tokens, and there is neither d2t nor t2d"),
+        (ZEROS, None, "d2t is all zero: the table"),
+        (None, ONES, "t2d marks 320 tokens, and the head knows 96"),
+        (ZEROS, ONES, "t2d marks 320 tokens, and the head knows 96"),
+        (OFFSETS[:-1], MASK, r"d2t has the shape \[95\], not \[96\]"),
+        (OFFSETS.reshape(2, 48), MASK, r"d2t has the shape \[2, 48\]"),
+        (OFFSETS, MASK[:-1], r"t2d has the shape \[319\], not \[320\]"),
+        (OFFSETS, 2 * MASK, "t2d is no mask"),
+        (changed(OFFSETS, 95, 400), None, "draft token 95 to target token 495, outside 0 .. 319"),
+        (changed(OFFSETS, 0, -1), None, "draft token 0 to target token -1"),
+        (changed(OFFSETS, 1, OFFSETS[0] - 1), None, f"two draft tokens to target token {IDS[0]}"),
+        (changed(OFFSETS, 1, OFFSETS[0] - 1), MASK, f"two draft tokens to target token {IDS[0]}"),
+        (OFFSETS, changed(MASK, int(IDS[5]), 0), f"d2t has the target token {IDS[5]}, t2d has not"),
+        (OFFSETS, ONES, "t2d has the target token .*, d2t has not"),
+        (OFFSETS, np.zeros(N_VOCAB, np.int64), "d2t has the target token"),
+        # Target ids in d2t, and no mask to prove it.
+        (IDS, None, "outside 0 .. 319; is this the target"),
+    ],
+)
+def test_tables_are_refused(d2t: Ids | None, t2d: Ids | None, message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        table(d2t, t2d)
+
+
+def test_the_target_is_smaller() -> None:
+    last = int(IDS[-1])
+    assert table(OFFSETS, MASK, last + 1) is not None
+    with pytest.raises(ConversionError, match=f"target token {last}, outside 0 .. {last - 1}"):
+        table(OFFSETS, MASK, last)
+
+
+@pytest.mark.parametrize("d2t", [None, np.zeros(N_VOCAB, np.int64)])
+@pytest.mark.parametrize("t2d", [None, ONES])
+@pytest.mark.parametrize("n_vocab", [N_VOCAB, N_VOCAB - 8])
+def test_a_whole_vocabulary_needs_no_table(d2t: Ids | None, t2d: Ids | None, n_vocab: int) -> None:
+    mapped = map_vocabulary(d2t, t2d, n_draft=N_VOCAB, n_trained=N_VOCAB, n_vocab=n_vocab)
+    assert mapped.target_ids is None
+
+
+def test_a_whole_vocabulary_in_another_order() -> None:
+    ids = np.random.default_rng(5).permutation(N_VOCAB)
+    mapped = map_vocabulary(
+        ids - np.arange(N_VOCAB), ONES, n_draft=N_VOCAB, n_trained=N_VOCAB, n_vocab=N_VOCAB
+    )
+    assert mapped.target_ids is not None
+    assert np.array_equal(mapped.target_ids, ids)
+
+
+def test_the_target_has_more_padding() -> None:
+    mapped = map_vocabulary(None, None, n_draft=N_VOCAB, n_trained=N_VOCAB, n_vocab=N_VOCAB + 64)
+    assert mapped.target_ids is not None
+    assert np.array_equal(mapped.target_ids, np.arange(N_VOCAB))
+    assert "the rest is padding" in mapped.notes[0]
+
+
+@pytest.mark.parametrize("kind", [None, "f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize("sorted_d2t", [True, False])
+def test_the_table_reaches_the_file(tmp_path: Path, kind: str | None, sorted_d2t: bool) -> None:
+    head = make_head(sorted_d2t=sorted_d2t)
+    report = convert_head(tmp_path, "specforge", head, kind=kind)
+    name, shape, raw = gguf_tensors(report.path)["d2t"]
+    assert (name, shape) == ("I64", (N_DRAFT,))
+    assert np.array_equal(np.frombuffer(raw, np.int64), head.gguf["d2t"])
+    assert report.n_draft_vocab == N_DRAFT
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_kinds_of_integers(tmp_path: Path, dtype: type[np.signedinteger]) -> None:
+    head = make_head()
+    head.tensors["d2t"] = head.tensors["d2t"].astype(dtype)
+    raw = gguf_tensors(convert_head(tmp_path, "specforge", head).path)["d2t"][2]
+    assert np.array_equal(np.frombuffer(raw, np.int64), head.gguf["d2t"])
+
+
+def test_a_whole_vocabulary_leaves_d2t_out(tmp_path: Path) -> None:
+    head = make_head(n_draft_vocab=None)
+    head.tensors["d2t"] = np.zeros(N_VOCAB, np.int64)
+    head.tensors["t2d"] = np.ones(N_VOCAB, bool)
+    report = convert_head(tmp_path, "safeailab", head)
+    assert "d2t" not in gguf_tensors(report.path)
+    assert report.n_draft_vocab is None
+
+
+def test_padding_of_the_target_with_a_shared_embedding(tmp_path: Path) -> None:
+    """Draft ids are the first ids of a target that is padded further."""
+    head = make_head(n_draft_vocab=None, own_embedding=False, n_vocab=312)
+    found = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
+    assert np.array_equal(np.frombuffer(found["d2t"][2], np.int64), np.arange(312))
+    assert found["output.weight"][1] == (312, 64)
+    head = make_head(n_draft_vocab=None, own_embedding=False, own_output=False, n_vocab=312)
+    found = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
+    assert not {"d2t", "output.weight", "token_embd.weight"} & set(found)

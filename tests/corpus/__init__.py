@@ -1,0 +1,1 @@
+"""The text that training learns from, without PyTorch."""

@@ -1,0 +1,166 @@
+"""Features: what the target says of its own text, stored and computed; the draft vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_spec.engine import Context, Model
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train import CheckpointError, TrainError
+from pyllama_spec.train.corpus.build import corpus_identity
+from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.features import (
+    FeatureSource,
+    LiveFeatures,
+    store_features,
+    wanted_rows,
+)
+from pyllama_spec.train.corpus.store import CorpusStore, TextSequence, load_corpus
+from pyllama_spec.train.eagle3.draft_vocab import choose_draft_vocab, default_size, ending_tokens
+from tests.corpus.tools import (
+    LAYERS,
+    N_TOP,
+    TOKEN_BYTES,
+    WIDTH,
+    config,
+    feature_store,
+    make,
+    no_live_features,
+)
+from tests.models import IM_END
+
+
+def test_features_made_while_writing_are_those_of_reading(
+    writer: Model, tmp_path: Path, prompts: Path
+) -> None:
+    """Row i is the layer input of token i, and top_ids[i] what follows it: not one off."""
+    settings = config(prompts)
+    store = feature_store(tmp_path / "f", settings)
+    corpus = make(
+        writer, tmp_path / "c", settings, features=store, target_layers=LAYERS, n_top=N_TOP
+    )
+    texts = CorpusStore(tmp_path / "c", corpus_identity(settings, "target"))
+    source = FeatureSource(corpus, texts, store, no_live_features)
+    for i in range(0, len(corpus.sequences), 5):
+        sequence, stored = corpus.sequences[i], source.get(i)
+        rows, logits = plainly(writer, sequence)
+        n, wanted = len(sequence.tokens), wanted_rows(sequence.mask)
+        np.testing.assert_allclose(
+            stored.rows[: n - 1].astype(np.float32), rows[: n - 1], rtol=0.02, atol=0.03
+        )
+        best = np.take_along_axis(logits, stored.top_ids[:, :1].astype(np.int64), 1)[:, 0]
+        assert (logits.max(axis=1) - best)[wanted].max() < 0.02
+        assert np.isneginf(stored.top_log_p[~wanted].astype(np.float32)).all()
+        p = np.exp(stored.top_log_p[wanted].astype(np.float32)).sum(axis=1)
+        assert ((p > 0) & (p < 1.01)).all()
+    assert source.n_live_tokens == 0
+
+
+def plainly(
+    model: Model, sequence: TextSequence
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Layer inputs and logits of a text, one token at a time."""
+    from pyllama_spec.engine import Batch
+
+    rows, logits = [], []
+    with Context(model, n_ctx=128, n_threads=1, target_layers=LAYERS) as context:
+        batch = Batch(1)
+        for i, token in enumerate(sequence.tokens.tolist()):
+            batch.clear()
+            batch.add(token, i, output=True)
+            context.decode(batch)
+            rows.append(np.concatenate([context.layer_input(k)[0] for k in LAYERS]))
+            logits.append(context.logits(0).copy())
+    return np.stack(rows), np.stack(logits)
+
+
+def test_missing_features_are_made_up_to_the_bound(
+    writer: Model, tmp_path: Path, prompts: Path
+) -> None:
+    settings = config(prompts)
+    for n in (150, 300, 450):  # three shards: an end of a run closes one
+        corpus = make(writer, tmp_path / "c", replace(settings, n_tokens=n))
+    texts = CorpusStore(tmp_path / "c", corpus_identity(settings, "target"))
+    assert texts.n_shards == 3
+    room = (texts.n_tokens(0) + texts.n_tokens(1)) * TOKEN_BYTES
+    store = feature_store(tmp_path / "f", settings, room)
+    opened: list[LiveFeatures] = []
+
+    def live() -> LiveFeatures:
+        opened.append(LiveFeatures(writer, LAYERS, N_TOP, 80, 1))
+        return opened[-1]
+
+    done: list[int] = []
+    store_features(texts, 3, store, live, lambda n, total: done.append(n / total > 1))
+    assert [store.has(i, texts.sha256(i)) for i in range(3)] == [True, True, False]
+    assert store.n_bytes == room
+    assert done
+    assert not any(done)
+    source = FeatureSource(corpus, texts, store, live)
+    assert source.n_live_tokens == texts.n_tokens(2)
+    fresh = LiveFeatures(writer, LAYERS, N_TOP, 80, 1)
+    for i, sequence in enumerate(corpus.sequences):
+        a, b = source.get(i), fresh.of(sequence)
+        assert (a.rows == b.rows).all()
+        assert (a.top_ids == b.top_ids).all()
+    assert len(opened) == 2, "once to store, once for what is not stored"
+    source.close()
+    fresh.close()
+
+
+def test_features_of_a_shard_that_the_corpus_never_got_do_not_count(tmp_path: Path) -> None:
+    settings = config(None)
+    store = feature_store(tmp_path, settings)
+    assert not store.has(0, "a")
+    from pyllama_spec.train.corpus.generate import empty_features
+
+    store.put(0, "a", [empty_features(3, WIDTH, N_TOP)])
+    assert store.has(0, "a")
+    assert not store.has(0, "b")
+    assert feature_store(tmp_path, settings).has(0, "a")
+    with pytest.raises(CheckpointError, match="layers"):
+        FeatureStore(tmp_path, {**corpus_identity(settings, "target"), "layers": [4]}, 1, 1)
+
+
+# --- the draft vocabulary
+
+
+def test_the_draft_vocabulary_is_what_answers_are_made_of(writer: Model) -> None:
+    def text(ids: list[int], n_prompt: int) -> TextSequence:
+        mask = np.arange(len(ids)) >= n_prompt
+        return TextSequence(0, np.array(ids, np.uint32), mask, True)
+
+    sequences = [text([7, 7, 7, 7, 10, 10, 11, 12], 4), text([7, 10, 11, 13], 1)]
+    always = ending_tokens(writer.vocab)
+    assert IM_END in always
+    vocab = choose_draft_vocab(sequences, 320, len(always) + 2, always)
+    assert set(vocab.d2t) == {10, 11, *always}
+    assert vocab.coverage == pytest.approx(5 / 7)
+    assert (vocab.t2d[vocab.d2t] == np.arange(len(vocab.d2t))).all()
+    assert (vocab.t2d >= 0).sum() == len(vocab.d2t)
+    assert (np.diff(vocab.d2t) > 0).all()
+    with pytest.raises(ArgumentError, match="n_draft_vocab=321"):
+        choose_draft_vocab(sequences, 320, 321, always)
+
+
+@pytest.mark.parametrize(("n_vocab", "size"), [(320, 320), (49152, 8192), (151936, 25344)])
+def test_the_default_size_of_the_draft_vocabulary(n_vocab: int, size: int) -> None:
+    assert default_size(n_vocab) == size
+
+
+def test_a_corpus_is_a_beginning_of_its_store(tmp_path: Path) -> None:
+    store = CorpusStore(tmp_path, {"a": 1})
+    for number in range(3):
+        ids = np.arange(5, dtype=np.uint32) + 10 * number
+        store.append([TextSequence(number, ids, ids % 10 > 1, False)], number + 1, {"short": 2})
+    again = CorpusStore(tmp_path, {"a": 1})
+    assert (again.next_number, again.dropped, again.n_answer) == (3, {"short": 2}, 9)
+    assert [s.number for s in load_corpus(again, 4).sequences] == [0, 1]
+    (tmp_path / "index.json").write_text("{", encoding="utf-8")
+    with pytest.raises(TrainError, match=r"index\.json cannot be read"):
+        CorpusStore(tmp_path, {"a": 1})

@@ -1,0 +1,250 @@
+"""The drafters' base: what a class has to override, and that a failure is its sequence's alone."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    NoDrafter,
+    SequenceErrors,
+    TokenView,
+)
+from pyllama_spec.engine import Context, Sampler, SamplerParams
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState
+from tests.drafters.tools import (
+    N_TOKENS,
+    PROMPTS,
+    Moody,
+    OnlyProposeOne,
+    plain_texts,
+    requests,
+)
+from tests.faces.tools import GREEDY, PROMPT, open_tiny
+from tests.models import model_path
+from tests.oracles import tiny, tiny_context
+from tests.scripted import told
+
+
+def side_by_side(context: Context, drafter: Drafter) -> list[SequenceRun]:
+    """All prompts in common rounds, to their ends."""
+    round_, greedy = Round(context, drafter), SamplerParams(temperature=0)
+    runs = [
+        SequenceRun(SequenceState(i), prompt, Sampler(context.model, greedy), N_TOKENS)
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    for run in runs:
+        round_.begin(run)
+    while going := [run for run in runs if not run.is_over]:
+        round_.step(going)
+    assert [run.error for run in runs] == [None] * len(runs)
+    return runs
+
+
+def three_sequences() -> Context:
+    """A context for them."""
+    return tiny_context(tiny("llama"), n_ctx=768, n_seq_max=3)
+
+
+class ListForms(OnlyProposeOne):
+    """The same with the list forms, noting what comes in one call."""
+
+    name = "lists"
+
+    def __init__(self, texts: Sequence[Sequence[int]]) -> None:
+        super().__init__(texts)
+        self.asked: list[list[int]] = []
+        self.told: list[list[int]] = []
+        self.known: dict[int, list[int]] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """All at once."""
+        self.asked.append([request.seq for request in requests])
+        for request in requests:
+            assert self.known[request.seq] == list(request.tokens)
+            assert 1 <= request.n <= self.max_draft
+        return [super(ListForms, self).propose_one(request) for request in requests]
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """Not asked: who overrides propose() has taken its place."""
+        raise AssertionError("propose_one() beside propose()")
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """All at once."""
+        self.told.append([one.seq for one in done])
+        for one in done:
+            tokens = self.known.setdefault(one.seq, [])
+            assert one.start == len(tokens)
+            tokens.extend(one.tokens)
+
+
+def test_a_class_with_propose_one_alone() -> None:
+    texts = plain_texts()
+    with open_tiny(OnlyProposeOne(texts)) as llm:
+        for prompt, text in zip(PROMPTS, texts, strict=True):
+            steps = llm.generate_steps(prompt, max_tokens=N_TOKENS, **GREEDY)
+            assert [token for piece in steps for token in piece.tokens] == text[len(prompt) :]
+            stats = steps.record.stats
+            assert (stats.drafter, stats.reason_off) == ("custom", None)
+            assert stats.accepted == stats.drafted > N_TOKENS / 2
+
+
+def test_a_class_with_propose_one_alone_side_by_side() -> None:
+    texts = plain_texts()
+    with three_sequences() as context:
+        for run, text in zip(side_by_side(context, OnlyProposeOne(texts)), texts, strict=True):
+            assert run.state.tokens == text
+            assert run.stats.reason_off is None
+            assert run.stats.accepted == run.stats.drafted > N_TOKENS / 2
+
+
+def test_a_class_with_the_list_forms() -> None:
+    texts = plain_texts()
+    drafter = ListForms(texts)
+    with three_sequences() as context:
+        runs = side_by_side(context, drafter)
+    assert [run.state.tokens for run in runs] == texts
+    assert [run.stats.reason_off for run in runs] == [None] * 3
+    assert [run.stats.drafter for run in runs] == ["lists"] * 3
+    assert all(run.stats.accepted == run.stats.drafted > N_TOKENS / 2 for run in runs)
+    assert [drafter.known[i] for i in range(3)] == texts
+    assert [0, 1, 2] in drafter.asked, "one call for all sequences of a round"
+    assert [0, 1, 2] in [sorted(seqs) for seqs in drafter.told]
+
+
+def test_a_class_with_neither_costs_no_text() -> None:
+    with open_tiny() as llm:
+        expected = llm(PROMPT, max_tokens=9, **GREEDY)["choices"]
+    with open_tiny(Drafter()) as llm:
+        found = llm(PROMPT, max_tokens=9, **GREEDY)
+    assert found["choices"] == expected
+    assert "Drafter has neither propose_one() nor propose()" in found["speculation"]["reason_off"]
+
+
+def test_what_a_simple_class_need_not_say() -> None:
+    drafter = OnlyProposeOne([])
+    assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("custom", (), 8)
+    drafter.check(tiny("llama"))
+    drafter.commit(told([1, 2]))
+    drafter.truncate(0, 1)
+    drafter.copy(0, 1)
+    assert drafter.resume_at(0, 7) == 7
+    assert drafter.save(0) is None
+    assert drafter.restore(0, b"") == 0
+    assert drafter.describe() == {}
+    with drafter:
+        assert not drafter.is_closed
+    drafter.close()
+    assert NoDrafter().propose([DraftRequest(0, [1], 1), DraftRequest(1, [1], 1)]) == [NO_DRAFT] * 2
+
+
+def test_a_default_propose_keeps_the_others_drafts() -> None:
+    with pytest.raises(SequenceErrors, match="sequence 1: not sequence 1") as caught:
+        Moody().propose(requests())
+    assert set(caught.value.errors) == {1}
+    assert isinstance(caught.value.errors[1], ValueError)
+    drafts = {seq: list(draft.ids) for seq, draft in caught.value.drafts.items()}
+    assert drafts == {0: [10] * 3, 2: [12] * 3}
+    # Of one sequence it is its own exception.
+    with pytest.raises(ValueError, match="not sequence 1"):
+        Moody().propose(requests()[1:2])
+    assert [list(draft.ids) for draft in Moody(bad=9).propose(requests(2))] == [
+        [10, 10], [11, 11], [12, 12],
+    ]  # fmt: skip
+
+
+def test_a_default_commit_tells_the_others() -> None:
+    drafter = Moody(where="commit")
+    with pytest.raises(SequenceErrors) as caught:
+        drafter.commit([Committed(seq, [1], 0) for seq in range(3)])
+    assert set(caught.value.errors) == {1}
+    assert drafter.heard == [("commit", 0), ("commit", 1), ("commit", 2)]
+
+
+def test_the_reason_comes_with_its_traceback() -> None:
+    with open_tiny(Moody(bad=0)) as llm:
+        steps = llm.generate_steps(PROMPT, max_tokens=9, **GREEDY)
+        for _ in steps:
+            pass
+        stats = steps.record.stats
+        assert stats.reason_off == "the drafter failed in propose(): ValueError: not sequence 0"
+        assert isinstance(stats.reason_off_error, ValueError)
+        assert "_hear" in "".join(traceback.format_exception(stats.reason_off_error))
+        assert "reason_off_error" not in stats.as_dict()
+
+
+def test_one_request_of_many_fails() -> None:
+    """Through Llama: the others draft to their ends, and the next request drafts again."""
+    texts = plain_texts()
+
+    class Picky(OnlyProposeOne):
+        is_angry = True
+
+        def propose_one(self, request: DraftRequest) -> Draft:
+            if self.is_angry and request.tokens[:5] == PROMPTS[1][:5]:
+                raise ValueError("not this one")
+            return super().propose_one(request)
+
+    drafter = Picky(texts)
+    with Llama(model_path("llama"), draft=drafter, n_ctx=256, n_threads=1, n_parallel=3) as llm:
+        for is_angry in (True, False):
+            drafter.is_angry = is_angry
+            choices = llm(PROMPTS, max_tokens=N_TOKENS, **GREEDY)["choices"]
+            for i, (choice, text) in enumerate(zip(choices, texts, strict=True)):
+                stats = choice["speculation"]
+                expected = llm.detokenize(text[len(PROMPTS[i]) :]).decode(errors="replace")
+                assert choice["text"] == expected
+                fails = is_angry and i == 1
+                assert ("not this one" in str(stats["reason_off"])) == fails
+                assert (stats["drafted"] == 0) == fails
+                assert stats["accepted"] == stats["drafted"]
+
+
+def test_a_view_shows_the_newest_tokens() -> None:
+    tokens = [1, 2, 3]
+    view = TokenView(tokens)
+    tokens.append(4)
+    assert (len(view), view[-1], view[1:3], list(view)) == (4, 4, [2, 3], [1, 2, 3, 4])
+    part = view[:2]
+    assert isinstance(part, list)
+    part.append(9)
+    assert tokens == [1, 2, 3, 4]
+    assert not hasattr(view, "append")
+    with pytest.raises(TypeError):
+        view[0] = 5  # type: ignore[index]
+
+
+class OldProtocol:
+    """As drafters were before: no base, and other arguments."""
+
+    name, target_layers, max_draft = "old", (), 4
+
+    def begin(self, seq: int, tokens: Sequence[int], features: Any) -> None:
+        """Takes a part of a prompt."""
+
+    def propose(self, seq: int, pending: int, n: int) -> Draft:
+        """Proposes nothing."""
+        return NO_DRAFT
+
+    def commit(self, seq: int, tokens: Sequence[int], features: Any) -> None:
+        """Takes tokens."""
+
+
+def test_objects_of_the_old_protocol_are_refused_with_a_hint() -> None:
+    with pytest.raises(ArgumentError, match=r"has a propose\(\), but is no Drafter: let its class"):
+        open_tiny(OldProtocol())  # type: ignore[arg-type]
+    with (
+        three_sequences() as context,
+        pytest.raises(ArgumentError, match=r"inherit from pyllama_spec\.Drafter"),
+    ):
+        Round(context, OldProtocol())  # type: ignore[arg-type]

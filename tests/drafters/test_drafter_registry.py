@@ -1,0 +1,279 @@
+"""The registry: a kind of draft of one's own by one call, and what it makes of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFWriter
+
+from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
+from pyllama_spec.drafters import (
+    Committed,
+    Draft,
+    Drafter,
+    DraftOptions,
+    DraftRequest,
+    Eagle3,
+    NoDrafter,
+    PromptLookup,
+    WithLookup,
+    make_drafter,
+    open_draft,
+    register,
+    registry,
+)
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.reader import read_keys
+from tests.faces.tools import GREEDY, open_tiny
+from tests.models import model_path, perm_continuation, perm_next
+
+SUCCESSOR = perm_next()
+N_TOKENS = 30
+
+
+class Toy(Drafter):
+    """Drafts for PERM from the target's rows alone: each is the one-hot row of its token."""
+
+    name = "toy"
+
+    def __init__(self, path: Path, options: DraftOptions) -> None:
+        keys = read_keys(path, lambda name: name.startswith("toy."))
+        self.path, self.options = path, options
+        self.successor: list[int] = keys["toy.successor"].value
+        self.target_layers = tuple(keys["toy.target_layers"].value)
+        self.max_draft = 5 if options.max_draft is None else options.max_draft
+        # seq -> the position of the newest row, and the token that it says.
+        self.newest: dict[int, tuple[int, int]] = {}
+        self.asked: list[list[int]] = []
+        self.n_closed = 0
+
+    def check(self, target: Model) -> None:
+        """For targets with as many tokens."""
+        if target.info.n_vocab != len(self.successor):
+            raise ArgumentError(f"{self.path.name} was made for {len(self.successor)} tokens")
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Reads the rows, and keeps none of them."""
+        for one in done:
+            assert len(one.features) == len(self.target_layers)
+            said = [[int(np.argmax(row)) for row in layer] for layer in one.features]
+            assert all(tokens == said[0] for tokens in said)
+            position = one.first_row + len(said[0]) - 1
+            self.newest[one.seq] = position, said[0][-1]
+            # The pending token, or the end of a part of the prompt, has the row before it at hand.
+            assert one.start + len(one.tokens) - 1 - position in (0, 1)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """All sequences in one call, without a look at their tokens."""
+        self.asked.append([request.seq for request in requests])
+        drafts = []
+        for request in requests:
+            position, token = self.newest[request.seq]
+            assert position == len(request.tokens) - 2
+            ids = [self.successor[self.successor[token]]]
+            while len(ids) < min(request.n, self.max_draft):
+                ids.append(self.successor[ids[-1]])
+            drafts.append(Draft(ids))
+        return drafts
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Its row goes with the token."""
+        if seq in self.newest and self.newest[seq][0] >= n_keep:
+            del self.newest[seq]
+
+    def describe(self) -> dict[str, Any]:
+        """Where it came from."""
+        return {"path": str(self.path)}
+
+    def close(self) -> None:
+        """Counted."""
+        self.n_closed += 1
+
+
+def write_toy(path: Path, arch: str = "toy", layers: Sequence[int] = (1, 3)) -> Path:
+    """A file of the kind: keys, and no tensor."""
+    writer = GGUFWriter(path, arch)
+    writer.add_array("toy.successor", [int(token) for token in SUCCESSOR])
+    writer.add_array("toy.target_layers", list(layers))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@dataclass
+class Opened:
+    """What the opener of the kind was called with, and what it made."""
+
+    drafters: list[Toy]
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
+    """The kind, registered for one test."""
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))
+    opened = Opened([])
+
+    def open_toy(path: Path, options: DraftOptions) -> Toy:
+        opened.drafters.append(Toy(path, options))
+        return opened.drafters[-1]
+
+    register("toy", open_toy)
+    yield opened
+
+
+def prompt_of(i: int) -> list[int]:
+    """Prompts of unequal length."""
+    return [int(t) for t in np.random.default_rng(i).integers(0, 256, size=5 + 11 * i)]
+
+
+@pytest.mark.usefixtures("toys")
+def test_one_call_registers_a_kind() -> None:
+    assert registry.kinds() == ("eagle3", "toy")
+    assert registry.is_draft("toy")
+    assert registry.is_draft("eagle3")
+    assert not registry.is_draft("llama")
+
+
+def test_a_registered_kind_drafts_for_llama(toys: Opened, tmp_path: Path) -> None:
+    path = write_toy(tmp_path / "toy.gguf")
+    with Llama(model_path("perm"), draft=path, n_ctx=256, n_threads=1) as llm:
+        for i in (2, 0, 1):
+            steps = llm.generate_steps(prompt_of(i), max_tokens=N_TOKENS, **GREEDY)
+            ids = [token for piece in steps for token in piece.tokens]
+            assert ids == perm_continuation(prompt_of(i)[-1], N_TOKENS, SUCCESSOR)
+            stats = steps.record.stats
+            assert (stats.drafter, stats.reason_off) == ("toy", None)
+            assert stats.accepted == stats.drafted > 0
+            assert stats.rounds == 5, "one token of the prompt, then six in a round"
+        assert llm.drafter_name == "toy"
+    assert [toy.n_closed for toy in toys.drafters] == [1], "closed by whoever opened it"
+    assert toys.drafters[0].options == DraftOptions()
+
+
+def test_it_drafts_for_several_sequences_at_once(toys: Opened, tmp_path: Path) -> None:
+    path, prompts = write_toy(tmp_path / "toy.gguf"), [prompt_of(i) for i in range(3)]
+    with Llama(model_path("perm"), n_ctx=256, n_threads=1) as llm:
+        expected = [llm(p, max_tokens=N_TOKENS, **GREEDY)["choices"][0]["text"] for p in prompts]
+    with Llama(model_path("perm"), draft=path, n_ctx=256, n_threads=1, n_parallel=3) as llm:
+        for _ in range(2):  # and once more on what is held
+            choices = llm(prompts, max_tokens=N_TOKENS, **GREEDY)["choices"]
+            assert [choice["text"] for choice in choices] == expected
+            for choice in choices:
+                stats = choice["speculation"]
+                assert (stats["drafter"], stats["reason_off"]) == ("toy", None)
+                assert stats["accepted"] == stats["drafted"] > 0
+    asked = toys.drafters[0].asked
+    assert max(len(seqs) for seqs in asked) == 3, "all three in one call"
+    assert all(len(set(seqs)) == len(seqs) for seqs in asked)
+
+
+def test_the_options_reach_the_opener(toys: Opened, tmp_path: Path) -> None:
+    path = write_toy(tmp_path / "toy.gguf")
+    options: dict[str, Any] = {"n_draft": 2, "p_min": 0.25, "lookup": 3, "n_threads": 1}
+    with Llama(model_path("perm"), draft=str(path), **options) as llm:
+        stats = llm([1, 2, 3], max_tokens=13, **GREEDY)["speculation"]
+    assert stats["accepted_histogram"] == [0, 0, 4]
+    given = toys.drafters[0].options
+    assert (given.max_draft, given.p_min, given.lookup, given.n_gpu_layers) == (2, 0.25, 3, 0)
+
+
+def test_its_check_comes_before_anything_is_opened(toys: Opened, tmp_path: Path) -> None:
+    path = write_toy(tmp_path / "toy.gguf")
+    target = model_path("perm", n_vocab=328)
+    with pytest.raises(ArgumentError, match=r"toy\.gguf was made for 320 tokens"):
+        Llama(target, draft=path, n_threads=1, n_ctx=10**9)
+    assert len(toys.drafters) == 1
+
+
+@pytest.mark.usefixtures("toys")
+def test_a_layer_that_the_target_has_not(tmp_path: Path) -> None:
+    path = write_toy(tmp_path / "toy.gguf", layers=(1, 9))
+    with pytest.raises(ArgumentError, match="9"):
+        Llama(model_path("perm"), draft=path, n_threads=1)
+
+
+def test_a_kind_can_be_replaced(toys: Opened, tmp_path: Path) -> None:
+    path = write_toy(tmp_path / "toy.gguf")
+    register("toy", lambda path, options: PromptLookup())
+    assert isinstance(open_draft(path), PromptLookup)
+    assert not toys.drafters
+
+
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    path = write_toy(tmp_path / "mine.gguf", arch="nonsense")
+    for call in (lambda: open_tiny(str(path)), lambda: open_draft(path)):
+        with pytest.raises(UnsupportedError, match=r"kind 'nonsense' .*\(mine\.gguf\); .*lookup"):
+            call()
+
+
+def test_a_file_that_says_no_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(16))
+    with pytest.raises(ModelLoadError, match=r"general\.architecture is missing"):
+        open_draft(path)
+    data = bytearray(write_toy(tmp_path / "toy.gguf").read_bytes())
+    name = data.index(b"general.architecture")
+    data[name] = ord("G")
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"general\.architecture is missing"):
+        open_draft(path)
+
+
+@pytest.mark.parametrize("size", [25, 40, 56, 63])
+def test_a_file_that_is_cut_off_in_its_keys(size: int, tmp_path: Path) -> None:
+    path = tmp_path / "toy.gguf"
+    path.write_bytes(write_toy(tmp_path / "whole.gguf").read_bytes()[:size])
+    with pytest.raises(ModelLoadError, match=r"toy\.gguf"):
+        open_draft(path)
+
+
+def test_names_and_objects() -> None:
+    options = DraftOptions()
+    assert isinstance(make_drafter(None, options), NoDrafter)
+    assert isinstance(make_drafter("none", options), NoDrafter)
+    lookup = make_drafter("prompt-lookup", DraftOptions(max_draft=3))
+    assert isinstance(lookup, PromptLookup)
+    assert lookup.max_draft == 3
+    assert make_drafter(lookup, options) is lookup
+    path = model_path("eagle3")
+    for given in (path, str(path)):
+        with make_drafter(given, options) as drafter:
+            assert isinstance(drafter, WithLookup)
+    with make_drafter(path, DraftOptions(max_draft=2, lookup=0, p_min=0.5)) as drafter:
+        assert isinstance(drafter, Eagle3)
+        assert (drafter.max_draft, drafter.p_min) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
+        (7, "draft=7 is not None"), pytest.param(object(), "a path or a Drafter", id="object"), ([], "draft=\\[\\] is not"),
+        (b"x.gguf", "is not None"), ("nix", "neither \"none\" nor \"prompt-lookup\", nor a file"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_values_that_mean_no_drafter(draft: object, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        make_drafter(draft, DraftOptions())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"max_draft": -1}, "n_draft"), ({"max_draft": True}, "n_draft"),
+        ({"p_min": 1.5}, "p_min=1.5"), ({"p_min": float("nan")}, "p_min"),
+        ({"lookup": -1}, "lookup"), ({"lookup": 0.5}, "lookup"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_out_of_range(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        DraftOptions(**values)

@@ -1,0 +1,214 @@
+"""What the round lets through of a drafter: no failure, no nonsense, no id that is none."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec.drafters import (
+    NO_DRAFT,
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    SequenceErrors,
+)
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from tests.drafters.tools import (
+    N_TOKENS,
+    PROMPTS,
+    Moody,
+    OnlyProposeOne,
+    plain_texts,
+    requests,
+)
+from tests.faces.tools import GREEDY, open_tiny
+
+
+def isolated(drafter: Drafter, n_seqs: int = 3) -> IsolatedDrafter:
+    """One whose sequences have begun, with two tokens each."""
+    round_side = IsolatedDrafter(drafter, 320)
+    for seq in range(n_seqs):
+        assert round_side.resume_at(seq, 0, []) == 0
+    round_side.commit([Committed(seq, [7, 8], 0) for seq in range(n_seqs)])
+    return round_side
+
+
+@pytest.mark.parametrize("where", ["propose", "commit"])
+def test_a_failure_is_of_its_sequence(where: str) -> None:
+    drafter = Moody(where="")
+    round_side = isolated(drafter)
+    drafter.where = where
+    round_side.commit([Committed(seq, [9], 2) for seq in range(3)])
+    drafts = round_side.propose(requests())
+    assert [list(draft.ids) for draft in drafts] == [[10] * 3, [], [12] * 3]
+    assert [round_side.failure(seq) is None for seq in range(3)] == [True, False, True]
+    failure = round_side.failure(1)
+    assert failure is not None
+    assert failure.reason == f"the drafter failed in {where}(): ValueError: not sequence 1"
+    assert isinstance(failure.error, ValueError)
+    assert "_hear" in "".join(traceback.format_exception(failure.error))
+    # Until its next prompt it is not spoken to; the others are.
+    drafter.heard.clear()
+    drafter.where = ""
+    round_side.commit([Committed(seq, [9], 3) for seq in range(3)])
+    assert [list(d.ids) for d in round_side.propose(requests())] == [[10] * 3, [], [12] * 3]
+    assert [seq for _, seq in drafter.heard] == [0, 2, 0, 2]
+    # There it begins from nothing: what it knows of the sequence is told anew.
+    drafter.heard.clear()
+    assert round_side.resume_at(1, 2, [7, 8]) == 2
+    assert drafter.heard == [("truncate", 1), ("commit", 1)]
+    assert round_side.failure(1) is None
+    assert [list(d.ids) for d in round_side.propose(requests())][1] == [11] * 3
+
+
+class Raising(Drafter):
+    """Fails in its list forms."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Always fails."""
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "failed", "drafts"),
+    [
+        (ValueError("all"), {0, 1, 2}, [[], [], []]),
+        (SequenceErrors({}), {0, 1, 2}, [[], [], []]),
+        (SequenceErrors({7: ValueError("none of these")}), {0, 1, 2}, [[], [], []]),
+        (SequenceErrors({2: ValueError("one")}), {2}, [[], [], []]),
+        (
+            SequenceErrors({2: ValueError("one")}, {0: Draft([5, 400]), 1: Draft([6] * 9)}),
+            {2},
+            [[5], [6, 6, 6], []],
+        ),
+        # What failed has no draft, whatever it says.
+        (
+            SequenceErrors({0: ValueError("one")}, {0: Draft([5]), 1: Draft([6])}),
+            {0},
+            [[], [6], []],
+        ),
+    ],
+    ids=["plain", "of nobody", "of another", "of one", "with drafts", "with its own draft"],
+)
+def test_what_a_list_form_raises(
+    error: Exception, failed: set[int], drafts: list[list[int]]
+) -> None:
+    round_side = isolated(Raising(error))
+    found = round_side.propose(requests())
+    assert [list(draft.ids) for draft in found] == drafts
+    assert {seq for seq in range(3) if round_side.failure(seq)} == failed
+    # A sequence that has failed already gets nothing either.
+    again = round_side.propose(requests())
+    assert all(not again[seq].ids for seq in failed)
+
+
+def ids_of(draft: Any, n: int = 4) -> tuple[list[Any], str | None]:
+    """What the round gets of a draft, alone and beside another sequence's, and the failure."""
+
+    class Fixed(Drafter):
+        def propose_one(self, request: DraftRequest) -> Draft:
+            return draft  # type: ignore[no-any-return]
+
+    found = []
+    for n_seqs in (1, 2):
+        round_side = isolated(Fixed(), n_seqs)
+        got = round_side.propose(requests(n, n_seqs))[0].ids
+        failure = round_side.failure(0)
+        found.append((list(got), None if failure is None else failure.reason))
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept"),
+    [
+        ([], []), ([1, 2], [1, 2]), ([1] * 5000, [1] * 4), (range(9), [0, 1, 2, 3]),
+        ([1, -1, 2], [1]), ([320], []), ([1, 2, 319, 320, 5], [1, 2, 319]), ([2**31], []),
+        ([3, -(2**70)], [3]), (np.array([4, 5, 6, 7, 8]), [4, 5, 6, 7]),
+        (np.array([4, 5, 320], np.int64), [4, 5]), ((np.int32(9), 10), [9, 10]),
+        (np.array([], np.int32), []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ids_that_may_be_proposed(ids: Any, kept: list[int]) -> None:
+    found, reason = ids_of(Draft(ids))
+    assert found == kept
+    assert all(type(token) is int for token in found)
+    assert reason is None
+
+
+def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
+    class Wide(Drafter):
+        def propose_one(self, request: DraftRequest) -> Draft:
+            return Draft(np.array([5, 6, 400, 7]), [0.4, 0.3, 0.2, 0.1], [[(5, 0.4)]] * 4)  # type: ignore[arg-type]
+
+    for n, kept in ((4, 2), (1, 1)):
+        draft = isolated(Wide()).propose(requests(n, 1))[0]
+        assert list(draft.ids) == [5, 6][:kept]
+        assert draft.probabilities == [0.4, 0.3][:kept]
+        assert draft.candidates == [[(5, 0.4)]] * kept
+
+
+NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [None, [1, 2], (1, 2), 5, "abc"] + [Draft(ids) for ids in NO_IDS],
+    ids=str,
+)
+def test_what_is_no_draft(draft: Any) -> None:
+    found, reason = ids_of(draft)
+    assert found == []
+    assert reason is not None
+    assert reason.startswith("the drafter failed in propose(): ")
+
+
+@pytest.mark.parametrize("answer", [None, 5, [], [NO_DRAFT], [NO_DRAFT] * 3], ids=str)
+def test_a_list_of_another_length_is_a_failure_of_all(answer: Any) -> None:
+    class Short(Drafter):
+        def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+            return answer  # type: ignore[no-any-return]
+
+    round_side = isolated(Short())
+    assert round_side.propose(requests(2, 2)) == [NO_DRAFT] * 2
+    assert all("failed in propose()" in str(round_side.failure(seq)) for seq in (0, 1))
+    assert round_side.failure(2) is None
+
+
+@pytest.mark.parametrize("what", ["resume_at", "save", "restore", "truncate", "copy"])
+def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
+    """Whatever a method gives or raises: the next prompt begins anew, with the same text."""
+
+    def fails(*args: Any) -> Any:
+        raise KeyError(what)
+
+    texts = plain_texts()
+    answers: list[Any] = [fails, *(lambda *args, a=a: a for a in ("x", None, 2.5, -3, 10**9))]
+    with open_tiny() as llm:
+        llm(PROMPTS[0], max_tokens=5, **GREEDY)
+        plain = llm.save_state()
+    for answer in answers:
+        drafter = OnlyProposeOne(texts)
+        if what == "restore":
+            drafter.save = lambda seq: b"all of it"  # type: ignore[method-assign]
+        with open_tiny(drafter) as llm:
+            for turn in range(2):
+                for prompt, text in zip(PROMPTS, texts, strict=True):
+                    steps = llm.generate_steps(prompt, max_tokens=N_TOKENS, **GREEDY)
+                    ids = [token for piece in steps for token in piece.tokens]
+                    assert ids == text[len(prompt) :]
+                if turn == 0:
+                    setattr(drafter, what, answer)
+                state = llm.save_state()
+                assert state.tokens == tuple(texts[-1])
+                llm.load_state(state)
+                llm.load_state(plain)

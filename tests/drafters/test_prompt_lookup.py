@@ -1,0 +1,227 @@
+"""Prompt lookup against a brute-force search, and what it may cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from pyllama_spec.drafters import Committed, Drafter, DraftRequest, PromptLookup
+from pyllama_spec.drafters.prompt_lookup import NGram
+from pyllama_spec.errors import ArgumentError
+from tests.scripted import proposed
+
+SIZES = [(1, 1), (2, 2), (1, 3), (2, 4), (3, 6)]
+
+
+def search(tokens: Sequence[int], n: int, min_ngram: int, max_ngram: int) -> list[int]:
+    """What may follow, by looking everywhere: longest suffix first, its most recent occurrence."""
+    for size in range(max_ngram, min_ngram - 1, -1):
+        suffix = list(tokens[-size:])
+        for stop in range(len(tokens) - 1, size - 1, -1):
+            if len(suffix) == size and list(tokens[stop - size : stop]) == suffix:
+                period = list(tokens[stop:])
+                return [period[i % len(period)] for i in range(n)]
+    return []
+
+
+def eager() -> PromptLookup:
+    """One that finds short suffixes too, so that small examples are enough."""
+    return PromptLookup(10, max_ngram=4, min_ngram=2)
+
+
+def told(tokens: Sequence[int], drafter: PromptLookup | None = None, seq: int = 0) -> PromptLookup:
+    """A drafter that knows the tokens."""
+    drafter = drafter or eager()
+    drafter.commit([Committed(seq, tokens, 0)])
+    return drafter
+
+
+def proposal(drafter: PromptLookup, tokens: Sequence[int], n: int = 10, seq: int = 0) -> list[int]:
+    """Its proposal, as a list."""
+    return proposed(drafter, tokens, n, seq)
+
+
+@pytest.mark.parametrize(("min_ngram", "max_ngram"), SIZES)
+@pytest.mark.parametrize("n_kinds", [2, 3, 6, 40])
+def test_it_finds_what_a_search_finds(n_kinds: int, min_ngram: int, max_ngram: int) -> None:
+    rng = random.Random(1000 * n_kinds + 10 * min_ngram + max_ngram)
+    n_found = 0
+    for _ in range(12):
+        drafter = PromptLookup(8, max_ngram=max_ngram, min_ngram=min_ngram)
+        tokens: list[int] = []
+        while len(tokens) < 60:
+            part = [rng.randrange(n_kinds) for _ in range(rng.randrange(1, 7))]
+            drafter.commit([Committed(0, part, len(tokens))])
+            tokens += part
+            n = rng.randrange(1, 12)
+            expected = search(tokens, min(n, 8), min_ngram, max_ngram)
+            assert proposal(drafter, tokens, n) == expected
+            n_found += bool(expected)
+    assert n_found > 0 or n_kinds == 40
+
+
+def test_longest_suffix_first() -> None:
+    tokens = [1, 2, 3, 4, 90, 9, 3, 4, 91, 7, 1, 2, 3, 4]
+    assert proposal(told(tokens), tokens, 1) == [90]
+    assert proposal(told(tokens, PromptLookup(max_ngram=2, min_ngram=2)), tokens, 1) == [91]
+
+
+def test_most_recent_occurrence() -> None:
+    tokens = [1, 2, 50, 1, 2, 60, 1, 2]
+    assert proposal(told(tokens), tokens, 2) == [60, 1]
+
+
+def test_a_short_period_is_proposed_at_full_length() -> None:
+    for period in ([5], [5, 6], [5, 6, 7]):
+        tokens = period * 4
+        expected = [period[i % len(period)] for i in range(10)]
+        assert proposal(told(tokens), tokens) == expected
+
+
+def test_nothing_to_find() -> None:
+    for tokens in ([], [1], [1, 2], [1, 2, 3, 4, 5], [2, 1, 1]):
+        assert proposal(told(tokens), tokens) == []
+    assert proposal(told([1, 2, 1, 2]), [1, 2, 1, 2], 0) == []
+    assert proposal(told([1, 2, 1, 2]), [1, 2, 1, 2], seq=5) == []
+
+
+def same_state(drafter: PromptLookup, other: PromptLookup, seq: int = 0) -> bool:
+    """Whether the two hold the same, to the last n-gram: nothing is left over."""
+    return drafter._history(seq) == other._history(seq)
+
+
+@pytest.mark.parametrize(("min_ngram", "max_ngram"), SIZES)
+def test_truncate_gives_the_state_of_a_fresh_one(min_ngram: int, max_ngram: int) -> None:
+    """Under any order of growing, proposing, cutting and copying, on two sequences."""
+    rng = random.Random(7 * min_ngram + max_ngram)
+
+    def fresh() -> PromptLookup:
+        return PromptLookup(6, max_ngram=max_ngram, min_ngram=min_ngram)
+
+    for _ in range(15):
+        drafter, texts = fresh(), [list[int](), list[int]()]
+        for _ in range(60):
+            seq = rng.randrange(2)
+            tokens = texts[seq]
+            match rng.randrange(6):
+                case 0 | 1 | 2:
+                    part = [rng.randrange(3) for _ in range(rng.randrange(9))]
+                    drafter.commit([Committed(seq, part, len(tokens))])
+                    tokens += part
+                case 3:
+                    n_keep = rng.randrange(len(tokens) + 3)
+                    drafter.truncate(seq, n_keep)
+                    del tokens[n_keep:]
+                case 4:
+                    drafter.copy(seq, 1 - seq)
+                    texts[1 - seq] = list(tokens)
+                case _:
+                    expected = search(tokens, 6, min_ngram, max_ngram)
+                    assert proposal(drafter, tokens, 6, seq) == expected
+            for i in range(2):
+                again = told(texts[i], fresh(), seq=i)
+                assert same_state(drafter, again, i)
+                assert proposal(drafter, texts[i], 6, i) == proposal(again, texts[i], 6, i)
+
+
+def test_truncate_to_nothing_forgets_everything() -> None:
+    drafter = told([1, 2, 3, 1, 2, 3])
+    drafter.truncate(0, 0)
+    assert same_state(drafter, eager())
+    assert drafter._history(0).after == {}
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    drafter = told([1, 2, 3, 1, 2])
+    drafter.copy(0, 3)
+    drafter.commit([Committed(3, [3, 9, 1, 2], 5)])
+    assert proposal(drafter, [1, 2], 2) == [3, 1]
+    assert proposal(drafter, [1, 2], 2, seq=3) == [3, 9]
+    drafter.truncate(0, 0)
+    assert proposal(drafter, [1, 2], 2, seq=3) == [3, 9]
+
+
+def test_a_copy_onto_itself_changes_nothing() -> None:
+    drafter = told([1, 2, 3, 1, 2])
+    drafter.copy(0, 0)
+    assert proposal(drafter, [1, 2], 2) == [3, 1]
+
+
+def test_proposals_do_not_share_memory_with_the_text() -> None:
+    drafter = told([1, 2, 3, 1, 2])
+    ids = drafter.propose([DraftRequest(0, [1, 2, 3, 1, 2], 3)])[0].ids
+    assert isinstance(ids, list)
+    ids[:] = [77] * 3
+    assert proposal(drafter, [2], 3) == [3, 1, 2]
+
+
+class CountingDict(dict[NGram, int]):
+    """Counts what is asked of it."""
+
+    n_operations = 0
+
+    def get(self, key: NGram, default: int | None = None) -> int | None:  # type: ignore[override]
+        """Counted."""
+        CountingDict.n_operations += 1
+        return super().get(key, default)
+
+    def __setitem__(self, key: NGram, value: int) -> None:
+        CountingDict.n_operations += 1
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: NGram) -> None:
+        CountingDict.n_operations += 1
+        super().__delitem__(key)
+
+
+def operations(n_prefix: int, n_rounds: int = 20) -> int:
+    """Dictionary operations of some rounds behind a prefix."""
+    rng = random.Random(1)
+    drafter = eager()
+    drafter._history(0).after = CountingDict()
+    tokens = [rng.randrange(50) for _ in range(n_prefix)]
+    told(tokens, drafter)
+    proposal(drafter, tokens, 8)
+    CountingDict.n_operations = 0
+    for _ in range(n_rounds):
+        # Values that never occurred: the longest way through the sizes, every time.
+        new = [rng.randrange(1000, 10**6) for _ in range(3)]
+        drafter.commit([Committed(0, new, len(tokens))])
+        tokens += new
+        proposal(drafter, tokens, 8)
+    return CountingDict.n_operations
+
+
+def test_a_round_costs_the_same_behind_any_prefix() -> None:
+    counts = {n: operations(n) for n in (100, 1000, 20_000)}
+    assert len(set(counts.values())) == 1, counts
+    # Per round at most a look-up per size, and two operations per size and committed token.
+    assert counts[100] <= 20 * 3 * (1 + 2 * 3)
+    assert counts[100] >= 20 * 3
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"max_draft": 0},
+        {"max_draft": -1},
+        {"max_ngram": 0},
+        {"min_ngram": 0},
+        {"min_ngram": -2},
+        {"max_ngram": 2, "min_ngram": 3},
+    ],
+)
+def test_sizes_that_make_no_sense(sizes: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match=str(next(iter(sizes.values())))):
+        PromptLookup(**sizes)
+
+
+def test_it_is_a_drafter() -> None:
+    drafter = told([1, 2, 1, 2], PromptLookup())
+    assert isinstance(drafter, Drafter)
+    assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("prompt-lookup", (), 7)
+    drafter.close()
+    drafter.close()
+    assert proposal(drafter, [1, 2]) == []

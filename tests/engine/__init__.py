@@ -1,0 +1,1 @@
+"""The engine: contexts, batches, memory, sampling, vocabularies."""

@@ -1,0 +1,224 @@
+"""Batches: what goes in, what the engine is given, and what is refused at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.errors import ArgumentError, ContextFullError, PyllamaSpecError
+from tests.models import model_path
+from tests.oracles import forced_rows, prompt_tokens, tiny, tiny_context
+
+TOKENS = prompt_tokens(12, seed=2)
+
+
+def contents(batch: Batch) -> list[tuple[int, int, list[int], bool]]:
+    """What the engine is given: id, position, sequences and output of each token."""
+    raw, found, at = batch.as_struct(), [], 0
+    for i in range(raw.n_tokens):
+        n = raw.n_seq[i] if raw.n_seq else 1
+        sequences = [raw.seq[at + k] for k in range(n)]
+        found.append((raw.ids[i], raw.pos[i], sequences, bool(raw.output[i])))
+        at += n
+    return found
+
+
+def test_add_and_extend_say_the_same() -> None:
+    one, many = Batch(12), Batch(12)
+    for part, start in (([5, 6, 7], 0), ([8], 3), ([], 4), ([9, 10], 4)):
+        for i, token in enumerate(part):
+            one.add(token, start + i, 2, output=i == len(part) - 1)
+        many.extend(part, start, 2, output_last=True)
+    assert contents(one) == contents(many)
+    assert [row[3] for row in contents(one)] == [False, False, True, True, False, True]
+    assert (one.n_tokens, one.max_pos) == (many.n_tokens, many.max_pos) == (6, 5)
+    many.clear()
+    many.extend([1, 2], 7, output_all=True)
+    assert contents(many) == [(1, 7, [0], True), (2, 8, [0], True)]
+
+
+def test_several_sequences_per_token() -> None:
+    batch = Batch(6)
+    batch.extend([1, 2], 0, 3)
+    batch.add(4, 2, (0, 1, 2), output=True)
+    batch.add(5, 3, [2, 0])
+    batch.extend([6, 7], 4, 1, output_last=True)
+    assert contents(batch) == [
+        (1, 0, [3], False), (2, 1, [3], False), (4, 2, [0, 1, 2], True), (5, 3, [2, 0], False),
+        (6, 4, [1], False), (7, 5, [1], True),
+    ]  # fmt: skip
+    batch.clear()
+    assert contents(batch) == []
+    batch.add(1, 0)
+    assert contents(batch) == [(1, 0, [0], False)], "nothing is left of the sequences before"
+
+
+def test_more_sequence_ids_than_tokens() -> None:
+    batch = Batch(2)
+    batch.add(1, 0, range(5))
+    batch.add(2, 1, range(7))
+    assert [row[2] for row in contents(batch)] == [list(range(5)), list(range(7))]
+
+
+def test_shared_tokens_are_seen_by_each_sequence() -> None:
+    model = tiny("llama")
+    # Flash attention skips the cells of other sequences, so that rows are bit-equal.
+    expected = forced_rows(model, TOKENS, flash_attn=True)[0][-1]
+    with tiny_context(model, n_seq_max=3, kv_unified=True, flash_attn=True) as context:
+        batch = Batch(16)
+        for i, token in enumerate(TOKENS[:-1]):
+            batch.add(token, i, (0, 1, 2))
+        context.decode(batch)
+        batch.clear()
+        for seq in (2, 0, 1):
+            batch.add(TOKENS[-1], len(TOKENS) - 1, seq, output=True)
+        context.decode(batch)
+        for i in range(3):
+            np.testing.assert_array_equal(context.logits(i), expected)
+            assert context.memory.positions(i) == (0, len(TOKENS) - 1)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_rows_in_place_of_ids(arch: str) -> None:
+    """Embeddings given as rows lead to the logits of their ids, with one position each or four."""
+    reader = GGUFReader(model_path(arch))
+    table = next(t.data for t in reader.tensors if t.name == "token_embd.weight")
+    model = tiny(arch)
+    expected = forced_rows(model, TOKENS)[0]
+    with tiny_context(model) as context:
+        batch = Batch(16, n_row=model.info.n_embd_inp)
+        for i, token in enumerate(TOKENS):
+            batch.add(None, i, output=True, row=np.array(table[token]))
+        context.decode(batch)
+        got = np.stack([context.logits(i) for i in range(len(TOKENS))])
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"token": 2**31, "pos": 0},
+        {"token": -(2**31) - 1, "pos": 0},
+        {"token": 1.0, "pos": 0},
+        {"token": "1", "pos": 0},
+        {"token": 1, "pos": 2**31},
+        {"token": 1, "pos": 0.5},
+        {"token": 1, "pos": 0, "seq": 2**40},
+        {"token": 1, "pos": 0, "seq": ()},
+        {"token": None, "pos": 0},
+        {"token": 1, "pos": 0, "row": np.zeros(3, np.float32)},
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_nothing(options: dict[str, Any]) -> None:
+    batch = Batch(2)
+    batch.add(7, 0)
+    with pytest.raises(ArgumentError):
+        batch.add(**options)
+    batch.add(8, 1, output=True)
+    assert contents(batch) == [(7, 0, [0], False), (8, 1, [0], True)]
+
+
+def test_a_full_batch() -> None:
+    batch = Batch(2)
+    with pytest.raises(ArgumentError, match="made for 2 tokens"):
+        batch.extend([1, 2, 3], 0)
+    batch.extend([1, 2], 0)
+    with pytest.raises(ArgumentError, match="made for 2 tokens"):
+        batch.add(3, 2)
+    for n_max in (0, -1):
+        with pytest.raises(ArgumentError):
+            Batch(n_max)
+    with pytest.raises(ArgumentError):
+        Batch(2).extend([1, 2**31], 0)
+    with pytest.raises(ArgumentError, match=r"shape \(3,\), expected \(4,\)"):
+        Batch(2, n_row=4).add(None, 0, row=np.zeros(3, np.float32))
+
+
+def refused(context: Context, *places: tuple[int, int, int]) -> str:
+    """Decodes (id, position, sequence) tokens, which must fail; returns the message."""
+    batch = Batch(max(len(places), 1))
+    for token, position, seq in places:
+        batch.add(token, position, seq)
+    before = [context.memory.positions(seq) for seq in range(context.n_seq_max)]
+    with pytest.raises(PyllamaSpecError) as caught:
+        context.decode(batch)
+    assert before == [context.memory.positions(seq) for seq in range(context.n_seq_max)]
+    return str(caught.value)
+
+
+def test_what_the_context_refuses() -> None:
+    with tiny_context(tiny("llama"), n_seq_max=2, n_ctx=64, n_batch=8) as context:
+        good = Batch(2)
+        good.extend([1, 2], 0)
+        context.decode(good)
+        assert "id -1 of token 1" in refused(context, (1, 2, 0), (-1, 3, 0))
+        assert "id 320 of token 0 of the batch is outside 0 .. 319" in refused(context, (320, 2, 0))
+        assert "position -1" in refused(context, (1, -1, 0))
+        assert "sequence 2 of token 0" in refused(context, (1, 0, 2))
+        assert "sequence -1" in refused(context, (1, 0, -1))
+        assert "empty" in refused(context)
+        assert "n_batch = 8" in refused(context, *((1, 2 + i, 0) for i in range(9)))
+        assert "consecutive" in refused(context, (1, 9, 0))
+        assert "position 32 does not fit" in refused(context, (1, 32, 0))
+        # It still works, as if nothing had been tried.
+        good.clear()
+        good.extend([3], 2, output_last=True)
+        context.decode(good)
+        expected = forced_rows(tiny("llama"), [1, 2, 3])[0][-1]
+        np.testing.assert_array_equal(context.logits(0), expected)
+
+
+def test_positions_that_the_model_has_no_embeddings_for() -> None:
+    """The engine would assert, on whichever thread comes to the token."""
+    with Context(tiny("bert"), n_ctx=1024, n_batch=1024, n_ubatch=1024, embeddings=True) as context:
+        batch = Batch(1024)
+        batch.extend([5] * 600, 0, output_all=True)
+        with pytest.raises(ArgumentError, match=r"position 512 of token 512 .* outside 0 .. 511"):
+            context.decode(batch, encode=True)
+        batch.clear()
+        batch.extend([5] * 512, 0, output_all=True)
+        context.decode(batch, encode=True)
+        assert np.isfinite(context.embeddings(511)).all()
+
+
+def test_more_logits_than_the_context_has_room_for() -> None:
+    with tiny_context(tiny("llama"), n_outputs_max=2) as context:
+        batch = Batch(4)
+        batch.extend([1, 2, 3], 0, output_all=True)
+        with pytest.raises(ArgumentError, match=r"3 tokens, more than n_outputs_max = 2"):
+            context.decode(batch)
+        batch.clear()
+        batch.extend([1], 0)
+        batch.extend([2, 3], 1, output_all=True)
+        context.decode(batch)
+        expected = forced_rows(tiny("llama"), [1, 2, 3])[0][-1]
+        np.testing.assert_array_equal(context.logits(2), expected)
+
+
+def test_a_full_context_says_so() -> None:
+    with tiny_context(tiny("llama"), n_ctx=16) as context:
+        batch = Batch(17)
+        batch.extend(prompt_tokens(17), 0)
+        with pytest.raises(ContextFullError, match="n_ctx"):
+            context.decode(batch)
+        batch.clear()
+        batch.extend(prompt_tokens(16), 0, output_last=True)
+        context.decode(batch)
+        assert context.memory.positions(0) == (0, 15)
+
+
+def test_logits_where_none_were_asked_for() -> None:
+    with tiny_context(tiny("llama")) as context:
+        batch = Batch(3)
+        batch.extend([1, 2, 3], 0, output_last=True)
+        with pytest.raises(ArgumentError):
+            context.logits(0)
+        context.decode(batch)
+        assert context.logits(2).shape == (320,)
+        for i in (0, 1, 3, -1, 2**31 - 1):
+            with pytest.raises(ArgumentError, match=f"row {i}"):
+                context.logits(i)

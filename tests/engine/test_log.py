@@ -1,0 +1,68 @@
+"""Log levels: the process's, and a thread's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pyllama_spec.engine import Model, set_log_level, thread_log_level
+from pyllama_spec.errors import ArgumentError
+from tests.models import model_path
+
+
+@pytest.fixture(autouse=True)
+def _silence() -> Iterator[None]:
+    set_log_level("none")
+    yield
+    set_log_level("none")
+
+
+def printed(capfd: pytest.CaptureFixture[str]) -> str:
+    """What loading a model prints to stderr."""
+    capfd.readouterr()
+    Model(model_path("llama")).close()
+    return capfd.readouterr().err
+
+
+def test_a_thread_hears_what_the_process_does_not(capfd: pytest.CaptureFixture[str]) -> None:
+    assert printed(capfd) == ""
+    with thread_log_level("info"):
+        assert "llama_model_loader" in printed(capfd)
+        with thread_log_level("none"):
+            assert printed(capfd) == ""
+        assert "llama_model_loader" in printed(capfd), "the outer block's level is back"
+    assert printed(capfd) == ""
+
+
+def test_a_thread_can_be_silent_where_the_process_is_not(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    set_log_level("info")
+    with thread_log_level("none"):
+        assert printed(capfd) == ""
+    assert "llama_model_loader" in printed(capfd)
+
+
+def test_other_threads_keep_the_process_s_level(capfd: pytest.CaptureFixture[str]) -> None:
+    found: list[str] = []
+    with thread_log_level("info"):
+        thread = threading.Thread(target=lambda: found.append(printed(capfd)))
+        thread.start()
+        thread.join()
+    assert found == [""]
+
+
+def test_the_level_is_back_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError), thread_log_level("debug"):
+        raise KeyError
+    assert printed(capfd) == ""
+
+
+@pytest.mark.parametrize("level", ["loud", 3, None, ["info"]])
+def test_there_is_no_such_level(level: object) -> None:
+    with pytest.raises(ArgumentError, match="debug, info, warning, error, none"):
+        set_log_level(level)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError), thread_log_level(level):  # type: ignore[arg-type]
+        pass

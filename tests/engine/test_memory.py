@@ -1,0 +1,278 @@
+"""Memory: cutting, copying, saving, restoring; and what a recurrent state cannot do."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from tests.oracles import Rows, forced_rows, prompt_tokens, tiny, tiny_context
+
+ARCHS = ("llama", "gemma3", "deepseek2", "qwen35", "lfm2", "mamba2")
+RECURRENT = ("qwen35", "lfm2")
+TEXT = prompt_tokens(18, seed=4)
+
+
+def decode(context: Context, tokens: list[int], at: int, seq: int = 0) -> Rows:
+    """Decodes a run of tokens; the logits of the last one."""
+    batch = Batch(len(tokens))
+    batch.extend(tokens, at, seq, output_last=True)
+    context.decode(batch)
+    row: Rows = context.logits(len(tokens) - 1).copy()
+    return row
+
+
+def check_state(context: Context, text: list[int], seq: int = 0, *, tolerance: float = 0.0) -> None:
+    """O6: the sequence holds exactly this text: a further token's logits are a fresh context's.
+
+    Where sequences share a buffer, flash attention alone skips the cells of others.
+    """
+    assert context.memory.positions(seq)[1] == len(text) - 1
+    got = decode(context, [99], len(text), seq)
+    flash_attn = context.params.flash_attn
+    expected = forced_rows(context.model, [*text, 99], flash_attn=flash_attn)[0][-1]
+    assert float(np.abs(got - expected).max()) <= tolerance
+
+
+def test_positions() -> None:
+    with tiny_context(tiny("llama"), n_seq_max=2) as context:
+        assert context.memory.positions(0) == context.memory.positions(1) == (-1, -1)
+        decode(context, TEXT, 0, 1)
+        assert context.memory.positions(0) == (-1, -1)
+        assert context.memory.positions(1) == (0, 17)
+        context.memory.clear()
+        assert context.memory.positions(1) == (-1, -1)
+        for seq in (-1, 2, 2**31 - 1):
+            for call in (context.memory.positions, context.memory.remove, context.memory.keep):
+                with pytest.raises(ArgumentError, match=f"sequence {seq} is outside 0 .. 1"):
+                    call(seq)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rollback(arch: str) -> None:
+    for n_keep in (18, 17, 14, 9):
+        with tiny_context(tiny(arch)) as context:
+            decode(context, TEXT, 0)
+            if arch == "mamba2" and n_keep < 18:
+                assert not context.memory.rollback(0, n_keep)
+                check_state(context, TEXT)
+            else:
+                assert context.memory.rollback(0, n_keep)
+                check_state(context, TEXT[:n_keep])
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
+def test_remove_all_and_begin_again(arch: str) -> None:
+    for p1 in (-1, 18, 1000):
+        with tiny_context(tiny(arch)) as context:
+            decode(context, TEXT, 0)
+            context.memory.rollback(0, 15)
+            context.memory.remove(0, 0, p1)
+            assert context.memory.positions(0) == (-1, -1)
+            decode(context, TEXT[::-1], 0)
+            check_state(context, TEXT[::-1])
+
+
+@pytest.mark.parametrize("arch", RECURRENT)
+def test_a_recurrent_state_goes_back_as_far_as_its_last_batch(arch: str) -> None:
+    """The engine takes rollbacks into snapshots of an earlier batch, and the state is wrong.
+
+    Drawn batches and rollbacks: each is either right to the bit or refused without a change, and
+    none is refused that the loop needs: back to the first token of the last batch.
+    """
+    rng = random.Random(arch)
+    n_refused = n_done = 0
+    for _ in range(60):
+        with tiny_context(tiny(arch), n_rs_seq=5) as context:
+            at = 0
+            while at < len(TEXT):
+                width = min(rng.choice([1, 2, 3, 6, 9]), len(TEXT) - at)
+                decode(context, TEXT[at : at + width], at)
+                at += width
+            back = rng.randrange(1, 8)
+            done = context.memory.rollback(0, at - back)
+            assert done == (back <= min(width - 1, 5))
+            if done and rng.random() < 0.5:
+                assert not context.memory.rollback(0, at - back - 1), "once between two decodes"
+            n_done, n_refused = n_done + done, n_refused + (not done)
+            check_state(context, TEXT[: at - back] if done else TEXT)
+    assert min(n_done, n_refused) > 10
+
+
+@pytest.mark.parametrize("arch", RECURRENT)
+@pytest.mark.parametrize("kv_unified", [False, True])
+def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> None:
+    """Whatever the others do in between, a rollback is right or refused.
+
+    Where sequences share a cache, its holes are filled out of order, and sums over the cells round
+    differently. A wrong state is off by tens.
+    """
+    tolerance = 0.1 if kv_unified else 0.0
+    rng = random.Random(arch)
+    n_done = 0
+    options = {"kv_unified": kv_unified, "flash_attn": kv_unified}
+    with tiny_context(tiny(arch), n_rs_seq=5, n_seq_max=4, **options) as context:
+        texts: list[list[int]] = [[], [], [], []]
+        for _ in range(160):
+            chosen = rng.sample(range(4), rng.choice([1, 1, 2, 3, 4]))
+            batch = Batch(64)
+            for seq in chosen:
+                part = prompt_tokens(rng.randrange(1, 9), rng.randrange(10**6))
+                if len(texts[seq]) + len(part) > 50:
+                    context.memory.remove(seq)
+                    texts[seq].clear()
+                batch.extend(part, len(texts[seq]), seq, output_last=True)
+                texts[seq] += part
+            context.decode(batch)
+            seq = rng.randrange(4)
+            n_keep = len(texts[seq]) - rng.randrange(1, 6)
+            if n_keep > 0 and context.memory.rollback(seq, n_keep):
+                del texts[seq][n_keep:]
+                n_done += 1
+            seq = rng.randrange(4)
+            if texts[seq]:
+                check_state(context, texts[seq], seq, tolerance=tolerance)
+                texts[seq].append(99)
+    assert n_done > 10
+
+
+@pytest.mark.parametrize("arch", RECURRENT)
+@pytest.mark.parametrize("others", [(0, 2), (1, 2), (2, 0), (0, 1, 2)])
+def test_a_recurrent_state_that_was_moved(arch: str, others: tuple[int, ...]) -> None:
+    """Sequences that are computed together are moved together, away goes who lies between them."""
+    for kv_unified in (False, True):
+        options = {"kv_unified": kv_unified, "flash_attn": kv_unified}
+        with tiny_context(tiny(arch), n_seq_max=4, **options) as context:
+            for seq in (2, 0, 1, 3):
+                decode(context, TEXT[seq:], 0, seq)
+            batch = Batch(32)
+            for seq in others:
+                batch.extend([7, 8, 9], len(TEXT) - seq, seq)
+            context.decode(batch)
+            for seq in range(4):
+                text = TEXT[seq:] + ([7, 8, 9] if seq in others else [])
+                n_keep = len(text) - 2
+                done = context.memory.rollback(seq, n_keep)
+                check_state(context, text[:n_keep] if done else text, seq, tolerance=0.1)
+
+
+@pytest.mark.parametrize("arch", [*RECURRENT, "mamba2"])
+def test_parts_of_a_recurrent_state_are_refused(arch: str) -> None:
+    with tiny_context(tiny(arch), n_seq_max=2) as context:
+        decode(context, TEXT, 0)
+        for p0, p1 in ((0, 5), (3, 9), (1, 17), (1, -1)):
+            with pytest.raises(UnsupportedError, match="cannot remove"):
+                context.memory.remove(0, p0, p1)
+        for p0, p1 in ((0, 5), (3, -1)):
+            with pytest.raises(UnsupportedError, match="copied whole"):
+                context.memory.copy(0, 1, p0, p1)
+        for p0, p1 in ((18, -1), (5, 5), (40, 50)):
+            context.memory.remove(0, p0, p1)
+        check_state(context, TEXT)
+
+
+def test_too_small_physical_batches_for_the_snapshots() -> None:
+    with pytest.raises(ArgumentError, match=r"n_ubatch = 11 is too small for n_rs_seq = 10"):
+        tiny_context(tiny("qwen35"), n_ubatch=11)
+    with tiny_context(tiny("qwen35"), n_ubatch=12) as context:
+        decode(context, TEXT, 0)
+        check_state(context, TEXT)
+    # Others have no snapshots to keep together.
+    with tiny_context(tiny("llama"), n_ubatch=1) as context:
+        assert context.n_rs_seq == 0
+
+
+@pytest.mark.parametrize("kv_unified", [False, True])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_copy(arch: str, kv_unified: bool) -> None:
+    options = {"kv_unified": kv_unified, "flash_attn": kv_unified}
+    with tiny_context(tiny(arch), n_seq_max=3, **options) as context:
+        decode(context, TEXT, 0)
+        decode(context, TEXT[:4], 0, 2)
+        context.memory.copy(0, 1)
+        decode(context, [1, 2], 18, 0)
+        check_state(context, TEXT, 1)
+        check_state(context, [*TEXT, 1, 2], 0)
+        check_state(context, TEXT[:4], 2)
+        context.memory.keep(1)
+        assert [context.memory.positions(seq)[1] for seq in range(3)] == [-1, 18, -1]
+
+
+@pytest.mark.parametrize("chosen", [0, 1], ids=["source", "copy"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_shared_state_is_not_rolled_back_for_one(arch: str, chosen: int) -> None:
+    with tiny_context(tiny(arch), n_seq_max=2, kv_unified=True, flash_attn=True) as context:
+        decode(context, TEXT, 0)
+        context.memory.copy(0, 1)
+        kept = 15 if context.memory.rollback(chosen, 15) else 18
+        assert kept == (15 if arch in ("llama", "gemma3", "deepseek2") else 18)
+        check_state(context, TEXT, 1 - chosen)
+        check_state(context, TEXT[:kept], chosen)
+
+
+def test_a_part_is_copied_only_where_memory_is_shared() -> None:
+    with tiny_context(tiny("llama"), n_seq_max=2, kv_unified=True, flash_attn=True) as context:
+        decode(context, TEXT, 0)
+        context.memory.copy(0, 1, 0, 7)
+        check_state(context, TEXT[:7], 1)
+    with tiny_context(tiny("llama"), n_seq_max=2) as context:
+        decode(context, TEXT, 0)
+        with pytest.raises(UnsupportedError, match="kv_unified"):
+            context.memory.copy(0, 1, 0, 7)
+        check_state(context, TEXT, 0)
+        assert context.memory.positions(1) == (-1, -1)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_save_and_restore(arch: str) -> None:
+    with tiny_context(tiny(arch), n_seq_max=2) as context:
+        decode(context, TEXT, 0)
+        if arch in RECURRENT:
+            assert context.memory.rollback(0, 14)
+        text = TEXT[: context.memory.positions(0)[1] + 1]
+        saved = context.memory.save(0)
+        decode(context, [5, 6, 7], len(text))
+        context.memory.restore(1, saved)
+        context.memory.restore(0, saved)
+        if arch in (*RECURRENT, "mamba2"):
+            assert not context.memory.rollback(0, len(text) - 1), "no snapshots were saved"
+        for seq in (0, 1):
+            check_state(context, text, seq)
+    with tiny_context(tiny(arch), n_seq_max=2) as other:
+        decode(other, [1, 2, 3], 0)
+        other.memory.restore(0, saved)
+        check_state(other, text)
+
+
+def test_damaged_states_are_refused() -> None:
+    rng = random.Random(6)
+    with tiny_context(tiny("llama")) as context:
+        decode(context, TEXT, 0)
+        saved = context.memory.save(0)
+        for _ in range(40):
+            at = rng.randrange(len(saved))
+            bad = bytearray(saved)
+            bad[at] ^= 1 << rng.randrange(8)
+            with pytest.raises(ArgumentError, match=r"not a sequence|damaged"):
+                context.memory.restore(0, bytes(bad))
+        for bad_bytes in (b"", saved[:5], saved[:-1], saved + b"\0", saved[: len(saved) // 2]):
+            with pytest.raises(ArgumentError):
+                context.memory.restore(0, bad_bytes)
+        check_state(context, TEXT)
+
+
+def test_a_state_of_another_model_is_refused() -> None:
+    with tiny_context(tiny("llama", n_layer=2)) as other:
+        decode(other, TEXT, 0)
+        saved = other.memory.save(0)
+    with tiny_context(tiny("llama"), n_seq_max=2) as context:
+        decode(context, TEXT, 0)
+        with pytest.raises(PyllamaSpecError, match="does not fit this context"):
+            context.memory.restore(1, saved)
+        check_state(context, TEXT, 0)
+        assert context.memory.positions(1) == (-1, -1)
+        decode(context, TEXT[::-1], 0, 1)
+        check_state(context, TEXT[::-1], 1)

@@ -1,0 +1,116 @@
+"""What the memory of a context takes, and when it is refused before the kernel ends the process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_spec.engine import Context
+from pyllama_spec.engine.binding import lib
+from pyllama_spec.errors import ArgumentError, OutOfMemoryError
+from tests.oracles import tiny
+
+# What a number takes in blocks of 32.
+BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_limit() -> Iterator[None]:
+    yield
+    lib.llama_spec_limit_memory(0)
+
+
+def opened(arch: str, **params: Any) -> Context:
+    """A context whose cache is what matters."""
+    values: dict[str, Any] = {"n_ctx": 2048, "n_batch": 64, "n_ubatch": 64, "n_threads": 1}
+    return Context(tiny(arch), **{**values, **params})
+
+
+def attention(arch: str, n_layers: int, n_cells: int) -> int:
+    """Bytes of K and V of so many layers, in F16."""
+    info, meta = tiny(arch).info, tiny(arch).metadata
+    head = int(meta.get(f"{arch}.attention.key_length", info.n_embd // info.n_head))
+    return int(n_layers * n_cells * info.n_head_kv * head * 2 * 2)
+
+
+@pytest.mark.parametrize("kind", list(BYTES))
+def test_each_layer_s_heads_count(kind: str) -> None:
+    model = tiny("llama", n_embd=128)  # heads of 32 numbers, a block
+    with Context(model, n_ctx=2048, type_k=kind, type_v=kind, flash_attn=True) as context:
+        assert context.memory_bytes == 4 * 2048 * model.info.n_head_kv * 32 * 2 * BYTES[kind]
+
+
+def test_a_sliding_window_is_no_longer_than_it_has_to_be() -> None:
+    n_swa = tiny("gemma3").info.n_swa
+    assert 0 < n_swa < 256
+    with opened("gemma3") as whole, opened("gemma3", swa_full=False) as cut:
+        assert whole.memory_bytes == attention("gemma3", 4, 2048)
+        n_cells = 256  # a window and a batch, rounded up
+        n_sliding = sum(
+            cut.memory_bytes == attention("gemma3", 4 - n, 2048) + attention("gemma3", n, n_cells)
+            for n in range(1, 5)
+        )
+        assert n_sliding == 1
+    with opened("gemma3", swa_full=False, n_seq_max=4) as context:
+        assert context.memory_bytes < whole.memory_bytes
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2"])
+def test_recurrent_layers_have_no_cache(arch: str) -> None:
+    """A state for each sequence and snapshot, whatever n_ctx is; K and V of the other layers."""
+    with opened(arch) as short, opened(arch, n_ctx=4096) as long:
+        per_token = (long.memory_bytes - short.memory_bytes) // 2048
+        assert 0 < per_token < 4 * 512
+        assert arch != "qwen35" or per_token == attention(arch, 2, 1)
+        state = short.memory_bytes - 2048 * per_token
+        assert state > 0
+    with opened(arch, n_rs_seq=3) as context:
+        assert context.memory_bytes == 2048 * per_token + 4 * state
+    with opened(arch, n_seq_max=2) as context:
+        assert context.memory_bytes == 2048 * per_token + 2 * state
+
+
+def test_a_state_alone_does_not_grow() -> None:
+    with opened("mamba2") as short, opened("mamba2", n_ctx=1 << 20) as long:
+        assert short.memory_bytes == long.memory_bytes > 0
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
+def test_what_is_refused_is_what_the_engine_would_take(arch: str) -> None:
+    """To the byte, over all the parts of a memory."""
+    n = opened(arch, swa_full=False).memory_bytes
+    lib.llama_spec_limit_memory(n)
+    for _ in range(2):
+        opened(arch, swa_full=False).close()
+    lib.llama_spec_limit_memory(n - 1)
+    for _ in range(2):
+        with pytest.raises(
+            OutOfMemoryError, match=r"needs [\d.]+ GB, and [\d.]+ GB are free; choose"
+        ):
+            opened(arch, swa_full=False)
+    lib.llama_spec_limit_memory(0)
+    with opened(arch) as context:
+        assert context.memory_bytes
+
+
+def test_far_too_much_is_refused_at_once() -> None:
+    """Before the engine makes a cell for each position: that alone would be 100 GB."""
+    lib.llama_spec_limit_memory(1 << 30)
+    start = time.monotonic()
+    with pytest.raises(OutOfMemoryError, match="choose a smaller n_ctx"):
+        Context(tiny("llama"), n_ctx=2**31 - 1, n_threads=1)
+    assert time.monotonic() - start < 10
+
+
+def test_types_are_the_engine_s() -> None:
+    for name, number in {"f32": 0, "F16": 1, "q8_0": 8, "bf16": 30}.items():
+        assert lib.llama_spec_type_id(name.encode()) == number
+    for name in ("f17", "", "q8"):
+        assert lib.llama_spec_type_id(name.encode()) == lib.LLAMA_SPEC_ARGUMENT
+    for wrong in ({"type_k": "f17"}, {"type_v": "i32"}):
+        with pytest.raises(ArgumentError, match="is none of f32"):
+            opened("llama", **wrong)

@@ -1,0 +1,275 @@
+"""Sampler chains: every parameter reaches the engine, and state is only what accept() advances."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pyllama_spec.engine import Batch, Sampler, SamplerParams
+from pyllama_spec.errors import ArgumentError, ClosedError, PyllamaSpecError
+from tests.oracles import prompt_tokens, tiny, tiny_context
+
+Row = npt.NDArray[np.float32]
+OPEN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5}
+N_VOCAB = 320
+NO = -math.inf
+
+
+def row(**logits: float) -> Row:
+    """Logits of the letters named, everything else far below."""
+    out = np.full(N_VOCAB, -60.0, dtype=np.float32)
+    for letter, value in logits.items():
+        out[ord(letter)] = value
+    return out
+
+
+FLAT = row(a=3.0, b=2.5, c=2.0, d=1.0, e=0.5, f=0.0)
+
+
+def sampler(**params: Any) -> Sampler:
+    """A sampler of the tiny llama's vocabulary, with everything off that is not named."""
+    return Sampler(tiny("llama"), SamplerParams(**{**OPEN, **params}))
+
+
+def draws(chain: Sampler, logits: Row = FLAT, n: int = 300, *, accept: bool = False) -> str:
+    """Letters drawn from one row."""
+    letters: list[str] = []
+    for _ in range(n):
+        token = chain.sample_row(logits)
+        letters.append(chr(token))
+        if accept:
+            chain.accept(token)
+    return "".join(letters)
+
+
+def test_greedy_takes_the_largest_and_the_first_of_equals() -> None:
+    chain = sampler(temperature=0)
+    assert set(draws(chain, n=5)) == {"a"}
+    assert draws(chain, row(c=2.0, b=2.0, f=1.0), 1) == "b"
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        values = rng.standard_normal(N_VOCAB).astype(np.float32)
+        assert chain.sample_row(values) == int(values.argmax())
+
+
+@pytest.mark.parametrize(
+    ("params", "possible"),
+    [
+        ({}, "abcdef"),
+        ({"top_k": 1}, "a"),
+        ({"top_k": 3}, "abc"),
+        ({"top_p": 0.5}, "ab"),
+        ({"min_p": 0.5}, "ab"),
+        ({"typical_p": 0.3}, "bc"),
+        ({"top_n_sigma": 0.05}, "abcd"),
+        ({"top_p": 0.01, "min_keep": 3}, "abc"),
+        ({"temperature": 0.01}, "a"),
+        ({"xtc_probability": 1.0, "xtc_threshold": 0.1}, None),
+        ({"mirostat": 1, "mirostat_tau": 0.1}, None),
+        ({"mirostat": 2, "mirostat_tau": 0.1}, None),
+        ({"logit_bias": {ord("a"): NO, ord("f"): 2.0}}, "bcdef"),
+        ({"logit_bias": {ord("z"): 80.0}}, "z"),
+    ],
+)
+def test_each_cut_leaves_what_it_should(params: dict[str, Any], possible: str | None) -> None:
+    got = set(draws(sampler(**params), accept="mirostat" in params))
+    if possible is not None:
+        assert got <= set(possible)
+        assert len(got) >= min(len(possible), 4) or "top_n_sigma" in params
+    if "xtc_probability" in params:
+        assert "a" not in got
+        assert "b" not in got
+    if "mirostat" in params:
+        assert draws(sampler(**params), accept=True) != draws(sampler(), accept=True)
+
+
+def test_temperature_flattens_and_sharpens() -> None:
+    share = {t: draws(sampler(temperature=t), n=1500).count("a") for t in (0.3, 1.0, 3.0)}
+    assert share[0.3] > 1.3 * share[1.0] > 1.3 * 1.3 * share[3.0]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"repeat_penalty": 5.0},
+        {"frequency_penalty": 3.0},
+        {"presence_penalty": 3.0},
+        {"repeat_penalty": 5.0, "penalty_last_n": -1},
+        {"dry_multiplier": 5.0, "dry_allowed_length": 1},
+    ],
+)
+def test_penalties_see_what_is_accepted(params: dict[str, Any]) -> None:
+    """Not what is only sampled, and what a prompt said as much as what was generated."""
+    logits = row(a=3.0, b=2.0)
+    for generated in (True, False):
+        chain = sampler(temperature=0, **params)
+        assert draws(chain, logits, 20) == "a" * 20, "sampling alone is forgotten"
+        # DRY asks for a repeated sequence: after "ac", "a" would be followed by "c" again.
+        for letter in "acac" if "dry_multiplier" in params else "aa":
+            chain.accept(ord(letter), generated=generated)
+        if "dry_multiplier" in params:
+            chain.accept(ord("a"), generated=generated)
+            assert draws(chain, row(c=3.0, b=2.0), 1) == "b"
+        else:
+            assert draws(chain, logits, 1) == "b"
+    assert SamplerParams(**params).n_history == params.get("penalty_last_n", 64)
+
+
+def test_a_penalty_forgets_what_is_too_old() -> None:
+    chain = sampler(temperature=0, repeat_penalty=5.0, penalty_last_n=3)
+    chain.accept(ord("a"))
+    seen = []
+    for letter in "xyz":
+        seen.append(draws(chain, row(a=3.0, b=2.0), 1))
+        chain.accept(ord(letter))
+    assert seen == ["b", "b", "b"]
+    assert draws(chain, row(a=3.0, b=2.0), 1) == "a"
+
+
+def test_a_seed_gives_the_same_draws() -> None:
+    first = draws(sampler(seed=3))
+    assert draws(sampler(seed=3)) == first != draws(sampler(seed=4))
+    unseeded = {draws(sampler(seed=None)) for _ in range(3)}
+    assert len(unseeded) == 3
+    chain = sampler(seed=None)
+    assert draws(sampler(seed=chain.seed)) == draws(chain)
+    assert len(draws(sampler(seed=2**32 - 1))) == 300
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"mirostat": 1},
+        {"mirostat": 2},
+        {"xtc_probability": 0.5},
+        {"repeat_penalty": 1.3, "frequency_penalty": 0.2},
+        {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+        {"grammar": "root ::= ([ab] [cd] [ef])*"},
+    ],
+)
+def test_clone_and_reset(params: dict[str, Any]) -> None:
+    """A clone goes on from the same state on its own; a reset is a new beginning."""
+    chain = sampler(**params)
+    begin = draws(chain, n=40, accept=True)
+    copy = chain.clone()
+    rest = draws(copy, n=40, accept=True)
+    assert draws(chain, n=40, accept=True) == rest
+    assert draws(copy.clone(), n=10, accept=True) == draws(copy, n=10, accept=True)
+    chain.reset()
+    assert draws(chain, n=80, accept=True) == begin + rest
+    assert begin != rest
+
+
+def test_a_grammar_forbids_and_advances() -> None:
+    chain = sampler(temperature=0, grammar='root ::= "d" [a-c] "e"')
+    said = ""
+    for _ in range(3):
+        token = chain.sample_row(FLAT)
+        assert chain.sample_row(FLAT) == token, "sampling does not advance it"
+        chain.accept(token)
+        said += chr(token)
+    assert said == "dae"
+    with pytest.raises(PyllamaSpecError):
+        chain.accept(ord("a"))
+    chain.reset()
+    chain.accept(ord("x"), generated=False)
+    assert chr(chain.sample_row(FLAT)) == "d", "a prompt is not what the grammar describes"
+
+
+def test_a_grammar_ends_with_the_end_of_generation() -> None:
+    chain = sampler(temperature=0, grammar='root ::= "a"')
+    chain.accept(ord("a"))
+    token = chain.sample_row(FLAT)
+    assert tiny("llama").vocab.is_eog(token)
+
+
+def test_a_lazy_grammar_waits_for_its_trigger() -> None:
+    chain = sampler(temperature=0, grammar='root ::= "f" "e"', grammar_triggers=("f[\\s\\S]*",))
+    assert draws(chain, n=5, accept=True) == "aaaaa"
+    chain.accept(ord("f"))
+    assert draws(chain, n=1) == "e"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "root"),
+    [
+        ("", "root"),
+        ("root ::= ", "nosuch"),
+        ('root ::= "unfinished', "root"),
+        ("root ::= undefined", "root"),
+        ("no grammar at all", "root"),
+        ('root ::= root "a"', "root"),
+        ("root ::= [a", "root"),
+        ('root ::= ("a"', "root"),
+        ('root ::= "a"{5,2}', "root"),
+        ("\0", "root"),
+    ],
+)
+def test_grammars_that_cannot_be_parsed(grammar: str, root: str) -> None:
+    with pytest.raises(ArgumentError, match=r"grammar"):
+        sampler(grammar=grammar, grammar_root=root)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in ("temperature", "top_p", "min_p", "dry_base", "mirostat_tau")
+          for value in (math.nan, math.inf, "1", None)),
+        ("temperature", -0.1), ("top_p", 1.1), ("min_p", -0.1), ("typical_p", 2.0),
+        ("top_k", -2), ("top_k", 1.5), ("top_k", True), ("repeat_penalty", 0.0),
+        ("repeat_penalty", -1.0), ("penalty_last_n", -2), ("mirostat", 3), ("xtc_probability", 1.5),
+        ("seed", -1), ("seed", 2**32), ("seed", 1.5), ("logit_bias", {1: math.nan}),
+        ("logit_bias", {320: 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {2**40: 1.0}),
+        ("logit_bias", [1]), ("grammar", 5), ("grammar_triggers", "text"), ("dry_breakers", "text"),
+    ],
+)  # fmt: skip
+def test_values_out_of_range(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError, match=name):
+        sampler(**{name: value})
+
+
+def test_rows_that_are_no_logits() -> None:
+    chain = sampler()
+    for bad in (np.zeros(319), np.zeros(321), np.zeros(0), np.zeros((2, 320)), "text", None):
+        with pytest.raises(ArgumentError):
+            chain.sample_row(bad)  # type: ignore[arg-type]
+    for temperature in (0, 1):
+        with pytest.raises(PyllamaSpecError, match="NaN"):
+            sampler(temperature=temperature).sample_row(np.full(N_VOCAB, math.nan, np.float32))
+    wide = np.repeat(FLAT, 2)[::2].astype(np.float64)
+    assert sampler(temperature=0).sample_row(wide) == ord("a")  # type: ignore[arg-type]
+
+
+def test_a_row_of_a_context_and_the_same_row_given() -> None:
+    with tiny_context(tiny("llama", output_scale=3.0)) as context:
+        batch = Batch(8)
+        batch.extend(prompt_tokens(8), 0, output_all=True)
+        context.decode(batch)
+        cases: list[dict[str, Any]] = [{}, {"temperature": 0}, {"top_k": 10, "repeat_penalty": 1.2}]
+        for params in cases:
+            chain = sampler(**params)
+            for i in range(8):
+                expected = chain.clone().sample_row(context.logits(i))
+                assert chain.sample(context, i) == expected
+                chain.accept(expected)
+        for i in (-1, 8, 2**31 - 1):
+            with pytest.raises(ArgumentError, match=f"row {i}"):
+                chain.sample(context, i)
+
+
+def test_ids_out_of_range_and_use_after_close() -> None:
+    chain = sampler()
+    for token in (-1, 320, 2**31 - 1, 2**40, "a"):
+        with pytest.raises(ArgumentError):
+            chain.accept(token)  # type: ignore[arg-type]
+    assert len(draws(chain, n=3)) == 3
+    chain.close()
+    chain.close()
+    for call in (chain.reset, chain.clone, lambda: chain.sample_row(FLAT), lambda: chain.accept(1)):
+        with pytest.raises(ClosedError):
+            call()

@@ -1,0 +1,1 @@
+"""What users call and type: Llama, the command line, JSON, the examples."""

@@ -1,0 +1,77 @@
+"""Many requests, each with what it gives alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny
+from tests.models import model_path
+
+DRAFTS = ("none", "prompt-lookup", "eagle3")
+
+
+def open_wide(draft: str = "prompt-lookup", n_parallel: int = 8, **options: Any) -> Llama:
+    """A tiny model with several places."""
+    chosen: Any = model_path("eagle3") if draft == "eagle3" else draft
+    return open_tiny(chosen, n_parallel=n_parallel, **options)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    """No thread of ours outlives a test."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 10
+    while left := [
+        t for t in threading.enumerate() if t not in before and t.name.startswith("pyl")
+    ]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)
+
+
+def request(i: int) -> tuple[list[int], dict[str, Any]]:
+    """One of many, with its own sampling, length and stops."""
+    rng = random.Random(i)
+    prompt = [*PROMPT[: rng.randrange(3, len(PROMPT))], *(97 + rng.randrange(26) for _ in range(9))]
+    options: dict[str, Any] = {"max_tokens": rng.randrange(1, 40)}
+    options |= rng.choice([GREEDY, {**SAMPLED, "seed": i}, {"temperature": 1.2, "seed": i}])
+    if rng.random() < 0.3:
+        options["stop"] = [chr(97 + rng.randrange(26)), "zz"]
+    if rng.random() < 0.2:
+        options["logprobs"] = 2
+    if rng.random() < 0.2:
+        options["grammar"] = "root ::= [a-m]+"
+    return prompt, options
+
+
+@cache
+def alone(i: int) -> dict[str, Any]:
+    """What a request gives that has a model to itself."""
+    prompt, options = request(i)
+    with open_tiny() as llm:
+        return lasting(llm(prompt, **options))
+
+
+class Slow:
+    """A logits processor that takes its time, and says when it was called."""
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        self.began.set()
+        time.sleep(0.01)
+        return scores
+
+
+def ask(llm: Llama, prompt: list[int], **options: Any) -> dict[str, Any]:
+    """A whole completion; a pool's submit() cannot tell it from a stream."""
+    return dict(llm.create_completion(prompt, **options))

@@ -1,0 +1,158 @@
+"""Opening: what is refused, and what the message says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyllama_spec
+from pyllama_spec import (
+    ArgumentError,
+    Llama,
+    ModelLoadError,
+    NoDrafter,
+    OutOfMemoryError,
+    PromptLookup,
+    UnsupportedError,
+)
+from tests.faces.tools import PROMPT, open_tiny
+from tests.models import model_path
+
+
+def name_of(value: object) -> str:
+    """The value as text, the same in each process: without addresses."""
+    return re.sub(r" at 0x\w+", "", str(value))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"n_ctxx": 3}, "did you mean n_ctx"), ({"draft_model": "x"}, "draft="),
+        ({"logits_all": True}, "not needed"), ({"lora_path": "x"}, "adapters"),
+        ({"zzz": 1}, "no keyword of Llama 'zzz'"), ({"n_ctx": 0}, "n_ctx=0"),
+        ({"n_ctx": "many"}, "n_ctx"), ({"n_draft": -1}, "n_draft"), ({"seed": -2}, "seed"),
+        ({"type_k": "f17"}, "f17"), ({"n_threads": 0}, "n_threads"),
+        ({"last_n_tokens_size": "x"}, "last_n_tokens_size"), ({"split_mode": "x"}, "split_mode"),
+        ({"draft": PromptLookup}, r"PromptLookup\(\)"), ({"draft": 3}, "path or a Drafter"),
+        ({"p_min": 0.4}, "p_min is for a draft"), ({"draft": "x.gguf", "p_min": 1.5}, "p_min=1.5"),
+        ({"draft": "prompt-lookup", "p_min": 0.4}, "not 'prompt-lookup'"),
+        ({"draft": PromptLookup(), "p_min": 0.4}, "not <pyllama_spec"),
+        ({"draft": "x.gguf", "p_min": "much"}, "p_min='much'"),
+        ({"draft": "promt-lookup"}, "prompt-lookup"), ({"draft": object()}, "Drafter"),
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_bad_keywords(keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        open_tiny(**keywords)
+
+
+def test_an_open_model_is_no_draft() -> None:
+    with open_tiny() as llm, pytest.raises(ArgumentError, match="not an open model"):
+        open_tiny(draft=llm)  # type: ignore[arg-type]
+
+
+def test_draft_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="does not exist"):
+        open_tiny(draft=str(tmp_path / "draft.gguf"))
+    with pytest.raises(UnsupportedError, match="kind 'qwen3' are not supported by this version"):
+        open_tiny(draft=str(model_path("qwen3")))
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model")
+    with pytest.raises(ModelLoadError, match="not a GGUF"):
+        open_tiny(draft=broken)  # type: ignore[arg-type]
+
+
+def test_targets_that_cannot_generate() -> None:
+    with pytest.raises(UnsupportedError, match="encoder"):
+        open_tiny(kind="bert")
+
+
+def test_a_target_that_cannot_take_tokens_back_says_that_nothing_is_drafted() -> None:
+    with open_tiny(kind="mamba2") as llm:
+        plain = llm(PROMPT, max_tokens=9)
+        assert plain["speculation"]["reason_off"] is None
+    with open_tiny(PromptLookup(), kind="mamba2") as llm:
+        found = llm([97] * 40, max_tokens=9)["speculation"]
+        assert found["drafter"] == "prompt-lookup"
+        assert found["drafted"] == 0
+        assert "rolled back" in found["reason_off"]
+
+
+def test_bad_paths(tmp_path: Path) -> None:
+    for path, words in (
+        (tmp_path, "folder"), (tmp_path / "no.gguf", "does not exist"), (3, "path"),
+    ):  # fmt: skip
+        with pytest.raises((ModelLoadError, ArgumentError), match=words):
+            Llama(path)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    with open_tiny(n_ctx=None) as llm:
+        assert llm.n_ctx() == 65536
+    with Llama(model_path("llama")) as llm:
+        assert llm.n_ctx() == 512
+    with pytest.raises(OutOfMemoryError):
+        open_tiny(n_ctx=10**9)
+
+
+def test_drafters_by_name() -> None:
+    for draft, name in ((None, "none"), ("none", "none"), ("prompt-lookup", "prompt-lookup")):
+        with open_tiny(draft) as llm:
+            assert llm.drafter_name == name
+            assert llm(PROMPT, max_tokens=2)["speculation"]["drafter"] == name
+    with open_tiny("prompt-lookup", n_draft=3) as llm:
+        assert max(llm([97] * 40, max_tokens=30)["speculation"]["accepted_histogram"]) >= 0
+        assert len(llm([97] * 40, max_tokens=30)["speculation"]["accepted_histogram"]) <= 4
+    with open_tiny("prompt-lookup", n_draft=0) as llm:
+        assert llm([97] * 40, max_tokens=30)["speculation"]["drafted"] == 0
+
+
+def test_a_drafter_of_the_callers_is_not_closed() -> None:
+    class Watched(PromptLookup):
+        n_closed = 0
+
+        def close(self) -> None:
+            self.n_closed += 1
+
+    drafter = Watched()
+    with open_tiny(drafter) as llm:
+        llm(PROMPT, max_tokens=2)
+    assert drafter.n_closed == 0
+    with open_tiny(NoDrafter()):
+        pass
+
+
+def test_silence_and_progress(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_tiny() as llm:
+        llm(PROMPT, max_tokens=2)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+    try:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+        with open_tiny(verbose=True):
+            pass
+        assert "loading" in capfd.readouterr().err
+    finally:
+        with open_tiny():
+            pass  # the log is the process's: silent again
+
+
+def test_closing_twice_and_metadata() -> None:
+    llm = open_tiny()
+    assert llm.metadata["general.architecture"] == "llama"
+    assert llm(PROMPT, max_tokens=1)["timing"]["load_s"] > 0
+    llm.close()
+    llm.close()
+
+
+def test_the_package_names_what_it_offers() -> None:
+    for name in pyllama_spec.__all__:
+        assert getattr(pyllama_spec, name) is not None
+    assert pyllama_spec.__version__

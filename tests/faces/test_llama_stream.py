@@ -1,0 +1,227 @@
+"""Streams give what a whole result gives, and leave nothing behind when they are dropped."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_spec import BusyError, CancelledError, Piece, PromptLookup
+from tests.faces.tools import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    Forced,
+    drafters,
+    finish_of,
+    lasting,
+    open_tiny,
+    text_of,
+)
+from tests.models import EOS
+from tests.scripted import Interrupting, Perfect
+
+N = len(PROMPT)
+SCRIPT = list("naïve 日本 🙂 STOP after".encode())
+MESSAGES = [{"role": "user", "content": "the cat"}]
+
+
+def test_stream_equals_the_whole() -> None:
+    for draft in drafters([*PROMPT, *SCRIPT]):
+        for stop in (None, "STOP", ["nothing", "🙂 ST"]):
+            with open_tiny(draft) as llm:
+                options: dict[str, Any] = {
+                    "max_tokens": 28, "stop": stop, "logits_processor": Forced(N, SCRIPT),
+                    "logprobs": 2,
+                }  # fmt: skip
+                whole = llm.create_completion(PROMPT, **options)
+                chunks = list(llm.create_completion(PROMPT, stream=True, **options))
+            assert "".join(map(text_of, chunks)) == text_of(whole)
+            assert [finish_of(chunk) for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+            assert finish_of(chunks[-1]) == finish_of(whole)
+            assert chunks[-1]["usage"] == whole["usage"]
+            assert {"speculation", "timing"} <= set(chunks[-1])
+            assert "usage" not in chunks[0]
+            for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                given = [x for c in chunks[:-1] for x in c["choices"][0]["logprobs"][key]]
+                if key != "text_offset":
+                    assert given == whole["choices"][0]["logprobs"][key]
+
+
+def test_characters_are_whole_and_stops_never_begin() -> None:
+    for draft in (None, Perfect([*PROMPT, *SCRIPT]), PromptLookup()):
+        with open_tiny(draft) as llm:
+            chunks = [
+                text_of(chunk)
+                for chunk in llm.create_completion(
+                    PROMPT, stream=True, stop=["STOP"], max_tokens=60,
+                    logits_processor=Forced(N, SCRIPT),
+                )
+            ]  # fmt: skip
+        assert "".join(chunks) == "naïve 日本 🙂 "
+        assert "日" in chunks
+        assert "🙂" in chunks
+        assert not any("S" in chunk or "\ufffd" in chunk for chunk in chunks)
+
+
+def test_chat_stream() -> None:
+    with open_tiny(PromptLookup()) as llm:
+        whole = llm.create_chat_completion(MESSAGES, max_tokens=12, **SAMPLED)
+        chunks = list(llm.create_chat_completion(MESSAGES, max_tokens=12, stream=True, **SAMPLED))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": "assistant"}
+    assert deltas[-1] == {}
+    text = "".join(delta.get("content", "") for delta in deltas)
+    assert text == whole["choices"][0]["message"]["content"]
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"][0]["message"]["role"] == "assistant"
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_pieces_say_what_was_drafted() -> None:
+    reference = [*PROMPT, *SCRIPT]
+    with open_tiny(Perfect(reference)) as llm:
+        generation = llm.generate_steps(PROMPT, max_tokens=20, logits_processor=Forced(N, SCRIPT))
+        pieces = list(generation)
+    record = generation.record
+    assert pieces[-1] == Piece("", finish_reason="length")
+    assert [token for piece in pieces for token in piece.tokens] == SCRIPT[:20] == record.tokens
+    flags = [flag for piece in pieces for flag in piece.from_draft]
+    # The prompt's token, rounds of eight drafted and one of the target's own, and a last token
+    # for which there is nothing to draft.
+    assert flags == [False, *([True] * 8 + [False]) * 2, False]
+    assert record.stats.accepted == 16
+    assert record.stats.accepted + record.stats.rounds == len(flags) - 1
+    assert record.timing.load_s > 0
+    assert record.timing.decode_s > 0
+
+
+def half_read(stream: Iterator[Any], n: int) -> None:
+    for _ in range(n):
+        next(stream)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 5, 11])
+@pytest.mark.parametrize("way", ["close", "drop", "with", "cycle"])
+def test_a_stream_left_early_leaves_the_model_as_new(way: str, n: int) -> None:
+    follow = [*PROMPT, *b" and then"]
+    with open_tiny() as fresh:
+        expected = lasting(fresh(follow, max_tokens=20, **SAMPLED))
+    with open_tiny() as plain:
+        generation = plain.generate_steps(PROMPT, max_tokens=30, **GREEDY)
+        list(generation)
+    for draft in (PromptLookup(), Perfect([*PROMPT, *generation.record.tokens])):
+        with open_tiny(draft) as llm:
+            stream = llm.create_completion(PROMPT, max_tokens=30, stream=True, **GREEDY)
+            half_read(stream, n)
+            if way == "close":
+                stream.close()
+                stream.close()
+                assert list(stream) == []
+            elif way == "with":
+                with stream:
+                    pass
+            elif way == "cycle":
+                knot: list[Any] = [stream]
+                knot.append(knot)
+                del knot, stream
+            else:
+                del stream
+            assert lasting(llm(follow, max_tokens=20, **SAMPLED)) == expected
+
+
+def test_second_request_while_a_stream_is_open() -> None:
+    with open_tiny() as llm:
+        stream = llm(PROMPT, max_tokens=8, stream=True, **GREEDY)
+        idle = llm(PROMPT, max_tokens=8, stream=True, **GREEDY)
+        first = text_of(next(stream))
+        for attempt in (
+            lambda: llm(PROMPT), lambda: next(idle), llm.reset, llm.save_state,
+            lambda: next(llm.generate_steps(PROMPT)),
+        ):  # fmt: skip
+            with pytest.raises(BusyError, match=r"close\(\)"):
+                attempt()
+        rest = "".join(map(text_of, stream))
+        assert first + rest == text_of(llm(PROMPT, max_tokens=8, **GREEDY))
+        # A reader that stops at the finish_reason has nothing left to close.
+        stream = llm(PROMPT, max_tokens=8, stream=True, **GREEDY)
+        for chunk in stream:
+            if finish_of(chunk):
+                break
+        llm(PROMPT, max_tokens=1)
+
+
+def test_errors_carry_what_was_generated() -> None:
+    script = list(b"some words before it breaks")
+
+    def breaks(ids: Any, scores: Any) -> Any:
+        if len(ids) == N + 9:
+            raise ZeroDivisionError("of the user's")
+        return scores
+
+    for draft in drafters([*PROMPT, *script]):
+        with open_tiny(draft) as llm:
+            processors = [Forced(N, script), breaks]
+            with pytest.raises(ZeroDivisionError) as caught:
+                llm(PROMPT, max_tokens=20, logits_processor=processors)
+            assert caught.value.partial_text == "some word"  # type: ignore[attr-defined]
+            assert caught.value.partial_tokens == tuple(script[:9])  # type: ignore[attr-defined]
+            stream = llm(PROMPT, max_tokens=20, stream=True, logits_processor=processors)
+            with pytest.raises(ZeroDivisionError):
+                list(stream)
+            assert list(stream) == []
+            with open_tiny() as fresh:
+                assert lasting(llm(PROMPT, max_tokens=9, **SAMPLED)) == lasting(
+                    fresh(PROMPT, max_tokens=9, **SAMPLED)
+                )
+
+
+@pytest.mark.parametrize(("where", "at"), [("read", 1), ("read", 2), ("propose", 2), ("commit", 2)])
+def test_ctrl_c_keeps_the_text_and_the_model(where: str, at: int) -> None:
+    script = list(b"some words before it breaks")
+    reference = [*PROMPT, *script]
+    # The prompt is read in two parts, the second of which gives the first token.
+    with open_tiny(Interrupting(reference, where, at), n_ubatch=8) as llm:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            llm(PROMPT, max_tokens=20, logits_processor=Forced(N, script))
+        partial = caught.value.partial_text  # type: ignore[attr-defined]
+        assert "some words before it breaks".startswith(partial)
+        assert bool(partial) == ((where, at) != ("read", 1))
+        response = llm(PROMPT, max_tokens=20, logits_processor=Forced(N, script))
+        assert text_of(response) == "some words before it"
+
+
+def test_cancel_by_the_reader_of_a_stream() -> None:
+    with open_tiny(PromptLookup()) as llm:
+        llm.cancel()  # nothing runs: nothing happens
+        stream = llm(PROMPT, max_tokens=50, stream=True, **GREEDY)
+        text = text_of(next(stream))
+        llm.cancel()
+        with pytest.raises(CancelledError) as caught:
+            list(stream)
+        assert caught.value.partial_text.startswith(text)
+        assert len(caught.value.partial_tokens) >= 1
+        with open_tiny() as fresh:
+            assert lasting(llm(PROMPT, max_tokens=9, **GREEDY)) == lasting(
+                fresh(PROMPT, max_tokens=9, **GREEDY)
+            )
+
+
+def test_a_stream_outlives_the_name_of_its_model() -> None:
+    llm = open_tiny()
+    whole = text_of(llm(PROMPT, max_tokens=9, **GREEDY))
+    stream = llm(PROMPT, max_tokens=9, stream=True, **GREEDY)
+    del llm
+    gc.collect()
+    assert "".join(map(text_of, stream)) == whole
+
+
+def test_end_token_first_gives_an_empty_stream_with_figures() -> None:
+    with open_tiny() as llm:
+        chunks = list(llm(PROMPT, stream=True, logits_processor=Forced(N, [EOS])))
+    assert len(chunks) == 1
+    assert finish_of(chunks[0]) == "stop"
+    assert chunks[0]["usage"]["completion_tokens"] == 0

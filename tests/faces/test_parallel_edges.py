@@ -1,0 +1,251 @@
+"""Requests side by side: failures of one, of all, and of callbacks that reach back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, BusyError, CancelledError, Llama
+from pyllama_spec.speculative import SequenceRun, Step
+from tests.faces.tools import GREEDY, PROMPT, Forced, open_tiny, text_of
+from tests.models import model_path
+from tests.scripted import Perfect
+
+N = len(PROMPT)
+
+
+@contextmanager
+def side_by_side(n_parallel: int = 2, draft: Any = None, **options: Any) -> Iterator[Llama]:
+    """A tiny model for some requests at once."""
+    values: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "draft": draft, **options}
+    with Llama(model_path("llama"), n_parallel=n_parallel, **values) as llm:
+        yield llm
+
+
+def plain(prompt: Sequence[int], n: int) -> str:
+    """What a model for one request at a time says."""
+    with open_tiny(n_ctx=1024) as llm:
+        return text_of(llm(list(prompt), max_tokens=n, **GREEDY))
+
+
+def asked(llm: Llama, prompt: Sequence[int], options: dict[str, Any]) -> dict[str, Any]:
+    """A completion, for a pool of threads."""
+    return dict(llm(prompt, **options))
+
+
+def fails_once(llm: Llama, error: BaseException) -> None:
+    """The next round raises."""
+    step = llm._runtime.round.step
+
+    def failing(runs: Sequence[SequenceRun]) -> list[tuple[SequenceRun, Step]]:
+        llm._runtime.round.step = step  # type: ignore[method-assign]
+        raise error
+
+    llm._runtime.round.step = failing  # type: ignore[method-assign]
+
+
+def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
+    """Who waits in line has its turn next, and each reader has an exception of its own."""
+    prompts = [[*PROMPT, 97 + i] for i in range(4)]
+    gate = threading.Event()
+
+    def waits(ids: Any, scores: Any) -> Any:
+        assert gate.wait(30)
+        return scores
+
+    with side_by_side() as llm, ThreadPoolExecutor(4) as pool:
+        runner: Any = llm._runtime.runner
+        futures = []
+        for i, prompt in enumerate(prompts):
+            # The first one holds the first round up; with the second it shares the next one.
+            options = {**GREEDY, "max_tokens": 9, **({"logits_processor": waits} if i == 0 else {})}
+            futures.append(pool.submit(asked, llm, prompt, options))
+            while len(runner._placed) + len(runner._waiting) <= i:
+                time.sleep(0.001)
+        fails_once(llm, RuntimeError("the round is broken"))
+        gate.set()
+        errors: list[Any] = [future.exception(timeout=30) for future in futures[:2]]
+        assert [str(error) for error in errors] == ["the round is broken"] * 2
+        assert errors[0] is not errors[1]
+        assert [len(error.partial_tokens) for error in errors] == [1, 0]
+        assert plain(prompts[0], 9).startswith(errors[0].partial_text)
+        texts = [text_of(future.result(timeout=30)) for future in futures[2:]]
+        assert texts == [plain(p, 9) for p in prompts[2:]]
+
+
+def test_a_list_that_fails_leaves_nothing_to_compute() -> None:
+    """The first of the list fails; the others are withdrawn and their places free."""
+    with side_by_side(3) as llm:
+        with pytest.raises(ZeroDivisionError) as caught:
+            llm([PROMPT, [*PROMPT, 97], [*PROMPT, 98], [*PROMPT, 99], [*PROMPT, 100]],
+                max_tokens=900, logits_processor=Broken(N), **GREEDY)  # fmt: skip
+        assert caught.value.partial_choices == [None] * 5  # type: ignore[attr-defined]
+        runner: Any = llm._runtime.runner
+        assert not runner._waiting
+        start = time.perf_counter()
+        while runner._placed:
+            assert time.perf_counter() - start < 10
+            time.sleep(0.001)
+        assert sum(len(state.tokens) for state in runner.idle()) < 3 * 300
+        assert text_of(llm(PROMPT, max_tokens=9, **GREEDY)) == plain(PROMPT, 9)
+
+
+class Broken:
+    """A logits processor that fails for the prompts of one length, and slows the others down."""
+
+    def __init__(self, n_prompt: int) -> None:
+        self.n_prompt = n_prompt
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        if len(ids) == self.n_prompt:
+            raise ZeroDivisionError
+        time.sleep(0.002)
+        return scores
+
+
+def test_a_started_request_is_withdrawn_by_close() -> None:
+    with side_by_side() as llm:
+        generation = llm.generate_steps(PROMPT, max_tokens=1000, **GREEDY)
+        generation.start()
+        generation.close()
+        generation.close()
+        runner: Any = llm._runtime.runner
+        with runner.exclusive():
+            pass
+        start = time.perf_counter()
+        while runner._placed or runner._waiting:
+            assert time.perf_counter() - start < 10
+            time.sleep(0.001)
+        assert len(runner.latest().tokens) < N + 500
+        with pytest.raises((StopIteration, CancelledError)):
+            next(generation)
+
+
+def test_a_callback_that_reads_another_stream_gets_an_error() -> None:
+    """It runs in the thread that computes: waiting for another text there would never end."""
+    with side_by_side() as llm:
+        other = llm([*PROMPT, 97], max_tokens=900, stream=True, **GREEDY)
+        next(other)
+
+        def reads(ids: Any, scores: Any) -> Any:
+            for _ in other:
+                pass
+            return scores
+
+        with pytest.raises(BusyError, match="callback"):
+            llm(PROMPT, max_tokens=3, logits_processor=reads, **GREEDY)
+        text = "".join(map(text_of, other))
+        assert plain([*PROMPT, 97], 900).endswith(text)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("how", ["stop string", "criterion"])
+def test_what_fails_behind_the_end_of_a_text_does_not_matter(n_parallel: int, how: str) -> None:
+    """Plain decoding never gets there: with a draft the text ends as well as without."""
+    script = list(b"some words and no more")
+
+    def breaks(ids: Any, scores: Any) -> Any:
+        if len(ids) >= N + 15:
+            raise ZeroDivisionError
+        return scores
+
+    def criterion(ids: Any, logits: Any) -> bool:
+        return len(ids) == N + 10
+
+    ends: dict[str, Any] = {"stop": "and"} if how == "stop string" else {}
+    if how == "criterion":
+        ends["stopping_criteria"] = criterion
+    found = []
+    for draft in (None, Perfect([*PROMPT, *script], 8)):
+        with side_by_side(n_parallel, draft) as llm:
+            processors = [Forced(N, script), breaks]
+            response = llm(PROMPT, max_tokens=20, logits_processor=processors, **ends)
+            found.append(response["choices"])
+            with pytest.raises(ZeroDivisionError):
+                llm(PROMPT, max_tokens=20, logits_processor=processors)
+    assert found[0] == found[1]
+    assert found[0][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_state_that_was_loaded_is_the_last_one(n_parallel: int) -> None:
+    """save_state() after load_state() gives it back, and a second one does not take its place."""
+    with side_by_side(n_parallel, "prompt-lookup") as llm:
+        states = []
+        for i in range(2):
+            llm([*PROMPT, 97 + i], max_tokens=9 + i, **GREEDY)
+            states.append(llm.save_state())
+        llm.reset()
+        for state in states:
+            llm.load_state(state)
+            assert llm.save_state().tokens == state.tokens
+        if n_parallel > 1:
+            held = [s.tokens for s in llm._runtime.runner.idle()]
+            assert all(list(state.tokens) in held for state in states)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_parallel": 0}, "n_parallel=0"), ({"n_parallel": "2"}, "n_parallel"),
+        ({"n_parallel": 257}, "n_parallel=257"), ({"n_parallel": 10**6}, "n_parallel=1000000"),
+        ({"n_parallel": 2**31}, "n_parallel"), ({"n_parallel": 4, "n_batch": 3}, "n_parallel=4"),
+        ({"n_parallel": 4, "n_batch": 1, "draft": "prompt-lookup"}, "n_batch=1"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_do_not_go_together(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        Llama(model_path("llama"), **{"n_ctx": 64, "n_threads": 1, **options})
+
+
+def test_ctrl_c_in_a_reader_brings_its_text() -> None:
+    """And its place is free again."""
+
+    def slow(ids: Any, scores: Any) -> Any:
+        time.sleep(0.005)
+        return scores
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with side_by_side() as llm:
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt) as caught:
+                llm(PROMPT, max_tokens=1000, logits_processor=slow, **GREEDY)
+            timer.join()
+            text = caught.value.partial_text  # type: ignore[attr-defined]
+            assert text
+            assert plain(PROMPT, 1000).replace("\ufffd", "").startswith(text)
+            assert text_of(llm(PROMPT, max_tokens=9, **GREEDY)) == plain(PROMPT, 9)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_as_many_as_a_batch_takes() -> None:
+    prompts = [[*PROMPT, 97 + i] for i in range(6)]
+    with side_by_side(3, "prompt-lookup", n_batch=3) as llm:
+        choices = llm(prompts, max_tokens=12, **GREEDY)["choices"]
+    assert [choice["text"] for choice in choices] == [plain(p, 12) for p in prompts]
+
+
+def test_cancel_reaches_a_request_that_is_just_beginning() -> None:
+    """Whether it comes before or behind its beginning, no cancel() is lost."""
+    for delay in (0.0, 0.0005, 0.001, 0.002):
+        with side_by_side() as llm, ThreadPoolExecutor(1) as pool:
+            runner: Any = llm._runtime.runner
+            running = pool.submit(asked, llm, PROMPT, {**GREEDY, "max_tokens": 1000})
+            while not runner._placed:
+                time.sleep(0)
+            time.sleep(delay)
+            llm.cancel()
+            with pytest.raises(CancelledError):
+                running.result(timeout=30)

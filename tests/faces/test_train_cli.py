@@ -1,0 +1,142 @@
+"""The command `train`: usage and bad input, none of which needs PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec.cli.entry import main
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train import CorpusConfig, Eagle3TrainConfig, FitConfig, HeadConfig
+from pyllama_spec.train.eagle3.target_weights import default_layers
+from pyllama_spec.train.run.provenance import command
+from tests.models import model_path
+
+
+def train(*args: object) -> int:
+    return main(["train", "eagle3", *map(str, args)])
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["-m", "x.gguf"],
+        ["-m", "x.gguf", "-o", "y.gguf", "--type", "q2_k"],
+        ["-m", "x.gguf", "-o", "y.gguf", "--target-layers", "1,two"],
+        ["-m", "x.gguf", "-o", "y.gguf", "--tokens", "many"],
+    ],
+)
+def test_bad_usage_is_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(*args) == 2
+    assert "usage: pyllama-spec train eagle3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--tokens", "0"], "n_tokens=0 is outside"),
+        (["--lr", "-1"], "lr=-1.0 is not a finite number"),
+        (["--lr", "nan"], "lr=nan is not a finite number"),
+        (["--greedy-share", "1.5"], "greedy_share=1.5 is outside 0 .. 1"),
+        (["--copied-share", "1.5"], "copied_share=1.5 is outside 0 .. 1"),
+        (["--missed-share", "-0.1"], "missed_share=-0.1 is outside 0 .. 1"),
+        (["--max-disk", "-1"], "--max-disk -1 is below 0"),
+        (["--target-layers", "1,99"], "99"),
+        (["--prompts", "none.jsonl"], "cannot read the prompts file none.jsonl"),
+    ],
+)
+def test_bad_settings_are_told_in_one_line(
+    args: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf", *args) == 1
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, empty = model_path("llama"), tmp_path / "empty.jsonl"
+    empty.touch()
+    out = tmp_path / "d.gguf"
+    for args, reason in (
+        (["-m", tmp_path / "none.gguf", "-o", out], "none.gguf does not exist"),
+        (["-m", empty, "-o", out], "is empty"),
+        (["-m", target, "-o", tmp_path], "is a folder"),
+        (["-m", target, "-o", tmp_path / "a" / "d.gguf"], "does not exist"),
+        (["-m", target, "-o", target], "is the target itself"),
+        (["-m", target, "-o", out, "--prompts", empty], "empty.jsonl is empty"),
+        (["-m", model_path("bert"), "-o", out], "bert"),
+        (["-m", model_path("eagle3"), "-o", out], "is a draft of kind 'eagle3'"),
+    ):
+        assert train(*args) == 1
+        err = capsys.readouterr().err
+        assert reason in err, err
+        assert err.count("\n") == 1
+
+
+def test_without_pytorch_the_way_to_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str, package: str | None = None) -> object:
+        return None if name == "torch" else find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf") == 1
+    err = capsys.readouterr().err
+    assert "training needs torch" in err
+    assert "pip install 'pyllama_spec[train]'" in err
+
+
+def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> None:
+    config = Eagle3TrainConfig(
+        tmp_path / "target model.gguf",
+        tmp_path / "draft.gguf",
+        corpus=CorpusConfig(prompts=tmp_path / "p.jsonl", n_tokens=1000),
+        head=HeadConfig(fc_norm=False, norm_output=False, target_layers=(1, 2, 3)),
+        fit=FitConfig(lr=0.002, copied_share=0.5, train_output=True),
+    )
+    assert command(config) == (
+        "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --train-output "
+        "--tokens 1000 --prompts p.jsonl --target-layers 1,2,3 --copied-share 0.5 --lr 0.002"
+    )
+
+
+def test_contradictory_settings_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="n_top=65 is more than n_candidates=64"):
+        Eagle3TrainConfig(Path("a"), Path("b"), n_top=65)
+    with pytest.raises(ArgumentError, match="target_layers is empty"):
+        HeadConfig(target_layers=())
+    with pytest.raises(ArgumentError, match="precision='fp8'"):
+        FitConfig(precision="fp8")
+    with pytest.raises(ArgumentError, match="step_decay"):
+        FitConfig(step_decay=0.0)
+
+
+@pytest.mark.parametrize("n_layer", range(1, 40))
+def test_default_layers_exist_and_differ(n_layer: int) -> None:
+    plain, layers = default_layers(n_layer, is_plain=True), default_layers(n_layer)
+    assert len(plain) == (3 if n_layer > 1 else 2)
+    assert plain == ((2, n_layer // 2, n_layer - 3) if n_layer >= 7 else layers)
+    assert len(layers) >= len(plain)
+    for some in (plain, layers):
+        assert list(some) == sorted(set(some))
+        assert all(0 <= layer <= n_layer for layer in some)
+    if n_layer >= 14:
+        assert len(layers) == 6
+        assert layers[0] == 1
+        assert layers[-1] == n_layer
+
+
+def test_a_corpus_is_known_by_the_keys_that_it_always_had() -> None:
+    """An index of before must fit: a field may get another name, its key may not."""
+    assert CorpusConfig().identity() == {
+        "n_ctx": 384, "n_candidates": 64, "greedy_share": 0.75, "temperature": 0.8,
+        "user_temperature": 1.0, "opening_share": 0.75, "min_user": 2, "max_user": 64,
+        "min_answer": 16, "max_passes": 8, "seed": 1,
+    }  # fmt: skip

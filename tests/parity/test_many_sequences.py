@@ -1,0 +1,143 @@
+"""Sequences that share rounds: each gets the text that it would get alone, bit by bit.
+
+Streams of their own, on the CPU: rows do not depend on what is computed beside them. In a unified
+cache, where cells of other sequences are summed over, O1 alone is promised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Eagle3, NoDrafter, PromptLookup
+from pyllama_spec.speculative import Round
+from tests.models import model_path, perm_continuation, perm_next
+from tests.oracles import prompt_tokens, tiny, tiny_context
+from tests.traffic import ManyScripts, Request, Traffic, alone, random_requests
+
+ARCHS = ("llama", "qwen3moe", "gemma3", "qwen35")
+WIDTHS = (1, 2, 4, 8, 16)
+N_CTX = 128
+
+
+def make(kind: str, seed: int) -> Drafter:
+    """A drafter for many sequences."""
+    if kind == "scripted":
+        return ManyScripts(seed)
+    if kind == "failing":
+        return ManyScripts(seed, p_raise=0.1)
+    if kind == "prompt-lookup":
+        return PromptLookup(6, max_ngram=2, min_ngram=1)
+    if kind == "eagle3":
+        return Eagle3(model_path("eagle3"), 4)
+    return NoDrafter()
+
+
+@cache
+def traffic_of(arch: str, n: int, seed: int) -> tuple[list[Request], list[list[int]]]:
+    """Requests, and what each of them gives alone."""
+    requests = random_requests(n, seed)
+    model = tiny(arch, output_scale=3.0)
+    return requests, [alone(model, request, n_ctx=N_CTX) for request in requests]
+
+
+@pytest.mark.parametrize("kind", ["none", "scripted", "failing", "prompt-lookup", "eagle3"])
+@pytest.mark.parametrize("n_seqs", WIDTHS)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_each_text_is_that_of_the_request_alone(arch: str, n_seqs: int, kind: str) -> None:
+    requests, texts = traffic_of(arch, 3 * n_seqs + 4, n_seqs)
+    drafter = make(kind, n_seqs)
+    model = tiny(arch, output_scale=3.0)
+    with tiny_context(
+        model, n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs, n_batch=256,
+        target_layers=drafter.target_layers,
+    ) as context:  # fmt: skip
+        traffic = Traffic(Round(context, drafter), requests, texts, n_seqs)
+        answers = traffic.serve()
+        traffic.check()
+    assert traffic.n_shared > 0 or n_seqs == 1
+    drafted = sum(answer.stats.drafted for answer in answers)
+    assert drafted > 0 or kind == "none"
+    if kind in ("scripted", "failing"):
+        assert sum(answer.stats.accepted for answer in answers) > 0
+    if kind != "failing":
+        assert not any(answer.stats.reason_off for answer in answers)
+    drafter.close()
+
+
+def perm_requests(n: int, seed: int) -> tuple[list[Request], list[list[int]]]:
+    """Greedy requests to a target that goes through its vocabulary in a known order."""
+    requests = [
+        Request(
+            tuple(prompt_tokens(3 + 7 * i % 40, seed=seed + i)), 5 + 11 * i % 37, arrival=i // 2
+        )
+        for i in range(n)
+    ]
+    following = perm_next()
+    return requests, [
+        perm_continuation(request.prompt[-1], request.max_tokens, following) for request in requests
+    ]
+
+
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
+@pytest.mark.parametrize("n_seqs", WIDTHS)
+def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
+    """PERM: a row of another token, or of another sequence, brings the acceptance to nothing."""
+    requests, texts = perm_requests(3 * n_seqs, n_seqs)
+    drafter = Eagle3(model_path("perm_eagle3"), 4)
+    with tiny_context(
+        tiny("perm"), n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs, n_batch=256, kv_unified=kv_unified,
+        target_layers=drafter.target_layers,
+    ) as context:  # fmt: skip
+        traffic = Traffic(Round(context, drafter), requests, texts, n_seqs)
+        answers = traffic.serve()
+        traffic.check()
+    for answer in answers:
+        assert answer.stats.accepted == answer.stats.drafted
+        assert answer.stats.reason_off is None
+    assert sum(answer.stats.drafted for answer in answers) > 20 * n_seqs
+    drafter.close()
+
+
+@pytest.mark.parametrize("n_seqs", WIDTHS)
+def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
+    """As many tokens a round as the width that is exact leaves for each sequence."""
+
+    class Right(ManyScripts):
+        def propose_one(self, request: DraftRequest) -> Draft:
+            return Draft(self.scripts[request.seq].coming(request.seq, request.n))
+
+    model = tiny("llama")
+    requests = [Request((3 + i,), 41) for i in range(n_seqs)]
+    texts = [alone(model, request, n_ctx=N_CTX) for request in requests]
+    with tiny_context(model, n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs, n_batch=256) as context:
+        round_ = Round(context, Right(0))
+        traffic = Traffic(round_, requests, texts, 0)
+        answers = traffic.serve()
+        traffic.check()
+    most = min(8, max(32 // n_seqs - 1, 0))
+    for answer in answers:
+        assert answer.stats.accepted == answer.stats.drafted
+        assert len(answer.stats.accepted_histogram) == most + 1
+
+
+@pytest.mark.parametrize("kind", ["scripted", "prompt-lookup", "eagle3"])
+@pytest.mark.parametrize("n_seqs", (2, 8, 16))
+@pytest.mark.parametrize("arch", ARCHS)
+def test_one_cache_for_all(arch: str, n_seqs: int, kind: str) -> None:
+    """O1 at every row of every sequence; a text may leave the one alone at a near tie."""
+    requests, texts = traffic_of(arch, 2 * n_seqs + 4, 50 + n_seqs)
+    requests = [replace(request, is_checked=True) for request in requests]
+    drafter = make(kind, n_seqs)
+    with tiny_context(
+        tiny(arch, output_scale=3.0), n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs, n_batch=256,
+        kv_unified=True, target_layers=drafter.target_layers,
+    ) as context:  # fmt: skip
+        traffic = Traffic(Round(context, drafter), requests, texts, n_seqs)
+        for request, answer in zip(requests, traffic.serve(), strict=True):
+            if request.cancel_after is None and request.fail_at is None:
+                assert answer.error is None
+                assert answer.finish_reason is not None
+    drafter.close()

@@ -1,0 +1,215 @@
+"""Programs that fork with models open, for test_fork.py: each function is one, run on its own."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyllama_spec import Llama
+from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
+from pyllama_spec.errors import ForkedError
+
+from .tools import PROMPT, batch_of, decoded, opened, tiny
+
+KEPT: list[Any] = []
+HANGS_S = 20.0
+# A child that was refused does nothing; a thread that spins would use all of its second.
+IDLE_S, MAX_IDLE_CPU_S = 1.0, 0.3
+
+
+def fork(*acts: Callable[[], object]) -> None:
+    """A child that acts and leaves by the interpreter's shutdown; it has to end, and well."""
+    pid = os.fork()
+    if pid == 0:
+        for act in acts:
+            act()
+        gc.collect()
+        sys.exit(0)
+    limit = time.monotonic() + HANGS_S
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > limit:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise AssertionError("the child hangs")
+        time.sleep(0.005)
+    assert os.waitstatus_to_exitcode(found[1]) == 0, found[1]
+
+
+def refused(act: Callable[[], object]) -> None:
+    """The call must raise ForkedError, with what to do about it."""
+    try:
+        act()
+    except ForkedError as error:
+        assert "before the process forked; open the model in the child" in str(error)
+        assert "spawn" in str(error)
+    else:
+        raise AssertionError("a call on the parent's object was not refused")
+
+
+def refuses_all(context: Context, sampler: Sampler) -> None:
+    """In a child: nothing that is the parent's computes, and letting go of it is harmless."""
+    model, memory = context.model, context.memory
+    calls: list[Callable[[], object]] = [
+        lambda: context.decode(batch_of([1], len(PROMPT))),
+        lambda: context.logits(0),
+        lambda: context.layer_input(1),
+        lambda: memory.positions(0),
+        lambda: memory.rollback(0, 1),
+        lambda: memory.save(0),
+        memory.clear,
+        lambda: sampler.sample(context, 0),
+        lambda: sampler.sample_chain(context, 0, [1]),
+        lambda: sampler.accept(1),
+        sampler.clone,
+        lambda: Sampler(model),
+        lambda: Context(model, n_ctx=64),
+        lambda: Context(Model(tiny()), n_ctx=64, target=context),
+        lambda: model.check_layer_inputs((1,)),
+    ]
+    for call in calls:
+        refused(call)
+    assert context.is_forked
+    context.pause_threads()
+    context.cancel()
+    assert model.vocab.detokenize(model.vocab.tokenize("still here")) == b"still here"
+    assert model.vocab.is_eog(258) and model.metadata and model.info.n_embd
+    sampler.close()
+    context.close()
+    model.close()
+
+
+def works() -> None:
+    """In a child: a model of its own does."""
+    context = decoded(target_layers=(1,), n_threads=1)
+    sampler = Sampler(context.model, SamplerParams(temperature=0))
+    for i in range(4):
+        token = sampler.sample(context, 0)
+        context.decode(batch_of([token], len(PROMPT) + i))
+    KEPT.extend([context.logits(0), context.layer_input(1), context])
+
+
+def stays_idle() -> None:
+    """In a child: no thread of it is left that burns a core."""
+    before = time.process_time()
+    time.sleep(IDLE_S)
+    assert time.process_time() - before < MAX_IDLE_CPU_S, time.process_time() - before
+
+
+@contextmanager
+def busy(act: Callable[[], object]) -> Iterator[None]:
+    """A thread that acts over and over while the block runs."""
+    is_running, is_done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not is_done.is_set():
+            act()
+            is_running.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    is_running.wait()
+    try:
+        yield
+    finally:
+        is_done.set()
+        thread.join()
+
+
+def while_idle() -> None:
+    context = decoded(target_layers=(1,))
+    sampler = Sampler(context.model, SamplerParams(temperature=0, grammar="root ::= .*"))
+    view = context.logits(0)
+    fork(lambda: refuses_all(context, sampler), stays_idle, lambda: KEPT.append(view.sum()))
+    fork(works)
+    # The parent goes on as if nothing had been.
+    context.decode(batch_of([1], len(PROMPT)))
+    assert not context.is_forked and sampler.sample(context, 0) >= 0
+
+
+def while_decoding() -> None:
+    """Another thread holds the context, its threads compute; and a sampler is in use."""
+    context = opened(n_ctx=2048, n_batch=2048, n_ubatch=512, target_layers=(1,))
+    sampler = Sampler(context.model, SamplerParams(temperature=1.0, top_k=0, seed=1))
+    batch = Batch(2048)
+    batch.extend([7] * 1000, 0, output_last=True)
+
+    def act() -> None:
+        context.memory.clear()
+        context.decode(batch)
+        sampler.accept(sampler.sample(context, batch.n_tokens - 1))
+
+    with busy(act):
+        for i in range(8):
+            time.sleep(0.013 * i)
+            fork(lambda: refuses_all(context, sampler), works)
+        fork(lambda: refuses_all(context, sampler), stays_idle)
+    act()
+
+
+def while_opening() -> None:
+    """Other threads open and close models, and make and drop views: locks are held at the fork."""
+    context = decoded()
+    with busy(lambda: decoded(n_threads=1)), busy(lambda: context.logits(0)):
+        for _ in range(15):
+            fork(works)
+
+
+def with_a_child_of_the_child() -> None:
+    context = decoded()
+
+    def child() -> None:
+        own = decoded()
+        sampler = Sampler(own.model)
+        refused(lambda: context.logits(0))
+        fork(lambda: refused(lambda: context.logits(0)), lambda: refuses_all(own, sampler), works)
+        own.decode(batch_of([1], len(PROMPT)))
+
+    fork(child)
+
+
+def with_a_llama() -> None:
+    llm = Llama(tiny(), n_ctx=64, n_threads=2, draft="prompt-lookup")
+    expected = llm.create_completion("abc", max_tokens=8, temperature=0)["choices"][0]["text"]
+
+    def child() -> None:
+        refused(lambda: llm.create_completion("abc", max_tokens=8, temperature=0))
+        refused(lambda: list(llm.create_completion("abc", max_tokens=8, stream=True)))
+        llm.close()
+        own = Llama(tiny(), n_ctx=64, n_threads=2, draft="prompt-lookup")
+        found = own.create_completion("abc", max_tokens=8, temperature=0)["choices"][0]["text"]
+        assert found == expected
+        stays_idle()
+
+    fork(child)
+    again = llm.create_completion("abc", max_tokens=8, temperature=0)["choices"][0]["text"]
+    assert again == expected
+
+
+def _use(context: Context) -> None:
+    refused(lambda: context.decode(batch_of([1], len(PROMPT))))
+    sys.exit(7)
+
+
+def by_multiprocessing() -> None:
+    context = decoded()
+    start = multiprocessing.get_context("fork")
+    for target, args, code in ((_use, (context,), 7), (works, (), 0)):
+        child = start.Process(target=target, args=args)
+        child.start()
+        child.join(HANGS_S)
+        if child.is_alive():
+            child.kill()
+            raise AssertionError(f"{target.__name__} hangs")
+        assert child.exitcode == code, (target.__name__, child.exitcode)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()

@@ -1,0 +1,18 @@
+"""A forked child and what it inherited: a typed error, and no hang, crash or thread that spins."""
+
+from __future__ import annotations
+
+import pytest
+
+from .test_exit import python
+
+JOBS = (
+    "while_idle", "while_decoding", "while_opening", "with_a_child_of_the_child", "with_a_llama",
+    "by_multiprocessing",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_fork(job: str) -> None:
+    done = python("-W", "ignore::DeprecationWarning", "-m", "tests.robust.fork_jobs", job)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

@@ -1,0 +1,100 @@
+"""An assertion of the engine in the middle of a graph, on each of the threads that compute it.
+
+What a file can make the engine assert on is refused when it is loaded. So the table of a draft's
+ids is changed on disk once the file is mapped: half of the threads look at each end of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.errors import EngineError
+from tests.models import build_eagle3
+from tests.oracles import run_child, tiny
+
+N_DRAFT = 64
+
+
+def opened(path: Path, target: Context) -> tuple[Context, Batch]:
+    """A draft that computes on its target's threads, and a batch for it."""
+    model = Model(path)
+    context = Context(
+        model,
+        target=target,
+        n_ctx=64,
+        n_batch=32,
+        n_ubatch=32,
+        n_threads=target.n_threads,
+        is_window=True,
+    )
+    n_features = len(model.target_layers) * target.model.info.n_embd
+    batch = Batch(4, n_row=n_features, n_model_row=model.info.n_embd_inp)
+    batch.extend([1, 2, 3], 0, rows=[np.ones((3, n_features), np.float32)], output_all=True)
+    return context, batch
+
+
+def damage(path: Path, at: int) -> Callable[[], None]:
+    """Puts an id that no vocabulary has into the file; the call that is returned heals it."""
+    table = next(t for t in GGUFReader(path).tensors if t.name == "d2t")
+
+    def write(value: int) -> None:
+        with path.open("r+b") as file:
+            file.seek(table.data_offset + 8 * at)
+            file.write(np.int64(value).tobytes())
+
+    healthy = int(table.data[at])
+    write(1 << 40)
+    return lambda: write(healthy)
+
+
+def fails_and_goes_on(path: Path, n_threads: int, at: int) -> None:
+    """A typed error, no thread that spins, and a pool that computes for others as before."""
+    build_eagle3(path, n_draft_vocab=N_DRAFT)
+    target = Context(tiny("llama"), n_ctx=64, n_threads=n_threads)
+    draft, batch = opened(path, target)
+    other, _ = opened(path, target)
+    text = Batch(8)
+    text.extend([1, 2, 3], 0, output_last=True)
+    target.decode(text)
+    expected = target.logits(2).copy()
+    heal = damage(path, at)
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"stopped at .*GGML_ASSERT|unknown state"):
+            draft.decode(batch)
+    time.sleep(0.3)  # awake threads wait for work for some 0.1 s
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.3
+    heal()
+    for _ in range(20):
+        target.memory.clear()
+        target.decode(text)
+        np.testing.assert_array_equal(target.logits(2), expected)
+    other.decode(batch)
+    again, _ = opened(path, target)
+    again.decode(batch)
+    np.testing.assert_array_equal(again.logits(2), other.logits(2))
+    for context in (draft, target, other, again):
+        context.close()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from tests.robust.test_thread_failures import fails_and_goes_on
+fails_and_goes_on(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize("at", [0, N_DRAFT - 1])
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_an_assertion_in_a_graph(n_threads: int, at: int, tmp_path: Path) -> None:
+    result = run_child(PROGRAM, str(tmp_path / "draft.gguf"), str(n_threads), str(at))
+    assert (result.stdout, result.stderr) == ("", "")

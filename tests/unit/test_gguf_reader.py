@@ -1,0 +1,161 @@
+"""Our reader of GGUF files beside the package's, and files that are damaged."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from pyllama_spec.engine import quantize
+from pyllama_spec.errors import ModelLoadError
+from pyllama_spec.files import whole_file
+from pyllama_spec.gguf.reader import read_gguf, read_keys
+from pyllama_spec.gguf.sizes import tensor_bytes
+from pyllama_spec.gguf.values import read_floats, read_ids
+from tests.models import model_path
+
+
+def write(path: Path, *, alignment: int | None = None) -> Path:
+    """A file with each kind of value and two tensors."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_uint64("a.count", 2**40)
+    writer.add_bool("a.flag", True)
+    writer.add_string("a.text", "é")
+    writer.add_array("a.texts", ["x", "", "yz"])
+    writer.add_array("a.numbers", [1, 2, 3])
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
+    writer.add_tensor("one", np.arange(6, dtype=np.float32).reshape(2, 3))
+    writer.add_tensor("ids", np.arange(4, dtype=np.int64))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("alignment", [None, 64, 256])
+def test_keys_and_table_are_those_of_the_package(tmp_path: Path, alignment: int | None) -> None:
+    path = write(tmp_path / "a.gguf", alignment=alignment)
+    file = read_gguf(path)
+    values = {name: key.value for name, key in file.keys.items() if name.startswith("a.")}
+    assert values == {
+        "a.count": 2**40, "a.flag": True, "a.text": "é".encode(), "a.texts": [b"x", b"", b"yz"],
+        "a.numbers": [1, 2, 3],
+    }  # fmt: skip
+    expected = gguf.GGUFReader(path)
+    assert [(t.name, t.offset) for t in file.tensors.values()] == [
+        (t.name, int(t.data_offset)) for t in expected.tensors
+    ]
+    assert file.tensors["one"].shape == (2, 3)
+    np.testing.assert_array_equal(
+        read_floats(path, file.tensors["one"]), np.arange(6, dtype=np.float32).reshape(2, 3)
+    )
+    np.testing.assert_array_equal(read_ids(path, file.tensors["ids"]), np.arange(4))
+    assert read_keys(path, lambda name: name == "a.flag").keys() == {"a.flag"}
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "F16", "Q8_0", "Q4_0", "Q6_K"])
+def test_numbers_are_those_of_the_package(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.gguf"
+    quantize(model_path("llama"), path, kind)
+    file = read_gguf(path, lambda _: False)
+    for tensor in gguf.GGUFReader(path).tensors:
+        entry = file.tensors[tensor.name]
+        assert entry.type_id == tensor.tensor_type
+        wanted = gguf.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(read_floats(path, entry), wanted.reshape(entry.shape))
+
+
+def test_numbers_of_an_unknown_type_or_a_cut_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    tensors = read_gguf(path).tensors
+    with pytest.raises(ModelLoadError, match="one is of type 0; it should hold int64"):
+        read_ids(path, tensors["one"].__class__("one", (2, 3), 0, 0))
+    with pytest.raises(ModelLoadError, match=r"one of a\.gguf is of type number 999"):
+        read_floats(path, tensors["one"].__class__("one", (2, 3), 999, 0))
+    path.write_bytes(path.read_bytes()[:-32])
+    with pytest.raises(ModelLoadError, match="cut off in ids"):
+        read_ids(path, tensors["ids"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alignment": 0}, "alignment is 0, not a power of two"),
+        ({"alignment": 48}, "alignment is 48, not a power of two"),
+    ],
+)
+def test_alignments_that_are_none(tmp_path: Path, change: dict[str, int], message: str) -> None:
+    path = write(tmp_path / "a.gguf", alignment=64)
+    key = b"general.alignment" + struct.pack("<I", 4)
+    data = path.read_bytes()
+    at = data.index(key) + len(key)
+    path.write_bytes(data[:at] + struct.pack("<I", change["alignment"]) + data[at + 4 :])
+    for read in (read_gguf, tensor_bytes):
+        with pytest.raises(ModelLoadError, match=message):
+            read(path)
+
+
+def test_a_table_that_cannot_be(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"\3\0\0\0\0\0\0\0ids", b"\3\0\0\0\0\0\0\0one"))
+    with pytest.raises(ModelLoadError, match="the tensor one twice"):
+        read_gguf(path)
+    at = data.index(b"ids") + 3
+    path.write_bytes(data[:at] + struct.pack("<I", 2**31) + data[at + 4 :])
+    with pytest.raises(ModelLoadError, match="2147483648 dimensions"):
+        read_gguf(path)
+    path.write_bytes(data[: data.index(b"ids") + 30])
+    with pytest.raises(ModelLoadError, match="cut off"):
+        read_gguf(path)
+
+
+def test_arrays_of_arrays_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gguf")
+    key = b"a.numbers" + struct.pack("<I", 9)
+    data = path.read_bytes()
+    at = data.index(key) + len(key)
+    path.write_bytes(data[:at] + struct.pack("<I", 9) + data[at + 4 :])
+    for wanted in (True, False):
+        with pytest.raises(ModelLoadError, match="an array of items of type 9"):
+            read_keys(path, lambda _, wanted=wanted: wanted)  # type: ignore[misc]
+
+
+def test_damaged_files_give_facts_or_an_error(tmp_path: Path) -> None:
+    whole, part = write(tmp_path / "a.gguf").read_bytes(), tmp_path / "b.gguf"
+    for n in range(len(whole) - 64):
+        part.write_bytes(whole[:n])
+        try:
+            read_gguf(part)
+        except ModelLoadError as error:
+            assert "b.gguf" in str(error)
+    rng = np.random.default_rng(1)
+    for _ in range(500):
+        damaged = bytearray(whole)
+        for at in rng.integers(0, len(whole), 3):
+            damaged[at] ^= 1 << rng.integers(0, 8)
+        part.write_bytes(bytes(damaged))
+        try:
+            read_gguf(part)
+            tensor_bytes(part)
+        except ModelLoadError as error:
+            assert "b.gguf" in str(error)
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with whole_file(path) as part:
+        part.write_text("first")
+        assert not path.exists()
+    with pytest.raises(KeyboardInterrupt), whole_file(path) as part:
+        part.write_text("second")
+        raise KeyboardInterrupt
+    with pytest.raises(FileNotFoundError), whole_file(path):
+        pass
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

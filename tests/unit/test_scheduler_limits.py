@@ -1,0 +1,100 @@
+"""The scheduler's answers on many random rounds: nobody is left out, and no limit is exceeded."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pyllama_spec.drafters import Draft
+from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
+from pyllama_spec.speculative.scheduler import Decode, Span
+
+KINDS: dict[str, dict[str, Any]] = {
+    "streams": {"has_streams": True, "can_fill": True},
+    "streams, no fill": {"has_streams": True},
+    "snapshots": {"has_streams": True, "needs_equal_rows": True},
+    "snapshots, unified": {"needs_equal_rows": True},
+    "unified": {"mixes_prompts": True, "can_fill": True},
+}
+
+
+def random_limits(rng: random.Random, kind: str, n_seqs: int) -> Limits:
+    """As Round makes them: each sequence has room for a token with logits in a batch."""
+    n_batch = rng.choice([n_seqs, n_seqs + 1, 8, 16, 40, 512])
+    n_batch = max(n_batch, n_seqs)
+    n_draft = rng.randrange(9)
+    n_outputs = min(n_batch, n_seqs * (n_draft + 1))
+    return Limits(
+        n_ctx=64, n_batch=n_batch, n_outputs=n_outputs, n_draft=min(n_draft, n_outputs - 1),
+        max_chunk=min(n_batch, rng.choice([4, 32, 512])), max_stepwise=rng.choice([0, 0, 3]),
+        **KINDS[kind],
+    )  # fmt: skip
+
+
+def random_run(rng: random.Random, seq: int) -> SequenceRun:
+    """One that reads its prompt, or one that generates, perhaps near the context's end."""
+    n = rng.choice([2, 9, 30, 57, 60, 62, 63])
+    run = SequenceRun(SequenceState(seq, [1] * n), [1], max_tokens=rng.choice([1, 2, 5, 100]))
+    if rng.random() < 0.35:
+        run.state.n_decoded = n - rng.choice([1, 1, 2, n])
+    else:
+        run.n_generated = 1 if run.max_tokens == 1 else rng.randrange(1, min(run.max_tokens, n))
+        run.state.n_decoded = n - 1
+        run.max_tokens = max(run.max_tokens, run.n_generated + 1)
+    return run
+
+
+def n_tokens(decode: Decode) -> int:
+    """What it puts into the batch."""
+    return sum(s.n_rows + s.n_pad for s in decode.spans) + len(decode.fill) * decode.n_fill
+
+
+def check(limits: Limits, spans: list[Span], decodes: list[Decode]) -> None:
+    """What must hold of every round."""
+    done = [span for decode in decodes for span in decode.spans]
+    assert sorted(map(id, done)) == sorted(map(id, spans)), "each span in one decode"
+    for decode in decodes:
+        assert n_tokens(decode) <= limits.n_batch
+        outputs = sum(1 if s.n_prompt else s.n_rows for s in decode.spans)
+        assert outputs <= limits.n_outputs
+        ids = [span.run.seq_id for span in decode.spans]
+        assert len(set(ids)) == len(ids)
+        assert not set(ids) & set(decode.fill)
+        for span in decode.spans:
+            state = span.run.state
+            assert state.n_decoded + span.n_rows + span.n_pad <= limits.n_ctx
+        if not limits.mixes_prompts and len(decode.spans) > 1:
+            assert n_tokens(decode) <= limits.width
+            assert ids == sorted(ids)
+        if limits.needs_equal_rows and any(s.draft.ids for s in decode.spans):
+            assert len({s.n_rows + s.n_pad for s in decode.spans}) == 1
+            assert all(b == a + 1 for a, b in pairwise(ids))
+        assert limits.can_fill or not decode.fill
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_rounds(kind: str) -> None:
+    rng = random.Random(kind)
+    n_together = 0
+    for _ in range(4000):
+        n_seqs = rng.randrange(1, 9)
+        limits = random_limits(rng, kind, n_seqs)
+        scheduler = Scheduler(limits)
+        seqs = sorted(rng.sample(range(n_seqs), rng.randrange(1, n_seqs + 1)))
+        rng.shuffle(seqs)
+        runs = [random_run(rng, seq) for seq in seqs]
+        spans = scheduler.plan(runs)
+        assert {id(s.run) for s in spans} >= {id(run) for run in runs if not run.n_missing}
+        assert spans, "something is computed in every round"
+        for span in spans:
+            run = span.run
+            assert span.n_draft <= max(0, run.n_left - 1)
+            assert run.state.n_decoded + 1 + span.n_draft <= limits.n_ctx or span.n_prompt
+            span.draft = Draft([5] * rng.randrange(span.n_draft + 1))
+        decodes = scheduler.decodes(spans)
+        check(limits, spans, decodes)
+        n_together += any(len(decode.spans) > 1 for decode in decodes)
+    assert n_together > 500

@@ -1,0 +1,37 @@
+"""The progress bar of every command."""
+
+from __future__ import annotations
+
+import io
+
+from pyllama_spec.terminal import ProgressBar
+
+
+class Terminal(io.StringIO):
+    """Says that it is one."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_drawn_when_it_grows_and_goes_at_the_end() -> None:
+    stream = Terminal()
+    bar = ProgressBar("loading", stream)
+    for fraction in (0.0, 0.001, 0.5, 0.5, 1.0):
+        bar(fraction)
+    assert stream.getvalue().split("\r\x1b[K") == [
+        "",
+        f"loading [{'.' * 24}]   0%",
+        f"loading [{'#' * 12}{'.' * 12}]  50%",
+        f"loading [{'#' * 24}] 100%",
+        "",
+    ]
+
+
+def test_a_file_gets_nothing() -> None:
+    stream = io.StringIO()
+    bar = ProgressBar("loading", stream)
+    bar(0.5)
+    bar.draw(0.6, "note")
+    bar.clear()
+    assert not stream.getvalue()

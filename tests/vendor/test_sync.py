@@ -1,0 +1,251 @@
+"""vendor/sync.py on made-up archives: the pin, the stamp and every way to fail."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.vendor.tools import (
+    FOLDER,
+    HOT,
+    REPLACE_3,
+    REPLACE_5,
+    SYNC,
+    TEXT,
+    Failure,
+    World,
+    engine_files,
+    sync,
+    write_archive,
+)
+from tests.vendor.tools import failure as failure  # a fixture
+from tests.vendor.tools import world as world  # a fixture
+
+
+def test_only_the_parts_are_unpacked(world: World) -> None:
+    assert world.run() == 0
+    wanted = {*engine_files(), sync.STAMP} - {"tools/big.cpp"}
+    assert set(world.times()) == wanted
+    assert world.hot() == TEXT
+    assert [p.name for p in world.dest.parent.iterdir() if p.is_dir()] == ["llama.cpp"]
+
+
+def test_second_run_touches_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.patch("0001", REPLACE_3)
+    assert world.run() == 0
+    before, folder = world.times(), world.dest.parent.stat().st_mtime_ns
+    world.archive.unlink()  # and needs nothing
+    capsys.readouterr()
+    assert world.run("--dest", world.dest) == 0
+    assert world.times() == before
+    assert world.dest.parent.stat().st_mtime_ns == folder
+    assert "up to date" in capsys.readouterr().out
+
+
+def test_force_restores_an_edited_tree(world: World) -> None:
+    assert world.run() == 0
+    (world.dest / HOT).write_text("edited\n")
+    assert world.run("--archive", world.archive, "--force") == 0
+    assert world.hot() == TEXT
+
+
+def test_unpacked_files_are_newer_than_the_archive_says(world: World) -> None:
+    assert world.run() == 0  # members carry the time 0; ninja would not rebuild for them
+    assert min(world.times().values()) > world.lock.stat().st_mtime_ns - 10**9
+
+
+def test_vanished_file_is_removed(world: World) -> None:
+    assert world.run() == 0
+    files = engine_files()
+    del files["ggml/file.txt"]
+    write_archive(world.archive, files | {"ggml/other.txt": "new\n"})
+    world.pin()
+    assert world.run() == 0
+    assert sorted(p.name for p in (world.dest / "ggml").iterdir()) == ["other.txt"]
+
+
+def test_wrong_hash(world: World, failure: Failure) -> None:
+    got = hashlib.sha256(world.archive.read_bytes()).hexdigest()
+    world.pin("0" * 64)
+    text = failure()
+    assert got in text and "0" * 64 in text and str(world.archive) in text
+    assert not world.dest.exists()
+
+
+def test_truncated_archive(world: World, failure: Failure) -> None:
+    whole = world.archive.read_bytes()
+    world.archive.write_bytes(whole[: len(whole) // 2])
+    assert "not the pinned one" in failure()
+    world.pin()  # even when the hash is that of the broken file
+    assert "cannot unpack" in failure()
+    world.archive.write_bytes(b"not an archive")
+    world.pin()
+    assert "cannot unpack" in failure()
+
+
+def escapes() -> list[tarfile.TarInfo]:
+    names = ["../evil", f"{FOLDER}/src/../../../../evil", "/tmp/evil", "C:\\evil", "..\\evil"]
+    link = tarfile.TarInfo(f"{FOLDER}/src/link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+    return [*map(tarfile.TarInfo, names), link]
+
+
+@pytest.mark.parametrize("member", escapes(), ids=lambda member: member.name)
+def test_member_outside_of_its_folder(
+    world: World, failure: Failure, member: tarfile.TarInfo
+) -> None:
+    write_archive(world.archive, engine_files(), member)
+    world.pin()
+    text = failure()
+    assert "refused" in text and repr(member.name) in text
+    assert not world.dest.exists()
+
+
+def test_archive_of_something_else(world: World, failure: Failure) -> None:
+    write_archive(world.archive, {"src/a.c": ""})
+    world.pin()
+    assert "has no AUTHORS, CMakeLists.txt" in failure()
+
+
+def test_malformed_or_missing_lock(world: World, failure: Failure) -> None:
+    world.lock.write_text("[llama.cpp]\npackage = x\n")
+    assert "malformed" in failure()
+    world.lock.unlink()
+    assert str(world.lock) in failure()
+
+
+def test_index_unreachable(world: World, failure: Failure) -> None:
+    text = failure("--dest", world.dest)
+    assert "could not download made-up-engine==1.0" in text
+    assert "No matching distribution" in text  # what pip said
+    assert str(world.root / "cache") in text and "PYLLAMA_LLAMA_CPP_DIR" in text
+
+
+def test_download_then_cache(world: World) -> None:
+    world.archive.rename(world.root / "links" / world.archive.name)
+    assert world.run("--dest", world.dest) == 0
+    cached = world.root / "cache" / world.archive.name
+    assert [p.name for p in cached.parent.iterdir()] == [cached.name]
+    (world.root / "links" / world.archive.name).unlink()
+    assert world.run("--force") == 0  # from the cache now
+    cached.write_bytes(b"damaged")  # noticed, ignored, and not an excuse to use it
+    assert world.run("--force") == 1
+
+
+def test_download_of_another_file_is_not_kept(world: World, failure: Failure) -> None:
+    world.archive.rename(world.root / "links" / world.archive.name)
+    world.pin("0" * 64)
+    assert "not the pinned one" in failure("--dest", world.dest)
+    assert not (world.root / "cache").exists() and not world.dest.exists()
+
+
+def test_damaged_cache_is_replaced(world: World) -> None:
+    cached = world.root / "cache" / world.archive.name
+    cached.parent.mkdir()
+    cached.write_bytes(b"damaged")
+    data = world.archive.read_bytes()
+    world.archive.rename(world.root / "links" / world.archive.name)
+    assert world.run("--dest", world.dest) == 0
+    assert cached.read_bytes() == data
+
+
+def test_unwritable_cache_is_only_a_note(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYLLAMA_SPEC_CACHE", str(world.lock / "cache"))  # below a file
+    world.archive.rename(world.root / "links" / world.archive.name)
+    assert world.run("--dest", world.dest) == 0
+    assert "not kept for the next build" in capsys.readouterr().out
+
+
+def checkout(world: World) -> Path:
+    source = world.root / "checkout"
+    for name, text in engine_files().items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    return source
+
+
+def test_source_folder(world: World) -> None:
+    source = checkout(world)
+    world.patch("0001", REPLACE_3)
+    assert world.run("--source", source) == 0
+    assert "three" in world.hot() and (source / HOT).read_text() == TEXT
+    before = world.times()
+    assert world.run("--source", source) == 0
+    assert world.times() == before
+    (source / "src" / "file.txt").write_text("edited, of the same commit\n")
+    assert world.run("--source", source) == 0
+    after = world.times()
+    assert {n for n in after if after[n] != before.get(n)} == {"src/file.txt", sync.STAMP}
+
+
+def test_environment_names_the_source(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = checkout(world)
+    (source / HOT).write_text("mine\n")
+    monkeypatch.setenv("PYLLAMA_LLAMA_CPP_DIR", str(source))
+    assert world.run("--dest", world.dest) == 0
+    assert world.hot() == "mine\n"
+    monkeypatch.delenv("PYLLAMA_LLAMA_CPP_DIR")
+    assert world.run() == 0  # back to the pin
+    assert world.hot() == TEXT
+
+
+def test_unusable_source(world: World, failure: Failure) -> None:
+    assert "is not a folder" in failure("--source", world.root / "none")
+    assert "has no AUTHORS" in failure("--source", world.patches)
+    assert world.run() == 0
+    assert "give a checkout" in failure("--source", world.dest)
+
+
+def test_folder_of_someone_else_is_not_replaced(world: World, failure: Failure) -> None:
+    world.dest.mkdir(parents=True)
+    (world.dest / "thesis.txt").write_text("precious")
+    assert "not replaced" in failure()
+    assert "not replaced" in failure("--archive", world.archive, "--force")
+    assert (world.dest / "thesis.txt").read_text() == "precious"
+
+
+def test_unwritable_destination(world: World, failure: Failure) -> None:
+    assert "lock" in failure("--archive", world.archive, "--dest", world.lock / "below")
+
+
+@pytest.mark.parametrize("killed", ["while writing", "between the renames"])
+def test_killed_run_recovers(world: World, killed: str) -> None:
+    world.patch("0001", REPLACE_3)
+    assert world.run() == 0
+    before = world.times()
+    aside = world.dest.with_name(".llama.cpp.old")
+    (world.dest.with_name(".llama.cpp.new") / "src").mkdir(parents=True)
+    if killed == "between the renames":
+        world.dest.rename(aside)
+    else:
+        aside.mkdir()
+    world.patch("0001", REPLACE_5)
+    assert world.run() == 0
+    after = world.times()
+    assert {name for name in after if after[name] != before[name]} == {HOT, sync.STAMP}
+    assert [p.name for p in world.dest.parent.iterdir() if p.is_dir()] == ["llama.cpp"]
+
+
+def test_runs_at_once_take_turns(world: World) -> None:
+    world.patch("0001", REPLACE_3)
+    command = [sys.executable, str(SYNC), *world.flags(), "--archive", str(world.archive)]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    said = [run.communicate(timeout=60)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0] * 6
+    assert sum("up to date" in text for text in said) == 5
+    assert world.hot().splitlines()[2] == "three"
+
+
+def test_print_changes_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.run("--print") == 0
+    state = json.loads(capsys.readouterr().out)
+    assert state["package"] == "made-up-engine" and state["current"] is False
+    assert not world.dest.parent.exists()
