@@ -1,0 +1,235 @@
+"""Sequences that share rounds: what they cost, and what is drafted for them is worth.
+
+    python benchmarks/many_sequences.py -m TARGET.gguf [-n 64] [--repeat 5] [--json OUT]
+
+1. Plain decoding of 1, 2, 4, 8 and 16 sequences through the round, against the engine decoding as
+   many in C with nothing of ours beside it (what its own batched benchmark does): tokens of all per
+   second, in turns.
+2. A copy task, eight times: each sequence repeats a function under another name. Plain against
+   prompt lookup, in turns; the text has to be the same.
+3. Streams against one unified cache: how many texts of eight sequences that come and go are not
+   those of the sequence alone.
+
+Ratios are medians over pairs, since machines drift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.copy_task import PROMPT
+from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
+from pyllama_spec.engine.baseline import baseline_decode
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState
+
+WIDTHS = (1, 2, 4, 8, 16)
+GREEDY = SamplerParams(temperature=0)
+_TEXT_A = "The history of the bicycle begins with a frame of wood and two wheels that"
+_TEXT_B = "A list of things to do on a rainy day in a small town by the sea is"
+NAMES = ("report", "list", "print", "collect", "format", "tell", "show", "describe")
+
+
+def begin(round_: Round, prompts: Sequence[Sequence[int]], n: int) -> list[SequenceRun]:
+    """Sequences that have read their prompts and drawn one token each."""
+    runs = []
+    for i, prompt in enumerate(prompts):
+        sampler = Sampler(round_.target.model, GREEDY)
+        run = SequenceRun(SequenceState(i), list(prompt), sampler, n)
+        round_.begin(run)
+        runs.append(run)
+    while any(run.n_missing for run in runs):
+        round_.step([run for run in runs if run.n_missing])
+    return runs
+
+
+def finish(round_: Round, runs: Sequence[SequenceRun]) -> float:
+    """Generates to the end of all; the seconds."""
+    start = perf_counter()
+    left = [run for run in runs if not run.is_over]
+    while left:
+        for _, step in round_.step(left):
+            if step.error is not None:
+                raise step.error
+        left = [run for run in left if not run.is_over]
+    return perf_counter() - start
+
+
+def plain_against_engine(model: Model, n: int, repeats: int, widths: Sequence[int]) -> list[Any]:
+    """A row per number of sequences."""
+    words = [
+        "The",
+        "history",
+        "of",
+        "the",
+        "bicycle",
+        "begins",
+        "with",
+        "a",
+        "frame",
+        "of",
+        "wood",
+        "and",
+        "two",
+        "wheels",
+        "that",
+    ]
+    out = []
+    for width in widths:
+        prompts = [model.vocab.tokenize(" ".join(words[: 4 + i % 9])) for i in range(width)]
+        with Context(model, n_ctx=256 * width, n_seq_max=width, n_outputs_max=width) as context:
+            round_ = Round(context, NoDrafter())
+            ours, raw = [], []
+            for i in range(repeats + 1):
+                context.memory.clear()
+                runs = begin(round_, prompts, n)
+                n_before = sum(run.n_generated for run in runs)
+                seconds = finish(round_, runs)
+                rate = (sum(run.n_generated for run in runs) - n_before) / seconds
+                context.memory.clear()
+                runs = begin(round_, prompts, n)
+                places = [run.state.n_decoded for run in runs]
+                ids = [run.state.tokens[-1] for run in runs]
+                seconds = baseline_decode(context, places, ids, n - 1)
+                if i:  # the first pair warms up
+                    ours.append(rate)
+                    raw.append(width * (n - 1) / seconds)
+        ratios = [a / b for a, b in zip(ours, raw, strict=True)]
+        out.append({
+            "n_sequences": width, "tps": statistics.median(ours),
+            "engine_tps": statistics.median(raw), "ratio": statistics.median(ratios),
+            "ratio_min": min(ratios), "ratio_max": max(ratios),
+        })  # fmt: skip
+    return out
+
+
+def copies(model: Model, n: int, repeats: int) -> dict[str, Any]:
+    """Eight copies of a function at once, plain and with prompt lookup."""
+    texts = [PROMPT.replace("report_orders", f"{name}_orders") for name in NAMES]
+    prompts = [model.vocab.tokenize(text, parse_special=True) for text in texts]
+    width, n_ctx = len(prompts), max(map(len, prompts)) + n
+    with Context(model, n_ctx=n_ctx * width, n_seq_max=width, n_outputs_max=64) as context:
+
+        def run(drafter: Drafter) -> tuple[float, list[list[int]], Round, list[SequenceRun]]:
+            context.memory.clear()
+            round_ = Round(context, drafter)
+            runs = begin(round_, prompts, n)
+            seconds = finish(round_, runs)
+            n_tokens = sum(run.n_generated - 1 for run in runs)
+            return n_tokens / seconds, [run.state.tokens for run in runs], round_, runs
+
+        plain, spec, same = [], [], True
+        for i in range(repeats + 1):
+            rate, expected, _, _ = run(NoDrafter())
+            rate_spec, got, _, runs = run(PromptLookup())
+            same = same and expected == got
+            if i:
+                plain.append(rate)
+                spec.append(rate_spec)
+        drafted = sum(run.stats.drafted for run in runs)
+        accepted = sum(run.stats.accepted for run in runs)
+        rounds = sum(run.stats.rounds for run in runs)
+    ratios = [b / a for a, b in zip(plain, spec, strict=True)]
+    return {
+        "plain_tps": statistics.median(plain), "lookup_tps": statistics.median(spec),
+        "speedup": statistics.median(ratios), "speedup_min": min(ratios),
+        "speedup_max": max(ratios), "same_text": same, "acceptance": accepted / max(drafted, 1),
+        "tokens_per_round": (accepted + rounds) / max(rounds, 1),
+    }  # fmt: skip
+
+
+def one_cache(model: Model, n: int) -> dict[str, Any]:
+    """Texts of eight sequences in a unified cache, and in streams, that are not those alone."""
+    words = [
+        "A",
+        "list",
+        "of",
+        "things",
+        "to",
+        "do",
+        "on",
+        "a",
+        "rainy",
+        "day",
+        "in",
+        "a",
+        "small",
+        "town",
+        "by",
+        "the",
+        "sea",
+        "is",
+    ]
+    prompts = [model.vocab.tokenize(" ".join(words[i:] + words[:i])) for i in range(16)]
+    found: dict[str, Any] = {"n_texts": len(prompts)}
+    with Context(model, n_ctx=256) as context:
+        round_, alone = Round(context, NoDrafter()), []
+        for prompt in prompts:
+            context.memory.clear()
+            runs = begin(round_, [prompt], n)
+            finish(round_, runs)
+            alone.append(runs[0].state.tokens)
+    for is_unified in (False, True):
+        with Context(
+            model, n_ctx=256 * 8, n_seq_max=8, n_outputs_max=64, kv_unified=is_unified
+        ) as context:
+            round_, texts = Round(context, PromptLookup(min_ngram=1)), []
+            for half in (prompts[:8], prompts[8:]):
+                context.memory.clear()
+                runs = begin(round_, half, n)
+                finish(round_, runs)
+                texts += [run.state.tokens for run in runs]
+        differ = sum(a != b for a, b in zip(texts, alone, strict=True))
+        found["unified" if is_unified else "streams"] = differ
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints the tables; exit code 1 if a text of streams differs."""
+    parser = argparse.ArgumentParser(description="sequences that share rounds")
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("-n", type=int, default=64, help="tokens per sequence")
+    parser.add_argument("--copy", type=int, default=200, help="tokens per copy; 0 to leave out")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--widths", type=int, nargs="*", default=list(WIDTHS))
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args(argv)
+    model = Model(args.model)
+    result: dict[str, Any] = {"target": args.model.name}
+    if args.widths:
+        result["plain"] = plain_against_engine(model, args.n, args.repeat, args.widths)
+        print(f"{'sequences':>9} {'tok/s':>8} {'engine':>8} {'ratio':>18}")
+        for row in result["plain"]:
+            spread = f"({row['ratio_min']:.3f} .. {row['ratio_max']:.3f})"
+            print(
+                f"{row['n_sequences']:>9} {row['tps']:>8.1f} {row['engine_tps']:>8.1f} "
+                f"{row['ratio']:.3f} {spread}"
+            )
+    if args.copy:
+        result["copies"] = c = copies(model, args.copy, args.repeat)
+        print(
+            f"eight copies: plain {c['plain_tps']:.1f} tok/s, prompt lookup "
+            f"{c['lookup_tps']:.1f}, speed-up {c['speedup']:.2f} ({c['speedup_min']:.2f} .. "
+            f"{c['speedup_max']:.2f}), {c['tokens_per_round']:.2f} tokens per round, acceptance "
+            f"{c['acceptance']:.2f}, same text: {c['same_text']}"
+        )
+    result["one_cache"] = u = one_cache(model, args.n)
+    print(
+        f"of {u['n_texts']} texts that shared rounds, not those of the sequence alone: "
+        f"{u['streams']} with streams of their own, {u['unified']} in one cache"
+    )
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    is_same = u["streams"] == 0 and result.get("copies", {}).get("same_text", True)
+    return 0 if is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

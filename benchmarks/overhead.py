@@ -1,0 +1,164 @@
+"""What the loop itself costs: Python, sampling and bookkeeping, beside the decodes.
+
+Run from the repository: ``python benchmarks/overhead.py [-m TARGET.gguf] [--json OUT]``.
+
+Without -m the target is a tiny model with the vocabulary of SmolLM2, and part 2 is left out.
+
+1. Overhead per round of a chain of 8 with greedy sampling (everything but draft and decode), after
+   1k and after 16k tokens of prefix.
+2. Plain decoding through the loop against raw decode and argmax in C, in one process, interleaved.
+
+Times are medians; the two sides of a comparison take turns, since machines drift.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, NoDrafter, PromptLookup
+from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
+from pyllama_spec.engine.baseline import baseline_decode
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.models import model_path
+
+CHAIN = 8
+PREFIXES = (1024, 16384)
+
+
+class Replay(Drafter):
+    """Proposes what plain decoding said: every token of every chain is accepted."""
+
+    name = "replay"
+    max_draft = CHAIN
+
+    def __init__(self, answer: Sequence[int], n_prompt: int) -> None:
+        self.answer, self.n_prompt = answer, n_prompt
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """The next tokens of the known answer."""
+        at = len(request.tokens) - self.n_prompt
+        return Draft(self.answer[at : at + request.n])
+
+
+def generate(
+    context: Context, state: SequenceState, drafter: Drafter, prompt: Sequence[int], n: int
+) -> SpeculativeLoop:
+    """Greedy tokens; the loop with its figures. The state's prefix is reused, not decoded again."""
+    loop = SpeculativeLoop(context, drafter)
+    sampler = Sampler(context.model, SamplerParams(temperature=0))
+    loop.prefill(state, prompt)
+    for step in loop.generate(state, sampler, n):
+        if step.finish_reason == "stop":
+            break
+    return loop
+
+
+def summary(name: str, n_prefix: int, loops: Sequence[SpeculativeLoop]) -> dict[str, Any]:
+    """A row of the table: microseconds per round."""
+    overhead = [1e6 * x.timing.overhead_s / x.stats.rounds for x in loops]
+    drafting = [1e6 * x.timing.draft_s / x.stats.rounds for x in loops]
+    return {
+        "drafter": name,
+        "prefix": n_prefix,
+        "rounds": loops[0].stats.rounds,
+        "drafted_per_round": loops[0].stats.drafted / loops[0].stats.rounds,
+        "overhead_us": statistics.median(overhead),
+        "overhead_us_min": min(overhead),
+        "overhead_us_max": max(overhead),
+        "draft_us": statistics.median(drafting),
+    }
+
+
+def overhead_by_prefix(path: Path, repeats: int, n_tokens: int) -> list[dict[str, Any]]:
+    """Microseconds per round beside draft and decode, per drafter and prefix length."""
+    model = Model(path)
+    cases: dict[tuple[str, int], list[SpeculativeLoop]] = {}
+    setups = {}
+    for n in PREFIXES:
+        context = Context(model, n_ctx=PREFIXES[-1] + n_tokens + 64)
+        state, prompt = SequenceState(), [300 + i * 7919 % 20011 for i in range(n)]
+        generate(context, state, NoDrafter(), prompt, n_tokens)
+        setups[n] = (context, state, prompt, state.tokens[n:])
+    for _ in range(repeats):
+        for n, (context, state, prompt, answer) in setups.items():
+            for drafter in (Replay(answer, n), PromptLookup(CHAIN, min_ngram=1), NoDrafter()):
+                loop = generate(context, state, drafter, prompt, n_tokens)
+                cases.setdefault((drafter.name, n), []).append(loop)
+    return [summary(name, n, loops) for (name, n), loops in cases.items()]
+
+
+def reference_tps(context: Context, prompt: Sequence[int], n: int) -> float:
+    """Tokens per second of raw decode and argmax in C, after the same prompt."""
+    context.memory.clear()
+    loop = SpeculativeLoop(context, NoDrafter())
+    loop.prefill(SequenceState(), prompt[:-1])
+    return n / baseline_decode(context, [len(prompt) - 1], [prompt[-1]], n)
+
+
+def plain_against_reference(target: Path, repeats: int, n_tokens: int) -> dict[str, Any]:
+    """Ratio of plain decoding through the loop to the raw C loop, pair by pair."""
+    model = Model(target)
+    context = Context(model, n_ctx=1024)
+    prompt = model.vocab.tokenize("Once upon a time there was a compiler that")
+    ratios, ours, raw = [], [], []
+    for i in range(repeats + 1):
+        context.memory.clear()
+        loop = generate(context, SequenceState(), NoDrafter(), prompt, n_tokens)
+        reference = reference_tps(context, prompt, loop.timing.n_decoded)
+        if i > 0:  # the first pair warms up
+            ours.append(loop.timing.decode_tps)
+            raw.append(reference)
+            ratios.append(loop.timing.decode_tps / reference)
+    return {
+        "target": target.name,
+        "plain_tps": statistics.median(ours),
+        "reference_tps": statistics.median(raw),
+        "ratio": statistics.median(ratios),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+        "pairs": len(ratios),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("-m", "--model", type=Path, default=None, help="a real target")
+    parser.add_argument("-n", type=int, default=256, help="tokens per run")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args(argv)
+    start = time.time()
+    tiny = model_path("llama", n_vocab=49152, n_layer=2, n_ctx_train=65536)
+    rows = overhead_by_prefix(args.model or tiny, args.repeat, args.n)
+    print(f"{'drafter':<14} {'prefix':>7} {'drafted':>8} {'overhead us/round':>24} {'draft us':>9}")
+    for row in rows:
+        spread = f"{row['overhead_us_min']:.0f} .. {row['overhead_us_max']:.0f}"
+        print(
+            f"{row['drafter']:<14} {row['prefix']:>7} {row['drafted_per_round']:>8.2f} "
+            f"{row['overhead_us']:>10.1f} ({spread:>11}) {row['draft_us']:>9.1f}"
+        )
+    result: dict[str, Any] = {"overhead": rows}
+    if args.model is not None:
+        plain = plain_against_reference(args.model, args.repeat, args.n)
+        result["plain"] = plain
+        print(
+            f"\n{plain['target']}: plain {plain['plain_tps']:.1f} tok/s, raw C "
+            f"{plain['reference_tps']:.1f} tok/s, ratio {plain['ratio']:.3f} "
+            f"({plain['ratio_min']:.3f} .. {plain['ratio_max']:.3f}, {plain['pairs']} pairs)"
+        )
+    result["seconds"] = time.time() - start
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
