@@ -230,6 +230,16 @@ class Context(Closeable):
         """Whether it belongs to the process that this one was forked from: no call will do."""
         return self._handle.is_forked
 
+    def check_process(self) -> None:
+        """Before waiting for anything that only a thread of the other process could bring about.
+
+        Raises:
+            ForkedError: this process was forked from the one that opened the context.
+
+        """
+        if self.is_forked:
+            check(lib.llama_spec_synchronize(self.handle), "cannot compute")
+
     def decode(self, batch: Batch, *, encode: bool = False) -> None:
         """Computes a batch and waits for it. The GIL is released meanwhile.
 
@@ -243,7 +253,7 @@ class Context(Closeable):
             ArgumentError: an id, a position or a sequence is out of range, or the batch too long.
             ContextFullError: there is no room; the memory is as it was.
             CancelledError: cancel() was called; the memory holds a part of the batch.
-        ForkedError: this process was forked from the one that opened the context.
+            ForkedError: this process was forked from the one that opened the context.
             EngineError: the engine failed; the context has to be opened again.
 
         """

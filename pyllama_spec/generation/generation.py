@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.errors import ForkedError
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.job import Job
 from pyllama_spec.generation.logprobs import TokenLogprob
@@ -124,6 +125,7 @@ class Generation(Closeable, Iterator[Piece]):
 
         Raises:
             BusyError: a callback of a running generation calls, in the thread that computes.
+            ForkedError: it is of the process that this one was forked from.
 
         """
         self._runner.check_reader()
@@ -131,8 +133,11 @@ class Generation(Closeable, Iterator[Piece]):
             yield
 
     def close(self) -> None:
-        """Ends it; a step that another thread computes is waited for. May be called twice."""
-        with self.reading():
+        """Ends it; a step that another thread computes is waited for. May be called twice.
+
+        In a forked child it does nothing: it is the parent's.
+        """
+        with suppress(ForkedError), self.reading():
             self._pieces.close()
             # One that was started and never read has no generator yet that could do it.
             self._runner.withdraw(self._job)

@@ -119,10 +119,12 @@ class ParallelRunner:
 
     def check_reader(self) -> None:
         """See Runner."""
+        self._round.target.check_process()
         self._refuse_callback("read or close a stream")
 
     def _submit(self, job: Job, max_ahead: int | None) -> _Ticket:
         me = threading.get_ident()
+        self._round.target.check_process()
         self._refuse_callback("make another request")
         with self._lock:
             self._check_open()
@@ -148,6 +150,7 @@ class ParallelRunner:
 
     def _next(self, ticket: _Ticket) -> Piece:
         """The next piece; waits for it."""
+        self._round.target.check_process()
         with self._lock:
             ticket.reader = threading.get_ident()
             while not ticket.pieces and not ticket.is_over:
@@ -165,6 +168,8 @@ class ParallelRunner:
 
     def withdraw(self, job: Job) -> None:
         """See Runner."""
+        if self._round.target.is_forked:
+            return  # a thread that is not there may have held the lock
         with self._lock:
             ticket = job.ticket
             if ticket in self._waiting:
@@ -187,6 +192,7 @@ class ParallelRunner:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """See Runner. Waits for the round that is computed now."""
+        self._round.target.check_process()
         self._refuse_callback("use the model's memory")
         with self._lock:
             self._check_open()
@@ -217,6 +223,8 @@ class ParallelRunner:
 
     def cancel(self) -> None:
         """Ends the requests that have a place; those in line are not touched."""
+        if self._round.target.is_forked:
+            return
         with self._lock:
             self._cancel(self._placed)
 
@@ -236,6 +244,8 @@ class ParallelRunner:
             BusyError: called by a callback of a running request.
 
         """
+        if self._round.target.is_forked:
+            return True
         with self._lock:
             if self._is_closed:
                 return False

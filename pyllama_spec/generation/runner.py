@@ -35,6 +35,7 @@ class Runner(Protocol):
 
         Raises:
             BusyError: this thread computes, and calls back: it would wait for itself.
+            ForkedError: this process was forked: whoever it would wait for is not in it.
 
         """
         ...
@@ -84,7 +85,8 @@ class SerialRunner:
 
     def pieces(self, job: Job) -> Generator[Piece, None, None]:
         """See Runner. Everything that touches the context happens inside running()."""
-        lock = self._lock
+        lock, target = self._lock, self._round.target
+        target.check_process()
         lease = lock.acquire()
         finish: str | None = None
         is_dropped = False
@@ -104,10 +106,12 @@ class SerialRunner:
             raise
         finally:
             job.close()
-            if not is_dropped:
-                # Before the next one computes: its threads would sleep through it.
-                self._round.target.pause_threads()
-            lock.release(lease, is_dropped=is_dropped)
+            # In a forked child the lock may be held by a thread that is not there.
+            if not target.is_forked:
+                if not is_dropped:
+                    # Before the next one computes: its threads would sleep through it.
+                    target.pause_threads()
+                lock.release(lease, is_dropped=is_dropped)
         # The lease is given back before the last piece: a reader who stops there leaves nothing
         # open.
         yield Piece("", finish_reason=finish)
@@ -115,6 +119,7 @@ class SerialRunner:
     def _advance(self, job: Job, lease: Lease) -> tuple[list[Piece], str | None]:
         """Rounds until one commits something."""
         assert job.run is not None
+        self._round.target.check_process()
         while True:
             with self._lock.running(lease):
                 for _, step in self._round.step([job.run]):
@@ -127,15 +132,17 @@ class SerialRunner:
         """Nothing: it begins when it is read."""
 
     def check_reader(self) -> None:
-        """Nothing: who reads computes, and a stream that is read already says so itself."""
+        """See Runner. Who reads computes, and a stream that is read already says so itself."""
+        self._round.target.check_process()
 
     def withdraw(self, job: Job) -> None:
         """See Runner. Its lease has been given back."""
-        if self._lock.settle():
+        if not self._round.target.is_forked and self._lock.settle():
             self._round.target.pause_threads()
 
     def exclusive(self) -> AbstractContextManager[None]:
         """See Runner."""
+        self._round.target.check_process()
         return self._lock.exclusive()
 
     def latest(self) -> SequenceState:
@@ -151,8 +158,9 @@ class SerialRunner:
 
     def cancel(self) -> None:
         """Ends the running request; those that wait for their turn are not touched."""
-        self._lock.cancel()
+        if not self._round.target.is_forked:
+            self._lock.cancel()
 
     def close(self) -> bool:
         """See Runner."""
-        return self._lock.close()
+        return self._round.target.is_forked or self._lock.close()

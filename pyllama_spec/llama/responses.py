@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.errors import ForkedError
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.generation import Generation, GenerationRecord
 from pyllama_spec.generation.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
@@ -67,8 +69,11 @@ class Stream(Closeable, Iterator[Response]):
             return next(self._chunks)
 
     def close(self) -> None:
-        """Ends it; a step that another thread computes is waited for. May be called twice."""
-        with self._generation.reading():
+        """Ends it; a step that another thread computes is waited for. May be called twice.
+
+        In a forked child it does nothing: it is the parent's.
+        """
+        with suppress(ForkedError), self._generation.reading():
             self._chunks.close()
             self._generation.close()
 

@@ -193,6 +193,46 @@ def with_a_llama() -> None:
     assert again == expected
 
 
+def with_requests_that_compute() -> None:
+    """Other threads are in the middle of requests, and this one has a stream open."""
+    for options in ({}, {"n_parallel": 4}):
+        _fork_amid_requests(Llama(tiny(), n_ctx=1024, n_threads=2, **options))
+
+
+def _fork_amid_requests(llm: Llama) -> None:
+    def complete(n: int = 32) -> str:
+        answer = llm.create_completion("abc", max_tokens=n, temperature=0, logit_bias={258: -100})
+        return str(answer["choices"][0]["text"])
+
+    def stream() -> Iterator[Any]:
+        return iter(llm.create_completion("abc", max_tokens=32, temperature=0, stream=True))
+
+    def child() -> None:
+        refused(complete)
+        refused(lambda: next(stream()))
+        refused(lambda: next(KEPT[0]))
+        refused(llm.save_state)
+        KEPT.pop().close()
+        llm.cancel()
+        llm.close()
+        works()
+        stays_idle()
+
+    expected = complete()
+    with busy(complete), busy(lambda: list(stream())):
+        for i in range(6):
+            time.sleep(0.0013 * i)
+            # A place is free for it at times: another thread's request has to end first.
+            KEPT.append(stream())
+            try:
+                next(KEPT[0])
+                fork(child)
+            finally:
+                KEPT.pop().close()
+    assert complete() == expected
+    llm.close()
+
+
 def _use(context: Context) -> None:
     refused(lambda: context.decode(batch_of([1], len(PROMPT))))
     sys.exit(7)

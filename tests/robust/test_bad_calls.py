@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec import Llama, errors
-from pyllama_spec.errors import CancelledError, ConversionError, PyllamaSpecError
+from pyllama_spec.errors import CancelledError, ConversionError, ForkedError, PyllamaSpecError
 from pyllama_spec.generation.options import RequestOptions
 
 from .cases_fuzz import ARCHS, N_FLIPS
@@ -28,8 +28,8 @@ TABLE = [(module, case) for module in MODULES for case in cases_of(module)]
 FUZZ_TABLE = [(module, case) for module in FUZZ for case in cases_of(module)]
 
 _HERE = Path(__file__).parent
-# Errors that have tests of their own: of conversion, and of interruptions.
-_ELSEWHERE = (ConversionError, CancelledError)
+# Errors that have tests of their own: of conversion, interruptions, and forks.
+_ELSEWHERE = (ConversionError, CancelledError, ForkedError)
 
 Running = dict[str, Future[dict[str, Outcome]]]
 
