@@ -17,8 +17,7 @@ from pyllama_spec.errors import PyllamaSpecError
 Features = Sequence[npt.NDArray[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """Proposed tokens.
 
     Attributes:

@@ -8,6 +8,7 @@ that a proposal costs a handful of dictionary look-ups however long the text has
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -82,25 +83,22 @@ class PromptLookup(Drafter):
             raise ArgumentError(f"max_draft={max_draft} must be at least 1")
         self.max_draft = max_draft
         self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
-        self._sequences: dict[int, _History] = {}
-
-    def _history(self, seq: int) -> _History:
-        return self._sequences.setdefault(seq, _History())
+        self._sequences: defaultdict[int, _History] = defaultdict(_History)
 
     def tokens(self, seq: int) -> list[int]:
         """The tokens that it knows of a sequence."""
-        return list(self._history(seq).tokens)
+        return list(self._sequences[seq].tokens)
 
     def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
         """A copy of the last n tokens of a sequence."""
-        return np.array(self._history(seq).tokens[-n:], dtype=np.int32)
+        return np.array(self._sequences[seq].tokens[-n:], dtype=np.int32)
 
     def commit_one(self, done: Committed) -> None:
         """Appends and indexes tokens."""
         self._append(done.seq, done.tokens)
 
     def _append(self, seq: int, tokens: Sequence[int]) -> None:
-        history = self._history(seq)
+        history = self._sequences[seq]
         history.tokens.extend(tokens)
         # N-grams that end with the last token have nothing behind them yet.
         history.index_up_to(len(history.tokens) - 1, self._sizes)
@@ -111,7 +109,7 @@ class PromptLookup(Drafter):
         A continuation that reaches the end of the text goes on with its own beginning, so that a
         repetition with a short period is proposed at full length.
         """
-        history = self._history(request.seq)
+        history = self._sequences[request.seq]
         tokens = history.tokens
         n = min(request.n, self.max_draft)
         for size in self._sizes:
@@ -128,11 +126,11 @@ class PromptLookup(Drafter):
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets all but the first n_keep tokens, so that no request sees another one's text."""
-        self._history(seq).truncate(n_keep)
+        self._sequences[seq].truncate(n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """Starts `to` with the tokens of `seq`."""
-        tokens = self._history(seq).tokens
+        tokens = self._sequences[seq].tokens
         self._sequences[to] = _History()
         self._append(to, tokens)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from operator import index
 from typing import Any, TypeVar
 
@@ -200,7 +199,7 @@ class IsolatedDrafter:
             if not 0 <= token < n_vocab:
                 return draft.cut(i)
             if type(token) is not int:  # of NumPy, say
-                return self._checked(replace(draft, ids=[index(token) for token in ids]), n)
+                return self._checked(draft._replace(ids=[index(token) for token in ids]), n)
         return draft
 
     def _is_on(self, seq: int) -> bool:

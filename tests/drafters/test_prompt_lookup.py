@@ -89,7 +89,7 @@ def test_nothing_to_find() -> None:
 
 def same_state(drafter: PromptLookup, other: PromptLookup, seq: int = 0) -> bool:
     """Whether the two hold the same, to the last n-gram: nothing is left over."""
-    return drafter._history(seq) == other._history(seq)
+    return drafter._sequences[seq] == other._sequences[seq]
 
 
 @pytest.mark.parametrize(("min_ngram", "max_ngram"), SIZES)
@@ -130,7 +130,7 @@ def test_truncate_to_nothing_forgets_everything() -> None:
     drafter = told([1, 2, 3, 1, 2, 3])
     drafter.truncate(0, 0)
     assert same_state(drafter, eager())
-    assert drafter._history(0).after == {}
+    assert drafter._sequences[0].after == {}
 
 
 def test_a_copy_goes_its_own_way() -> None:
@@ -180,7 +180,7 @@ def operations(n_prefix: int, n_rounds: int = 20) -> int:
     """Dictionary operations of some rounds behind a prefix."""
     rng = random.Random(1)
     drafter = eager()
-    drafter._history(0).after = CountingDict()
+    drafter._sequences[0].after = CountingDict()
     tokens = [rng.randrange(50) for _ in range(n_prefix)]
     told(tokens, drafter)
     proposal(drafter, tokens, 8)
