@@ -64,50 +64,51 @@ def finish(round_: Round, runs: Sequence[SequenceRun]) -> float:
 
 def plain_against_engine(model: Model, n: int, repeats: int, widths: Sequence[int]) -> list[Any]:
     """A row per number of sequences."""
-    words = [
-        "The",
-        "history",
-        "of",
-        "the",
-        "bicycle",
-        "begins",
-        "with",
-        "a",
-        "frame",
-        "of",
-        "wood",
-        "and",
-        "two",
-        "wheels",
-        "that",
-    ]
+    words = _TEXT_A.split()
     out = []
     for width in widths:
-        prompts = [model.vocab.tokenize(" ".join(words[: 4 + i % 9])) for i in range(width)]
+        prompts = [model.vocab.tokenize(" ".join(words[i % 9 :])) for i in range(width)]
         with Context(model, n_ctx=256 * width, n_seq_max=width, n_outputs_max=width) as context:
             round_ = Round(context, NoDrafter())
             ours, raw = [], []
             for i in range(repeats + 1):
-                context.memory.clear()
-                runs = begin(round_, prompts, n)
-                n_before = sum(run.n_generated for run in runs)
-                seconds = finish(round_, runs)
-                rate = (sum(run.n_generated for run in runs) - n_before) / seconds
-                context.memory.clear()
-                runs = begin(round_, prompts, n)
+                seconds, n_rounds = full_rounds(round_, begun(round_, prompts, n))
+                runs = begun(round_, prompts, n)
                 places = [run.state.n_decoded for run in runs]
                 ids = [run.state.tokens[-1] for run in runs]
-                seconds = baseline_decode(context, places, ids, n - 1)
+                raw_seconds = baseline_decode(context, places, ids, n_rounds)
                 if i:  # the first pair warms up
-                    ours.append(rate)
-                    raw.append(width * (n - 1) / seconds)
+                    ours.append(width * n_rounds / seconds)
+                    raw.append(width * n_rounds / raw_seconds)
         ratios = [a / b for a, b in zip(ours, raw, strict=True)]
         out.append({
-            "n_sequences": width, "tps": statistics.median(ours),
+            "n_sequences": width, "rounds": n_rounds, "tps": statistics.median(ours),
             "engine_tps": statistics.median(raw), "ratio": statistics.median(ratios),
             "ratio_min": min(ratios), "ratio_max": max(ratios),
         })  # fmt: skip
     return out
+
+
+def begun(round_: Round, prompts: Sequence[Sequence[int]], n: int) -> list[SequenceRun]:
+    """begin() in an empty memory."""
+    round_.target.memory.clear()
+    return begin(round_, prompts, n)
+
+
+def full_rounds(round_: Round, runs: Sequence[SequenceRun]) -> tuple[float, int]:
+    """Rounds until the first sequence ends, so that each has as many rows: seconds, and how many.
+
+    Raises:
+        RuntimeError: a text ends at once; nothing can be said of so few rounds.
+
+    """
+    start, n_rounds = perf_counter(), 0
+    while not any(run.is_over for run in runs):
+        round_.step(runs)
+        n_rounds += 1
+    if n_rounds < (runs[0].max_tokens - 1) // 2:
+        raise RuntimeError(f"a text ended after {n_rounds} rounds: choose other prompts")
+    return perf_counter() - start, n_rounds
 
 
 def copies(model: Model, n: int, repeats: int) -> dict[str, Any]:
@@ -147,26 +148,7 @@ def copies(model: Model, n: int, repeats: int) -> dict[str, Any]:
 
 def one_cache(model: Model, n: int) -> dict[str, Any]:
     """Texts of eight sequences in a unified cache, and in streams, that are not those alone."""
-    words = [
-        "A",
-        "list",
-        "of",
-        "things",
-        "to",
-        "do",
-        "on",
-        "a",
-        "rainy",
-        "day",
-        "in",
-        "a",
-        "small",
-        "town",
-        "by",
-        "the",
-        "sea",
-        "is",
-    ]
+    words = _TEXT_B.split()
     prompts = [model.vocab.tokenize(" ".join(words[i:] + words[:i])) for i in range(16)]
     found: dict[str, Any] = {"n_texts": len(prompts)}
     with Context(model, n_ctx=256) as context:
