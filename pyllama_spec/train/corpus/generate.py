@@ -123,12 +123,18 @@ class _Collector(Drafter):
         self._features[seq].rows[:n_shared] = features.rows[:n_shared]
         return TargetFeatures(features.rows[:n], features.top_ids[:n], features.top_log_p[:n])
 
-    def commit_one(self, done: Committed) -> None:
-        """Takes rows."""
-        features = self.of(done.seq)
-        if features is not None and done.features:
-            rows = join_rows(done.features)
-            features.rows[done.first_row : done.first_row + len(rows)] = rows
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Takes rows; those of all sequences are made float16 at once."""
+        told = [c for c in done if c.features]
+        if not told:
+            return
+        layers = zip(*(c.features for c in told), strict=True)
+        rows, start = join_rows([np.concatenate(parts) for parts in layers]), 0
+        for c in told:
+            n, features = len(c.features[0]), self.of(c.seq)
+            if features is not None:
+                features.rows[c.first_row : c.first_row + n] = rows[start : start + n]
+            start += n
 
 
 class _TaskSampler(StepSampler):
