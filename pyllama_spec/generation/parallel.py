@@ -284,9 +284,7 @@ class ParallelRunner:
                 for ticket in list(self._placed):
                     ticket.error = _copy_of(error)
                     self._placed.remove(ticket)
-                    with contextlib.suppress(
-                        Exception
-                    ):  # whatever it was, its reader must not wait
+                    with contextlib.suppress(Exception):  # its reader must not wait
                         self._end(ticket, ticket.error)
                     ticket.ready.notify_all()
                 self._stop()

@@ -255,7 +255,8 @@ def test_names_and_objects() -> None:
     ("draft", "words"),
     [
         (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
-        (7, "draft=7 is not None"), pytest.param(object(), "a path or a Drafter", id="object"), ([], "draft=\\[\\] is not"),
+        (7, "draft=7 is not None"), ([], "draft=\\[\\] is not"),
+        pytest.param(object(), "a path or a Drafter", id="object"),
         (b"x.gguf", "is not None"), ("nix", "neither \"none\" nor \"prompt-lookup\", nor a file"),
     ],
     ids=str,

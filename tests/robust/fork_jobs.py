@@ -195,8 +195,8 @@ def with_a_llama() -> None:
 
 def with_requests_that_compute() -> None:
     """Other threads are in the middle of requests, and this one has a stream open."""
-    for options in ({}, {"n_parallel": 4}):
-        _fork_amid_requests(Llama(tiny(), n_ctx=1024, n_threads=2, **options))
+    for n_parallel in (1, 4):
+        _fork_amid_requests(Llama(tiny(), n_ctx=1024, n_threads=2, n_parallel=n_parallel))
 
 
 def _fork_amid_requests(llm: Llama) -> None:
