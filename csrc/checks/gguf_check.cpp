@@ -2,10 +2,10 @@
 #include "abi/guard.h"
 
 #include "gguf.h"
+#include "llama-arch.h"
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 
@@ -45,15 +45,26 @@ uint64_t largest(const gguf_context * file, const std::string & key) {
     return found;
 }
 
-// Models of state alone have no attention, and no heads.
-bool has_attention(const gguf_context * file) {
-    for (int64_t i = 0; i < gguf_get_n_tensors(file); ++i) {
-        const char * name = gguf_get_tensor_name(file, i);
-        if (std::strncmp(name, "blk.", 4) == 0 && std::strstr(name, ".attn_q") != nullptr) {
-            return true;
-        }
+// The number of the first layer, in the same way.
+uint64_t first(const gguf_context * file, const std::string & key) {
+    const int64_t id = gguf_find_key(file, key.c_str());
+    const bool is_list = id >= 0 && gguf_get_kv_type(file, id) == GGUF_TYPE_ARRAY &&
+            gguf_get_arr_type(file, id) != GGUF_TYPE_STRING && gguf_get_arr_n(file, id) > 0;
+    return is_list ? whole_number(gguf_get_arr_data(file, id), gguf_get_arr_type(file, id), 0) : largest(file, key);
+}
+
+// The engine divides by the number of heads: of the first layer, unless layers differ in kind. Models of state alone
+// have none. What the engine does not know it refuses itself.
+void check_heads(const gguf_context * file, const std::string & name) {
+    const llm_arch arch = llm_arch_from_string(name);
+    if (arch == LLM_ARCH_UNKNOWN || arch == LLM_ARCH_WAVTOKENIZER_DEC || llm_arch_is_recurrent(arch)) {
+        return;
     }
-    return false;
+    const std::string key = name + ".attention.head_count";
+    const bool layers_differ = llm_arch_is_hybrid(arch) || arch == LLM_ARCH_DECI;
+    if ((layers_differ ? largest(file, key) : first(file, key)) == 0) {
+        fail(LLAMA_SPEC_LOAD, "the file is damaged: the model has attention, and " + key + " is missing or 0");
+    }
 }
 
 } // namespace
@@ -69,10 +80,7 @@ void check_gguf(const char * path) {
         fail(LLAMA_SPEC_LOAD, "the file does not say what kind of model it holds: general.architecture is missing");
     }
     const std::string arch  = gguf_get_val_str(file.get(), id);
-    const std::string heads = arch + ".attention.head_count";
-    if (has_attention(file.get()) && largest(file.get(), heads) == 0) {
-        fail(LLAMA_SPEC_LOAD, "the file is damaged: the model has attention, and " + heads + " is missing or 0");
-    }
+    check_heads(file.get(), arch);
     for (const char * name : { ".full_attention_interval", ".interleave_moe_layer_step" }) {
         // Of these models only llama4 asks first, and files of its kind without experts hold a 0.
         if (arch != "llama4" && gguf_find_key(file.get(), (arch + name).c_str()) >= 0 && largest(file.get(), arch + name) == 0) {

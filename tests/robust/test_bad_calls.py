@@ -23,7 +23,7 @@ from .harness import Case, Outcome, cases_of, run_module
 MODULES = (
     "cases_files", "cases_decode", "cases_state", "cases_sampling", "cases_llama", "cases_cli",
 )  # fmt: skip
-FUZZ = ("cases_fuzz",)
+FUZZ = ("cases_fuzz", "cases_heads")
 TABLE = [(module, case) for module in MODULES for case in cases_of(module)]
 FUZZ_TABLE = [(module, case) for module in FUZZ for case in cases_of(module)]
 
