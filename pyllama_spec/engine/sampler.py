@@ -254,7 +254,8 @@ class Sampler:
             n = len(draft)
             if n >= len(self._chain):
                 self._make_room(2 * n)
-            self._draft[0:n] = draft
+            if n:
+                self._draft[0:n] = draft
             code = lib.llama_spec_sample_chain(
                 self.handle, context.handle, row, self._draft, n, self._chain, self._n_chain
             )

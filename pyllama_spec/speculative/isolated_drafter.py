@@ -50,9 +50,10 @@ class IsolatedDrafter:
         # until its next prompt: what came in between would leave a hole.
         self._n_known: dict[int, int] = {}
         self.name = drafter.name
-        self._layers = tuple(drafter.target_layers)
+        # The layer inputs to give it: none while it is off for good.
+        self.target_layers = tuple(drafter.target_layers)
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
-        self.listens = drafter.max_draft > 0 or bool(self._layers)
+        self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
     def failure(self, seq: int) -> DrafterFailure | None:
         """Why nothing is asked of the drafter for a sequence; None while it is on."""
@@ -63,14 +64,9 @@ class IsolatedDrafter:
         """Whether it is off for any sequence."""
         return bool(self._failures) or self._disabled is not None
 
-    @property
-    def target_layers(self) -> tuple[int, ...]:
-        """The layer inputs to give it: none while it is off for good."""
-        return () if self._disabled else self._layers
-
     def disable(self, reason: str) -> None:
         """Turns it off for good."""
-        self._disabled = DrafterFailure(reason)
+        self._disabled, self.target_layers = DrafterFailure(reason), ()
 
     def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:
         """How many of the first n_keep tokens the target need not decode again for the drafter.
@@ -89,7 +85,7 @@ class IsolatedDrafter:
             return self._resume_at(seq, n_keep)
         # A failure may have left it with more than it is known to have.
         self.truncate(seq, known)
-        if self._layers:
+        if self.target_layers:
             # Rows of the rest are gone: the target has to make them again.
             return self._resume_at(seq, known)
         self.commit([Committed(seq, tokens[known:n_keep], known)])

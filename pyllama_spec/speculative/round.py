@@ -195,7 +195,8 @@ class Round:
         spans = self.scheduler.plan([run for run in runs if not run.is_cancelled] if out else runs)
         start = perf_counter()
         try:
-            self._draft(spans)
+            if self.n_draft:
+                self._draft(spans)
             draft_s, verify_s = perf_counter() - start, 0.0
             for decode in self.scheduler.decodes(spans):
                 begun = perf_counter()
@@ -262,8 +263,10 @@ class Round:
             step = (self._read if span.n_prompt else self._verify)(span, rows, done)
             if step is not None:
                 out.append((span.run, step))
-        start = perf_counter()
         drafter = self.drafter
+        if not done and not drafter.has_failed:
+            return 0.0
+        start = perf_counter()
         if done:
             drafter.commit(done)
         if drafter.has_failed:

@@ -151,6 +151,8 @@ class Scheduler:
 
     def _n_draft(self, run: SequenceRun, n: int) -> int:
         """At most n, and no more than text and context have room for."""
+        if not n:
+            return 0
         n_left = run.max_tokens - run.n_generated - 1
         n_room = self.limits.n_ctx - run.state.n_decoded - 1
         return max(min(n, n_left, n_room), 0)
