@@ -22,6 +22,7 @@ from pyllama_spec.drafters import (
     Eagle3,
     NoDrafter,
     PromptLookup,
+    SequenceErrors,
     WithLookup,
 )
 from pyllama_spec.engine import SamplerParams
@@ -33,6 +34,7 @@ from pyllama_spec.errors import (
     ContextFullError,
     ConversionError,
     EngineError,
+    ForkedError,
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
@@ -60,6 +62,7 @@ __all__ = [
     "Drafter",
     "Eagle3",
     "EngineError",
+    "ForkedError",
     "Generation",
     "GenerationRecord",
     "Llama",
@@ -73,6 +76,7 @@ __all__ = [
     "RenderedChat",
     "RequestOptions",
     "SamplerParams",
+    "SequenceErrors",
     "SpeculationStats",
     "Stream",
     "Timing",

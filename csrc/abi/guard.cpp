@@ -134,7 +134,8 @@ int report_current_exception() {
     try {
         throw;
     } catch (const failure & e) {
-        set_last_error(with_log(e.what()));
+        // What the caller asked for needs no words of the engine's.
+        set_last_error(e.code == LLAMA_SPEC_CANCELLED ? e.what() : with_log(e.what()));
         return e.code;
     } catch (const engine_abort & e) {
         set_last_error(with_log(std::string("the engine stopped at ") + e.what()));

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
-from pyllama_spec.drafters import DraftOptions, open_draft
+from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.engine import Model
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar
 
 
@@ -35,6 +36,10 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.draft is not None and args.model is None:
         print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
         return 2
+    if args.draft is not None and not needs_file(args.draft):
+        raise ArgumentError(
+            f"-d takes a draft's GGUF: {args.draft!r} needs none, and fits every model"
+        )
     if args.model is not None:
         model = Model(args.model, n_gpu_layers=args.n_gpu_layers)
         result["model"] = diagnostics.describe_model(model)

@@ -16,7 +16,7 @@ from pyllama_spec.drafters.base import (
 from pyllama_spec.drafters.eagle3 import Eagle3
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
-from pyllama_spec.drafters.registry import make_drafter, open_draft, register
+from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft, register
 from pyllama_spec.drafters.with_lookup import WithLookup
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "Vote",
     "WithLookup",
     "make_drafter",
+    "needs_file",
     "open_draft",
     "register",
 ]

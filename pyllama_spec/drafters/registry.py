@@ -58,6 +58,11 @@ def is_draft(arch: str) -> bool:
     return arch in _KINDS or arch.startswith(_OTHER_DRAFTS)
 
 
+def needs_file(name: str) -> bool:
+    """Whether it is the path of a draft, and no drafter that is asked for by name."""
+    return name not in _NAMED
+
+
 def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     """The drafter that `draft=` means.
 

@@ -120,7 +120,7 @@ class ParallelRunner:
     def check_reader(self) -> None:
         """See Runner."""
         self._round.target.check_process()
-        self._refuse_callback("read or close a stream")
+        self._refuse_callback("make another request, or read or close one")
 
     def _submit(self, job: Job, max_ahead: int | None) -> _Ticket:
         me = threading.get_ident()

@@ -29,7 +29,10 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
         raise ArgumentError(f"a prompt is a str or a list of token ids, not {prompt!r:.60}")
     for i, token in enumerate(prompt):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise ArgumentError(f"the prompt has {token!r:.60} at index {i}; expected a token id")
+            raise ArgumentError(
+                f"the prompt has {token!r:.60} at index {i}; expected a token id (lists of prompts "
+                "are for create_completion())"
+            )
     tokens = [int(token) for token in prompt]
     if not tokens:
         raise ArgumentError("the prompt has no tokens: there is nothing to continue")

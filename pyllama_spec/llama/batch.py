@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
+from pyllama_spec.errors import CancelledError, ClosedError, ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.responses import Completion, Envelope, Response
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
+
+_T = TypeVar("_T")
 
 
 def is_list_of_prompts(prompt: object) -> bool:
     """Whether it is a list of texts, or of lists of ids, and not one of them."""
     if isinstance(prompt, (str, bytes)) or not isinstance(prompt, Sequence) or not prompt:
         return False
-    return all(isinstance(one, (str, bytes, list, tuple)) for one in prompt)
+    return isinstance(prompt[0], (str, bytes, list, tuple))
+
+
+def each_prompt(prompts: Sequence[_T], make: Callable[[_T], Completion]) -> list[Completion]:
+    """A completion for each, none of which has begun.
+
+    Raises:
+        PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.
+
+    """
+    out = []
+    for i, prompt in enumerate(prompts):
+        try:
+            out.append(make(prompt))
+        except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
+            raise type(error)(f"prompt {i} of the list: {error}") from None
+    return out
+
+
+def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
+    """Before anything is computed for any of them.
+
+    Raises:
+        ContextFullError: a prompt does not fit the context.
+
+    """
+    for i, completion in enumerate(completions):
+        n = len(completion.generation.record.prompt_tokens)
+        if n > n_ctx:
+            raise ContextFullError(
+                f"prompt {i} of the list has {n} tokens and the context of a request {n_ctx}; "
+                "shorten it or choose a larger n_ctx"
+            )
 
 
 def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bool) -> Response:
@@ -31,32 +66,48 @@ def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bo
         show: whether to draw a progress bar on a terminal.
 
     Raises:
-        PyllamaSpecError: what the first one that failed raised. The choices that are whole are in
-            its `partial_choices`, with None in the places of the others.
+        PyllamaSpecError: what the first one that failed raised, after the others were answered,
+            unless all were cancelled. The choices that are whole are in its `partial_choices`, with
+            None in the places of the others.
 
     """
     begin = perf_counter()
     bar = ProgressBar(f"{len(completions)} prompts") if show else None
     choices: list[Response | None] = [None] * len(completions)
+    failed: Exception | None = None
     with contextlib.ExitStack() as stack:
+        if bar is not None:
+            stack.callback(bar.clear)
+            bar(0.0)
         for completion in completions:
             stack.callback(completion.generation.close)
             completion.generation.start()
         try:
             for i, completion in enumerate(completions):
-                record = completion.generation.record
-                choice = completion.choice(i)
-                choice["speculation"] = record.stats.as_dict()
-                choice["timing"] = record.timing.as_dict()
-                choices[i] = choice
+                try:
+                    choices[i] = _choice(completion, i)
+                except (CancelledError, ClosedError):  # meant for all of them
+                    raise
+                except Exception as error:  # noqa: BLE001 - the others are answered first
+                    failed = failed or error
                 if bar is not None:
                     bar((i + 1) / len(completions))
+            if failed is not None:
+                raise failed
         except BaseException as error:
             with contextlib.suppress(Exception):
                 partial: Any = error
                 partial.partial_choices = choices
             raise
     return {**envelope.wrap("text_completion", {}), "choices": choices, **_sums(completions, begin)}
+
+
+def _choice(completion: Completion, i: int) -> Response:
+    record = completion.generation.record
+    choice = completion.choice(i)
+    choice["speculation"] = record.stats.as_dict()
+    choice["timing"] = record.timing.as_dict()
+    return choice
 
 
 def _sums(completions: Sequence[Completion], begin: float) -> Response:

@@ -26,7 +26,12 @@ from pyllama_spec.generation.prompts import (
     template_variables,
 )
 from pyllama_spec.llama import responses
-from pyllama_spec.llama.batch import complete_all, is_list_of_prompts
+from pyllama_spec.llama.batch import (
+    check_lengths,
+    complete_all,
+    each_prompt,
+    is_list_of_prompts,
+)
 from pyllama_spec.llama.loading import (
     KEYWORD_HINTS,
     check_parallel,
@@ -184,7 +189,9 @@ class Llama(OpenModel):
         Args:
             prompt: text or token ids. In text, names of control tokens are those tokens. Of a list
                 of prompts as many are computed side by side as n_parallel says; the result has a
-                choice for each, in their order.
+                choice for each, in their order, and the options, `seed` too, are those of each.
+                Where one fails the others are answered all the same; the error has them in its
+                `partial_choices`, and None in the place of what failed.
             suffix: text that comes after what is generated, for models with fill-in-the-middle.
             echo: begin the text with the prompt.
             stream: give chunks as they come instead of one result; for one prompt.
@@ -206,7 +213,10 @@ class Llama(OpenModel):
         if is_list_of_prompts(prompt):
             if stream:
                 raise UnsupportedError("stream=True is for one prompt; make a stream for each")
-            found = [self._completion(one, suffix, request, echo=echo) for one in prompt]
+            found = each_prompt(
+                prompt, lambda one: self._completion(one, suffix, request, echo=echo)
+            )
+            check_lengths(found, self.n_ctx())
             is_shown = self.verbose if progress is None else progress
             return complete_all(found, Envelope.make("cmpl", model or self.model_path), is_shown)
         completion = self._completion(prompt, suffix, request, echo=echo)

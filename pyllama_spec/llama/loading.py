@@ -12,11 +12,12 @@ from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.model import Progress
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.parallel import ParallelRunner
 from pyllama_spec.generation.runner import Runner, SerialRunner
 from pyllama_spec.speculative import Round
+from pyllama_spec.speculative.round import most_drafted
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
@@ -109,8 +110,7 @@ def open_runtime(
     """
     check_target(model)
     drafter.check(model)
-    n = drafter.max_draft if n_draft is None else min(n_draft, drafter.max_draft)
-    n = max(min(n, params.n_batch - 1), 0)
+    n = min(most_drafted(drafter, n_draft), params.n_batch - 1)
     params = replace(
         params,
         n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,
@@ -120,7 +120,15 @@ def open_runtime(
         n_outputs_max=min(n_parallel * (n + 1), params.n_batch),
         target_layers=tuple(drafter.target_layers),
     )
-    context = Context(model, params)
+    try:
+        context = Context(model, params)
+    except OutOfMemoryError as error:
+        if n_parallel == 1:
+            raise
+        raise OutOfMemoryError(
+            f"{error}; n_ctx is that of n_parallel={n_parallel} requests together: a smaller "
+            "n_parallel helps as well"
+        ) from None
     round_ = Round(context, drafter, n_draft)
     runner: Runner = SerialRunner(round_) if n_parallel == 1 else ParallelRunner(round_)
     return Runtime(model, context, round_, runner)

@@ -164,6 +164,8 @@ class IsolatedDrafter:
             return [NO_DRAFT] * len(requests)
         try:
             found = self._drafter.propose(asked)
+            if len(found) != len(asked):
+                raise ValueError(f"propose() gave {len(found)} drafts for {len(asked)} requests")
             if len(requests) == 1:
                 return [self._checked(found[0], requests[0].n)]
             drafts = dict(zip([r.seq for r in asked], found, strict=True))
@@ -187,6 +189,8 @@ class IsolatedDrafter:
 
     def _checked(self, draft: Draft, n: int) -> Draft:
         """The draft up to its n-th token, or to the first that is none of the vocabulary."""
+        if not isinstance(draft, Draft):
+            raise TypeError(f"expected Draft(ids), not {draft!r:.60}")
         ids, n_vocab = draft.ids, self._n_vocab
         if len(ids) > n:
             draft = draft.cut(n)

@@ -20,6 +20,7 @@ from typing import Any
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest, Features
 from pyllama_spec.engine import Context
+from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -68,20 +69,18 @@ class Round:
                 f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open "
                 f"the target's context with target_layers={tuple(drafter.target_layers)}"
             )
-        if n_draft is not None and n_draft < 0:
-            raise ArgumentError(f"n_draft={n_draft} must not be negative")
+        n = most_drafted(drafter, n_draft)
         drafter.attach(target)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
         self.rollback = rollback_of(target)
-        self.scheduler = Scheduler(self._limits(drafter.max_draft, n_draft, limits))
+        self.scheduler = Scheduler(self._limits(n, limits))
         self._batch = TargetBatch(target)
         # Whose prompt the last batch ended with, and who has not drawn a token from it yet.
         self._ready: list[SequenceRun] = []
 
-    def _limits(self, most: int, n_draft: int | None, limits: dict[str, Any]) -> Limits:
+    def _limits(self, n: int, limits: dict[str, Any]) -> Limits:
         target, params = self.target, self.target.params
-        n = most if n_draft is None else min(n_draft, most)
         if n > 0 and self.rollback.reason_off is not None:
             self.drafter.disable(self.rollback.reason_off)
         if self.rollback.max_draft is not None:
@@ -362,6 +361,17 @@ class Round:
             return "stop"
         is_full = run.state.n_decoded >= self.target.n_ctx_seq
         return "length" if run.n_left <= 0 or is_full else None
+
+
+def most_drafted(drafter: Drafter, n_draft: int | None) -> int:
+    """The most tokens that a drafter is asked for: its own number, and no more than n_draft.
+
+    Raises:
+        ArgumentError: one of them is no whole number from 0 on.
+
+    """
+    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
+    return most if n_draft is None else min(count(n_draft, "n_draft", 0), most)
 
 
 def _count(span: Span, round_s: float, draft_s: float, verify_s: float) -> None:

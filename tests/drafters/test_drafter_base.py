@@ -131,6 +131,39 @@ def test_a_class_with_neither_costs_no_text() -> None:
     assert "Drafter has neither propose_one() nor propose()" in found["speculation"]["reason_off"]
 
 
+class _Says(Drafter):
+    """Answers propose() with whatever it was given."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ([[1, 2]], "expected Draft(ids), not [1, 2]"),
+        ([None], "expected Draft(ids), not None"),
+        ([Draft([1])] * 2, "propose() gave 2 drafts for 1 requests"),
+        ([], "propose() gave 0 drafts for 1 requests"),
+    ],
+)
+def test_answers_that_are_no_drafts(answer: Any, why: str) -> None:
+    with open_tiny(_Says(answer)) as llm:
+        found = llm(PROMPT, max_tokens=5, **GREEDY)
+    assert why in found["speculation"]["reason_off"]
+
+
+@pytest.mark.parametrize("most", ["4", -1, 1.5, None])
+def test_max_draft_is_a_number(most: Any) -> None:
+    drafter = _Says([])
+    drafter.max_draft = most
+    with pytest.raises(ArgumentError, match="max_draft of the drafter 'custom'"):
+        open_tiny(drafter)
+
+
 def test_what_a_simple_class_need_not_say() -> None:
     drafter = OnlyProposeOne([])
     assert (drafter.name, drafter.target_layers, drafter.max_draft) == ("custom", (), 8)

@@ -132,12 +132,8 @@ def test_a_list_of_prompts() -> None:
         ]
         with pytest.raises(UnsupportedError, match="stream"):
             llm(texts, stream=True)
-        with pytest.raises(ContextFullError) as caught:
+        with pytest.raises(ContextFullError, match="prompt 1 of the list has 300 tokens"):
             llm([[97], [97] * 300, [98]], max_tokens=3, **GREEDY)
-        choices = caught.value.partial_choices
-        assert choices[0] is not None
-        assert choices[0]["text"]
-        assert choices[1] is None
         assert text_of(llm(PROMPT, max_tokens=3, **GREEDY))
 
 

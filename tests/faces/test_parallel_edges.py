@@ -81,13 +81,39 @@ def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
         assert texts == [plain(p, 9) for p in prompts[2:]]
 
 
-def test_a_list_that_fails_leaves_nothing_to_compute() -> None:
-    """The first of the list fails; the others are withdrawn and their places free."""
+def test_one_of_a_list_fails() -> None:
+    """The others are answered; the error has them."""
+    prompts = [[*PROMPT, 96 + i] for i in range(5)]
+    for n_parallel in (1, 3):
+        with side_by_side(n_parallel) as llm:
+            expected = [text_of(llm(prompt, max_tokens=9, **GREEDY)) for prompt in prompts]
+
+            def processor(tokens: Any, logits: Any) -> Any:
+                if tokens[N] == 97:
+                    raise ZeroDivisionError
+                return logits
+
+            with pytest.raises(ZeroDivisionError) as caught:
+                llm(prompts, max_tokens=9, logits_processor=processor, **GREEDY)
+            found: Any = caught.value
+            texts = [choice and choice["text"] for choice in found.partial_choices]
+            assert texts == [expected[0], None, *expected[2:]]
+
+
+def test_a_list_that_is_cancelled_leaves_nothing_to_compute() -> None:
+    """The first one's callback cancels: the others are withdrawn and their places free."""
     with side_by_side(3) as llm:
-        with pytest.raises(ZeroDivisionError) as caught:
+
+        def processor(tokens: Any, logits: Any) -> Any:
+            llm.cancel()
+            return logits
+
+        with pytest.raises(CancelledError) as caught:
             llm([PROMPT, [*PROMPT, 97], [*PROMPT, 98], [*PROMPT, 99], [*PROMPT, 100]],
-                max_tokens=900, logits_processor=Broken(N), **GREEDY)  # fmt: skip
-        assert caught.value.partial_choices == [None] * 5  # type: ignore[attr-defined]
+                max_tokens=900, logits_processor=processor, **GREEDY)  # fmt: skip
+        assert "the engine says" not in str(caught.value)
+        found: Any = caught.value
+        assert found.partial_choices == [None] * 5
         runner: Any = llm._runtime.runner
         assert not runner._waiting
         start = time.perf_counter()
