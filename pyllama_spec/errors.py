@@ -56,6 +56,10 @@ class CancelledError(PyllamaSpecError):
     """The generation was cancelled from another thread."""
 
 
+class ProcessExit(SystemExit):
+    """Ends a daemon thread that computes while the process ends; nobody reads it."""
+
+
 class ForkedError(PyllamaSpecError):
     """The object belongs to the process that this one was forked from.
 

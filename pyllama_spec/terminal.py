@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TextIO
@@ -36,8 +37,11 @@ class ProgressBar:
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
         self._label = label
-        self._stream = stream or sys.stderr
-        self._is_shown = self._stream.isatty()
+        # None in a program without a console.
+        self._stream: TextIO | None = stream or sys.stderr
+        self._is_shown = False
+        with contextlib.suppress(ValueError, AttributeError):  # closed, or no stream of Python's
+            self._is_shown = self._stream is not None and self._stream.isatty()
         self._last = -1
 
     def __call__(self, fraction: float) -> None:
@@ -52,16 +56,20 @@ class ProgressBar:
 
     def draw(self, fraction: float, note: str = "") -> None:
         """Draws the bar at 0.0 .. 1.0, with a few words behind it."""
-        if not self._is_shown:
-            return
         filled = int(_BAR_WIDTH * min(max(fraction, 0.0), 1.0))
         bar = "#" * filled + "." * (_BAR_WIDTH - filled)
         state = f"{int(100 * fraction):3d}% {note}".rstrip()
-        self._stream.write(f"{_CLEAR}{self._label} [{bar}] {state}")
-        self._stream.flush()
+        self._write(f"{_CLEAR}{self._label} [{bar}] {state}")
 
     def clear(self) -> None:
         """Takes the bar away."""
-        if self._is_shown:
-            self._stream.write(_CLEAR)
+        self._write(_CLEAR)
+
+    def _write(self, text: str) -> None:
+        if self._stream is None or not self._is_shown:
+            return
+        try:
+            self._stream.write(text)
             self._stream.flush()
+        except (OSError, ValueError):  # the terminal is gone: no reason to lose what is computed
+            self._is_shown = False

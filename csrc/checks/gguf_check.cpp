@@ -62,8 +62,23 @@ void check_heads(const gguf_context * file, const std::string & name) {
     }
     const std::string key = name + ".attention.head_count";
     const bool layers_differ = llm_arch_is_hybrid(arch) || arch == LLM_ARCH_DECI;
+    const std::string kv = key + "_kv";
+    if (gguf_find_key(file, kv.c_str()) >= 0 && (layers_differ ? largest(file, kv) : first(file, kv)) == 0) {
+        fail(LLAMA_SPEC_LOAD, "the file is damaged: " + kv + " is 0");
+    }
     if ((layers_differ ? largest(file, key) : first(file, key)) == 0) {
         fail(LLAMA_SPEC_LOAD, "the file is damaged: the model has attention, and " + key + " is missing or 0");
+    }
+}
+
+// Of these the engine divides by the number of experts in use before it looks at it.
+void check_experts(const gguf_context * file, const std::string & name) {
+    const std::string used = name + ".expert_used_count";
+    const bool is_missing = gguf_find_key(file, used.c_str()) < 0;
+    const bool has_experts = largest(file, name + ".expert_count") > 0;
+    const bool divides = name == "qwen35moe" || name == "qwen4exp" || name == "qwen3next";
+    if ((has_experts || (divides && is_missing)) && largest(file, used) == 0) {
+        fail(LLAMA_SPEC_LOAD, "the file is damaged: the model has experts, and " + used + " is missing or 0");
     }
 }
 
@@ -81,7 +96,9 @@ void check_gguf(const char * path) {
     }
     const std::string arch  = gguf_get_val_str(file.get(), id);
     check_heads(file.get(), arch);
-    for (const char * name : { ".full_attention_interval", ".interleave_moe_layer_step" }) {
+    check_experts(file.get(), arch);
+    for (const char * name : { ".full_attention_interval", ".interleave_moe_layer_step", ".wkv.head_size",
+                               ".attention.output_group_count" }) {
         // Of these models only llama4 asks first, and files of its kind without experts hold a 0.
         if (arch != "llama4" && gguf_find_key(file.get(), (arch + name).c_str()) >= 0 && largest(file.get(), arch + name) == 0) {
             fail(LLAMA_SPEC_LOAD, "the file is damaged: " + arch + name + " is 0");

@@ -16,6 +16,7 @@ from pyllama_spec.errors import (
     ForkedError,
     ModelLoadError,
     OutOfMemoryError,
+    ProcessExit,
     PyllamaSpecError,
     UnsupportedError,
 )
@@ -52,7 +53,7 @@ def check(code: int, what: str) -> None:
     """
     if code == lib.LLAMA_SPEC_EXITING:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
-        raise SystemExit
+        raise ProcessExit
     if code < 0:
         raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {last_error()}")
 

@@ -9,17 +9,17 @@ up. What a callback of one request raises ends that request alone.
 from __future__ import annotations
 
 import contextlib
-import copy
 import gc
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from pyllama_spec.errors import BusyError, CancelledError, ClosedError
+from pyllama_spec.errors import BusyError, CancelledError, ClosedError, ProcessExit
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.job import Job
+from pyllama_spec.generation.request_lock import COLLECT_AFTER_S
+from pyllama_spec.generation.ticket import Ticket, copy_of
 from pyllama_spec.speculative import Round, SequenceState
 from pyllama_spec.speculative.round import n_common
 
@@ -31,41 +31,6 @@ _OPEN_STREAMS = (
 )
 _CLOSED = "the model is closed; open it again"
 _IN_CALLBACK = "a callback of a running generation may not {what}"
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """A request in line, or in a place.
-
-    Attributes:
-        job: the request.
-        ready: notified when there are pieces, or it is over.
-        max_ahead: how many pieces it may be ahead of its reader; None for a text that is read as a
-            whole.
-        reader: the thread that read it last.
-        pieces: computed, not read.
-        finish: why its text ends; None before.
-        error: what ended it instead.
-
-    """
-
-    job: Job
-    ready: threading.Condition
-    max_ahead: int | None
-    reader: int
-    pieces: deque[Piece] = field(default_factory=deque)
-    state: SequenceState | None = None
-    finish: str | None = None
-    error: BaseException | None = None
-    is_cancelled: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        return self.finish is not None or self.error is not None
-
-    @property
-    def is_paused(self) -> bool:
-        return self.max_ahead is not None and len(self.pieces) >= self.max_ahead
 
 
 class ParallelRunner:
@@ -87,10 +52,10 @@ class ParallelRunner:
         self._lock = threading.RLock()
         # Notified when the thread stops computing.
         self._quiet = threading.Condition(self._lock)
-        self._waiting: deque[_Ticket] = deque()
-        self._placed: list[_Ticket] = []
+        self._waiting: deque[Ticket] = deque()
+        self._placed: list[Ticket] = []
         self._thread: threading.Thread | None = None
-        self._computing: Sequence[_Ticket] = ()
+        self._computing: Sequence[Ticket] = ()
         self._is_computing = False
         self._n_guests = 0
         self._is_closed = False
@@ -122,19 +87,19 @@ class ParallelRunner:
         self._round.target.check_process()
         self._refuse_callback("make another request, or read or close one")
 
-    def _submit(self, job: Job, max_ahead: int | None) -> _Ticket:
+    def _submit(self, job: Job, max_ahead: int | None) -> Ticket:
         me = threading.get_ident()
         self._round.target.check_process()
         self._refuse_callback("make another request")
         with self._lock:
             self._check_open()
-            ticket = _Ticket(job, threading.Condition(self._lock), max_ahead, me)
+            ticket = Ticket(job, threading.Condition(self._lock), max_ahead, me)
             job.ticket = ticket
             self._waiting.append(ticket)
             self._wake()
             return ticket
 
-    def _check_places(self, ticket: _Ticket) -> None:
+    def _check_places(self, ticket: Ticket) -> None:
         """Refuses to wait for a place where all of them wait for this thread: it would not end."""
         for is_last_try in (False, True):
             mine = [
@@ -148,16 +113,19 @@ class ParallelRunner:
             # A dropped stream may hang in a traceback's cycle: let that go first.
             gc.collect()
 
-    def _next(self, ticket: _Ticket) -> Piece:
+    def _next(self, ticket: Ticket) -> Piece:
         """The next piece; waits for it."""
         self._round.target.check_process()
         with self._lock:
             ticket.reader = threading.get_ident()
+            patience = COLLECT_AFTER_S
             while not ticket.pieces and not ticket.is_over:
                 self._check_open()
                 self._check_places(ticket)
                 self._wake()
-                ticket.ready.wait()
+                if not ticket.ready.wait(patience) and not self._is_computing:
+                    patience *= 2
+                    gc.collect()  # streams that were dropped, but hang in a cycle, hold the places
             if ticket.pieces:
                 piece = ticket.pieces.popleft()
                 self._wake()
@@ -228,7 +196,7 @@ class ParallelRunner:
         with self._lock:
             self._cancel(self._placed)
 
-    def _cancel(self, tickets: Sequence[_Ticket]) -> None:
+    def _cancel(self, tickets: Sequence[Ticket]) -> None:
         for ticket in tickets:
             ticket.is_cancelled = True
             if ticket.job.run is not None:
@@ -282,15 +250,15 @@ class ParallelRunner:
         except BaseException as error:
             with self._lock:
                 for ticket in list(self._placed):
-                    ticket.error = _copy_of(error)
+                    ticket.error = copy_of(error)
                     self._placed.remove(ticket)
                     with contextlib.suppress(Exception):  # its reader must not wait
                         self._end(ticket, ticket.error)
                     ticket.ready.notify_all()
                 self._stop()
-                if not isinstance(error, SystemExit):
+                if not isinstance(error, ProcessExit):
                     self._wake()  # for those in line
-            if isinstance(error, SystemExit):  # the process ends
+            if isinstance(error, ProcessExit):
                 raise
 
     def _one_round(self) -> bool:
@@ -320,11 +288,14 @@ class ParallelRunner:
 
     def _stop(self) -> None:
         """The thread's end: after this another one may begin."""
-        self._round.target.pause_threads()
+        target = self._round.target
+        target.pause_threads()
+        if not self._is_closed:
+            target.cancel(False)  # of a round that did not get to its end
         self._computing, self._is_computing, self._thread = (), False, None
         self._quiet.notify_all()
 
-    def _admit(self) -> list[_Ticket]:
+    def _admit(self) -> list[Ticket]:
         """Gives places to those in line, each the one that holds most of its prompt."""
         new = []
         while self._waiting and len(self._placed) < self._n_places:
@@ -350,7 +321,7 @@ class ParallelRunner:
         empty = [state for state in self._idle if not state.n_decoded]
         return min(empty, key=lambda s: s.seq_id) if empty and not n_best else best
 
-    def _begin(self, ticket: _Ticket) -> BaseException | None:
+    def _begin(self, ticket: Ticket) -> BaseException | None:
         assert ticket.state is not None
         try:
             run = ticket.job.begin(self._round, ticket.state, self.load_s)
@@ -361,13 +332,13 @@ class ParallelRunner:
         return None
 
     def _hand_out(
-        self, taken: Sequence[tuple[_Ticket, tuple[list[Piece], str | None, BaseException | None]]]
+        self, taken: Sequence[tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]]
     ) -> None:
         given: set[int] = set()
         for ticket, (pieces, finish, error) in taken:
             ticket.pieces.extend(pieces)
             if error is not None and id(error) in given:
-                error = _copy_of(error)
+                error = copy_of(error)
             if error is not None:
                 given.add(id(error))
             if finish is not None or error is not None:
@@ -375,7 +346,7 @@ class ParallelRunner:
             else:
                 ticket.ready.notify_all()
 
-    def _end(self, ticket: _Ticket, error: BaseException | None, finish: str | None = None) -> None:
+    def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and tells its reader."""
         if isinstance(error, CancelledError) and self._is_closed:
             error = ClosedError(_CLOSED)
@@ -389,11 +360,3 @@ class ParallelRunner:
             self._idle.append(ticket.state)
             ticket.state = None
         ticket.ready.notify_all()
-
-
-def _copy_of(error: BaseException) -> BaseException:
-    """One for each request: they carry what was generated. Some exceptions cannot be copied."""
-    try:
-        return copy.copy(error)
-    except Exception:  # noqa: BLE001 - one of the user's
-        return error

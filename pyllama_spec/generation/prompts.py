@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 from pyllama_spec.engine import Vocab
@@ -33,7 +34,10 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
                 f"the prompt has {token!r:.60} at index {i}; expected a token id (lists of prompts "
                 "are for create_completion())"
             )
-    tokens = [int(token) for token in prompt]
+    try:
+        tokens = [index(token) for token in prompt]
+    except TypeError as error:  # an array, say: it has an index only if it holds one number
+        raise ArgumentError(f"the prompt holds what is no token id: {error}") from None
     if not tokens:
         raise ArgumentError("the prompt has no tokens: there is nothing to continue")
     vocab.check_ids(tokens, "the prompt")

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError
 
+# A stream that was dropped may hang in a cycle, a traceback's for example, and hold its turn until
+# somebody collects garbage; where all threads wait for it that is nobody else. The wait doubles.
+COLLECT_AFTER_S = 0.5
+
 _OPEN_STREAM = (
     "this thread has a stream open on the same model: read it to its end or close() it before "
-    "the next request"
+    "the next request, or open the model with n_parallel=2 or more"
 )
 
 
@@ -68,10 +72,12 @@ class RequestLock:
         """
         me = threading.get_ident()
         with self._condition:
-            has_collected = False
+            has_collected, patience = False, COLLECT_AFTER_S
             while self._owner is not None and not self._is_closed:
                 if self._owner.thread != me:
-                    self._condition.wait()
+                    if not self._condition.wait(patience) and not self._owner.is_running:
+                        patience *= 2
+                        gc.collect()
                 elif self._owner.is_running or has_collected:
                     raise BusyError(_OPEN_STREAM)
                 else:

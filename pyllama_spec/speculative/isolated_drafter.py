@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from operator import index
 from typing import Any, TypeVar
 
@@ -189,18 +190,19 @@ class IsolatedDrafter:
 
     def _checked(self, draft: Draft, n: int) -> Draft:
         """The draft up to its n-th token, or to the first that is none of the vocabulary."""
-        if not isinstance(draft, Draft):
-            raise TypeError(f"expected Draft(ids), not {draft!r:.60}")
-        ids, n_vocab = draft.ids, self._n_vocab
-        if len(ids) > n:
-            draft = draft.cut(n)
-            ids = draft.ids
+        try:
+            # A copy: the drafter may go on writing to its own list, and what is verified must be
+            # what is compared.
+            ids = list(islice(draft.ids, n))
+        except AttributeError:
+            raise TypeError(f"expected Draft(ids), not {draft!r:.60}") from None
         for i, token in enumerate(ids):
-            if not 0 <= token < n_vocab:
-                return draft.cut(i)
             if type(token) is not int:  # of NumPy, say
-                return self._checked(draft._replace(ids=[index(token) for token in ids]), n)
-        return draft
+                ids[i] = token = index(token)
+            if not 0 <= token < self._n_vocab:
+                del ids[i:]
+                break
+        return draft.cut(len(ids))._replace(ids=ids)
 
     def _is_on(self, seq: int) -> bool:
         return self._disabled is None and seq in self._n_known

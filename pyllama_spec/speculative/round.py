@@ -183,10 +183,11 @@ class Round:
         for run in runs:
             if run.is_over or not (run.n_generated or run.n_missing):
                 raise ArgumentError(
-                    f"sequence {run.seq_id} has nothing to compute: call begin() first, "
-                    "draw_first() where its prompt was read without a sampler, and leave out what "
-                    "is over"
+                    f"sequence {run.seq_id} has nothing to compute: call begin() first, or "
+                    "draw_first() behind a prompt without a sampler, and leave out what is over"
                 )
+        if len(runs) > 1 and len({run.seq_id for run in runs}) < len(runs):
+            raise ArgumentError("two of the runs are on one sequence")
         out: Ended = []
         for run in runs:
             if run.is_cancelled:

@@ -124,18 +124,21 @@ class Scheduler:
         return spans
 
     def _read(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
-        """Parts of prompts: first come, first served."""
+        """Parts of prompts: those that are read in one part before longer ones, else in order.
+
+        Where each part has a decode of its own, the last one of a round may go beyond the room.
+        """
         limits = self.limits
         room = limits.max_chunk
         if limits.mixes_prompts:
             room = max(room - sum(1 + span.n_draft for span in texts), 1)
-        for run in runs:
+        for run in sorted(runs, key=lambda run: run.n_missing > limits.max_chunk):
             if run.n_missing <= limits.max_stepwise and len(runs) + len(texts) > 1:
                 yield Span(run, n_prompt=1)
                 continue
             # In the same pieces as alone, but where rows are computed beside others anyway.
             n = min(run.n_missing, room if limits.mixes_prompts else limits.max_chunk)
-            if not 0 < n <= room:
+            if room <= 0:
                 return
             yield Span(run, n_prompt=n)
             room -= n

@@ -327,3 +327,15 @@ def test_a_quantised_head_keeps_its_table(kind: str, tmp_path: Path) -> None:
     with Llama(model_path("perm"), draft=out, lookup=0, n_threads=1) as llm:
         stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]
     assert stats["accepted"] == stats["drafted"] > 0
+
+
+def test_a_head_drafts_for_one_open_model() -> None:
+    with Eagle3(model_path("eagle3")) as drafter:
+        with Llama(model_path("llama"), draft=drafter, n_threads=1) as first:
+            with pytest.raises(ArgumentError, match="drafts for another open model"):
+                Llama(model_path("llama"), draft=drafter, n_threads=1)
+            result = first.create_completion([1, 2, 3], max_tokens=5, temperature=0)
+            assert result["speculation"]["reason_off"] is None
+        with Llama(model_path("llama"), draft=drafter, n_threads=1) as second:
+            result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
+            assert result["speculation"]["reason_off"] is None

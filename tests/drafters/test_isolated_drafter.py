@@ -212,3 +212,30 @@ def test_nonsense_and_failures_elsewhere_cost_no_text(what: str) -> None:
                 assert state.tokens == tuple(texts[-1])
                 llm.load_state(state)
                 llm.load_state(plain)
+
+
+class _Endless(list[int]):
+    """Says that it is longer than it is, and so do its slices."""
+
+    def __len__(self) -> int:
+        return 10**9
+
+
+def test_what_is_verified_is_what_was_proposed() -> None:
+    """The drafter may write to its list afterwards; nor does its word count for the length."""
+
+    class Same(Drafter):
+        def __init__(self) -> None:
+            self.ids: list[int] = [7, 8, 9]
+
+        def propose_one(self, request: DraftRequest) -> Draft:
+            return Draft(self.ids, [0.5] * 3)
+
+    drafter = Same()
+    round_side = isolated(drafter, 1)
+    (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
+    drafter.ids[:] = [1, 1, 1, 1, 1]
+    assert (list(draft.ids), draft.probabilities) == ([7, 8], [0.5] * 2)
+    drafter.ids = _Endless([7])
+    (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
+    assert list(draft.ids) == [7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError, BusyError, CancelledError, Llama
+from pyllama_spec import ArgumentError, BusyError, CancelledError, Draft, DraftRequest, Llama
+from pyllama_spec.drafters import NO_DRAFT, Drafter
 from pyllama_spec.speculative import SequenceRun, Step
 from tests.faces.tools import GREEDY, PROMPT, Forced, open_tiny, text_of
 from tests.models import model_path
@@ -275,3 +277,66 @@ def test_cancel_reaches_a_request_that_is_just_beginning() -> None:
             llm.cancel()
             with pytest.raises(CancelledError):
                 running.result(timeout=30)
+
+
+class Raises(Drafter):
+    """Raises once, after a few rounds."""
+
+    def __init__(self, error: BaseException, before: Any = None) -> None:
+        self.error: BaseException | None = error
+        self.before = before
+        self.n = 0
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        self.n += 1
+        if self.n > 5 and self.error is not None:
+            error, self.error = self.error, None
+            if self.before is not None:
+                self.before()
+            raise error
+        return NO_DRAFT
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_a_drafter_leaves_nobody_waiting(kind: type[BaseException]) -> None:
+    prompts = [[*PROMPT, 96 + i] for i in range(6)]
+    with side_by_side(2, Raises(kind("once"))) as llm, ThreadPoolExecutor(6) as pool:
+        options = {"max_tokens": 9, **GREEDY}
+        futures = [pool.submit(asked, llm, prompt, options) for prompt in prompts]
+        errors = [future.exception(timeout=30) for future in futures]
+        assert {type(error) for error in errors if error} == {kind}
+        for prompt, future, error in zip(prompts, futures, errors, strict=True):
+            assert error or text_of(future.result()) == plain(prompt, 9)
+
+
+def test_a_cancel_does_not_outlast_a_round_that_broke() -> None:
+    drafter = Raises(KeyboardInterrupt("once"))
+    with side_by_side(2, drafter) as llm:
+        drafter.before = llm.cancel
+        with pytest.raises(KeyboardInterrupt):
+            llm(PROMPT, max_tokens=30, **GREEDY)
+        for _ in range(2):
+            assert text_of(llm(PROMPT, max_tokens=9, **GREEDY)) == plain(PROMPT, 9)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_streams_that_hang_in_cycles_give_their_places_back(n_parallel: int) -> None:
+    """Their threads are gone or busy elsewhere: who waits collects them."""
+    gc.disable()
+    try:
+        with side_by_side(n_parallel) as llm:
+
+            def abandon() -> None:
+                cycle: list[Any] = [llm(PROMPT, max_tokens=900, stream=True, **GREEDY)]
+                next(cycle[0])
+                cycle.append(cycle)
+
+            for _ in range(n_parallel):
+                thread = threading.Thread(target=abandon)
+                thread.start()
+                thread.join()
+            with ThreadPoolExecutor(1) as pool:
+                future = pool.submit(asked, llm, PROMPT, {"max_tokens": 9, **GREEDY})
+                assert text_of(future.result(timeout=30)) == plain(PROMPT, 9)
+    finally:
+        gc.enable()

@@ -1,4 +1,4 @@
-"""Small files of every architecture whose head count is none: some graphs divide by it."""
+"""Small files whose numbers are none, where the engine divides by them: heads, experts, groups."""
 
 from __future__ import annotations
 
@@ -21,19 +21,27 @@ _COUNTS: dict[str, int | list[int] | None] = {
 }  # fmt: skip
 
 
-def _write(path: Path, arch: str, heads: int | list[int] | None) -> Path:
+def _write(
+    path: Path,
+    arch: str,
+    heads: int | list[int] | None,
+    more: dict[str, int | list[int] | None] | None = None,
+) -> Path:
     """As much of a model as the engine looks at before it misses the first tensor."""
+    more = more or {}
     w = GGUFWriter(path, arch)
     for name in ("context_length", "embedding_length", "feed_forward_length", "vocab_size"):
         w.add_uint32(f"{arch}.{name}", 32)
     for name in ("block_count", "expert_count", "expert_used_count", "attention.sliding_window"):
-        w.add_uint32(f"{arch}.{name}", 2)
+        if name not in more:
+            w.add_uint32(f"{arch}.{name}", 2)
     for name in ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon"):
         w.add_float32(f"{arch}.attention.{name}", 1e-5)
-    if isinstance(heads, list):
-        w.add_array(f"{arch}.attention.head_count", heads)
-    elif heads is not None:
-        w.add_uint32(f"{arch}.attention.head_count", heads)
+    for key, value in {"attention.head_count": heads, **more}.items():
+        if isinstance(value, list):
+            w.add_array(f"{arch}.{key}", value)
+        elif value is not None:
+            w.add_uint32(f"{arch}.{key}", value)
     w.add_string("tokenizer.ggml.model", "gpt2")
     w.add_array("tokenizer.ggml.tokens", ["a", "b"])
     w.add_array("tokenizer.ggml.merges", ["a b"])
@@ -43,6 +51,33 @@ def _write(path: Path, arch: str, heads: int | list[int] | None) -> Path:
     w.write_tensors_to_file()
     w.close()
     return path
+
+
+def _damaged(arch: str, key: str, value: int | list[int] | None) -> Callable[[Path], None]:
+    """Loads a file of that kind with one key more, or one less."""
+
+    def run(folder: Path) -> None:
+        Model(_write(folder / "m.gguf", arch, 2, {key: value})).close()
+
+    return run
+
+
+CASES.table(
+    "divisors",
+    {
+        f"{arch}_{i}": (_damaged(arch, key, value), ModelLoadError, f"{key} is")
+        for i, (arch, key, value) in enumerate(
+            (
+                ("qwen35moe", "expert_used_count", None),
+                ("qwen4exp", "expert_used_count", 0),
+                ("rwkv6qwen2", "wkv.head_size", 0),
+                ("deepseek4", "attention.output_group_count", 0),
+                ("modern-bert", "attention.head_count_kv", 0),
+                ("qwen", "attention.head_count_kv", [0, 2]),
+            )
+        )
+    },
+)
 
 
 def _load(arch: str, heads: int | list[int] | None) -> Callable[[Path], None]:

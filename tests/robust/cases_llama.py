@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pyllama_spec import Llama
 from pyllama_spec.errors import (
     ArgumentError,
@@ -110,6 +112,7 @@ CASES.table(
         "prompt_texts": (_complete(["a"]), None, ""),
         "prompts_mixed": (_complete(["a", 3]), ArgumentError, "prompt 1 of the list"),
         "prompts_none": (_complete(["a", None]), ArgumentError, "not None"),
+        "prompts_arrays": (_complete([np.array([28, 29])]), ArgumentError, "token id"),
         "prompts_empty": (_complete(["a", []]), ArgumentError, "no tokens"),
         "prompts_negative": (_complete([[1], [2, -1]]), ArgumentError, "-1"),
         "prompts_deep": (_complete([[1], [[2]]]), ArgumentError, "[2]"),

@@ -83,3 +83,13 @@ def test_a_first_token_is_drawn_from_the_last_batch_alone(loop: SpeculativeLoop)
         round_.draw_first(runs[0])
     assert len(round_.draw_first(runs[1]).tokens) == 1
     assert runs[1].ready_row is None
+
+
+def test_a_sequence_takes_part_once(loop: SpeculativeLoop) -> None:
+    round_, state = loop.round, SequenceState()
+    runs = [SequenceRun(state, [1, 2, 3], greedy(loop), 4) for _ in range(2)]
+    round_.begin(runs[0])
+    for twice in ([runs[0], runs[0]], runs):
+        with pytest.raises(ArgumentError, match="one sequence"):
+            round_.step(twice)
+    assert state.n_decoded == 0

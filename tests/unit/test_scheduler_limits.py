@@ -98,3 +98,10 @@ def test_random_rounds(kind: str) -> None:
         check(limits, spans, decodes)
         n_together += any(len(decode.spans) > 1 for decode in decodes)
     assert n_together > 500
+
+
+def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
+    scheduler = Scheduler(Limits(n_ctx=4096, n_batch=512, n_outputs=8, has_streams=True))
+    runs = [SequenceRun(SequenceState(i, [1] * n), [1]) for i, n in enumerate((1300, 1300, 5))]
+    n_read = {span.run.seq_id: span.n_prompt for span in scheduler.plan(runs)}
+    assert n_read == {2: 5, 0: 512}, "in the pieces in which each would be read alone"

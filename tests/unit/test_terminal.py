@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from pyllama_spec.terminal import ProgressBar
 
 
@@ -35,3 +37,24 @@ def test_a_file_gets_nothing() -> None:
     bar.draw(0.6, "note")
     bar.clear()
     assert not stream.getvalue()
+
+
+class _Gone(io.StringIO):
+    """A terminal that was closed at the other end."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError("gone")
+
+
+def test_a_bar_without_a_terminal_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed, _Gone()):
+        monkeypatch.setattr("sys.stderr", stream)
+        bar = ProgressBar("work")
+        for fraction in (0.0, 0.5, 1.0):
+            bar(fraction)
+        bar.clear()

@@ -119,7 +119,8 @@ class Eagle3(Drafter):
         """Opens the head's context beside the target's, whose threads it shares.
 
         Raises:
-            ArgumentError: the head was made for another target, with the first difference.
+            ArgumentError: the head was made for another target, with the first difference, or it
+                drafts for another open one already.
             OutOfMemoryError: there is not enough memory for it.
 
         """
@@ -128,6 +129,11 @@ class Eagle3(Drafter):
         if self._pairs is not None:
             if self._target is target:
                 return
+            if self._target is not None and not self._target.is_closed:
+                raise ArgumentError(
+                    "this Eagle3 drafts for another open model: close that one, or make an Eagle3 "
+                    "for each"
+                )
             self._pairs.context.close()
             self._target = self._pairs = None  # also where the next one cannot be opened
         params = target.params
