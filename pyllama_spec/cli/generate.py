@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.generation.generation import Generation
+from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama import Llama
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.terminal import dim, has_colour, paint
@@ -62,13 +63,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    default = RequestOptions()
     parser.add_argument("-n", "--max-tokens", type=int, default=128, help="-1: up to the context")
     parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--top-k", type=int, default=40)
-    parser.add_argument("--top-p", type=float, default=0.95)
-    parser.add_argument("--min-p", type=float, default=0.05)
-    parser.add_argument("--repeat-penalty", type=float, default=1.0)
+    parser.add_argument("--top-k", type=int, default=default.top_k)
+    parser.add_argument("--top-p", type=float, default=default.top_p)
+    parser.add_argument("--min-p", type=float, default=default.min_p)
+    parser.add_argument("--repeat-penalty", type=float, default=default.repeat_penalty)
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     parser.add_argument("--grammar", type=Path, default=None, help="a file with GBNF rules")
 

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import SamplerParams, Vocab
 from pyllama_spec.engine.checks import INT32_MAX, count, integer
-from pyllama_spec.engine.sampler import DRY_BREAKERS
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.generation.json_grammar import JSON_OBJECT
 
@@ -25,6 +24,8 @@ MAX_LOGPROBS = 1000
 _COUNTS = (("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX))
 # Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.
 _RANDOM_SEEDS = (-1, 2**32 - 1)
+# The defaults of sampling are the engine's, and most names too.
+_SAMPLING = SamplerParams()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +59,28 @@ class RequestOptions:
     """
 
     max_tokens: int | None = 16
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    min_keep: int = 1
+    temperature: float = _SAMPLING.temperature
+    top_k: int = _SAMPLING.top_k
+    top_p: float = _SAMPLING.top_p
+    min_p: float = _SAMPLING.min_p
+    typical_p: float = _SAMPLING.typical_p
+    top_n_sigma: float = _SAMPLING.top_n_sigma
+    min_keep: int = _SAMPLING.min_keep
     stop: str | Sequence[str] | None = ()
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
+    repeat_penalty: float = _SAMPLING.repeat_penalty
+    frequency_penalty: float = _SAMPLING.frequency_penalty
+    presence_penalty: float = _SAMPLING.presence_penalty
     penalty_last_n: int | None = None
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_breakers: tuple[str, ...] = DRY_BREAKERS
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    mirostat_mode: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
+    dry_multiplier: float = _SAMPLING.dry_multiplier
+    dry_base: float = _SAMPLING.dry_base
+    dry_allowed_length: int = _SAMPLING.dry_allowed_length
+    dry_penalty_last_n: int = _SAMPLING.dry_penalty_last_n
+    dry_breakers: tuple[str, ...] = _SAMPLING.dry_breakers
+    xtc_probability: float = _SAMPLING.xtc_probability
+    xtc_threshold: float = _SAMPLING.xtc_threshold
+    mirostat_mode: int = _SAMPLING.mirostat
+    mirostat_tau: float = _SAMPLING.mirostat_tau
+    mirostat_eta: float = _SAMPLING.mirostat_eta
     seed: int | None = None
     logit_bias: Mapping[int | str, float] | None = None
     grammar: Any = None
@@ -147,32 +148,20 @@ class RequestOptions:
         bias = _bias(self.logit_bias)
         if vocab is not None:
             vocab.check_ids(list(bias), "logit_bias")
+        alike = {name: getattr(self, name) for name in _ALIKE}
         return SamplerParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            top_n_sigma=self.top_n_sigma,
-            min_keep=self.min_keep,
-            penalty_last_n=last_n if self.penalty_last_n is None else self.penalty_last_n,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            dry_multiplier=self.dry_multiplier,
-            dry_base=self.dry_base,
-            dry_allowed_length=self.dry_allowed_length,
-            dry_penalty_last_n=self.dry_penalty_last_n,
-            dry_breakers=_as_tuple(self.dry_breakers, "dry_breakers"),
-            xtc_probability=self.xtc_probability,
-            xtc_threshold=self.xtc_threshold,
-            mirostat=self.mirostat_mode,
-            mirostat_tau=self.mirostat_tau,
-            mirostat_eta=self.mirostat_eta,
-            seed=_drawn(seed if self.seed is None else self.seed),
-            logit_bias=bias,
-            grammar=self.grammar,
+            **{
+                **alike,
+                "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
+                "logit_bias": bias,
+                "mirostat": self.mirostat_mode,
+                "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
+                "seed": _drawn(seed if self.seed is None else self.seed),
+            }
         )
+
+
+_ALIKE = sorted({f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)})
 
 
 def check_keywords(
