@@ -231,6 +231,11 @@ class Drafter(Closeable):
     def attach(self, target: Context) -> None:
         """Called by the round that it drafts for, before anything else. May be called again."""
 
+    @property
+    def attached_to(self) -> Context | None:
+        """The target that it cannot leave while that one is open; None if it is free to."""
+        return None
+
     # ---- a state that outlasts a request
 
     def resume_at(self, seq: int, n_keep: int) -> int:

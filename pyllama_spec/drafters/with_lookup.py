@@ -110,6 +110,11 @@ class WithLookup(Drafter):
         """As the model."""
         self.drafter.check(target)
 
+    @property
+    def attached_to(self) -> Context | None:
+        """That of the model."""
+        return self.drafter.attached_to
+
     def attach(self, target: Context) -> None:
         """As the model."""
         self.drafter.attach(target)

@@ -110,6 +110,12 @@ def open_runtime(
     """
     check_target(model)
     drafter.check(model)
+    other = drafter.attached_to
+    if other is not None and not other.is_closed:
+        raise ArgumentError(
+            f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
+            "a drafter for each"
+        )
     n = min(most_drafted(drafter, n_draft), params.n_batch - 1)
     params = replace(
         params,

@@ -115,12 +115,16 @@ class Eagle3(Drafter):
         """Raises unless the head was made for the target, with the first difference."""
         self.model.check_draft_of(target)
 
+    @property
+    def attached_to(self) -> Context | None:
+        """The target whose threads it shares."""
+        return self._target
+
     def attach(self, target: Context) -> None:
         """Opens the head's context beside the target's, whose threads it shares.
 
         Raises:
-            ArgumentError: the head was made for another target, with the first difference, or it
-                drafts for another open one already.
+            ArgumentError: the head was made for another target, with the first difference.
             OutOfMemoryError: there is not enough memory for it.
 
         """
@@ -129,11 +133,6 @@ class Eagle3(Drafter):
         if self._pairs is not None:
             if self._target is target:
                 return
-            if self._target is not None and not self._target.is_closed:
-                raise ArgumentError(
-                    "this Eagle3 drafts for another open model: close that one, or make an Eagle3 "
-                    "for each"
-                )
             self._pairs.context.close()
             self._target = self._pairs = None  # also where the next one cannot be opened
         params = target.params
