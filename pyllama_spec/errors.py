@@ -56,8 +56,14 @@ class CancelledError(PyllamaSpecError):
     """The generation was cancelled from another thread."""
 
 
-class ProcessExit(SystemExit):
-    """Ends a daemon thread that computes while the process ends; nobody reads it."""
+# The code of the SystemExit that ends a daemon thread which computes while the process ends. No
+# class of its own: threading is silent about SystemExit itself and about no other.
+PROCESS_ENDS = "the process ends"
+
+
+def is_process_end(error: BaseException) -> bool:
+    """Whether the engine raised it because the process ends; nobody reads it."""
+    return isinstance(error, SystemExit) and error.code is PROCESS_ENDS
 
 
 class ForkedError(PyllamaSpecError):

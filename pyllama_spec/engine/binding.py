@@ -8,6 +8,7 @@ from typing import Any
 
 from pyllama_spec._engine import ffi, lib
 from pyllama_spec.errors import (
+    PROCESS_ENDS,
     ArgumentError,
     BusyError,
     CancelledError,
@@ -16,7 +17,6 @@ from pyllama_spec.errors import (
     ForkedError,
     ModelLoadError,
     OutOfMemoryError,
-    ProcessExit,
     PyllamaSpecError,
     UnsupportedError,
 )
@@ -53,7 +53,7 @@ def check(code: int, what: str) -> None:
     """
     if code == lib.LLAMA_SPEC_EXITING:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
-        raise ProcessExit
+        raise SystemExit(PROCESS_ENDS)
     if code < 0:
         raise _EXCEPTIONS.get(code, EngineError)(f"{what}: {last_error()}")
 

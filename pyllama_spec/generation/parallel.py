@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from pyllama_spec.errors import BusyError, CancelledError, ClosedError, ProcessExit
+from pyllama_spec.errors import BusyError, CancelledError, ClosedError, is_process_end
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.job import Job
 from pyllama_spec.generation.request_lock import COLLECT_AFTER_S
@@ -256,9 +256,9 @@ class ParallelRunner:
                         self._end(ticket, ticket.error)
                     ticket.ready.notify_all()
                 self._stop()
-                if not isinstance(error, ProcessExit):
+                if not is_process_end(error):
                     self._wake()  # for those in line
-            if isinstance(error, ProcessExit):
+            if is_process_end(error):
                 raise
 
     def _one_round(self) -> bool:
