@@ -13,6 +13,13 @@ from .build import (
 )
 from .cache import CACHE_VARIABLE, cache_directory, model_path
 from .config import CHATML_TEMPLATE, TinyConfig
+from .dflash import (
+    DFlashConfig,
+    build_dflash,
+    dflash_tensors,
+    target_options,
+    write_dflash,
+)
 from .eagle3 import (
     Eagle3Config,
     RopeScaling,
@@ -61,20 +68,25 @@ __all__ = [
     "SLIDING",
     "SPECIAL_IDS",
     "SPECIAL_TOKENS",
+    "DFlashConfig",
     "Eagle3Config",
     "RopeScaling",
     "TinyConfig",
     "build",
     "build_constant",
+    "build_dflash",
     "build_eagle3",
     "build_perm",
     "build_perm_eagle3",
     "cache_directory",
     "decode",
     "default_probabilities",
+    "dflash_tensors",
     "eagle3_tensors",
     "model_path",
     "perm_continuation",
     "perm_next",
+    "target_options",
+    "write_dflash",
     "write_eagle3",
 ]

@@ -6,6 +6,7 @@ import getpass
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ from typing import Any
 import numpy as np
 
 from .build import build
+from .dflash import build_dflash
 from .eagle3 import build_eagle3
 from .eagle3_perm import build_perm_eagle3
 from .toys import build_constant, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
+
+_BUILDERS: dict[str, Callable[..., Path]] = {
+    "perm": build_perm,
+    "constant": build_constant,
+    "eagle3": build_eagle3,
+    "perm_eagle3": build_perm_eagle3,
+    "dflash": build_dflash,
+}
 
 
 @cache
@@ -47,10 +57,9 @@ def _describe(value: object) -> str:
 def model_path(kind: str, **options: Any) -> Path:
     """Path of a model, built now if the cache lacks it.
 
-    `kind` is an architecture, `perm`, `constant`, `eagle3` or `perm_eagle3`; `options` are the
-    keyword arguments of `build`, `build_perm`, `build_constant`, `build_eagle3` or
-    `build_perm_eagle3`. The file's name depends on them and on the builders' source. Files are
-    shared between tests: never write to one.
+    `kind` is an architecture or a name in the table above, and `options` the keyword arguments
+    of `build` or of that name's builder. The file's name depends on them and on the builders'
+    source. Files are shared between tests: never write to one.
     """
     digest = hashlib.sha256(_source_digest())
     digest.update(kind.encode())
@@ -59,12 +68,5 @@ def model_path(kind: str, **options: Any) -> Path:
     path = cache_directory() / f"{kind}-{digest.hexdigest()[:20]}.gguf"
     if path.exists():
         return path
-    if kind == "perm":
-        return build_perm(path, **options)
-    if kind == "constant":
-        return build_constant(path, **options)
-    if kind == "eagle3":
-        return build_eagle3(path, **options)
-    if kind == "perm_eagle3":
-        return build_perm_eagle3(path, **options)
-    return build(kind, path, **options)
+    builder = _BUILDERS.get(kind)
+    return build(kind, path, **options) if builder is None else builder(path, **options)

@@ -210,7 +210,7 @@ class _Draft(Sketch):
         if target is None:
             write_tokenizer(writer, cfg.n_vocab, None)
         else:
-            _copy_tokenizer(writer, target)
+            copy_tokenizer(writer, target)
         for name, array in tensors.items():
             if bf16 and array.ndim == 2:
                 kind = GGMLQuantizationType.BF16
@@ -274,7 +274,8 @@ def build_eagle3(path: Path, *, target: Path | None = None, **options: Any) -> P
     return _Draft(cfg).write_with(path, eagle3_tensors(cfg), target)
 
 
-def _copy_tokenizer(writer: GGUFWriter, source: Path) -> None:
+def copy_tokenizer(writer: GGUFWriter, source: Path) -> None:
+    """Give `writer` the tokenizer of the GGUF `source`, without its chat template."""
     for field in GGUFReader(source).fields.values():
         if not field.name.startswith("tokenizer.") or field.name == "tokenizer.chat_template":
             continue

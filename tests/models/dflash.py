@@ -1,0 +1,344 @@
+"""DFlash, DFlash2 and DSpark drafts of every variant, with random weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, LlamaFileType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+
+from . import parts
+from .config import TinyConfig
+from .eagle3 import Eagle3Config, RopeScaling, Tensors, copy_tokenizer, llama3_factors
+from .sketch import Sketch
+from .vocab import SPECIAL_IDS, write_tokenizer
+
+Variant = Literal["dflash", "dflash2", "dspark"]
+
+_NO_SCALING = RopeScaling()
+_FILE_TYPES = {
+    "f32": LlamaFileType.ALL_F32,
+    "bf16": LlamaFileType.MOSTLY_BF16,
+    "f16": LlamaFileType.MOSTLY_F16,
+    "q8_0": LlamaFileType.MOSTLY_Q8_0,
+}
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """Everything that decides the bytes of one draft. None leaves a key out, where not said."""
+
+    variant: Variant = "dflash"
+    seed: int = 0
+    n_vocab: int = 320
+    """The target's vocabulary."""
+    n_draft_vocab: int | None = None
+    """Size of the reduced vocabulary, which `d2t` maps to the target's; None: no `d2t`."""
+    sorted_d2t: bool = True
+    target_layers: tuple[int, ...] = (1, 2, 3)
+    n_embd: int = 64
+    """The target's width, which the draft shares."""
+    n_layer: int = 2
+    n_head: int = 4
+    n_head_kv: int = 2
+    head_dim: int | None = None
+    """None: `n_embd // n_head`."""
+    n_ff: int = 96
+    block_size: int | None = 6
+    mask_token: int | None = 300
+    """An ordinary padding word by default: no text encodes to it."""
+    causal: bool | None = None
+    sliding_window: int | None = None
+    window_pattern: tuple[bool, ...] | None = None
+    """Which layers slide; None: all, if there is a window."""
+    own_embedding: bool = True
+    own_output: bool = True
+    sample_from_anchor: bool | None = None
+    """DSpark's; without the key the anchor's slot drafts too."""
+    markov_rank: int = 12
+    confidence: bool = True
+    """DSpark's confidence head."""
+    selector_rank: int = 8
+    selector_top_k: int = 4
+    conv_kernel_size: int = 2
+    conv_group_size: int = 8
+    embedding_scale: float | None = None
+    logit_scale: float | None = None
+    softcap: float | None = None
+    attention_scale: float | None = None
+    value_scale: float | None = None
+    hidden_activation: str | None = None
+    mrope: bool = False
+    """Sections as for an M-RoPE target: all pairs temporal."""
+    post_norms: bool = False
+    output_scales: bool = False
+    """A factor on what leaves each layer."""
+    sinks: bool = False
+    shared_kv: bool = False
+    """Keys serve as values."""
+    rope: RopeScaling = _NO_SCALING
+    rope_freq_base: float = 10000.0
+    n_ctx_train: int = 65536
+    norm_eps: float = 1e-6
+    output_scale: float = 8.0
+    """Standard deviation of the logits of ordinary tokens."""
+    weight_type: Literal["f32", "bf16", "f16", "q8_0"] = "f32"
+    """Of matrices; norms, convolution bases, biases and RoPE factors are F32."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that make no draft."""
+        if self.n_head % self.n_head_kv:
+            raise ValueError(f"n_head {self.n_head} is not a multiple of {self.n_head_kv}")
+        if self.head_size % 2:
+            raise ValueError(f"the size of a head must be even, got {self.head_size}")
+        if self.n_draft_vocab is not None:
+            if not 0 < self.n_draft_vocab <= self.n_vocab:
+                raise ValueError(f"n_draft_vocab {self.n_draft_vocab} outside 1..{self.n_vocab}")
+            if not self.own_output:
+                raise ValueError("a reduced vocabulary needs an output of its own")
+        if self.own_embedding and not self.own_output:
+            raise ValueError("a draft with its own embedding needs its own output")
+        if self.rope.kind == "longrope":
+            raise ValueError("the engine gives DFlash no longrope factors")
+        lattice = self.selector_top_k * (self.selector_top_k + 1)
+        fits = self.n_embd >= lattice and self.n_embd % self.conv_group_size == 0
+        if self.variant == "dflash2" and not fits:
+            raise ValueError(f"n_embd {self.n_embd} does not fit {lattice} scores or the groups")
+
+    @property
+    def head_size(self) -> int:
+        """Size of one attention head."""
+        return self.n_embd // self.n_head if self.head_dim is None else self.head_dim
+
+    @property
+    def slides(self) -> tuple[bool, ...]:
+        """Per layer, whether it has a window."""
+        if self.sliding_window is None:
+            return (False,) * self.n_layer
+        return self.window_pattern or (True,) * self.n_layer
+
+
+class _Draft(Sketch):
+    """A draft under construction."""
+
+    def __init__(self, cfg: DFlashConfig) -> None:
+        super().__init__(TinyConfig("dflash", cfg.seed, cfg.n_layer, cfg.n_vocab))
+        self.draft = cfg
+
+    def _attention(self, blk: str) -> None:
+        cfg = self.draft
+        n_q, n_kv = cfg.n_head * cfg.head_size, cfg.n_head_kv * cfg.head_size
+        self.matrix(f"{blk}attn_q.weight", n_q, cfg.n_embd)
+        self.matrix(f"{blk}attn_k.weight", n_kv, cfg.n_embd)
+        if not cfg.shared_kv:
+            self.matrix(f"{blk}attn_v.weight", n_kv, cfg.n_embd)
+        self.matrix(f"{blk}attn_output.weight", cfg.n_embd, n_q, gain=1.5)
+        for part in "qk":
+            self.normal(f"{blk}attn_{part}_norm.weight", cfg.head_size, mean=1.5, std=0.1)
+        if cfg.sinks:
+            self.normal(f"{blk}attn_sinks.weight", cfg.n_head, mean=1.0)
+
+    def _layer(self, blk: str) -> None:
+        cfg = self.draft
+        names = ["attn_norm", "ffn_norm"]
+        if cfg.post_norms:
+            names += ["post_attention_norm", "post_ffw_norm"]
+        for name in names:
+            self.norm(f"{blk}{name}", cfg.n_embd)
+        self._attention(blk)
+        self.matrix(f"{blk}ffn_gate.weight", cfg.n_ff, cfg.n_embd)
+        self.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
+        # silu(gate) * up of unit normals has RMS about 0.4
+        self.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=2.5)
+        if cfg.output_scales:
+            self.uniform(f"{blk}layer_output_scale.weight", 1, low=0.5, high=0.9)
+        if cfg.variant == "dflash2":
+            for part in ("attn", "ffn"):
+                self._convolution(f"{blk}{part}_conv")
+
+    def _convolution(self, name: str) -> None:
+        """Taps that leave a row mostly as it is and mix in enough of earlier ones to be seen."""
+        cfg = self.draft
+        taps, groups = cfg.conv_kernel_size, cfg.n_embd // cfg.conv_group_size
+        base = self.rng(f"{name}_base").normal(0.0, 0.3, (2, taps, cfg.n_embd))
+        base[:, 0] += 1.0
+        self.put(f"{name}_base", base)
+        self.matrix(f"{name}_proj.weight", 2 * taps * groups, cfg.n_embd, gain=0.2)
+
+    def _heads(self) -> None:
+        cfg = self.draft
+        if cfg.variant == "dflash2":
+            for table in ("predecessor", "successor"):
+                self.normal(f"selector_{table}.weight", cfg.n_vocab, cfg.selector_rank)
+            self.matrix("selector_hidden.weight", cfg.selector_rank, cfg.n_embd)
+        if cfg.variant == "dspark":
+            self.normal("markov_w1.weight", cfg.n_vocab, cfg.markov_rank)
+            # half the logits' spread: the token before decides often, the row mostly
+            self.matrix("markov_w2.weight", cfg.n_vocab, cfg.markov_rank, gain=cfg.output_scale / 2)
+            self._quiet("markov_w2.weight")
+            if cfg.confidence:
+                self.matrix("conf_proj.weight", 1, cfg.n_embd + cfg.markov_rank, gain=1.5)
+                self.normal("conf_proj.bias", 1, std=0.2)
+
+    def _quiet(self, name: str) -> None:
+        # as in the targets: control tokens stay far from the argmax
+        self.tensors[name][list(SPECIAL_IDS)] *= np.float32(1.0 / 64.0)
+
+    def fill(self) -> None:
+        """Add all F32 tensors."""
+        cfg = self.draft
+        self.matrix("fc.weight", cfg.n_embd, len(cfg.target_layers) * cfg.n_embd)
+        self.norm("enc.output_norm", cfg.n_embd)
+        if cfg.own_embedding:
+            std = 1.0 / (cfg.embedding_scale or 1.0)
+            self.normal("token_embd.weight", cfg.n_vocab, cfg.n_embd, std=std)
+        for _, blk in parts.layers(self):
+            self._layer(blk)
+        self.norm("output_norm", cfg.n_embd)
+        if cfg.own_output:
+            self.matrix("output.weight", cfg.n_vocab, cfg.n_embd, gain=cfg.output_scale)
+            self._quiet("output.weight")
+        if cfg.rope.kind == "llama3":
+            head = Eagle3Config(
+                rope=cfg.rope, rope_freq_base=cfg.rope_freq_base, head_dim=cfg.head_size
+            )
+            self.put("rope_freqs.weight", llama3_factors(head))
+        self._heads()
+
+    def keys(self) -> None:
+        """Add the architecture's keys; options that are None are left out."""
+        cfg = self.draft
+        parts.header(self, attention=False)
+        values: dict[str, Any] = {
+            "context_length": cfg.n_ctx_train,
+            "embedding_length": cfg.n_embd,
+            "feed_forward_length": cfg.n_ff,
+            "attention.head_count": cfg.n_head,
+            "attention.head_count_kv": cfg.n_head_kv,
+            "attention.key_length": cfg.head_size,
+            "attention.value_length": cfg.head_size,
+            "attention.layer_norm_rms_epsilon": cfg.norm_eps,
+            "rope.dimension_count": cfg.head_size,
+            "rope.freq_base": cfg.rope_freq_base,
+            "target_layers": list(cfg.target_layers),
+            "block_size": cfg.block_size,
+            "attention.causal": cfg.causal,
+            "embedding_scale": cfg.embedding_scale,
+            "logit_scale": cfg.logit_scale,
+            "final_logit_softcapping": cfg.softcap,
+            "attention.scale": cfg.attention_scale,
+            "attention.value_scale": cfg.value_scale,
+            "hidden_activation": cfg.hidden_activation,
+        }
+        if cfg.sliding_window is not None:
+            values["attention.sliding_window"] = cfg.sliding_window
+            values["attention.sliding_window_pattern"] = list(cfg.slides)
+        if cfg.mrope:
+            values["rope.dimension_sections"] = [cfg.head_size // 2, 0, 0, 0]
+        if cfg.variant == "dflash2":
+            for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
+                values[name] = getattr(cfg, name)
+        if cfg.variant == "dspark":
+            values["sample_from_anchor"] = cfg.sample_from_anchor
+            values["has_confidence_head"] = cfg.confidence
+        # llama3 is its tensor alone
+        if cfg.rope.kind in ("linear", "yarn"):
+            values["rope.scaling.type"] = cfg.rope.kind
+            values["rope.scaling.factor"] = cfg.rope.factor
+            values["rope.scaling.original_context_length"] = cfg.rope.original_context
+        for name, value in values.items():
+            if value is not None:
+                self.key(name, value)
+
+    def write_with(
+        self, path: Path, tensors: Mapping[str, NDArray[Any]], target: Path | None = None
+    ) -> Path:
+        """Write the file with `tensors` in place of the draft's own, and a target's tokenizer."""
+        cfg = self.draft
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.part")
+        writer = GGUFWriter(partial, "dflash")
+        writer.add_name("tiny test draft")
+        writer.add_file_type(_FILE_TYPES[cfg.weight_type])
+        self.keys()
+        self._write_meta(writer)
+        if target is None:
+            write_tokenizer(writer, cfg.n_vocab, None)
+        else:
+            copy_tokenizer(writer, target)
+        if cfg.mask_token is not None:
+            writer.add_mask_token_id(cfg.mask_token)
+        for name, array in tensors.items():
+            if cfg.weight_type != "f32" and array.ndim == 2 and array.shape[1] % 32 == 0:
+                kind = GGMLQuantizationType[cfg.weight_type.upper()]
+                writer.add_tensor(name, quantize(array, kind), raw_dtype=kind)
+            else:
+                writer.add_tensor(name, array)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return partial.replace(path)
+
+
+def dflash_tensors(cfg: DFlashConfig) -> Tensors:
+    """The draft's tensors by their GGUF names: float32 `[out, in]` or `[size]`, `d2t` int64.
+
+    A tensor's values depend on seed, name and shape alone. The output rows of a reduced
+    vocabulary are those rows of the full one that `d2t` names, so that reducing a vocabulary
+    keeps the logits that remain. A convolution's base is `[2, taps, n_embd]`: before, after.
+    """
+    m = _Draft(cfg)
+    m.fill()
+    tensors: Tensors = dict(m.tensors)
+    if cfg.n_draft_vocab is not None:
+        d2t = m.rng("d2t").permutation(cfg.n_vocab)[: cfg.n_draft_vocab].astype(np.int64)
+        tensors["d2t"] = np.sort(d2t) if cfg.sorted_d2t else d2t
+        for name in ("output.weight", "markov_w2.weight"):
+            if name in tensors:
+                tensors[name] = np.ascontiguousarray(tensors[name][tensors["d2t"]])
+    return tensors
+
+
+def write_dflash(path: Path, cfg: DFlashConfig, tensors: Mapping[str, NDArray[Any]]) -> Path:
+    """Write a draft of `cfg`'s keys with `tensors` (as from `dflash_tensors`); returns `path`.
+
+    Readers never see a half-written file under `path`.
+    """
+    return _Draft(cfg).write_with(path, tensors)
+
+
+def build_dflash(path: Path, *, target: Path | None = None, **options: Any) -> Path:
+    """Write a random draft; `options` are the fields of `DFlashConfig`. Returns `path`.
+
+    With a GGUF as `target` the draft has its tokenizer, and by default its width, vocabulary,
+    embedding scale and M-RoPE.
+    """
+    known = {} if target is None else target_options(target)
+    cfg = DFlashConfig(**{**known, **options})
+    return _Draft(cfg).write_with(path, dflash_tensors(cfg), target)
+
+
+def target_options(target: Path) -> dict[str, Any]:
+    """What a draft for the model in `target` has to share with it: fields of `DFlashConfig`."""
+    reader = GGUFReader(target)
+
+    def key(name: str) -> Any:
+        field = reader.get_field(name)
+        return None if field is None else field.contents()
+
+    arch = str(key("general.architecture"))
+    n_embd = int(key(f"{arch}.embedding_length"))
+    options: dict[str, Any] = {"n_embd": n_embd, "n_vocab": len(key("tokenizer.ggml.tokens"))}
+    if arch.startswith("gemma"):
+        # no key of gemma's own: the engine's graph multiplies by it
+        options["embedding_scale"] = float(np.sqrt(n_embd))
+    if key(f"{arch}.rope.dimension_sections") is not None:
+        options["mrope"] = True
+    return options
