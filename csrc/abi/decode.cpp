@@ -236,8 +236,8 @@ int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** ou
     });
 }
 
-int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities,
-                                int32_t * n, const float ** row) {
+int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
+                                float * probabilities, int32_t * n, const float ** row) {
     return guarded([&] {
         context_call call(ctx);
         const context_state & state = call.state;
@@ -248,7 +248,7 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t n_m
                     "' is no draft that this version knows; it knows " + draft_kind_names());
         }
         check_row(state, i);
-        *n = state.draft->read(state.ctx, i, n_max, ids, probabilities, row);
+        *n = state.draft->read(state.ctx, i, given, n_max, ids, probabilities, row);
         if (*row == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch");
         }

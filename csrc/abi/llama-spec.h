@@ -111,6 +111,15 @@ struct llama_spec_ngrams {
     uint64_t keys_at, ids_at, p_at;
 };
 int  llama_spec_model_get_ngrams(llama_spec_model * model, struct llama_spec_ngrams * out);
+/* Of a draft that guesses the tokens of a block at once. */
+struct llama_spec_block {
+    int32_t n_slots;            /* of a block as it was trained, the last known token's included; 0 for other models */
+    int32_t mask_id;            /* the token that stands in a slot to be guessed */
+    int32_t n_window;           /* how many positions back all of its layers see; 0: no bound */
+    bool guesses_behind;        /* a slot guesses the token behind it, and the first slot too; else its own */
+    bool has_confidence;
+};
+int  llama_spec_model_get_block(llama_spec_model * model, struct llama_spec_block * out);
 /* Metadata as text; the return value is the length without the terminating zero, or a status. */
 int32_t llama_spec_model_n_meta(llama_spec_model * model);
 int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size);
@@ -195,11 +204,12 @@ int llama_spec_synchronize(llama_spec_context * ctx);
 /* Row of token i of the last batch: [n_vocab], [n_embd_out]. Valid until the next decode. */
 int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out);
 int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out);
-/* Of a draft: what it proposes after token i of the last batch, likeliest first: at most n_max ids of the target,
- * their probabilities in the draft's own distribution, and the hidden row to feed with whichever is chosen,
- * [n_draft_row], valid until the next decode. */
-int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities,
-                                int32_t * n, const float ** row);
+/* Of a draft: what it proposes for token i of the last batch, likeliest first: at most n_max ids of the target, and
+ * their probabilities in the draft's own distribution, given the token that was chosen for token i - 1 (-1 where there
+ * is none, or where the draft does not look back). And a row of [n_draft_row], valid until the next decode: of EAGLE-3
+ * the hidden row to feed with whichever is chosen, of DFlash how sure its confidence head is, 0 .. 1. */
+int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
+                                float * probabilities, int32_t * n, const float ** row);
 /* All rows of the last batch, in its order: [n_rows, n_embd]. Waits for the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);
 

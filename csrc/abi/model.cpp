@@ -153,6 +153,14 @@ int llama_spec_model_get_ngrams(llama_spec_model * model, llama_spec_ngrams * ou
     });
 }
 
+int llama_spec_model_get_block(llama_spec_model * model, llama_spec_block * out) {
+    return guarded([&] {
+        const llama_model * m = checked(model).state->model;
+        const draft_kind * kind = find_draft_kind(m);
+        *out = kind != nullptr ? kind->block(m) : llama_spec_block{};
+    });
+}
+
 int32_t llama_spec_model_n_meta(llama_spec_model * model) {
     int32_t n = 0;
     const int rc = guarded([&] { n = llama_model_meta_count(checked(model).state->model); });

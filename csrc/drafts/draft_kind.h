@@ -29,9 +29,10 @@ public:
     // What a decode gives for a token with an output: at most so many candidates, and a row of so many numbers.
     virtual int32_t n_candidates() const = 0;
     virtual int32_t n_row() const = 0;
-    // Reads them for token i of the last batch, likeliest first, as ids of the target. Returns how many there are,
-    // at most n_max; *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
-    virtual int32_t read(llama_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities,
+    // Reads them for token i of the last batch, likeliest first, as ids of the target. `given` is what was chosen
+    // after token i - 1, for kinds in which that changes what follows. Returns how many there are, at most n_max;
+    // *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
+    virtual int32_t read(llama_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids, float * probabilities,
                          const float ** row) const = 0;
 };
 
@@ -47,6 +48,8 @@ public:
     virtual std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model * target) const = 0;
     // Where an n-gram table lies in the draft's file.
     virtual llama_spec_ngrams ngrams(const llama_model *) const { return {}; }
+    // Of a kind that drafts in blocks.
+    virtual llama_spec_block block(const llama_model *) const { return {}; }
 };
 
 // The kind of a model, by its architecture; NULL for one that is no draft.

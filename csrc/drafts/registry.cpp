@@ -9,7 +9,8 @@ namespace llama_spec {
 
 // Of each kind the architecture, and the function that gives it: the one line that a new kind needs here.
 #define DRAFT_KINDS(KIND) \
-    KIND(LLM_ARCH_EAGLE3, eagle3_kind)
+    KIND(LLM_ARCH_EAGLE3, eagle3_kind) \
+    KIND(LLM_ARCH_DFLASH, dflash_kind)
 
 #define DECLARE(arch, kind) const draft_kind & kind();
 DRAFT_KINDS(DECLARE)

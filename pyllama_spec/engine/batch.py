@@ -104,7 +104,7 @@ class Batch:
 
     def extend(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | None,
         pos: int,
         seq: int = 0,
         *,
@@ -115,20 +115,20 @@ class Batch:
         """Appends a run of tokens of one sequence at pos, pos + 1, ...
 
         Args:
-            tokens: their ids.
+            tokens: their ids, or None where only rows are given.
             pos: the position of the first one.
             seq: their sequence.
             output_last: whether the logits of the last one are wanted.
             output_all: whether the logits of all of them are.
-            rows: for a batch made with n_row: [len(tokens), n_i] float32 arrays that stand side by
+            rows: for a batch made with n_row: [n_tokens, n_i] float32 arrays that stand side by
                 side in a token's row, together n_row wide.
 
         Raises:
             ArgumentError: they do not fit the batch, or a number is no int32.
         """
         try:
-            n, start = len(tokens), self.n_tokens
-        except TypeError:
+            n, start = len(rows[0] if tokens is None else tokens), self.n_tokens
+        except (TypeError, IndexError):
             raise ArgumentError(f"the tokens must be a sequence of ids, not {tokens!r}") from None
         if start + n > self.n_max:
             raise ArgumentError(
@@ -137,12 +137,15 @@ class Batch:
         if rows:
             self._set_rows(start, n, rows)
         if self._n_seq is not None:
-            for k, token in enumerate(tokens):
+            for k in range(n):
                 wanted = output_all or (output_last and k == n - 1)
-                self.add(token, pos + k, seq, output=wanted)
+                token = None if tokens is None else tokens[k]
+                row = None if self._rows is None else self._rows[start + k, : self.n_row]
+                self.add(token, pos + k, seq, output=wanted, row=row)
             return
         try:
-            self._ids[start : start + n] = tokens
+            if tokens is not None:
+                self._ids[start : start + n] = tokens
             self._pos[start : start + n] = range(pos, pos + n)
             self._seq[start : start + n] = [seq] * n
         except (OverflowError, TypeError) as error:
@@ -153,7 +156,7 @@ class Batch:
         if n:
             if output_last:
                 self._output[start + n - 1] = 1
-            self._n_ids += n
+            self._n_ids += n if tokens is not None else 0
             self.max_pos = max(self.max_pos, pos + n - 1)
         self._n_seq_ids += n
         self.n_tokens += n

@@ -288,15 +288,19 @@ class Context(Closeable):
         check(code, f"cannot read the embeddings of row {i}")
         return self._view((self.model.info.n_embd_out,))
 
-    def draft_candidates(self, i: int) -> tuple[tuple[int, ...], tuple[float, ...], Rows]:
-        """What a draft proposes after token i of the last batch, likeliest first.
+    def draft_candidates(
+        self, i: int, given: int = -1
+    ) -> tuple[tuple[int, ...], tuple[float, ...], Rows]:
+        """What a draft proposes for token i of the last batch, likeliest first.
 
         Args:
             i: which token of the batch.
+            given: what was chosen for the token before, where there is one; some kinds look back.
 
         Returns:
             The tokens, as ids of the target; their probabilities in the draft's own distribution;
-            and the hidden row to feed with whichever token is chosen, float32, a view as logits().
+            and a row, float32, a view as logits(): of EAGLE-3 the hidden row to feed with whichever
+            token is chosen, of DFlash how sure the confidence head is, if it has one.
 
         Raises:
             ArgumentError: no output was asked for there.
@@ -305,7 +309,7 @@ class Context(Closeable):
         """
         ids, probabilities, n = self._candidates
         code = lib.llama_spec_draft_candidates(
-            self.handle, int32(i, "row"), len(ids), ids, probabilities, n, self._row
+            self.handle, int32(i, "row"), given, len(ids), ids, probabilities, n, self._row
         )
         check(code, f"cannot read the candidates of row {i}")
         row = self._view((self._n_draft_row,))

@@ -40,6 +40,30 @@ class NgramArrays(NamedTuple):
     p: npt.NDArray[np.int8]
 
 
+class DraftBlock(NamedTuple):
+    """How a draft guesses the tokens of a block at once.
+
+    Attributes:
+        n_slots: of a block as it was trained, the last known token's included.
+        mask_id: the token that stands in a slot to be guessed.
+        n_window: how many positions back all of its layers see; None for no bound.
+        guesses_behind: a slot guesses the token behind it, and the first slot too; else its own.
+        has_confidence: it says of each guess how sure it is.
+
+    """
+
+    n_slots: int
+    mask_id: int
+    n_window: int | None
+    guesses_behind: bool
+    has_confidence: bool
+
+    @property
+    def max_draft(self) -> int:
+        """The most tokens that a block guesses."""
+        return self.n_slots if self.guesses_behind else self.n_slots - 1
+
+
 # Threads beyond the machine's cores only wait; each costs memory.
 _MAX_QUANTIZE_THREADS = 1024
 
@@ -264,6 +288,17 @@ class Model(Closeable):
         if not len(keys) == len(ids) == len(p) == place.n:
             raise ModelLoadError(f"{self.path} was cut off since it was loaded; load it again")
         return NgramArrays(keys, ids, p)
+
+    @property
+    def draft_block(self) -> DraftBlock | None:
+        """Of a draft that guesses a block of tokens at once: its block; None of other models."""
+        raw = ffi.new("struct llama_spec_block *")
+        check(lib.llama_spec_model_get_block(self.handle, raw), "cannot read the draft")
+        if not raw.n_slots:
+            return None
+        return DraftBlock(
+            raw.n_slots, raw.mask_id, raw.n_window or None, raw.guesses_behind, raw.has_confidence
+        )
 
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context.

@@ -2,6 +2,8 @@
 // There is one graph and no encoder: the rows of a batch are features of the target, or the head's own from the
 // step before, so that the call that feeds accepted rows is the first step of the next draft.
 
+#include "drafts/candidates.h"
+#include "drafts/draft_pair.h"
 #include "drafts/eagle3/spec-eagle3.h"
 
 #include "models/models.h"
@@ -15,6 +17,8 @@
 #include <stdexcept>
 #include <string>
 
+using namespace llama_spec;
+
 void llama_spec_eagle3_refuse(const std::string & why) {
     throw std::runtime_error("this EAGLE-3 draft cannot be used: " + why);
 }
@@ -25,29 +29,9 @@ namespace {
     llama_spec_eagle3_refuse(why);
 }
 
-bool read_flag(const llama_model_loader & ml, const char * key) {
-    const int64_t id = gguf_find_key(ml.metadata, key);
-    if (id < 0) {
-        return false;
-    }
-    if (gguf_get_kv_type(ml.metadata, id) != GGUF_TYPE_BOOL) {
-        refuse(std::string(key) + " is not a bool");
-    }
-    return gguf_get_val_bool(ml.metadata, id);
-}
-
-void check_target_layers(const std::vector<int32_t> & layers) {
-    if (layers.empty()) {
-        refuse("eagle3.target_layers is missing or empty");
-    }
-    std::set<int32_t> seen;
-    for (int32_t layer : layers) {
-        if (layer < 0 || layer >= LLAMA_MAX_LAYERS) {
-            refuse("eagle3.target_layers has " + std::to_string(layer) + ", which is no layer");
-        }
-        if (!seen.insert(layer).second) {
-            refuse("eagle3.target_layers has " + std::to_string(layer) + " twice");
-        }
+void check(const std::string & fault) {
+    if (!fault.empty()) {
+        refuse(fault);
     }
 }
 
@@ -56,16 +40,16 @@ void check_target_layers(const std::vector<int32_t> & layers) {
 void llama_model_eagle3::load_arch_hparams(llama_model_loader & ml) {
     ml.get_key(LLM_KV_ATTENTION_LAYERNORM_RMS_EPS, hparams.f_norm_rms_eps);
     ml.get_arr(LLM_KV_TARGET_LAYERS, target_layer_ids, false);
-    check_target_layers(target_layer_ids);
+    check(target_layers_fault("eagle3", target_layer_ids));
     ml.get_key(LLM_KV_TARGET_HIDDEN_SIZE, spec.n_embd_target);
     if (spec.n_embd_target == 0 || spec.n_embd_target > (1u << 20)) {
         refuse("eagle3.target_hidden_size is " + std::to_string(spec.n_embd_target));
     }
     ml.get_key(LLM_KV_NORM_BEFORE_RESIDUAL, hparams.norm_before_residual, false);
     ml.get_key(LLM_KV_NORM_BEFORE_FC,       hparams.norm_before_fc,       false);
-    spec.fc_norm     = read_flag(ml, "eagle3.fc_norm");
-    spec.norm_output = read_flag(ml, "eagle3.norm_output");
-    spec.output_gate = read_flag(ml, "eagle3.attention.output_gate");
+    check(flag_fault(ml, "eagle3.fc_norm", &spec.fc_norm));
+    check(flag_fault(ml, "eagle3.norm_output", &spec.norm_output));
+    check(flag_fault(ml, "eagle3.attention.output_gate", &spec.output_gate));
     if (spec.fc_norm && hparams.norm_before_fc) {
         refuse("eagle3.fc_norm and eagle3.norm_before_fc are both true: the features would be normed twice");
     }
@@ -91,15 +75,9 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
     const int optional = TENSOR_NOT_REQUIRED;
     const int64_t n_features = spec.n_features;
 
-    int64_t n_vocab_draft = n_vocab;
-    if (const ggml_tensor * meta = ml->get_tensor_meta("d2t")) {
-        if (meta->type != GGML_TYPE_I64) {
-            refuse(std::string("d2t is ") + ggml_type_name(meta->type) + ", not I64");
-        }
-        n_vocab_draft = meta->ne[0];
-        if (n_vocab_draft > n_vocab) {
-            refuse("d2t has " + std::to_string(n_vocab_draft) + " entries, more than the vocabulary's " + std::to_string(n_vocab));
-        }
+    int64_t n_vocab_draft = 0;
+    check(d2t_fault(*ml, n_vocab, &n_vocab_draft));
+    if (ml->get_tensor_meta("d2t") != nullptr) {
         d2t = create(tn(LLM_TENSOR_D2T), {n_vocab_draft}, 0);
     }
 
@@ -334,22 +312,7 @@ void eagle3_graph::finish(ggml_tensor * cur) {
     const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
     cb(logits, "draft_logits", -1);
 
-    // The choice is made where the logits are: two numbers of each rank go to the host, and not a vocabulary.
-    ggml_tensor * id = ggml_argmax(ctx0, logits);
-    ggml_tensor * p  = ggml_reshape_3d(ctx0, ggml_soft_max(ctx0, logits), 1, n_draft, n_rows);
-    cur = own;
-    for (int rank = 0; rank < LLAMA_SPEC_EAGLE3_CANDIDATES; ++rank) {
-        ggml_tensor * row = ggml_reshape_2d(ctx0, id, 1, n_rows);
-        cur = ggml_concat(ctx0, cur, ggml_reshape_2d(ctx0, ggml_cast(ctx0, id, GGML_TYPE_F32), 1, n_rows), 0);
-        cur = ggml_concat(ctx0, cur, ggml_reshape_2d(ctx0, ggml_get_rows(ctx0, p, row), 1, n_rows), 0);
-        if (rank + 1 < LLAMA_SPEC_EAGLE3_CANDIDATES) {
-            // The next one is the likeliest when this one is out. It is struck out in place, after it was read.
-            ggml_build_forward_expand(gf, cur);
-            p  = ggml_set_rows(ctx0, p, ggml_fill(ctx0, ggml_new_tensor_3d(ctx0, GGML_TYPE_F32, 1, 1, n_rows), -1.0f),
-                    ggml_reshape_2d(ctx0, id, 1, n_rows));
-            id = ggml_argmax(ctx0, ggml_reshape_2d(ctx0, p, n_draft, n_rows));
-        }
-    }
+    cur = build_candidates(ctx0, gf, logits, LLAMA_SPEC_EAGLE3_CANDIDATES, own).packed;
     cb(cur, "draft_result", -1);
     ggml_set_output(cur);
     res->t_h_nextn = cur;

@@ -1,0 +1,51 @@
+#include "drafts/candidates.h"
+
+#include "ggml.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace llama_spec {
+
+candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before) {
+    const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
+    ggml_tensor * id  = ggml_argmax(ctx, logits);
+    ggml_tensor * p   = ggml_reshape_3d(ctx, ggml_soft_max(ctx, logits), 1, n_draft, n_rows);
+    ggml_tensor * cur = before;
+    candidates out = { id, nullptr };
+    const auto append = [&](ggml_tensor * column) {
+        column = ggml_reshape_2d(ctx, column, 1, n_rows);
+        cur = cur != nullptr ? ggml_concat(ctx, cur, column, 0) : column;
+    };
+    for (int rank = 0; rank < n; ++rank) {
+        append(ggml_cast(ctx, id, GGML_TYPE_F32));
+        append(ggml_get_rows(ctx, p, ggml_reshape_2d(ctx, id, 1, n_rows)));
+        if (rank + 1 < n) {
+            // The next one is the likeliest when this one is out. It is struck out in place, after it was read.
+            ggml_build_forward_expand(gf, cur);
+            p  = ggml_set_rows(ctx, p, ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, 1, n_rows), -1.0f),
+                    ggml_reshape_2d(ctx, id, 1, n_rows));
+            id = ggml_argmax(ctx, ggml_reshape_2d(ctx, p, n_draft, n_rows));
+        }
+    }
+    out.packed = cur;
+    return out;
+}
+
+int32_t read_candidates(const float * packed, int32_t n, int32_t n_draft, const std::vector<int32_t> & ids_of, int32_t n_max,
+                        int32_t * ids, float * probabilities) {
+    int32_t i = 0;
+    for (; i < std::min(n_max, n); ++i, packed += 2) {
+        if (!(packed[0] >= 0.0f && packed[0] < (float) n_draft)) {
+            throw std::runtime_error("the draft chose no token");
+        }
+        if (i > 0 && packed[1] < 0.0f) {
+            break;  // struck out: its vocabulary has no other
+        }
+        ids[i] = ids_of.empty() ? (int32_t) packed[0] : ids_of[(size_t) packed[0]];
+        probabilities[i] = packed[1];
+    }
+    return i;
+}
+
+} // namespace llama_spec

@@ -1,0 +1,28 @@
+// The likeliest tokens of a row of logits, chosen where the logits are: two numbers of each go to the host, and not a
+// vocabulary.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+struct ggml_cgraph;
+struct ggml_context;
+struct ggml_tensor;
+
+namespace llama_spec {
+
+struct candidates {
+    ggml_tensor * best;     // I32 [n_rows]: the likeliest draft id
+    ggml_tensor * packed;   // F32 [n_before + 2 * n, n_rows]: id and probability of each rank
+};
+
+// Of logits [n_draft, n_rows] the n likeliest ids with their probabilities, behind the columns of `before`, which may
+// be NULL. Where the vocabulary has fewer, the probability of the rest is negative.
+candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before);
+
+// Reads what was packed for one row: at most n_max of n ranks. `ids_of` has the target's id of each draft id, or
+// nothing where they are the same. Returns how many there are. Throws std::runtime_error for a broken result.
+int32_t read_candidates(const float * packed, int32_t n, int32_t n_draft, const std::vector<int32_t> & ids_of, int32_t n_max,
+                        int32_t * ids, float * probabilities);
+
+} // namespace llama_spec

@@ -1,0 +1,42 @@
+// What a DFlash draft computes. The rows of a batch are features of the target, whose keys and values are kept, or
+// its tokens are blocks of slots, which are to be guessed.
+#pragma once
+
+#include "models/models.h"
+
+namespace llama_spec {
+
+struct dflash_graph : public llm_graph_context {
+    dflash_graph(const llama_model_dflash & model, const llm_graph_params & params);
+
+  private:
+    const llama_model_dflash & model;
+    const llama_model * other;      // the target, where a tensor is shared
+    llm_graph_input_attn_kv      * attn      = nullptr;     // one of the two
+    llm_graph_input_attn_kv_iswa * attn_iswa = nullptr;
+    ggml_tensor * positions = nullptr, * tokens = nullptr, * out_ids = nullptr;
+    // Sequences of the batch, each with a block of as many slots. The engine also builds graphs that no batch of ours
+    // has, to see how much memory they take; those count as one block.
+    int64_t n_blocks = 1;
+
+    ggml_tensor * embed();
+    ggml_tensor * rotate(ggml_tensor * cur);
+    std::pair<ggml_tensor *, ggml_tensor *> keys_and_values(ggml_tensor * cur, int il);
+    void inject();
+    void store(ggml_tensor * k, ggml_tensor * v, int il);
+    ggml_tensor * attention(ggml_tensor * cur, int il);
+    ggml_tensor * block(ggml_tensor * cur, int il);
+
+    // dflash_heads.cpp
+    ggml_tensor * convolve(ggml_tensor * cur, ggml_tensor * dynamic, ggml_tensor * base, int side);
+    void finish(ggml_tensor * cur);
+    void chain(ggml_tensor * hidden, ggml_tensor * logits);
+    void select(ggml_tensor * hidden, ggml_tensor * logits);
+    void give(ggml_tensor * result, ggml_tensor * logits);
+    ggml_tensor * block_major(ggml_tensor * cur);
+    ggml_tensor * all_ids(ggml_tensor * logits);
+    ggml_tensor * first_tokens();
+    bool wants_logits() const { return (cparams.nextn_layer_offset & LLAMA_SPEC_DFLASH_CANDIDATES_ONLY) == 0; }
+};
+
+} // namespace llama_spec

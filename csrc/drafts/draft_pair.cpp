@@ -1,0 +1,132 @@
+#include "drafts/draft_pair.h"
+
+#include "llama-model.h"
+#include "llama-model-loader.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <stdexcept>
+
+namespace llama_spec {
+
+namespace {
+
+constexpr int64_t MAX_PADDING = 128;    // ids by which vocabularies of one family are padded differently
+
+std::string differ(const std::string & what, int64_t wanted, int64_t found) {
+    return "the draft was made for a target with " + what + " " + std::to_string(wanted) + ", this one has " + std::to_string(found);
+}
+
+std::string vocabulary_mismatch(const llama_model * draft, const llama_model * target, bool shares) {
+    const int64_t n_draft = draft->vocab.n_tokens(), n_target = target->vocab.n_tokens();
+    if (std::abs(n_draft - n_target) > (shares ? 0 : MAX_PADDING)) {
+        return differ("a vocabulary of", n_draft, n_target);
+    }
+    if (draft->vocab.get_type() == LLAMA_VOCAB_TYPE_NONE || target->vocab.get_type() == LLAMA_VOCAB_TYPE_NONE) {
+        return "";
+    }
+    for (int32_t id = 0; id < std::min(n_draft, n_target); ++id) {
+        const std::string a = draft->vocab.token_get_text(id), b = target->vocab.token_get_text(id);
+        if (a != b) {
+            return "the draft was made for another vocabulary: its token " + std::to_string(id) + " is '" + a + "', the target's is '" + b + "'";
+        }
+    }
+    return "";
+}
+
+} // namespace
+
+std::string pair_mismatch(const llama_model * draft, const llama_model * target, int64_t n_embd_target) {
+    const int64_t n_embd = draft->hparams.n_embd, n_found = target->hparams.n_embd;
+    if (n_embd_target != n_found) {
+        return differ("rows of width", n_embd_target, n_found);
+    }
+    for (int32_t layer : draft->target_layer_ids) {
+        if (layer > (int32_t) target->hparams.n_layer()) {
+            return "the draft reads the input of layer " + std::to_string(layer) + ", the target has the layer inputs 0 .. " +
+                std::to_string(target->hparams.n_layer());
+        }
+    }
+    const bool has_embedding = draft->tok_embd != nullptr, shares = !has_embedding || draft->output == nullptr;
+    if (shares && n_embd != n_found) {
+        return std::string("the draft has no ") + (has_embedding ? "output.weight" : "token_embd.weight") +
+            " of its own and is " + std::to_string(n_embd) + " wide, so that it cannot use the target's, which is " +
+            std::to_string(n_found) + " wide";
+    }
+    return vocabulary_mismatch(draft, target, shares);
+}
+
+int32_t n_vocab_draft(const llama_model * draft) {
+    return (int32_t) (draft->d2t != nullptr ? draft->d2t->ne[0] : draft->vocab.n_tokens());
+}
+
+std::vector<int32_t> target_ids(const llama_model * draft) {
+    std::vector<int32_t> out;
+    if (draft->d2t == nullptr) {
+        return out;
+    }
+    const int64_t n_vocab = draft->vocab.n_tokens();
+    std::vector<int64_t> ids((size_t) draft->d2t->ne[0]);
+    ggml_backend_tensor_get(draft->d2t, ids.data(), 0, ids.size() * sizeof(int64_t));
+    std::vector<bool> seen((size_t) n_vocab, false);
+    for (size_t i = 0; i < ids.size(); ++i) {
+        if (ids[i] < 0 || ids[i] >= n_vocab) {
+            throw std::runtime_error("d2t[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + " is outside the vocabulary, 0 .. " +
+                    std::to_string(n_vocab - 1) + "; were its offsets not added to the draft ids?");
+        }
+        if (seen[(size_t) ids[i]]) {
+            throw std::runtime_error("d2t has the target id " + std::to_string(ids[i]) + " twice, the second time at " + std::to_string(i) +
+                    "; were its offsets not added to the draft ids?");
+        }
+        seen[(size_t) ids[i]] = true;
+        out.push_back((int32_t) ids[i]);
+    }
+    return out;
+}
+
+std::string target_layers_fault(const std::string & arch, const std::vector<int32_t> & layers) {
+    if (layers.empty()) {
+        return arch + ".target_layers is missing or empty";
+    }
+    std::set<int32_t> seen;
+    for (int32_t layer : layers) {
+        if (layer < 0 || layer >= LLAMA_MAX_LAYERS) {
+            return arch + ".target_layers has " + std::to_string(layer) + ", which is no layer";
+        }
+        if (!seen.insert(layer).second) {
+            return arch + ".target_layers has " + std::to_string(layer) + " twice";
+        }
+    }
+    return "";
+}
+
+std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_vocab_draft) {
+    *n_vocab_draft = n_vocab;
+    const ggml_tensor * meta = ml.get_tensor_meta("d2t");
+    if (meta == nullptr) {
+        return "";
+    }
+    if (meta->type != GGML_TYPE_I64) {
+        return std::string("d2t is ") + ggml_type_name(meta->type) + ", not I64";
+    }
+    *n_vocab_draft = meta->ne[0];
+    if (meta->ne[0] > n_vocab) {
+        return "d2t has " + std::to_string(meta->ne[0]) + " entries, more than the vocabulary's " + std::to_string(n_vocab);
+    }
+    return "";
+}
+
+std::string flag_fault(const llama_model_loader & ml, const char * key, bool * out) {
+    const int64_t id = gguf_find_key(ml.metadata, key);
+    if (id < 0) {
+        return "";
+    }
+    if (gguf_get_kv_type(ml.metadata, id) != GGUF_TYPE_BOOL) {
+        return std::string(key) + " is not a bool";
+    }
+    *out = gguf_get_val_bool(ml.metadata, id);
+    return "";
+}
+
+} // namespace llama_spec

@@ -1,0 +1,33 @@
+// What every kind asks of a draft and its target.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+struct llama_model;
+struct llama_model_loader;
+
+namespace llama_spec {
+
+// As of a draft that reads rows of the target: their width, the layers, the vocabulary, and the tensors that it takes
+// from the target where it has none of its own. Empty if the two go together, else the first difference.
+std::string pair_mismatch(const llama_model * draft, const llama_model * target, int64_t n_embd_target);
+
+// How many ids the draft chooses from.
+int32_t n_vocab_draft(const llama_model * draft);
+
+// The target's id of each draft id; empty where they are the same. Throws std::runtime_error, naming d2t, for an id
+// outside the vocabulary or one that comes twice.
+std::vector<int32_t> target_ids(const llama_model * draft);
+
+// ---- while a file is loaded. Each answers why the file cannot be used, or with nothing.
+
+// Of the key ARCH.target_layers.
+std::string target_layers_fault(const std::string & arch, const std::vector<int32_t> & layers);
+// Of the tensor d2t, if there is one; sets the number of ids that the draft chooses from.
+std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_vocab_draft);
+// Of a flag; sets it, if the key is there.
+std::string flag_fault(const llama_model_loader & ml, const char * key, bool * out);
+
+} // namespace llama_spec
