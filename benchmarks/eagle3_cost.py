@@ -46,8 +46,8 @@ class Timed(Eagle3):
     def attach(self, target: Context) -> None:
         """As ever; from here on each decode is timed."""
         super().attach(target)
-        self.feed = self._opened()._batch
-        decode = self._opened().decode
+        self.feed = self.memory_or_fail()._batch
+        decode = self.memory_or_fail().decode
 
         def timed(batch: Batch) -> None:
             start = perf_counter()
@@ -56,7 +56,7 @@ class Timed(Eagle3):
             if batch is self.feed:
                 self.n_fed.append(batch.n_tokens)
 
-        self._opened().decode = timed  # type: ignore[method-assign]
+        self.memory_or_fail().decode = timed  # type: ignore[method-assign]
 
 
 def prompt_cost(model: Model, head: Path, n_prompt: int, repeats: int) -> None:

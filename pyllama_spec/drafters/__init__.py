@@ -13,6 +13,7 @@ from pyllama_spec.drafters.base import (
     TokenView,
     Vote,
 )
+from pyllama_spec.drafters.dflash import DFlash
 from pyllama_spec.drafters.eagle3 import Eagle3
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
@@ -22,6 +23,7 @@ from pyllama_spec.drafters.with_lookup import WithLookup
 __all__ = [
     "NO_DRAFT",
     "Committed",
+    "DFlash",
     "Draft",
     "DraftOptions",
     "DraftRequest",

@@ -24,6 +24,7 @@ Opener = Callable[[Path, DraftOptions], Drafter]
 
 # The architecture in a draft's file -> what opens it: a function, or "module:function".
 _KINDS: dict[str, Opener | str] = {
+    "dflash": "pyllama_spec.drafters.dflash:open_dflash",
     "eagle3": "pyllama_spec.drafters.eagle3:open_eagle3",
 }
 # Drafters that need no file.
@@ -34,7 +35,7 @@ _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     ),
 }
 # Architectures of files that only draft for another model, of kinds that are not here.
-_OTHER_DRAFTS = ("eagle", "dflash", "dspark", "medusa")
+_OTHER_DRAFTS = ("eagle", "dspark", "medusa")
 
 
 def register(arch: str, opener: Opener) -> None:

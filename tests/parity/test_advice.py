@@ -56,7 +56,7 @@ def always(*votes: Vote) -> TokenPrior:
 def two_likeliest(drafter: Eagle3) -> list[tuple[int, float]]:
     """The head's own first and second token, and their probabilities."""
     draft = drafter.propose([DraftRequest(0, TEXT, 1)])[0]
-    pairs = drafter._opened()
+    pairs = drafter.memory_or_fail()
     ids, p, _ = pairs.context.draft_candidates(pairs._batch.n_tokens - 1)
     own = list(zip(ids, p, strict=True))
     assert draft.candidates is not None
@@ -141,7 +141,7 @@ def test_the_chain_goes_on_from_the_chosen_token() -> None:
         advised = ask(
             drafter, 0, TEXT, 2, lambda drafted: () if drafted else (Vote(50, 1.0, 100.0),)
         )
-        pairs, step = drafter._opened(), drafter._step
+        pairs, step = drafter.memory_or_fail(), drafter._step
         ids, _, _ = pairs.context.draft_candidates(0)  # of the last step
         assert advised.ids == (50, ids[0])
         own = pairs.ask([0])[0].row  # of its last pair again

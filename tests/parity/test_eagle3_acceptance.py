@@ -298,7 +298,7 @@ def test_n_drafted_tokens_are_n_calls() -> None:
     drafter = head("perm_eagle3", 5)
     loop, seq = opened(drafter), SequenceState()
     fed: list[tuple[int, bool]] = []
-    pairs = drafter._opened()
+    pairs = drafter.memory_or_fail()
     decode = pairs.decode
 
     def count(batch: Batch) -> None:

@@ -7,8 +7,14 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.drafters import Committed, DraftRequest, Eagle3, SequenceErrors, Vote
-from pyllama_spec.drafters.eagle3 import drafter as eagle3
+from pyllama_spec.drafters import (
+    Committed,
+    DraftRequest,
+    Eagle3,
+    SequenceErrors,
+    Vote,
+    model_drafter,
+)
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -150,7 +156,7 @@ def expected_tokens(state: bytes) -> list[int]:
     with target_context(tiny("llama"), drafter) as context:
         drafter.attach(context)
         drafter.restore(0, state)
-        return list(drafter._opened().of(0).tokens)
+        return list(drafter.memory_or_fail().of(0).tokens)
 
 
 def restored(tokens: list[int], n_decoded: int) -> tuple[list[int], int]:
@@ -200,7 +206,7 @@ def test_a_window(window: int) -> None:
         fresh.attach(context)
         rows = feed(context, seq.tokens[:-1])
         # Pairs from `first` on: the sequence is given with everything before it skipped.
-        state = fresh._opened().of(0)
+        state = fresh.memory_or_fail().of(0)
         state.tokens[:] = seq.tokens[: first + 1]
         state.rows.append(first, [row[first : first + 1] for row in rows])
         state.n_fed = state.first = first
@@ -248,7 +254,7 @@ def test_an_interrupt_in_the_head(at: int, is_before: bool) -> None:
     """Pairs count as fed once they are: Ctrl-C at a decode of the head leaves no hole there."""
     drafter = head()
     loop, seq = opened(drafter, n_ubatch=16), SequenceState()
-    pairs, n_calls = drafter._opened(), 0
+    pairs, n_calls = drafter.memory_or_fail(), 0
     decode = pairs.decode
 
     def interrupted(batch: Batch) -> None:
@@ -327,8 +333,8 @@ def test_a_head_that_could_not_be_opened_again(monkeypatch: pytest.MonkeyPatch) 
     drafter = head()
     loop, other = opened(drafter), target_context(tiny("llama"), drafter)
     with monkeypatch.context() as patched:
-        patched.setattr(eagle3, "Context", no_memory)
-        patched.setattr(eagle3, "instance", lambda *args: None)
+        patched.setattr(model_drafter, "Context", no_memory)
+        patched.setattr(model_drafter, "instance", lambda *args: None)
         with pytest.raises(OutOfMemoryError):
             drafter.attach(other)
     assert open_context(drafter) is None

@@ -71,7 +71,7 @@ class WithGaps(Eagle3):
     def attach(self, target: Context) -> None:
         """As ever; from here on each decode is looked at."""
         super().attach(target)
-        pairs = self._opened()
+        pairs = self.memory_or_fail()
         decode = pairs.decode
 
         def noted(batch: Batch) -> None:

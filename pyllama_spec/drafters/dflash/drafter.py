@@ -1,0 +1,139 @@
+"""DFlash: a small model that guesses a block of tokens in one call (arXiv 2602.06036).
+
+Its layers attend to keys and values that are made of the target's own hidden rows, and to the slots
+of a block, which see each other:
+
+    position      0     1     2     3  |   4        5       6       7
+    fed          row   row   row   row | x[4]     mask    mask    mask
+                 of    of    of    of  |   |        |       |       |
+                x[0]  x[1]  x[2]  x[3] | pending  d[1]    d[2]    d[3]   guessed
+
+A round is two calls, however many sequences draft together: one feeds the rows of the tokens that
+were accepted, one decodes a block as long as was asked for. Rejected tokens cost nothing.
+
+A draft with a Markov head (DSpark, arXiv 2607.05147) lets each guess see the one before, and
+guesses behind the first slot too; one with a selector (DFlash2) scores each candidate behind each
+one of the slot before, and is read from left to right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
+from pyllama_spec.drafters.choice import Choice, choose
+from pyllama_spec.drafters.dflash.injected import Injected
+from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
+from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import DraftBlock, Model, Progress
+from pyllama_spec.errors import ArgumentError
+
+
+class DFlash(ModelDrafter[Injected]):
+    """Drafts with a DFlash draft, a block at a time; DFlash2 and DSpark are read from the file.
+
+    Args:
+        model: the draft, or the path of its GGUF (docs/dflash.md).
+        max_draft: the most tokens to draft at once; None for as many as a block was trained with.
+        n_ctx: rows of a sequence that it remembers; None for as many as the target, or, where all
+            of its layers look back over a window, for that. Fewer make a window: the oldest are
+            forgotten, and it goes on.
+        p_min: end a draft before a token of a lower probability.
+        n_gpu_layers, progress: for a draft given as a path, as of Model.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: it is no DFlash draft, a number is out of range, or max_draft is more than a
+            block was trained with.
+
+    Attributes:
+        block: how its blocks are made.
+
+    """
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        max_draft: int | None = None,
+        *,
+        n_ctx: int | None = None,
+        p_min: float = 0.0,
+        n_gpu_layers: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        wanted = None if max_draft is None else count(max_draft, "max_draft", 1)
+        super().__init__(
+            model, "dflash", "a DFlash draft", n_ctx=n_ctx, p_min=p_min,
+            n_gpu_layers=n_gpu_layers, progress=progress,
+        )  # fmt: skip
+        self.block: DraftBlock = self.model.draft_block  # type: ignore[assignment]  # has one
+        most = self.block.max_draft
+        if wanted is not None and wanted > most:
+            self.close()
+            raise ArgumentError(
+                f"max_draft={wanted}: a block of {self.model.path.name} was trained with "
+                f"{self.block.n_slots} slots and guesses {most} tokens"
+            )
+        self.max_draft = most if wanted is None else wanted
+
+    def open_memory(self, target: Context) -> Injected:
+        """Room for the rows that it sees, and for a block."""
+        params, block = target.params, self.block
+        n_useful = target.n_ctx_seq
+        if block.n_window is not None:
+            # An eighth of the room is given up at a time, and a window is still left.
+            n_useful = min(n_useful, -(-block.n_window * 8 // 7) + 8)
+        n_window = min(self._n_ctx or n_useful, n_useful)
+        n_outputs = params.n_seq_max * block.n_slots
+        n_batch = max(min(params.n_batch, params.n_ubatch), n_outputs)
+        context = self.open_context(target, n_window, block.n_slots, n_batch, n_outputs)
+        return Injected(context, self._n_features, n_window, block)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Feeds the rows that were committed since the last draft, and decodes a block.
+
+        Raises:
+            SequenceErrors: with the drafts of those sequences that did not fail.
+
+        """
+        memory = self.memory_or_fail()
+        errors: dict[int, Exception] = {}
+        asked = passed(requests, self.can_draft, errors)
+        drafts: dict[int, Draft] = {}
+        if asked:
+            n = min(max(r.n for r in asked), self.max_draft)
+            rows = memory.guess([r.seq for r in asked], n)
+            for request, row in zip(asked, rows, strict=True):
+                try:
+                    drafts[request.seq] = self._read(request, row)
+                except Exception as error:  # noqa: BLE001, PERF203 - it is this sequence's alone
+                    errors[request.seq] = error
+        if errors:
+            raise SequenceErrors(errors, drafts)
+        return [drafts.get(request.seq, NO_DRAFT) for request in requests]
+
+    def _read(self, request: DraftRequest, row: int) -> Draft:
+        """The guesses of a block from a row of the last batch on, from left to right."""
+        context = self.memory_or_fail().context
+        ids: list[int] = []
+        probabilities: list[float] = []
+        candidates: list[list[tuple[int, float]]] = []
+        for i in range(min(request.n, self.max_draft)):
+            given = ids[-1] if ids else request.tokens[-1]
+            choice = Choice(*context.draft_candidates(row + i, given))
+            token, p = choose(choice, request.prior, ids)
+            if self.block.has_confidence:
+                p = float(choice.row[0])
+            if p < self.p_min:
+                break
+            ids.append(token)
+            probabilities.append(p)
+            candidates.append(choice.candidates)
+        return Draft(ids, probabilities, candidates)
+
+    def describe(self) -> dict[str, Any]:
+        """Its file, its sizes, the layers that it reads and how long a block is."""
+        return {**super().describe(), "block_size": self.block.n_slots}

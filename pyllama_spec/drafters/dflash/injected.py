@@ -1,0 +1,90 @@
+"""What a DFlash draft remembers: keys and values that it made of the target's rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from pyllama_spec.drafters.row_memory import Known, RowMemory
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import DraftBlock
+from pyllama_spec.errors import PyllamaSpecError
+
+
+class Injected(RowMemory):
+    """The rows of all sequences, in the context of a draft; and the blocks that it guesses.
+
+    Args:
+        context: the draft's.
+        n_features: the width of a row of features.
+        n_window: how many rows of a sequence fit.
+        block: of the draft.
+
+    """
+
+    def __init__(self, context: Context, n_features: int, n_window: int, block: DraftBlock) -> None:
+        super().__init__(context, n_features, n_window)
+        self._block = block
+        self._slots = Batch(context.n_seq_max * block.n_slots)
+        self._slots.logits = False
+
+    def n_ready(self, s: Known) -> int:
+        """A row needs nothing beside it."""
+        return s.rows.end
+
+    def put(self, batch: Batch, seq: int, s: Known, n: int, is_read: bool) -> None:
+        """Rows alone; they give no output."""
+        batch.extend(None, s.n_fed, seq, rows=[s.rows.view(s.n_fed, s.n_fed + n)])
+
+    def guess(self, seqs: Sequence[int], n: int) -> list[int]:
+        """Feeds what waits, and decodes a block of each sequence behind its rows.
+
+        The slots are forgotten at once: their keys and values are of guesses. What was guessed can
+        be read until the next decode.
+
+        Args:
+            seqs: the sequences.
+            n: how many tokens to guess for each one: lengths are equal, since the heads of some
+                drafts count on it, and others see a block only as a whole.
+
+        Returns:
+            For each sequence the row of the first guess; the others follow it.
+
+        """
+        waiting = [seq for seq in seqs if self._has_waiting(self.of(seq))]
+        if waiting:
+            self.feed(waiting)
+        slots, mask = self._slots, self._block.mask_id
+        slots.clear()
+        rows = []
+        for seq in seqs:
+            s = self.of(seq)
+            position = len(s.tokens) - 1
+            rows.append(slots.n_tokens + (not self._block.guesses_behind))
+            slots.add(s.tokens[-1], position, seq, output=self._block.guesses_behind)
+            n_masks = n - 1 if self._block.guesses_behind else n
+            slots.extend([mask] * n_masks, position + 1, seq, output_all=True)
+        try:
+            self.decode(slots)
+        except BaseException:
+            with contextlib.suppress(PyllamaSpecError):  # such as of a context that is lost
+                self._forget_guesses(seqs)
+            raise
+        self._forget_guesses(seqs)
+        return rows
+
+    def _forget_guesses(self, seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            self.context.memory.rollback(seq, self.of(seq).n_fed)
+
+    def _has_waiting(self, s: Known) -> bool:
+        return s.rows.end > s.n_fed
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens the target may keep: those that were fed, or wait."""
+        s = self._sequences.get(seq)
+        if s is None:
+            return 0
+        n_known = s.rows.end if s.rows.start <= s.n_fed else s.n_fed
+        return min(n_keep, max(n_known, s.n_fed))

@@ -1,0 +1,246 @@
+"""A drafter that computes with a model of its own, beside the target and on its threads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
+from pyllama_spec.drafters.fingerprint import fingerprint
+from pyllama_spec.drafters.row_memory import RowMemory
+from pyllama_spec.engine.checks import count, instance, real
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+
+_Memory = TypeVar("_Memory", bound=RowMemory)
+
+
+class _HasSeq(Protocol):
+    @property
+    def seq(self) -> int: ...
+
+
+_Item = TypeVar("_Item", bound=_HasSeq)
+
+
+class ModelDrafter(Drafter, Generic[_Memory]):
+    """What drafts of every architecture share: the model, its context, what it was fed.
+
+    Args:
+        model: the draft, or the path of its GGUF.
+        arch: the architecture that it must have, which is the drafter's name too.
+        kind: what to call it, as in "an EAGLE-3 draft".
+        n_ctx: rows of a sequence that it remembers; None for as many as are of use. Fewer make a
+            window: the oldest are forgotten, and it goes on.
+        p_min: end a draft before a token of a lower probability.
+        n_gpu_layers, progress: for a draft given as a path, as of Model.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: it is a draft of another kind, or a number is out of range.
+
+    """
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        arch: str,
+        kind: str,
+        *,
+        n_ctx: int | None,
+        p_min: float,
+        n_gpu_layers: int,
+        progress: Progress | None,
+    ) -> None:
+        self.name = arch
+        self.p_min = real(p_min, "p_min", 0.0)
+        self._n_ctx = None if n_ctx is None else count(n_ctx, "n_ctx", 1)
+        instance(model, (Model, str, os.PathLike), "model", "; give a Model or a path")
+        self._owns_model = not isinstance(model, Model)
+        self.model = (
+            model
+            if isinstance(model, Model)
+            else Model(model, n_gpu_layers=n_gpu_layers, progress=progress)
+        )
+        if self.model.info.arch != arch:
+            found = self.model.info.arch
+            self.close()
+            raise ArgumentError(f"{self.model.path.name} is of kind {found!r}, not {kind}")
+        self.target_layers = self.model.target_layers
+        self._target: Context | None = None
+        self._memory: _Memory | None = None
+        self._n_features = 0
+
+    def check(self, target: Model) -> None:
+        """Raises unless the draft was made for the target, with the first difference."""
+        self.model.check_draft_of(target)
+
+    @property
+    def attached_to(self) -> Context | None:
+        """The target whose threads it shares."""
+        return self._target
+
+    def attach(self, target: Context) -> None:
+        """Opens the draft's context beside the target's, whose threads it shares.
+
+        Raises:
+            ArgumentError: the draft was made for another target, with the first difference.
+            OutOfMemoryError: there is not enough memory for it.
+
+        """
+        instance(target, Context, "target")
+        self.check(target.model)
+        if self._memory is not None:
+            if self._target is target:
+                return
+            self._memory.context.close()
+            self._target = self._memory = None  # also where the next one cannot be opened
+        self._n_features = len(self.target_layers) * target.model.info.n_embd
+        self._memory = self.open_memory(target)
+        self._target = target
+
+    @abstractmethod
+    def open_memory(self, target: Context) -> _Memory:
+        """Opens the draft's context, with open_context(), and what keeps account of it."""
+
+    def open_context(
+        self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int
+    ) -> Context:
+        """A context of the draft beside the target's.
+
+        Args:
+            target: the target's.
+            n_window: rows of a sequence that it has to hold.
+            n_guesses: and guesses of a sequence behind them.
+            n_batch: the most tokens that a decode takes.
+            n_outputs: the most of them with an output.
+
+        """
+        params = target.params
+        n_ctx = n_window * params.n_seq_max
+        if params.kv_unified:  # together they have no more tokens than the target has room for
+            n_ctx = min(n_ctx, target.n_ctx_seq)
+        return Context(
+            self.model, target=target, n_ctx=n_ctx + n_guesses * params.n_seq_max,
+            n_batch=n_batch, n_ubatch=n_batch, n_seq_max=params.n_seq_max,
+            n_outputs_max=n_outputs, kv_unified=params.kv_unified, n_threads=target.n_threads,
+            flash_attn=params.flash_attn, type_k=params.type_k, type_v=params.type_v,
+            offload_kqv=params.offload_kqv, is_window=True,
+        )  # fmt: skip
+
+    def memory_or_fail(self) -> _Memory:
+        """What keeps account of the draft's context.
+
+        Raises:
+            ArgumentError: attach() was not called.
+
+        """
+        if self._memory is None:
+            raise ArgumentError("the draft is not attached to a target: call attach() first")
+        return self._memory
+
+    @property
+    def context(self) -> Context | None:
+        """The draft's context; None before attach()."""
+        return None if self._memory is None else self._memory.context
+
+    @property
+    def n_calls(self) -> int:
+        """How many decodes of the draft were made since attach()."""
+        return 0 if self._memory is None else self._memory.n_calls
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Notes tokens and their rows. Those of a prompt are fed; others wait for propose()."""
+        self.memory_or_fail().commit(done)
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether anything is wanted, and there is a row to draft from.
+
+        Raises:
+            ArgumentError: the request is not of the text that was committed.
+
+        """
+        tokens = self.memory_or_fail().of(request.seq).tokens
+        if request.n < 1 or len(tokens) < 2:
+            return False
+        if tokens[-1] != request.tokens[-1]:
+            raise ArgumentError(
+                f"token {request.tokens[-1]} is pending, and {tokens[-1]} was committed last"
+            )
+        return True
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens the target may keep: those whose rows are here."""
+        return self.memory_or_fail().resume_at(seq, n_keep)
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps what belongs to the first n_keep tokens."""
+        if self._memory is not None:
+            self._memory.truncate(seq, n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Lets `to` begin as a copy of `seq`."""
+        self.memory_or_fail().copy(seq, to)
+
+    def save(self, seq: int) -> bytes:
+        """What it knows of a sequence, for restore() of a draft with the same file and settings."""
+        return self.memory_or_fail().save(seq, fingerprint(self.model, self._n_features))
+
+    def restore(self, seq: int, data: bytes) -> int:
+        """Puts back what save() gave.
+
+        Returns:
+            The number of tokens that it knows of the sequence now.
+
+        Raises:
+            ArgumentError: the state is damaged, or of another draft or other settings. The sequence
+                is forgotten then.
+
+        """
+        known = fingerprint(self.model, self._n_features)
+        return self.memory_or_fail().restore(seq, data, known)
+
+    def describe(self) -> dict[str, Any]:
+        """Its file, its sizes and the layers that it reads."""
+        info = self.model.info
+        return {
+            "path": str(self.model.path),
+            "architecture": info.arch,
+            "n_params": info.n_params,
+            "size_bytes": info.size_bytes,
+            "n_layer": info.n_layer,
+            "n_embd": info.n_embd,
+            "target_layers": list(self.target_layers),
+        }
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether close() was called."""
+        return self._owns_model and self.model.is_closed
+
+    def close(self) -> None:
+        """Frees the draft's context, and the model if it was given as a path."""
+        with contextlib.suppress(PyllamaSpecError, AttributeError):
+            if self._memory is not None:
+                self._memory.context.close()
+        self._target = self._memory = None
+        if self._owns_model:
+            self.model.close()
+
+
+def passed(
+    items: Sequence[_Item], can_go_on: Callable[[_Item], bool], errors: dict[int, Exception]
+) -> list[_Item]:
+    """Those that can go on. An exception is of its sequence alone, and noted."""
+    out: list[_Item] = []
+    for item in items:
+        try:
+            if can_go_on(item):
+                out.append(item)
+        except Exception as error:  # noqa: BLE001, PERF203 - such as NaN, or a prior that fails
+            errors[item.seq] = error
+    return out

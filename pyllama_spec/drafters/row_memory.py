@@ -1,0 +1,239 @@
+"""What a draft model remembers of each sequence: what it made of the target's rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyllama_spec.drafters.base import Committed
+from pyllama_spec.drafters.feature_rows import FeatureRows
+from pyllama_spec.drafters.saved_state import pack, unpack
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.errors import ArgumentError
+
+# Rows that are kept after they were fed: a conversation that goes on where it ended, or a little
+# before, then needs no row again.
+_KEEP_ROWS = 32
+
+# Is given a sequence, the row of the batch that is its last one, and whether another batch follows.
+ReadLast = Callable[[int, int, bool], None]
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one sequence.
+
+    Attributes:
+        tokens: x[0 ..], the last one pending.
+        rows: features of the newest tokens.
+        n_fed: the rows of positions 0 .. n_fed - 1 were fed.
+        first: those before that one have left the window.
+        ahead: the token that followed the kept ones before truncate() took it back.
+
+    """
+
+    tokens: list[int]
+    rows: FeatureRows
+    n_fed: int = 0
+    first: int = 0
+    ahead: int | None = None
+
+
+class RowMemory(ABC):
+    """The rows of all sequences that a draft's context was fed.
+
+    Args:
+        context: the draft's.
+        n_features: the width of a row of features.
+        n_window: how many rows of a sequence fit.
+
+    Attributes:
+        n_calls: how many decodes were made, for who counts the cost.
+
+    """
+
+    def __init__(self, context: Context, n_features: int, n_window: int) -> None:
+        self.context = context
+        self.n_calls = 0
+        self._n_features, self._n_window = n_features, n_window
+        self._batch = Batch(
+            context.n_batch, n_row=n_features, n_model_row=context.model.info.n_embd_inp
+        )
+        self._batch.logits = False
+        self._sequences: dict[int, Known] = {}
+
+    @abstractmethod
+    def n_ready(self, s: Known) -> int:
+        """How many rows of a sequence could have been fed."""
+
+    @abstractmethod
+    def put(self, batch: Batch, seq: int, s: Known, n: int, is_read: bool) -> None:
+        """Adds the next n rows of a sequence to a batch; the last one's output is read or not."""
+
+    def meet(self, seq: int, s: Known, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
+        """Called before tokens are added to those of a sequence."""
+
+    def of(self, seq: int) -> Known:
+        """What is known of a sequence."""
+        if seq not in self._sequences:
+            self._sequences[seq] = Known([], FeatureRows(self._n_features))
+        return self._sequences[seq]
+
+    def n_fed(self, seq: int) -> int:
+        """How many rows of a sequence were fed: the position of the first guess."""
+        return self._sequences[seq].n_fed
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Notes tokens and their rows. Those of a prompt are fed; others wait for feed()."""
+        for one in done:
+            s = self.of(one.seq)
+            self.meet(one.seq, s, one.tokens)
+            if one.features:
+                s.rows.append(one.first_row, one.features)
+            s.tokens.extend(one.tokens)
+        due = [one.seq for one in done if self._is_due(self._sequences[one.seq])]
+        if due:
+            self.feed(due)
+
+    def _is_due(self, s: Known) -> bool:
+        """Whether rows should be fed now: more of the prompt follows, or they are too many."""
+        is_in_prompt = s.rows.end >= len(s.tokens)
+        return self.n_ready(s) - s.n_fed > (0 if is_in_prompt else self._batch.n_max)
+
+    def feed(self, seqs: Iterable[int], read: ReadLast | None = None) -> None:
+        """Feeds all rows that are ready of some sequences.
+
+        Args:
+            seqs: the sequences.
+            read: called for the last row of each one; None if no output is wanted.
+
+        """
+        left = sorted(seqs)
+        for seq in left:
+            s = self._sequences[seq]
+            self._make_room(seq, s, self.n_ready(s))
+            # What lies behind are guesses of the last draft, or rows that no longer count.
+            self.context.memory.rollback(seq, s.n_fed)
+        while left:
+            parts = self._fill(left, read is not None)
+            self.decode(self._batch)
+            # Only now: an interrupt before would leave a hole in the memory.
+            for seq, n, end in parts:
+                s = self._sequences[seq]
+                s.n_fed += n
+                if end is None:
+                    continue
+                if read is not None:
+                    read(seq, end, bool(left))
+                s.rows.keep_last(_KEEP_ROWS)
+
+    def _fill(self, left: list[int], is_read: bool) -> list[tuple[int, int, int | None]]:
+        """Fills the batch with rows of the first of these sequences.
+
+        Returns:
+            Of each that is in it: how many rows, and the batch's index of the last row of those
+            that are no longer left.
+
+        """
+        batch = self._batch
+        batch.clear()
+        parts: list[tuple[int, int, int | None]] = []
+        while left and batch.n_tokens < batch.n_max:
+            seq = left[0]
+            s = self._sequences[seq]
+            n_waiting = self.n_ready(s) - s.n_fed
+            n = min(n_waiting, batch.n_max - batch.n_tokens)
+            is_end = n == n_waiting
+            self.put(batch, seq, s, n, is_read and is_end)
+            if is_end:
+                left.pop(0)
+            parts.append((seq, n, batch.n_tokens - 1 if is_end else None))
+        return parts
+
+    def decode(self, batch: Batch) -> None:
+        """A decode of the draft."""
+        self.n_calls += 1
+        self.context.decode(batch)
+
+    def _make_room(self, seq: int, s: Known, end: int) -> None:
+        """Forgets the oldest rows, so that all up to `end` fit the window."""
+        if end - s.first <= self._n_window:
+            return
+        # An eighth more, so that this is not done in every round.
+        first = end - self._n_window + self._n_window // 8
+        if first > s.n_fed:  # a long prompt: its first rows need not be fed at all
+            self.context.memory.remove(seq)
+            s.n_fed = first
+        else:
+            self.context.memory.remove(seq, s.first, first)
+        s.first = first
+
+    @abstractmethod
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """How many of the first n_keep tokens the target may keep: those whose rows are here."""
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps what belongs to the first n_keep tokens."""
+        s = self._sequences.get(seq)
+        if s is None:
+            return
+        if n_keep < len(s.tokens):
+            s.ahead = s.tokens[n_keep] if s.n_fed >= n_keep else None
+            del s.tokens[n_keep:]
+            s.rows.truncate(n_keep)
+        if s.n_fed > n_keep:
+            self.cut(seq, s, n_keep)
+        if n_keep == 0:
+            self.forget(seq)
+
+    def cut(self, seq: int, s: Known, n: int) -> None:
+        """Forgets all but the first n rows that were fed."""
+        self.context.memory.rollback(seq, n)
+        s.n_fed = min(s.n_fed, n)
+        s.first = min(s.first, s.n_fed)
+
+    def forget(self, seq: int) -> None:
+        """Forgets a sequence."""
+        if self._sequences.pop(seq, None) is not None:
+            self.context.memory.remove(seq)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Lets `to` begin as a copy of `seq`."""
+        s = self.of(seq)
+        self.forget(to)
+        self.context.memory.copy(seq, to)
+        self._sequences[to] = Known(list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead)
+
+    def save(self, seq: int, fingerprint: str) -> bytes:
+        """What is known of a sequence, for restore()."""
+        s = self.of(seq)
+        facts = {
+            "draft": fingerprint, "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead,
+            "start": s.rows.start,
+        }  # fmt: skip
+        rows = s.rows.view(s.rows.start, s.rows.end)
+        tokens = np.array(s.tokens, dtype="<i4")
+        return pack(facts, [tokens.tobytes(), rows.tobytes(), self.context.memory.save(seq)])
+
+    def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
+        """Puts back what save() gave with the same fingerprint; returns the number of tokens.
+
+        Raises:
+            ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
+
+        """
+        facts, parts = unpack(data)
+        self.forget(seq)
+        if facts["draft"] != fingerprint:
+            raise ArgumentError("the state was saved with another draft")
+        self.context.memory.restore(seq, parts[2])
+        s = self.of(seq)
+        s.tokens = np.frombuffer(parts[0], dtype="<i4").tolist()
+        rows = np.frombuffer(parts[1], dtype="<f4").reshape(-1, self._n_features)
+        s.rows.append(facts["start"], [rows])
+        s.n_fed, s.first, s.ahead = facts["n_fed"], facts["first"], facts["ahead"]
+        return len(s.tokens)
