@@ -20,6 +20,7 @@ from .dflash import (
     target_options,
     write_dflash,
 )
+from .dflash_perm import build_perm_dflash
 from .eagle3 import (
     Eagle3Config,
     RopeScaling,
@@ -77,6 +78,7 @@ __all__ = [
     "build_dflash",
     "build_eagle3",
     "build_perm",
+    "build_perm_dflash",
     "build_perm_eagle3",
     "cache_directory",
     "decode",

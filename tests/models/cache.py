@@ -15,6 +15,7 @@ import numpy as np
 
 from .build import build
 from .dflash import build_dflash
+from .dflash_perm import build_perm_dflash
 from .eagle3 import build_eagle3
 from .eagle3_perm import build_perm_eagle3
 from .toys import build_constant, build_perm
@@ -27,6 +28,7 @@ _BUILDERS: dict[str, Callable[..., Path]] = {
     "eagle3": build_eagle3,
     "perm_eagle3": build_perm_eagle3,
     "dflash": build_dflash,
+    "perm_dflash": build_perm_dflash,
 }
 
 

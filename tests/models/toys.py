@@ -66,13 +66,19 @@ def build_perm(
     n_layer: int = 4,
     n_cycles: int = 1,
     output_scale: float = 16.0,
+    stepping: bool = False,
     **extra: Any,
 ) -> Path:
     """Write the PERM target: a llama whose next token is `perm_next(...)[current token]`.
 
     `n_embd == n_vocab`, a multiple of 8. The residual at every layer is the one-hot row of the
     current token. The successor's logit is `output_scale`, every other logit is 0.
+
+    With `stepping` each layer takes a step: what enters layer k is the one-hot row of the token
+    k steps on (but for rounding), so that no two layers' rows are alike.
     """
+    if stepping:
+        extra["n_ff"] = n_vocab
     cfg = TinyConfig("llama", seed, n_layer, n_vocab, n_embd=n_vocab, **extra)
     m = Sketch(cfg)
     _inert_llama(m)
@@ -82,9 +88,25 @@ def build_perm(
     output = np.zeros((n_vocab, n_vocab))
     # RMSNorm divides a one-hot row of width n by sqrt(1 / n + eps)
     rms = np.sqrt(1.0 / n_vocab + cfg.norm_eps)
-    output[successor, np.arange(n_vocab)] = output_scale * rms
+    entering_output = np.arange(n_vocab)
+    if stepping:
+        _step_each_layer(m, successor, float(rms))
+        for _ in range(n_layer):
+            entering_output = successor[entering_output]
+    output[successor, entering_output] = output_scale * rms
     m.put("output.weight", output)
     return m.write(path)
+
+
+def _step_each_layer(m: Sketch, successor: NDArray[np.int64], rms: float) -> None:
+    """Let feed-forward unit y, which only a one-hot e_y reaches, add e_successor(y) - e_y."""
+    eye = np.eye(len(successor), dtype=np.float32)
+    one = 1.0 / rms
+    activation = one / (1.0 + np.exp(-one)) * one
+    for _, blk in parts.layers(m):
+        m.tensors[f"{blk}ffn_norm.weight"][:] = 1.0
+        m.tensors[f"{blk}ffn_gate.weight"][:] = m.tensors[f"{blk}ffn_up.weight"][:] = eye
+        m.tensors[f"{blk}ffn_down.weight"][:] = (eye[:, successor] - eye) / activation
 
 
 def default_probabilities() -> NDArray[np.float64]:
