@@ -75,7 +75,9 @@ class RequestLock:
             has_collected, patience = False, COLLECT_AFTER_S
             while self._owner is not None and not self._is_closed:
                 if self._owner.thread != me:
-                    if not self._condition.wait(patience) and not self._owner.is_running:
+                    is_told = self._condition.wait(patience)
+                    # It may have been given back since, while this thread waited to wake up.
+                    if not is_told and self._owner is not None and not self._owner.is_running:
                         patience *= 2
                         gc.collect()
                 elif self._owner.is_running or has_collected:
@@ -107,17 +109,17 @@ class RequestLock:
                     self._settle()
                 self._condition.notify_all()
 
-    def settle(self) -> bool:
+    def settle(self, then: Callable[[], None]) -> None:
         """Allows decodes again after a request that was cancelled and dropped.
 
-        Returns:
-            Whether nobody has the turn.
+        Args:
+            then: called if nobody has the turn, and before anybody can take it.
 
         """
         with self._condition:
             if self._owner is None:
                 self._settle()
-            return self._owner is None
+                then()
 
     def _settle(self) -> None:
         if self._is_interrupted and not self._is_closed:

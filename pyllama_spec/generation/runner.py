@@ -137,8 +137,8 @@ class SerialRunner:
 
     def withdraw(self, job: Job) -> None:
         """See Runner. Its lease has been given back."""
-        if not self._round.target.is_forked and self._lock.settle():
-            self._round.target.pause_threads()
+        if not self._round.target.is_forked:
+            self._lock.settle(self._round.target.pause_threads)
 
     def exclusive(self) -> AbstractContextManager[None]:
         """See Runner."""
