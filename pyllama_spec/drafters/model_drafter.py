@@ -10,11 +10,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.fingerprint import fingerprint
+from pyllama_spec.drafters.ngram_table import NgramTable
+from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.row_memory import RowMemory
+from pyllama_spec.drafters.with_lookup import MIN_NGRAM, WithLookup
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError
 
 _Memory = TypeVar("_Memory", bound=RowMemory)
 
@@ -230,6 +233,28 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._target = self._memory = None
         if self._owns_model:
             self.model.close()
+
+
+def with_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
+    """The draft with copies and n-grams beside it, unless options.lookup is 0.
+
+    Raises:
+        ModelLoadError: the n-gram table of its file is broken. The draft is closed then.
+
+    """
+    n_same = MIN_NGRAM if options.lookup is None else options.lookup
+    if not n_same:
+        return draft
+    try:
+        arrays = draft.model.ngram_arrays()
+        table = None if arrays is None else NgramTable(*arrays, draft.model.info.n_vocab)
+    except ArgumentError as error:
+        draft.close()
+        raise ModelLoadError(f"{draft.model.path}: {error}") from None
+    except PyllamaSpecError:
+        draft.close()
+        raise
+    return WithLookup(draft, n_same, table)
 
 
 def passed(

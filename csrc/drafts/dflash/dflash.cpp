@@ -189,6 +189,9 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
             layer.dflash_ffn_conv_proj  = create(tn(LLM_TENSOR_DFLASH_FFN_CONV_PROJ,  "weight", i), {n_embd, 2 * n_kernel * n_groups}, 0);
         }
     }
+    std::vector<std::string> table;
+    check(ngrams_fault(*ml, &spec.ngrams, &table));
+    known.insert(table.begin(), table.end());
     // The engine counts what is left over; this says what it is.
     for (const auto & entry : ml->weights_map) {
         if (known.count(entry.first) == 0) {

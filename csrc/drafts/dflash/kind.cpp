@@ -174,6 +174,11 @@ public:
         return std::make_unique<dflash_context>(draft);
     }
 
+    llama_spec_ngrams ngrams(const llama_model * draft) const override {
+        const auto & found = dflash_of(draft).spec.ngrams;
+        return { found.n, found.keys_at, found.ids_at, found.p_at };
+    }
+
     llama_spec_block block(const llama_model * draft) const override {
         const auto & model = dflash_of(draft);
         const int32_t n_window = model.hparams.swa_type == LLAMA_SWA_TYPE_NONE ? 0 : (int32_t) model.hparams.n_swa;

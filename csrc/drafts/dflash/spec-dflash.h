@@ -2,6 +2,8 @@
 // other. The engine's models.h includes it (vendor/patches/0003), so it sees no type of the ABI.
 #pragma once
 
+#include "drafts/spec-ngrams.h"
+
 #include <cstdint>
 
 // Of llama_model_dflash: members that the engine's own class has no place for.
@@ -10,6 +12,7 @@ struct llama_spec_dflash {
     int32_t  mask = -1;             // the token in a slot that is to be guessed
     bool is_causal = false;         // inside of a block
     bool guesses_behind = false;    // a slot guesses the token behind it, the first slot too, and not its own
+    llama_spec_ngram_places ngrams;
 };
 
 // What a batch wants: a bit of llama_set_nextn_layer_offset(), which graphs that are reused are compared by.

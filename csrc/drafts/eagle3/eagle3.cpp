@@ -19,14 +19,10 @@
 
 using namespace llama_spec;
 
-void llama_spec_eagle3_refuse(const std::string & why) {
-    throw std::runtime_error("this EAGLE-3 draft cannot be used: " + why);
-}
-
 namespace {
 
 [[noreturn]] void refuse(const std::string & why) {
-    llama_spec_eagle3_refuse(why);
+    throw std::runtime_error("this EAGLE-3 draft cannot be used: " + why);
 }
 
 void check(const std::string & fault) {
@@ -139,9 +135,9 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
         layer.rope_long  = create(tn(LLM_TENSOR_ROPE_FACTORS_LONG,  "weight", i), {n_rot/2}, flags);
         layer.rope_short = create(tn(LLM_TENSOR_ROPE_FACTORS_SHORT, "weight", i), {n_rot/2}, flags);
     }
-    for (const std::string & name : llama_spec_eagle3_find_ngrams(*ml, spec)) {
-        known.insert(name);
-    }
+    std::vector<std::string> table;
+    check(ngrams_fault(*ml, &spec.ngrams, &table));
+    known.insert(table.begin(), table.end());
     // The engine counts what is left over; this says what it is.
     for (const auto & entry : ml->weights_map) {
         if (known.count(entry.first) == 0) {

@@ -2,6 +2,8 @@
 // other. The engine's models.h includes it (vendor/patches/0003), so it sees no type of the ABI.
 #pragma once
 
+#include "drafts/spec-ngrams.h"
+
 #include "llama.h"
 
 #include <cstdint>
@@ -9,13 +11,6 @@
 #include <vector>
 
 struct ggml_tensor;
-struct llama_model_loader;
-
-// Where the arrays of an n-gram table lie in the file: for the host alone, so no tensors are made of them.
-struct llama_spec_eagle3_ngrams {
-    int64_t  n = 0;                 // contexts; 0 for a file without a table
-    uint64_t keys_at = 0, ids_at = 0, p_at = 0;
-};
 
 // Of llama_model_eagle3: members that the engine's own class has no place for.
 struct llama_spec_eagle3 {
@@ -26,7 +21,7 @@ struct llama_spec_eagle3 {
     bool output_gate = false;
     std::vector<ggml_tensor *> fc_norms;
     ggml_tensor * fc_b = nullptr;
-    llama_spec_eagle3_ngrams ngrams;
+    llama_spec_ngram_places ngrams;
 };
 
 // How a batch's rows are read and what it gives: bits of llama_set_nextn_layer_offset(), which graphs that are
@@ -40,10 +35,3 @@ enum llama_spec_eagle3_graph {
 // same of the one after it.
 constexpr int LLAMA_SPEC_EAGLE3_CANDIDATES = 2;
 constexpr int LLAMA_SPEC_EAGLE3_EXTRA = 2 * LLAMA_SPEC_EAGLE3_CANDIDATES;
-
-// Notes where an n-gram table lies, and tells the loader that its tensors are taken care of. Returns their names.
-// Throws std::runtime_error for parts of a table, or parts that do not fit each other.
-std::vector<std::string> llama_spec_eagle3_find_ngrams(llama_model_loader & ml, llama_spec_eagle3 & spec);
-
-// Throws std::runtime_error: the draft's file is not what it should be.
-[[noreturn]] void llama_spec_eagle3_refuse(const std::string & why);

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.dflash.drafter import DFlash
+from pyllama_spec.drafters.model_drafter import with_lookup
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.with_lookup import MIN_NGRAM, WithLookup
 
 
 def open_dflash(path: Path, options: DraftOptions) -> Drafter:
@@ -27,5 +27,4 @@ def open_dflash(path: Path, options: DraftOptions) -> Drafter:
     )
     if options.max_draft is not None:
         draft.max_draft = min(max(options.max_draft, 1), draft.max_draft)
-    n_same = MIN_NGRAM if options.lookup is None else options.lookup
-    return WithLookup(draft, n_same) if n_same else draft
+    return with_lookup(draft, options)

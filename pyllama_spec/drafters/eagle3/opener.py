@@ -6,10 +6,8 @@ from pathlib import Path
 
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.eagle3.drafter import Eagle3
-from pyllama_spec.drafters.ngram_table import NgramTable
+from pyllama_spec.drafters.model_drafter import with_lookup
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.with_lookup import MIN_NGRAM, WithLookup
-from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError
 
 # Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
 _MAX_DRAFT = 4
@@ -29,18 +27,4 @@ def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
         n_gpu_layers=options.n_gpu_layers,
         progress=options.progress,
     )
-    n_same = MIN_NGRAM if options.lookup is None else options.lookup
-    return WithLookup(head, n_same, _table_of(head)) if n_same else head
-
-
-def _table_of(head: Eagle3) -> NgramTable | None:
-    """The n-gram table of a head's file, if it has one."""
-    try:
-        arrays = head.model.ngram_arrays()
-        return None if arrays is None else NgramTable(*arrays, head.model.info.n_vocab)
-    except ArgumentError as error:
-        head.close()
-        raise ModelLoadError(f"{head.model.path}: {error}") from None
-    except PyllamaSpecError:
-        head.close()
-        raise
+    return with_lookup(head, options)
