@@ -139,8 +139,9 @@ class _Draft(Sketch):
         if not cfg.shared_kv:
             self.matrix(f"{blk}attn_v.weight", n_kv, cfg.n_embd)
         self.matrix(f"{blk}attn_output.weight", cfg.n_embd, n_q, gain=1.5)
+        # sharper attention would show how the engine rounds angles at positions of some hundreds
         for part in "qk":
-            self.normal(f"{blk}attn_{part}_norm.weight", cfg.head_size, mean=1.5, std=0.1)
+            self.normal(f"{blk}attn_{part}_norm.weight", cfg.head_size, mean=1.25, std=0.1)
         if cfg.sinks:
             self.normal(f"{blk}attn_sinks.weight", cfg.n_head, mean=1.0)
 

@@ -73,7 +73,10 @@ def silu(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """GELU in its tanh form, which checkpoints call `gelu_pytorch_tanh`."""
+    """GELU in its tanh form, which checkpoints call `gelu_pytorch_tanh`.
+
+    The engine's, on the CPU, is a table of half floats: logits of 8 (std) differ by 0.01.
+    """
     result: Array = 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)))
     return result
 

@@ -60,10 +60,18 @@ class Reference:
     """
 
     def __init__(
-        self, path: Path, target_path: Path | None = None, *, transform: bool | None = None
+        self,
+        path: Path,
+        target_path: Path | None = None,
+        *,
+        causal: Sequence[bool] | None = None,
+        transform: bool | None = None,
     ) -> None:
         """Read the draft in `path`; `target_path` lends the token embedding and output it lacks.
 
+        `causal` says per layer whether a slot sees only slots before it; by default the file's
+        key does for all. Checkpoints that are silent on it were trained with causal sliding
+        layers and others that look both ways, which no key of the file can say.
         `transform` says whether logits get the file's scale and soft cap. By default only
         DFlash2's do, whose selector adds to them: the choices of DFlash do not depend on either.
         """
@@ -73,6 +81,8 @@ class Reference:
         self._tensors: Mapping[str, Array] = draft.tensors
         self._read_sizes(draft)
         self._read_attention(draft)
+        if causal is not None:
+            self.causal = [bool(causal[layer]) for layer in range(self._n_layer)]
         self.rope = Rope(draft, self._head_size)
         self.d2t = draft.d2t
         self.is_dflash2 = "selector_hidden.weight" in draft.tensors
@@ -102,7 +112,7 @@ class Reference:
         self._eps = float(draft.own("attention.layer_norm_rms_epsilon"))
 
     def _read_attention(self, draft: TensorFile) -> None:
-        self.causal = bool(draft.own("attention.causal", False))
+        self.causal = [bool(draft.own("attention.causal", False))] * self._n_layer
         width = int(draft.own("attention.sliding_window", 0))
         self.window: list[int | None] = [None] * self._n_layer
         if width:
@@ -195,7 +205,7 @@ class Reference:
             k = np.concatenate([np.stack([key for key, _ in cache]), k])
             v = np.concatenate([np.stack([value for _, value in cache]), v])
         distance = positions[:, None] - at[None, :]
-        seen = distance >= 0 if self.causal else np.ones_like(distance, dtype=bool)
+        seen = distance >= 0 if self.causal[layer] else np.ones_like(distance, dtype=bool)
         window = self.window[layer]
         if window is not None:
             seen = seen & (distance < window)

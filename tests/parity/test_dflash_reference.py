@@ -5,6 +5,7 @@ The engine only opens the files here; its graph is compared elsewhere.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"n_draft_vocab": 200, "sorted_d2t": False},
     {"target_layers": (4,), "n_head_kv": 1, "head_dim": 24},
     {"post_norms": True, "output_scales": True, "sinks": True},
-    {"shared_kv": True, "attention_scale": 1.0, "hidden_activation": "gelu_pytorch_tanh"},
+    {"shared_kv": True, "attention_scale": 0.4},
+    {"hidden_activation": "gelu_pytorch_tanh"},
     {"embedding_scale": 8.0, "value_scale": 0.7, "mrope": True},
     {"rope": RopeScaling("yarn")},
     {"rope": RopeScaling("llama3")},
@@ -115,6 +117,18 @@ def test_a_causal_block_has_causal_prefixes(options: dict[str, Any]) -> None:
     np.testing.assert_allclose(draft.block(noise(3), 9), whole[:3], rtol=0, atol=1e-9)
     both_ways = filled(9, **options)
     assert np.abs(both_ways.block(noise(3), 9) - both_ways.block(noise(6), 9)[:3]).max() > 0.1
+
+
+def test_layers_can_differ_in_causality() -> None:
+    path = model_path("dflash", seed=7, sliding_window=5, window_pattern=(True, False))
+    blocks = []
+    for causal in (None, [False, False], [True, False], [True, True]):
+        draft = Reference(path, causal=causal)
+        draft.inject(random_rows(draft, 9), range(9))
+        blocks.append(draft.block(noise(6), 9))
+    np.testing.assert_array_equal(blocks[0], blocks[1])
+    for one, other in itertools.combinations(blocks[1:], 2):
+        assert np.abs(one - other).max() > 0.1
 
 
 def test_a_window_hides_what_is_behind_it() -> None:
