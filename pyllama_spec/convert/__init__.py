@@ -1,7 +1,8 @@
 """Drafts of Hugging Face layouts -> GGUF. Needs the extra: pip install pyllama_spec[convert]."""
 
-from pyllama_spec.convert.eagle3 import ConversionReport, convert_eagle3
+from pyllama_spec.convert.entry import convert_draft, convert_eagle3
+from pyllama_spec.convert.job import ConversionReport
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.gguf.writer import KINDS, Kind
 
-__all__ = ["KINDS", "Convention", "ConversionReport", "Kind", "convert_eagle3"]
+__all__ = ["KINDS", "Convention", "ConversionReport", "Kind", "convert_draft", "convert_eagle3"]

@@ -1,33 +1,12 @@
-"""Which rows of the target a draft reads, and how checkpoints write that down.
+"""What lists of the target's layers have in common, whichever kind of draft they belong to.
 
 We count *inputs*: id k is the residual stream that enters layer k, 0 .. n, and n is what leaves
 the last of n layers. Checkpoints count inputs or *outputs* (id k is what leaves block k, which is
-input k + 1), and no key says which. One off is invisible: the text stays right, and nearly no draft
-is accepted.
-
-    where the ids stand                               read as
-    ------------------------------------------------  -------------------------------------------
-    nowhere, or an empty list                         inputs 2, n/2, n-3: the EAGLE-3 reference
-    top level, with speculators_model_type            inputs, as vLLM reads them
-    top level of a flat config                        inputs, as vLLM reads them
-    eagle_config (SpecForge, NVIDIA ModelOpt)         outputs, as SpecForge and ModelOpt hook them
-
-Two things in the ids themselves are stronger than where they stand:
-- In eagle_config, an id n: block n does not exist, so the list counts inputs (NVIDIA's
-  gpt-oss-120b-Eagle3-v3 has [24, 30, 36] of 36 layers).
-- A list that is exactly the default of the other way of counting: inputs [2, n/2, n-3] in
-  eagle_config, or outputs [1, n/2-1, n-4] at the top level. Both occur, and readers disagree
-  (sgl-project/sglang pull request 25454), so that is refused.
-Where both places have a list they must say the same. `layer_ids="input"` or `"output"` overrides
-the table: then the list of the place that counts so is taken, or the only one that there is.
-
-Sources: SafeAILab/EAGLE modeling_llama_kv.py, sgl-project/SpecForge model_providers.py,
-NVIDIA/Model-Optimizer hf_eagle.py, vLLM llama_eagle3.py.
+input k + 1). One off is invisible: the text stays right, and nearly no draft is accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,24 +14,6 @@ from pyllama_spec.errors import ConversionError
 
 Convention = Literal["input", "output"]
 Ids = tuple[int, ...]
-_CHOOSE = (
-    "say which with --layer-ids input (id k enters layer k) or --layer-ids output (id k leaves "
-    "block k); the draft's authors know"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenIds:
-    """The lists of a config.json, as they stand there.
-
-    Attributes:
-        flat: eagle_aux_hidden_state_layer_ids at the top level, None where there is none.
-        nested: the one in eagle_config.
-
-    """
-
-    flat: Ids | None
-    nested: Ids | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,96 +30,24 @@ class ResolvedIds:
     counted: str
 
 
-def default_inputs(n_layer: int) -> Ids:
-    """The three inputs that the EAGLE-3 reference takes from a target of n_layer layers."""
-    return (2, n_layer // 2, n_layer - 3)
-
-
-def resolve(
-    written: WrittenIds, n_layer: int, n_wanted: int, override: Convention | None
-) -> ResolvedIds:
-    """The target's layer inputs, by the rule above.
+def to_inputs(written: Ids, counted: Convention, n_layer: int, n_wanted: int) -> ResolvedIds:
+    """The ids of a list as inputs.
 
     Args:
-        written: the lists of config.json.
+        written: the list of config.json.
+        counted: how it counts.
         n_layer: layers of the target.
         n_wanted: how many the draft's fc reads.
-        override: how the caller says that the ids count.
 
     Raises:
-        ConversionError: the ids are out of range, twice there, contradictory, or may mean either.
+        ConversionError: there are more or fewer, or one is out of range or there twice.
 
     """
-    flat, nested = written.flat or None, written.nested or None
-    if flat is None and nested is None:
-        return _default(n_layer, n_wanted)
-    if override is not None:
-        own = (flat or nested) if override == "input" else (nested or flat)
-        assert own is not None
-        counted: Convention = override
-    elif flat is None:
-        assert nested is not None
-        own, counted = nested, _of_nested(nested, n_layer)
-    else:
-        own, counted = flat, _of_flat(flat, n_layer, nested)
-        if nested is not None:
-            _compare(flat, nested, n_layer)
-    if len(own) != n_wanted:
+    if len(written) != n_wanted:
         raise ConversionError(
-            f"config.json names {len(own)} layers of the target ({list(own)}), and fc.weight reads "
-            f"{n_wanted}"
+            f"config.json names {len(written)} layers of the target ({list(written)}), and "
+            f"fc.weight reads {n_wanted}"
         )
-    ids = own if counted == "input" else tuple(k + 1 for k in own)
-    _check(own, ids, n_layer, counted)
-    return ResolvedIds(ids, counted)
-
-
-def _default(n_layer: int, n_wanted: int) -> ResolvedIds:
-    ids = default_inputs(n_layer)
-    if n_wanted != len(ids):
-        raise ConversionError(
-            f"fc reads {n_wanted} layers of the target, and config.json does not say which: "
-            "eagle_aux_hidden_state_layer_ids is missing"
-        )
-    if len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) > n_layer:
-        raise ConversionError(
-            f"config.json has no eagle_aux_hidden_state_layer_ids, and the default 2, n/2, n-3 is "
-            f"{list(ids)} for a target of {n_layer} layers"
-        )
-    return ResolvedIds(ids, "default")
-
-
-def _of_nested(ids: Ids, n_layer: int) -> Convention:
-    if n_layer in ids:
-        return "input"
-    if ids == default_inputs(n_layer):
-        raise ConversionError(
-            f"eagle_config's layer ids {list(ids)} are the default in inputs, in a place where "
-            f"others write outputs; {_CHOOSE}"
-        )
-    return "output"
-
-
-def _of_flat(ids: Ids, n_layer: int, nested: Ids | None) -> Convention:
-    # With a second list that says the same there is nothing to doubt.
-    if nested is None and ids == tuple(k - 1 for k in default_inputs(n_layer)):
-        raise ConversionError(
-            f"the layer ids {list(ids)} are the default in outputs, in a place where others write "
-            f"inputs; {_CHOOSE}"
-        )
-    return "input"
-
-
-def _compare(flat: Ids, nested: Ids, n_layer: int) -> None:
-    shift = 0 if n_layer in nested else 1
-    if flat != tuple(k + shift for k in nested):
-        raise ConversionError(
-            f"the layer ids at the top level {list(flat)} and those in eagle_config {list(nested)} "
-            f"do not name the same layers; {_CHOOSE}"
-        )
-
-
-def _check(written: Sequence[int], inputs: Ids, n_layer: int, counted: str) -> None:
     most = n_layer if counted == "input" else n_layer - 1
     for k in written:
         if not 0 <= k <= most:
@@ -166,5 +55,7 @@ def _check(written: Sequence[int], inputs: Ids, n_layer: int, counted: str) -> N
                 f"layer id {k} of {list(written)}, counted as {counted}s, is outside 0 .. {most}: "
                 f"the target has {n_layer} layers"
             )
-    if len(set(inputs)) != len(inputs):
+    if len(set(written)) != len(written):
         raise ConversionError(f"the layer ids {list(written)} name a layer twice")
+    shift = 0 if counted == "input" else 1
+    return ResolvedIds(tuple(k + shift for k in written), counted)

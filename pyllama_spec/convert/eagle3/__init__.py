@@ -1,0 +1,1 @@
+"""EAGLE-3 checkpoints -> GGUF (docs/eagle3.md)."""

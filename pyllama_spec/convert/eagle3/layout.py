@@ -1,0 +1,230 @@
+"""The tensors of a checkpoint -> those of the GGUF, each used exactly once.
+
+docs/eagle3.md lists the GGUF's names and shapes. Names of checkpoints differ in three things: an
+optional "model." in front, "midlayer." for "layers.0.", and what norms before fc are called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from pyllama_spec.convert.eagle3.config import DraftConfig
+from pyllama_spec.convert.outer import (
+    Vocabulary,
+    take_embedding,
+    take_output,
+    take_vocabulary,
+)
+from pyllama_spec.convert.shelf import Shelf, first_rows, mlp, plain
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.tensors import PlannedTensor, Rows, SourceTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of them, and what they say of the head.
+
+    Attributes:
+        tensors: in the GGUF's order.
+        n_layer: decoder layers.
+        n_draft_vocab: rows of the reduced output, None for the whole vocabulary.
+        notes: what the user should know.
+
+    """
+
+    tensors: tuple[PlannedTensor, ...]
+    n_layer: int
+    n_draft_vocab: int | None
+    notes: tuple[str, ...]
+
+
+def common_name(name: str) -> str:
+    """model.midlayer.x -> layers.0.x; other names lose "model." alone."""
+    name = name.removeprefix("model.")
+    return f"layers.0.{name[9:]}" if name.startswith("midlayer.") else name
+
+
+def neighbour_rows(n_head: int, head_size: int, n_between: int = 0) -> Rows:
+    """The order of rows that turns RoPE's pairs (i, i + head_size / 2) into (2i, 2i + 1).
+
+    Row j of a head in the GGUF is row j / 2 of the checkpoint for even j, and head_size / 2 further
+    for odd j. `n_between` rows after each head's stay as they are (gates). int `[n_head *
+    (head_size + n_between)]`.
+    """
+    pairs = np.arange(head_size).reshape(2, head_size // 2).T.ravel()
+    head = np.concatenate([pairs, head_size + np.arange(n_between)])
+    starts = np.arange(n_head) * (head_size + n_between)
+    rows: Rows = (starts[:, None] + head).ravel().astype(np.intp)
+    return rows
+
+
+def plan_tensors(
+    config: DraftConfig,
+    tensors: Mapping[str, SourceTensor],
+    *,
+    n_target_layers: int,
+    target_n_embd: int,
+    n_vocab: int,
+) -> Plan:
+    """Says where each tensor of the GGUF comes from.
+
+    Args:
+        config: the head's config.json.
+        tensors: by their names in the files.
+        n_target_layers: how many layers of the target the head reads.
+        target_n_embd: width of the target's rows.
+        n_vocab: the target's vocabulary.
+
+    Raises:
+        ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
+
+    """
+    shelf = Shelf(tensors, common_name)
+    has_midlayer = any(re.match(r"(model\.)?midlayer\.", name) for name in tensors)
+    n_layer, notes = _count_layers(config, shelf, has_midlayer)
+    planned = _features(config, shelf, n_target_layers, target_n_embd)
+    vocabulary = take_vocabulary(shelf, config.n_draft_vocab, config, n_vocab)
+    outer, outer_notes = _outer(config, shelf, vocabulary, config.n_embd == target_n_embd)
+    planned += outer
+    for index in range(n_layer):
+        planned += _layer(config, shelf, index)
+    shelf.check_empty()
+    planned += [PlannedTensor(n, v.shape, values=v) for n, v in config.rope.tensors.items()]
+    notes += [*vocabulary.notes, *outer_notes]
+    return Plan(tuple(planned), n_layer, vocabulary.n_reduced, tuple(notes))
+
+
+def _count_layers(config: DraftConfig, shelf: Shelf, has_midlayer: bool) -> tuple[int, list[str]]:
+    if has_midlayer and shelf.layers() == {0}:
+        if config.n_layer == 1:
+            return 1, []
+        # yuhuili/EAGLE3-Vicuna1.3-13B: the number is the target's.
+        return 1, [f"one layer, though config.json says num_hidden_layers {config.n_layer}"]
+    shelf.check_layers(config.n_layer)
+    return config.n_layer, []
+
+
+def _features(config: DraftConfig, shelf: Shelf, n_layers: int, width: int) -> list[PlannedTensor]:
+    """fc, and the norms before it."""
+    for option, name, is_on in (
+        ("norm_before_fc", "input_norm.weight", config.norm_before_fc),
+        ("fc_norm", "fc_norm.0.weight", config.fc_norm),
+    ):
+        found = shelf.find(name)
+        if found is not None and not is_on:
+            raise ConversionError(
+                f"there is {found.name}, but config.json does not say {option}: true"
+            )
+    planned = [plain("fc.weight", shelf.take("fc.weight", config.n_embd, n_layers * width))]
+    if shelf.find("fc.bias") is not None:
+        planned.append(plain("fc.bias", shelf.take("fc.bias", config.n_embd)))
+    if config.norm_before_fc:
+        source = shelf.take("input_norm.weight", n_layers * width)
+        planned.append(plain("enc.output_norm.weight", source))
+    for index in range(n_layers if config.fc_norm else 0):
+        source = shelf.take(f"fc_norm.{index}.weight", width)
+        planned.append(plain(f"enc.output_norm.{index}.weight", source))
+    return planned
+
+
+def _outer(
+    config: DraftConfig, shelf: Shelf, vocabulary: Vocabulary, can_share: bool
+) -> tuple[list[PlannedTensor], list[str]]:
+    """Token embedding, output, its norm and d2t."""
+    planned = [plain("output_norm.weight", shelf.take("norm.weight", config.n_embd))]
+    notes: list[str] = []
+    embedding = None
+    if shelf.find("embed_tokens.weight") is not None:
+        embedding = take_embedding(shelf, config, notes, vocabulary.n_target)
+        planned.append(first_rows("token_embd.weight", embedding, vocabulary.n_target))
+    elif not can_share:
+        raise ConversionError(
+            "the tensor embed_tokens.weight is missing, and the target's cannot be used: the head "
+            f"is {config.n_embd} wide and the target is not"
+        )
+    output = take_output(shelf, config, vocabulary, notes)
+    if output is not None:
+        planned.append(output)
+    else:
+        planned += _shared_output(config, embedding, vocabulary, can_share)
+    return planned + vocabulary.tensors, notes
+
+
+def _shared_output(
+    config: DraftConfig, embedding: SourceTensor | None, vocabulary: Vocabulary, can_share: bool
+) -> list[PlannedTensor]:
+    """The output of a head that brings none: its embedding where it is tied, or the target's."""
+    missing = "the tensor lm_head.weight is missing"
+    if not vocabulary.is_whole:
+        raise ConversionError(
+            f"{missing}: the head has a vocabulary of its own, and the target's output has another"
+        )
+    if config.is_tied:
+        if embedding is None:
+            raise ConversionError(
+                f"{missing}, as is embed_tokens.weight, to which tie_word_embeddings ties it"
+            )
+        return [first_rows("output.weight", embedding, vocabulary.n_target)]
+    if not can_share:
+        raise ConversionError(
+            f"{missing}, and the target's cannot be used: the head is {config.n_embd} wide and the "
+            "target is not"
+        )
+    return []
+
+
+def _layer(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+    """One decoder layer; the first one reads a token and a row side by side."""
+    blk, src = f"blk.{index}.", f"layers.{index}."
+    n_embd = config.n_embd
+    planned = [plain(f"{blk}attn_norm.weight", shelf.take(f"{src}input_layernorm.weight", n_embd))]
+    if index == 0:
+        source = shelf.take(f"{src}hidden_norm.weight", n_embd)
+        planned.append(plain(f"{blk}attn_norm_2.weight", source))
+    planned += _attention(config, shelf, index)
+    source = shelf.take(f"{src}post_attention_layernorm.weight", n_embd)
+    planned.append(plain(f"{blk}ffn_norm.weight", source))
+    return planned + mlp(config, shelf, index)
+
+
+def _attention(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+    blk, src = f"blk.{index}.", f"layers.{index}.self_attn."
+    size, n_in = config.head_size, config.n_embd * (2 if index == 0 else 1)
+    q_rows = neighbour_rows(config.n_head, size, size if config.output_gate else 0)
+    k_rows = neighbour_rows(config.n_head_kv, size)
+    n_kv = len(k_rows)
+    parts: tuple[tuple[str, str, int, int, Rows | None], ...] = (
+        ("q", "attn_q", len(q_rows), n_in, q_rows),
+        ("k", "attn_k", n_kv, n_in, k_rows),
+        ("v", "attn_v", n_kv, n_in, None),
+        ("o", "attn_output", config.n_embd, config.n_head * size, None),
+    )
+    planned = []
+    has_bias = _has_bias(config, shelf, src)
+    for part, name, n_out, n_columns, rows in parts:
+        weight = shelf.take(f"{src}{part}_proj.weight", n_out, n_columns)
+        planned.append(plain(f"{blk}{name}.weight", weight, rows))
+        if has_bias and (part != "o" or shelf.find(f"{src}o_proj.bias") is not None):
+            bias = shelf.take(f"{src}{part}_proj.bias", n_out)
+            planned.append(plain(f"{blk}{name}.bias", bias, rows))
+    norms = [shelf.find(f"{src}{part}_norm.weight") for part in "qk"]
+    if config.has_qk_norm or any(norms):
+        for part in "qk":
+            norm = shelf.take(f"{src}{part}_norm.weight", size)
+            rows = neighbour_rows(1, size)
+            planned.append(plain(f"{blk}attn_{part}_norm.weight", norm, rows))
+    return planned
+
+
+def _has_bias(config: DraftConfig, shelf: Shelf, src: str) -> bool:
+    """Whether q, k and v have biases; that of o may be missing, as in Qwen2's attention."""
+    found = [t for part in "qkvo" if (t := shelf.find(f"{src}{part}_proj.bias")) is not None]
+    if found and config.has_attn_bias is False:
+        raise ConversionError(
+            f"there is {found[0].name}, but config.json says attention_bias: false"
+        )
+    return bool(found) or config.has_attn_bias is True

@@ -1,0 +1,74 @@
+"""The entry: a checkpoint of whichever kind becomes one GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyllama_spec.convert.eagle3.convert import make_eagle3
+from pyllama_spec.convert.job import (
+    ConversionReport,
+    Draft,
+    Job,
+    PathLike,
+    Progress,
+    open_job,
+    write_draft,
+)
+from pyllama_spec.convert.layer_ids import Convention
+from pyllama_spec.gguf.writer import Kind
+
+
+def convert_draft(
+    draft_dir: PathLike,
+    target: PathLike,
+    out_path: PathLike,
+    *,
+    kind: Kind | None = None,
+    layer_ids: Convention | None = None,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Converts a draft; what kind it is is told from its config.json and its tensors.
+
+    Nothing is guessed: each tensor is used exactly once, each size comes from config.json and is
+    compared with the tensors, and what can mean two things is refused.
+
+    Args:
+        draft_dir: the draft's folder, with config.json and .safetensors or .bin files.
+        target: the target's GGUF, or its folder with config.json and tokenizer.json.
+        out_path: the GGUF to write; an old one is replaced when the new one is whole.
+        kind: type of the matrices; None keeps the checkpoint's. Norms and biases are F32.
+        layer_ids: how the draft's layer ids count, where its files do not tell or tell wrongly.
+        progress: is told the share that is written, 0.0 .. 1.0.
+
+    Raises:
+        ConversionError: a file is missing or damaged, the draft is of a kind that the engine does
+            not have, or its parts contradict each other or the target.
+        ArgumentError: there is no such kind or convention, or the output is an input.
+
+    """
+    job = open_job(draft_dir, target, out_path, kind, layer_ids, progress)
+    return write_draft(job, _maker(job)(job))
+
+
+def convert_eagle3(
+    draft_dir: PathLike,
+    target: PathLike,
+    out_path: PathLike,
+    *,
+    kind: Kind | None = None,
+    layer_ids: Convention | None = None,
+    progress: Progress | None = None,
+) -> ConversionReport:
+    """Converts an EAGLE-3 head, and refuses every other kind by its name; else as convert_draft.
+
+    Raises:
+        ConversionError: as for convert_draft, or the draft is no EAGLE-3 head.
+        ArgumentError: there is no such kind or convention, or the output is an input.
+
+    """
+    job = open_job(draft_dir, target, out_path, kind, layer_ids, progress)
+    return write_draft(job, make_eagle3(job))
+
+
+def _maker(job: Job) -> Callable[[Job], Draft]:
+    return make_eagle3
