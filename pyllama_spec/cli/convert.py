@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TypeAlias
 
-from pyllama_spec.convert import KINDS, convert_eagle3
+from pyllama_spec.convert import KINDS, convert_draft
 from pyllama_spec.terminal import ProgressBar, dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -15,7 +15,9 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def add_convert(commands: _Commands) -> None:
     """Adds the command `convert`."""
-    parser = commands.add_parser("convert", help="turn an EAGLE-3 checkpoint into a GGUF")
+    parser = commands.add_parser(
+        "convert", help="turn an EAGLE-3, DFlash or DSpark checkpoint into a GGUF"
+    )
     parser.add_argument(
         "draft", type=Path, metavar="HF_DRAFT_DIR",
         help="the draft's folder, with config.json and .safetensors or .bin files",
@@ -40,7 +42,7 @@ def add_convert(commands: _Commands) -> None:
 
 def run_convert(args: argparse.Namespace) -> int:
     """Converts, and says in a line what came out; notes go to stderr."""
-    report = convert_eagle3(
+    report = convert_draft(
         args.draft,
         args.target,
         args.output,
@@ -52,9 +54,10 @@ def run_convert(args: argparse.Namespace) -> int:
         print(dim(f"[note: {note}]", sys.stderr), file=sys.stderr)
     layers = ", ".join(map(str, report.target_layers))
     vocabulary = "" if report.n_draft_vocab is None else f", {report.n_draft_vocab} draft tokens"
+    blocks = "" if report.block_size is None else f", blocks of {report.block_size}"
     print(
-        f"{report.path}: EAGLE-3 ({report.layout}), layer inputs {layers} of the target"
-        f"{vocabulary}, {report.n_tensors} tensors, {report.type_name}, "
+        f"{report.path}: {report.draft} ({report.layout}), layer inputs {layers} of the target"
+        f"{blocks}{vocabulary}, {report.n_tensors} tensors, {report.type_name}, "
         f"{report.n_bytes / 1e6:.1f} MB"
     )
     return 0

@@ -21,12 +21,14 @@ class Checkpoint:
     """What a folder holds.
 
     Attributes:
+        folder: where it lies.
         name: the model's, from the folder's.
         config: config.json.
         tensors: by their names in the files.
 
     """
 
+    folder: Path
     name: str
     config: Json
     tensors: Mapping[str, SourceTensor]
@@ -48,7 +50,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     tensors = _read_tensors(folder)
     if not tensors:
         raise ConversionError(f"the tensor file of {folder} holds no tensors")
-    return Checkpoint(model_name(folder), config, tensors)
+    return Checkpoint(folder, model_name(folder), config, tensors)
 
 
 def model_name(folder: Path) -> str:

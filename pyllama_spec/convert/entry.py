@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from pyllama_spec.convert.dflash.convert import make_dflash
+from pyllama_spec.convert.dflash.refusals import is_dflash
 from pyllama_spec.convert.eagle3.convert import make_eagle3
 from pyllama_spec.convert.job import (
     ConversionReport,
-    Draft,
-    Job,
     PathLike,
     Progress,
     open_job,
@@ -47,7 +45,8 @@ def convert_draft(
 
     """
     job = open_job(draft_dir, target, out_path, kind, layer_ids, progress)
-    return write_draft(job, _maker(job)(job))
+    make = make_dflash if is_dflash(job.checkpoint.config, job.shapes) else make_eagle3
+    return write_draft(job, make(job))
 
 
 def convert_eagle3(
@@ -68,7 +67,3 @@ def convert_eagle3(
     """
     job = open_job(draft_dir, target, out_path, kind, layer_ids, progress)
     return write_draft(job, make_eagle3(job))
-
-
-def _maker(job: Job) -> Callable[[Job], Draft]:
-    return make_eagle3

@@ -30,7 +30,9 @@ class ResolvedIds:
     counted: str
 
 
-def to_inputs(written: Ids, counted: Convention, n_layer: int, n_wanted: int) -> ResolvedIds:
+def to_inputs(
+    written: Ids, counted: Convention, n_layer: int, n_wanted: int, least_output: int = 0
+) -> ResolvedIds:
     """The ids of a list as inputs.
 
     Args:
@@ -38,6 +40,7 @@ def to_inputs(written: Ids, counted: Convention, n_layer: int, n_wanted: int) ->
         counted: how it counts.
         n_layer: layers of the target.
         n_wanted: how many the draft's fc reads.
+        least_output: -1 where what leaves the embedding is called output -1.
 
     Raises:
         ConversionError: there are more or fewer, or one is out of range or there twice.
@@ -48,11 +51,12 @@ def to_inputs(written: Ids, counted: Convention, n_layer: int, n_wanted: int) ->
             f"config.json names {len(written)} layers of the target ({list(written)}), and "
             f"fc.weight reads {n_wanted}"
         )
-    most = n_layer if counted == "input" else n_layer - 1
+    least, most = (0, n_layer) if counted == "input" else (least_output, n_layer - 1)
     for k in written:
-        if not 0 <= k <= most:
+        if not least <= k <= most:
             raise ConversionError(
-                f"layer id {k} of {list(written)}, counted as {counted}s, is outside 0 .. {most}: "
+                f"layer id {k} of {list(written)}, counted as {counted}s, is outside "
+                f"{least} .. {most}: "
                 f"the target has {n_layer} layers"
             )
     if len(set(written)) != len(written):

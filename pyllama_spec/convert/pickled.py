@@ -75,22 +75,43 @@ def read_torch(path: Path) -> dict[str, SourceTensor]:
             tensors.
 
     """
+    return {name: value for name, value in _read(path, _views) if isinstance(value, SourceTensor)}
+
+
+def read_torch_values(path: Path) -> dict[str, SourceTensor | int]:
+    """The tensors and integers of a dict by their names; a tensor alone has the name "".
+
+    Raises:
+        ConversionError: as for read_torch(), or there is something else in it.
+
+    """
+    return dict(_read(path, _views_and_numbers))
+
+
+def _read(
+    path: Path, pick: Callable[[Any], dict[str, _View | int]]
+) -> list[tuple[str, SourceTensor | int]]:
     try:
         if not zipfile.is_zipfile(path):
             raise ConversionError(f"{path.name} {_why_no_zip(path)}")
         with zipfile.ZipFile(path) as archive:
             root, found = _unpickle(archive)
-            tensors = {name: _view(name, view) for name, view in _entries(found)}
-            for name, view in tensors.items():
-                _check(archive, root, name, view)
+            values = pick(found)
+            for name, value in values.items():
+                if isinstance(value, _View):
+                    _check(archive, root, name, value)
     except OSError as error:
         raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
     except _FAULTS as error:
         raise ConversionError(f"{path.name} cannot be read: {_text(error)}") from None
-    return {
-        name: SourceTensor(name, view.storage.dtype, view.shape, _reader(path, root, name, view))
-        for name, view in tensors.items()
-    }
+    return [(name, _source(path, root, name, value)) for name, value in values.items()]
+
+
+def _source(path: Path, root: str, name: str, value: _View | int) -> SourceTensor | int:
+    if isinstance(value, int):
+        return value
+    read = _reader(path, root, name, value)
+    return SourceTensor(name, value.storage.dtype, value.shape, read)
 
 
 def _text(error: BaseException) -> str:
@@ -173,16 +194,27 @@ def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:
     return root, _Unpickler(BytesIO(archive.read(pickles[0])), encoding="utf-8").load()
 
 
-def _entries(found: Any) -> list[tuple[str, Any]]:
+def _views(found: Any) -> dict[str, _View | int]:
+    """What a state dict holds: tensors alone."""
+    values = _values(found)
+    for name, value in values.items():
+        if not isinstance(value, _View):
+            raise TypeError(f"{name!r} is a {type(value).__name__}, not a tensor")
+    return values
+
+
+def _views_and_numbers(found: Any) -> dict[str, _View | int]:
+    values: dict[str, Any] = {"": found} if isinstance(found, _View) else _values(found)
+    for name, value in values.items():
+        if not isinstance(value, _View) and type(value) is not int:
+            raise TypeError(f"{name!r} is a {type(value).__name__}, no tensor and no integer")
+    return values
+
+
+def _values(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ValueError(f"it holds a {type(found).__name__}, no tensors by their names")
-    return list(found.items())
-
-
-def _view(name: str, value: Any) -> _View:
-    if not isinstance(value, _View):
-        raise TypeError(f"{name!r} is a {type(value).__name__}, not a tensor")
-    return value
+    return found
 
 
 def _place(root: str, view: _View) -> str:

@@ -53,7 +53,7 @@ class Rope:
     """What goes into the file.
 
     Attributes:
-        keys: after "eagle3.": a str, int or float each.
+        keys: without the architecture in front: a str, int or float each.
         tensors: by their GGUF names, float32 `[head size / 2]`.
         notes: what the user should know.
 
@@ -64,24 +64,23 @@ class Rope:
     notes: tuple[str, ...] = ()
 
 
-def read_rope(config: Fields, head_size: int) -> Rope:
+def read_rope(
+    config: Fields, head_size: int, *, ignored: frozenset[str] = frozenset(), partial: bool = False
+) -> Rope:
     """RoPE of a flat config, from rope_theta, rope_scaling and rope_parameters.
 
     Args:
         config: the object with the sizes.
         head_size: even.
+        ignored: keys of rope_scaling and rope_parameters that say nothing to this kind of draft.
+        partial: whether the draft may turn a part of each head.
 
     Raises:
         ConversionError: the kind is none of the above, or a number is missing or contradictory.
 
     """
-    merged = _merge(config)
-    partial = _one_value(config, merged, "partial_rotary_factor")
-    if partial not in (None, 1, 1.0):
-        raise ConversionError(
-            f"partial_rotary_factor is {partial!r}: RoPE that turns a part of each head is not "
-            "supported"
-        )
+    merged = _merge(config, ignored)
+    n_rot = _rotated(config, merged, head_size, partial)
     theta = _one_value(config, merged, "rope_theta")
     base = Fields({"rope_theta": theta}, config.where).number("rope_theta", _DEFAULT_THETA)
     notes = () if theta is not None else (f"no rope_theta in config.json: {base:g}, its default",)
@@ -92,7 +91,7 @@ def read_rope(config: Fields, head_size: int) -> Rope:
             f"config.json: {merged.where}{odd[0]} means nothing to RoPE of kind {kind!r}"
         )
     keys: dict[str, str | int | float] = {
-        "rope.dimension_count": head_size,
+        "rope.dimension_count": n_rot,
         "rope.freq_base": base,
     }
     tensors: dict[str, Floats] = {}
@@ -101,16 +100,34 @@ def read_rope(config: Fields, head_size: int) -> Rope:
     if kind == "yarn":
         keys |= _yarn(merged)
     elif kind == "llama3":
-        tensors["rope_freqs.weight"] = _llama3(merged, base, head_size)
+        tensors["rope_freqs.weight"] = _llama3(merged, base, n_rot)
     elif kind == "longrope":
         keys |= _longrope(config, merged)
         for part in ("long", "short"):
-            factors = merged.numbers(f"{part}_factor", head_size // 2)
+            factors = merged.numbers(f"{part}_factor", n_rot // 2)
             tensors[f"rope_factors_{part}.weight"] = np.array(factors, np.float32)
     return Rope(keys, tensors, notes)
 
 
-def _merge(config: Fields) -> Fields:
+def _rotated(config: Fields, merged: Fields, head_size: int, is_allowed: bool) -> int:
+    """How many numbers of each head RoPE turns."""
+    partial = _one_value(config, merged, "partial_rotary_factor")
+    if partial in (None, 1, 1.0):
+        return head_size
+    if not is_allowed:
+        raise ConversionError(
+            f"partial_rotary_factor is {partial!r}: RoPE that turns a part of each head is not "
+            "supported"
+        )
+    key = "partial_rotary_factor"
+    share = Fields({key: partial}, config.where)
+    n_rot = int(head_size * share.number(key))
+    if n_rot % 2 or not 0 < n_rot <= head_size:
+        raise share.fail(key, f"a share of {head_size} that gives pairs")
+    return n_rot
+
+
+def _merge(config: Fields, ignored: frozenset[str]) -> Fields:
     """rope_scaling and rope_parameters as one; newer files have both, of the same values."""
     merged: dict[str, Any] = {}
     where = "rope_scaling"
@@ -126,7 +143,7 @@ def _merge(config: Fields) -> Fields:
         if kind is not None and part.get("rope_type") is None:
             part["rope_type"] = kind
         for key, value in part.items():
-            if value is None:
+            if value is None or key in ignored:
                 continue
             if key in merged and merged[key] != value:
                 raise ConversionError(
@@ -168,7 +185,7 @@ def _yarn(merged: Fields) -> dict[str, str | int | float]:
         if merged.number(key, value) != value:
             raise ConversionError(
                 f"config.json: {merged.where}{key} is {merged.values[key]!r}; the engine computes "
-                f"yarn of an EAGLE-3 draft with {value:g}"
+                f"yarn of a draft with {value:g}"
             )
     if not merged.flag("truncate", default=True):
         raise ConversionError(

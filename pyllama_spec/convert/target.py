@@ -38,9 +38,12 @@ def _from_folder(folder: Path) -> Target:
     text = config.inner("text_config")
     body = text if text.values else config
     n_vocab = body.size("vocab_size")
+    ropes = (body.inner("rope_parameters"), body.inner("rope_scaling"))
     return Target(
         n_layer=body.size("num_hidden_layers"),
         n_embd=body.size("hidden_size"),
         n_vocab=n_vocab,
         tokenizer=read_tokenizer(folder, n_vocab, config, body),
+        arch=str(body.values.get("model_type") or config.values.get("model_type") or ""),
+        has_mrope=any(rope.has("mrope_section") for rope in ropes),
     )

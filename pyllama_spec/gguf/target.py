@@ -10,6 +10,7 @@ from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.gguf.reader import STRING, GgufKey, read_keys
 
 _TOKENS = "tokenizer.ggml.tokens"
+_SECTIONS = ".rope.dimension_sections"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Target:
         n_embd: width of its rows.
         n_vocab: tokens of its vocabulary.
         tokenizer: the keys tokenizer.*, to be copied into the draft.
+        arch: its architecture, such as "qwen3"; of a folder, what config.json calls it.
+        has_mrope: whether its RoPE gives a token several positions.
 
     """
 
@@ -28,6 +31,8 @@ class Target:
     n_embd: int
     n_vocab: int
     tokenizer: Mapping[str, GgufKey]
+    arch: str = ""
+    has_mrope: bool = False
 
 
 def read_target(path: Path) -> Target:
@@ -42,7 +47,7 @@ def read_target(path: Path) -> Target:
 
 def is_fact(name: str) -> bool:
     """Whether target_of() wants the key."""
-    ends = (".block_count", ".nextn_predict_layers", ".embedding_length")
+    ends = (".block_count", ".nextn_predict_layers", ".embedding_length", _SECTIONS)
     return name.startswith(("tokenizer.", "split.no", "general.architecture")) or name.endswith(
         ends
     )
@@ -71,11 +76,14 @@ def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
     if tokens is None or tokens.item_type != STRING or not tokens.value:
         raise ModelLoadError(f"{path} has no {_TOKENS}: a draft needs its target's vocabulary")
     n_extra = _count(path, keys, f"{name}.nextn_predict_layers", 0)
+    sections = keys.get(f"{name}{_SECTIONS}")
     return Target(
         n_layer=_count(path, keys, f"{name}.block_count") - n_extra,
         n_embd=_count(path, keys, f"{name}.embedding_length"),
         n_vocab=len(tokens.value),
         tokenizer={k: v for k, v in keys.items() if k.startswith("tokenizer.")},
+        arch=name,
+        has_mrope=sections is not None and any(_numbers(sections)),
     )
 
 
@@ -86,3 +94,8 @@ def _count(path: Path, keys: Mapping[str, GgufKey], name: str, default: int | No
     if key is None or type(key.value) is not int or key.value < 0:
         raise ModelLoadError(f"{path} has no {name} that is a number; it is no language model")
     return key.value
+
+
+def _numbers(key: GgufKey) -> list[int]:
+    """The items of an array, or the value alone."""
+    return key.value if isinstance(key.value, list) else [key.value]

@@ -38,7 +38,7 @@ class Output:
     Attributes:
         arch: general.architecture.
         name: general.name.
-        keys: the architecture's and ours, with str, bool, int, float or a list of ints.
+        keys: the architecture's and ours, with str, bool, int, float or a list of ints or bools.
         tokenizer: keys that are copied as they are.
         tensors: in their order.
         kind: type of the matrices; None for that of each source.
@@ -86,14 +86,14 @@ def import_gguf() -> Any:
 
 
 def tensor_type(tensor: PlannedTensor, kind: Kind | None) -> str:
-    """The type that a tensor is written in: matrices in `kind`, vectors in F32, integers as such.
+    """The type that a tensor is written in: matrices in `kind`, others in F32, integers as such.
 
     A row for q8_0 must be a multiple of 32 long; other matrices stay F16.
     """
     if tensor.source is None:
         assert tensor.values is not None
         return _OF_VALUES.get(tensor.values.dtype.str, "F32")
-    if len(tensor.shape) < 2:
+    if len(tensor.shape) != 2:
         return "F32"
     if kind is None:
         return _AS_SOURCE.get(tensor.source.dtype, "F32")
@@ -156,7 +156,8 @@ def _add_keys(writer: GGUFWriter, gguf: Any, output: Output, types: Mapping[str,
         elif isinstance(value, str):
             writer.add_string(name, value)
         else:
-            array, item = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32
+            array, items = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType
+            item = items.BOOL if isinstance(value[0], bool) else items.INT32
             writer.add_key_value(name, list(value), array, item)
     for name, key in output.tokenizer.items():
         if key.value == []:

@@ -1,0 +1,1 @@
+"""DFlash, DFlash2 and DSpark checkpoints -> GGUF (docs/convert.md)."""

@@ -1,0 +1,149 @@
+"""A DFlash, DFlash2 or DSpark checkpoint, of whichever tool, and its target -> one GGUF."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pyllama_spec.convert.dflash.borrowed import own_matrices
+from pyllama_spec.convert.dflash.config import DflashConfig, read_config
+from pyllama_spec.convert.dflash.layout import Plan, common_name, plan_tensors
+from pyllama_spec.convert.dflash.refusals import refuse_other_kinds
+from pyllama_spec.convert.job import Draft, Job
+from pyllama_spec.convert.layer_ids import ResolvedIds, to_inputs
+from pyllama_spec.convert.sizes import count_target_layers
+from pyllama_spec.convert.target import read_target
+from pyllama_spec.errors import ConversionError
+from pyllama_spec.gguf.reader import GgufKey
+from pyllama_spec.gguf.target import Target
+
+_UINT32 = 4
+
+
+def make_dflash(job: Job) -> Draft:
+    """Plans a draft of the layouts of z-lab, SpecForge, DeepSpec or speculators / RedHat.
+
+    Raises:
+        ConversionError: the engine has no graph for it, or its parts contradict each other or the
+            target.
+
+    """
+    checkpoint = job.checkpoint
+    refuse_other_kinds(checkpoint.config, job.shapes)
+    config = read_config(checkpoint.config)
+    target = read_target(job.target)
+    n_wanted = _check_target(config, job, target)
+    ids = to_inputs(config.layer_ids, job.layer_ids or config.counted, target.n_layer, n_wanted, -1)
+    plan = plan_tensors(
+        config, checkpoint.tensors, n_target_layers=n_wanted, n_vocab=target.n_vocab
+    )
+    _check_logits(config, plan)
+    own, notes = own_matrices(config, plan, checkpoint.folder, target, job.target)
+    scale, scale_notes = _embedding_scale(config, target)
+    return Draft(
+        arch="dflash",
+        name=plan.heads.name,
+        layout=config.layout,
+        keys=_keys(config, plan, scale, target),
+        ids=ids,
+        target=target,
+        tensors=(*own, *plan.tensors),
+        n_layer=config.n_layer,
+        n_draft_vocab=plan.vocabulary.n_reduced,
+        block_size=config.block_size,
+        tokenizer={"tokenizer.ggml.mask_token_id": GgufKey(_UINT32, None, config.mask_token)},
+        notes=(
+            *config.rope.notes, *config.attention.notes, *plan.notes, *notes, *scale_notes,
+            *_last_row_note(ids, target),
+        ),
+    )  # fmt: skip
+
+
+def _check_target(config: DflashConfig, job: Job, target: Target) -> int:
+    """How many rows of the target fc reads."""
+    if config.n_embd != target.n_embd:
+        raise ConversionError(
+            f"the draft is {config.n_embd} wide and the target {target.n_embd}; a DFlash draft is "
+            "as wide as its target"
+        )
+    if config.n_target_layer not in (None, target.n_layer):
+        raise ConversionError(
+            f"the draft was made for a target of {config.n_target_layer} layers "
+            f"(num_target_layers), this one has {target.n_layer}"
+        )
+    if config.mask_token >= target.n_vocab:
+        raise ConversionError(
+            f"config.json: mask_token_id is {config.mask_token}, and the target has "
+            f"{target.n_vocab} tokens"
+        )
+    fc = next((s for name, s in job.shapes.items() if common_name(name) == "fc.weight"), ())
+    if len(fc) != 2:
+        raise ConversionError("there is no matrix fc.weight, which mixes the target's rows")
+    return count_target_layers(config, config.target_hidden_size, fc, target)
+
+
+def _check_logits(config: DflashConfig, plan: Plan) -> None:
+    """Block sizes and logits that heads would be computed wrongly with."""
+    least = 1 if plan.heads.sample_from_anchor else 2
+    if config.block_size < least:
+        raise config.options.refuse("block_size", f"a block that drafts has {least} slots or more")
+    if plan.heads.markov_rank is None:
+        return
+    for key, value in (
+        ("output_multiplier", config.logit_scale),
+        ("final_logit_softcapping", config.logit_cap),
+    ):
+        if value is not None:
+            raise config.options.refuse(key, "the engine's Markov head adds to plain logits")
+
+
+def _embedding_scale(config: DflashConfig, target: Target) -> tuple[float | None, tuple[str, ...]]:
+    """What the rows of token_embd are multiplied with.
+
+    Gemma's embedding is scaled by the root of its width, and drafts that borrow it are trained with
+    that (vllm-project/vllm pull request 41703); speculators trains with a plain copy of the table.
+    """
+    if config.embedding_scale is not None or not target.arch.startswith("gemma"):
+        return config.embedding_scale, ()
+    if config.is_speculators:
+        return None, ("Gemma's embedding is not scaled for the draft, as speculators trains it",)
+    return math.sqrt(target.n_embd), ()
+
+
+def _last_row_note(ids: ResolvedIds, target: Target) -> tuple[str, ...]:
+    if target.n_layer not in ids.target_layers:
+        return ()
+    note = (
+        "the row that leaves the target's last block is taken before the final norm, as vLLM and "
+        "SGLang do; transformers hands it out after"
+    )
+    return (note,)
+
+
+def _keys(
+    config: DflashConfig, plan: Plan, embedding_scale: float | None, target: Target
+) -> Mapping[str, Any]:
+    keys: dict[str, Any] = {
+        **config.keys(),
+        "block_count": config.n_layer,
+        **config.rope.keys,
+        "block_size": config.block_size,
+        **config.attention.keys,
+        **plan.heads.keys,
+    }
+    if target.has_mrope:
+        if config.rope.tensors:
+            raise ConversionError(
+                "RoPE scaling of kind 'llama3' is not supported for a target with M-RoPE"
+            )
+        keys["rope.dimension_sections"] = (keys["rope.dimension_count"] // 2, 0, 0, 0)
+    if config.activation != "silu":
+        keys["hidden_activation"] = config.activation
+    optional = {
+        "embedding_scale": embedding_scale,
+        "logit_scale": config.logit_scale,
+        "final_logit_softcapping": config.logit_cap,
+        "attention.value_scale": config.value_scale,
+    }
+    return keys | {name: value for name, value in optional.items() if value is not None}

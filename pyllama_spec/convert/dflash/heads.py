@@ -1,0 +1,147 @@
+"""What is behind a DFlash draft's layers: DSpark's Markov and confidence head, DFlash2's selector.
+
+A draft that samples from its anchor predicts in slot i what follows slot i; the others predict in
+slot i > 0 what belongs into slot i, and nothing in slot 0. One off is invisible but in acceptance.
+
+    DeepSpec, SpecForge with a Markov head     from the anchor, unless sample_from_anchor says else
+    DeepSpec without a Markov head             from the anchor too: no graph for that
+    z-lab, SpecForge without one               not from the anchor
+    speculators                                sample_from_anchor; without the key DFlash does not,
+                                               and of DSpark both exist (ggml-org/llama.cpp pull
+                                               request 26275, sgl-project/sglang 30982)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyllama_spec.convert.dflash.options import Options
+from pyllama_spec.convert.shelf import Shelf
+from pyllama_spec.errors import ConversionError
+
+W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+CONFIDENCE = "confidence_head.proj.weight"
+SELECTOR = "candidate_selector.hidden_projection.weight"
+_SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What there is.
+
+    Attributes:
+        markov_rank: None without a Markov head.
+        has_confidence: whether there is a confidence head.
+        sample_from_anchor: whether slot 0 predicts.
+        selector: conv_kernel_size, conv_group_size, selector_rank, selector_top_k of DFlash2; empty
+            without.
+        notes: what the user should know.
+
+    """
+
+    markov_rank: int | None
+    has_confidence: bool
+    sample_from_anchor: bool
+    selector: dict[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The kind of draft."""
+        if self.selector:
+            return "DFlash2"
+        return "DFlash" if self.markov_rank is None else "DSpark"
+
+    @property
+    def keys(self) -> dict[str, object]:
+        """The GGUF's keys, without the architecture in front."""
+        if self.markov_rank is None:
+            return dict(self.selector)
+        return {
+            "sample_from_anchor": self.sample_from_anchor,
+            "has_confidence_head": self.has_confidence,
+        }
+
+
+def read_heads(options: Options, shelf: Shelf, is_speculators: bool, n_embd: int) -> Heads:
+    """The heads, by config.json and by the tensors, which must agree.
+
+    Raises:
+        ConversionError: they do not, or ask for a head that the engine does not have.
+
+    """
+    selector = _selector(options, shelf, n_embd)
+    rank = _markov_rank(options, shelf)
+    if selector and rank is not None:
+        raise ConversionError("there are a selector and a Markov head: the engine has one or other")
+    has_confidence, notes = _confidence(options, shelf, rank)
+    anchor = _sample_from_anchor(options, rank, is_speculators)
+    return Heads(rank, has_confidence, anchor, selector, notes)
+
+
+def _selector(options: Options, shelf: Shelf, n_embd: int) -> dict[str, int]:
+    if shelf.find(SELECTOR) is None:
+        if key := next((key for key in _SELECTOR_KEYS if options.has(key)), None):
+            raise options.refuse(key, f"the tensor {SELECTOR} is missing")
+        return {}
+    found = {key: options.at(key).size(key) for key in _SELECTOR_KEYS}
+    group, top_k = found["conv_group_size"], found["selector_top_k"]
+    if n_embd % group:
+        raise options.refuse("conv_group_size", f"hidden_size {n_embd} is no multiple of it")
+    if n_embd < top_k * (top_k + 1):
+        raise options.refuse(
+            "selector_top_k", f"its scores do not fit into a row of {n_embd} numbers"
+        )
+    return found
+
+
+def _markov_rank(options: Options, shelf: Shelf) -> int | None:
+    place = options.at("markov_rank")
+    rank = place.values.get("markov_rank")
+    has_head = shelf.find(W1) is not None
+    if not has_head and rank in (None, 0):
+        return None
+    if has_head and rank in (None, 0):
+        raise place.fail("markov_rank", f"the rank of {W1}")
+    kind = options.at("markov_head_type").values.get("markov_head_type", "vanilla")
+    if kind not in (None, "vanilla"):
+        raise options.refuse("markov_head_type", "the engine has 'vanilla' alone")
+    return place.size("markov_rank")
+
+
+def _confidence(options: Options, shelf: Shelf, rank: int | None) -> tuple[bool, tuple[str, ...]]:
+    key = "enable_confidence_head"
+    is_asked = options.at(key).optional_flag(key)
+    if shelf.find(CONFIDENCE) is None:
+        missing = f"{key} is true, and the file has no confidence head"
+        return False, (missing,) if is_asked else ()
+    if is_asked is False:
+        raise options.refuse(key, f"there is {CONFIDENCE}")
+    if rank is None:
+        raise ConversionError(
+            f"there is {CONFIDENCE}, but no Markov head: the engine has it behind one alone"
+        )
+    key = "confidence_head_with_markov"
+    if options.at(key).optional_flag(key) is False:
+        raise options.refuse(key, "the engine's confidence head reads the previous token as well")
+    return True, ()
+
+
+def _sample_from_anchor(options: Options, rank: int | None, is_speculators: bool) -> bool:
+    key = "sample_from_anchor"
+    said = options.at(key).optional_flag(key)
+    if rank is None:
+        # DeepSpec's DFlash drafts have markov_rank 0, and are trained like its DSpark drafts.
+        shown = key if said is not None else "markov_rank"
+        if said or (said is None and options.has("markov_rank")):
+            raise options.refuse(
+                shown, "without a Markov head the engine does not sample from the anchor"
+            )
+        return False
+    if said is None and is_speculators:
+        raise ConversionError(
+            f"config.json has no {key}: DSpark drafts of this layout exist with and without, and "
+            "one read as the other is hardly ever accepted; write true or false into it (the "
+            "model card knows; files of before July 2026 are false)"
+        )
+    return said is not False

@@ -1,0 +1,113 @@
+"""Where the options of a DFlash draft stand in config.json.
+
+z-lab's files have some in dflash_config and some at the top, SpecForge's likewise, RadixArk's have
+a dspark_config as well, DeepSpec's have all at the top, and speculators' have the draft's at the
+top and the decoder's in transformer_layer_config. An option that stands in two places must say the
+same in both.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pyllama_spec.convert.fields import Fields
+from pyllama_spec.errors import ConversionError
+
+INNER = ("dflash_config", "dspark_config")
+# Options that are read somewhere in this folder.
+_READ = {
+    "attention_mode", "attention_sink_bias", "attention_value_scale", "block_size", "causal",
+    "confidence_head_with_markov", "conv_group_size", "conv_kernel_size", "enable_confidence_head",
+    "final_logit_softcapping", "input_embedding_scale", "markov_head_type", "markov_rank",
+    "mask_token_id", "num_target_layers", "output_multiplier", "projector_type",
+    "sample_from_anchor", "selector_rank", "selector_top_k", "selector_vocab_size",
+    "swa_window_size", "target_layer_ids", "use_qk_norm", "use_swa",
+}  # fmt: skip
+# What training, the target or a reader is told, and no layer of the draft.
+_IGNORED = {
+    "backbone_rotary_base", "confidence_head_alpha", "loss_decay_gamma", "mask_token",
+    "num_anchors", "use_aux_hidden_state",
+}  # fmt: skip
+_TOP_OF_SPECULATORS = {
+    "architectures", "auto_map", "aux_hidden_state_layer_ids", "draft_vocab_size", "dtype",
+    "layer_types", "max_anchors", "max_window_layers", "model_type", "sliding_window",
+    "sliding_window_non_causal", "speculators_config", "speculators_model_type",
+    "speculators_version", "target_hidden_size", "tie_word_embeddings", "torch_dtype",
+    "transformer_layer_config", "transformers_version", "use_sliding_window",
+}  # fmt: skip
+# At the top of a flat config.json, between hundreds of keys of transformers, what belongs to a
+# draft is told by its name.
+_DRAFTS_OWN = re.compile(
+    r"^(anchor|block|candidate|confidence|conv|dflash|dfly|domino|draft|dspark|fc|gating|hidden"
+    r"_correction|markov|mask|modality|projector|sample_from|selector|target_layer)(_|$)"
+)
+_FLAT = {"draft_vocab_size", "markov_head_type", *INNER}
+
+
+class Options:
+    """The options, wherever they stand.
+
+    Args:
+        top: config.json.
+        body: the object with the sizes; the same one in a flat file.
+        is_speculators: whether the file is of speculators' layout.
+
+    Raises:
+        ConversionError: there is an option that this converter does not know.
+
+    """
+
+    def __init__(self, top: Fields, body: Fields, is_speculators: bool) -> None:
+        inner = [found for key in INNER if (found := top.inner(key)).values]
+        self._places = (*inner, top) if top is body else (*inner, top, body)
+        for place in inner:
+            self._check(place, _READ | _IGNORED)
+        if is_speculators:
+            self._check(top, _READ | _IGNORED | _TOP_OF_SPECULATORS)
+        else:
+            own = {key for key in top.values if _DRAFTS_OWN.match(key)}
+            self._check(Fields({key: top.values[key] for key in own}), _READ | _IGNORED | _FLAT)
+
+    @staticmethod
+    def _check(place: Fields, known: set[str]) -> None:
+        """An option that is off says nothing, whoever knows it."""
+        for key in sorted(place.values.keys() - known):
+            value = place.values[key]
+            if value in (None, False, "", [], {}) or key.startswith("_"):
+                continue
+            raise ConversionError(
+                f"config.json: {place.where}{key} is {value!r}: this converter does not know what "
+                "it asks for"
+            )
+
+    def has(self, key: str) -> bool:
+        """Whether it stands anywhere."""
+        return any(place.has(key) for place in self._places)
+
+    def at(self, key: str) -> Fields:
+        """The object that has the option; the first one where none has.
+
+        Raises:
+            ConversionError: two places differ.
+
+        """
+        found = [place for place in self._places if place.has(key)]
+        for other in found[1:]:
+            if other.values[key] != found[0].values[key]:
+                raise ConversionError(
+                    f"config.json: {found[0].where}{key} is {found[0].values[key]!r} and "
+                    f"{other.where}{key} is {other.values[key]!r}"
+                )
+        return found[0] if found else self._places[0]
+
+    def refuse(self, key: str, why: str) -> ConversionError:
+        """The error that an option asks for something that is not there."""
+        place = self.at(key)
+        return ConversionError(
+            f"config.json: {place.where}{key} is {place.values.get(key)!r}: {why}"
+        )
+
+    def value(self, key: str) -> Any:
+        """The value as it stands there, None where there is none."""
+        return self.at(key).values.get(key)
