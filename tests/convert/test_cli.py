@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.cli.entry import main
+from tests.convert.dflash_tools import make_draft, write_draft
 from tests.convert.tools import gguf_tensors, make_head, write_head, write_target
 
 Captured = pytest.CaptureFixture[str]
@@ -29,6 +30,20 @@ def test_done(tmp_path: Path, capsys: Captured) -> None:
         f"96 draft tokens, 15 tensors, BF16, {size:.1f} MB\n"
     )
     assert not seen.err, "no progress bar where there is no terminal"
+
+
+def test_a_dflash_draft(tmp_path: Path, capsys: Captured) -> None:
+    """The same command: what it is, is told by the files."""
+    folder = write_draft(tmp_path / "draft", "redhat", make_draft("dspark", reduced=True))
+    target = write_target(tmp_path / "target.gguf", embedding_length=32)
+    out = tmp_path / "out.gguf"
+    assert main(["convert", str(folder), "--target", str(target), "-o", str(out)]) == 0
+    seen = capsys.readouterr()
+    assert seen.out == (
+        f"{out}: DSpark (speculators), layer inputs 2, 5, 7 of the target, blocks of 7, "
+        f"96 draft tokens, 32 tensors, BF16, {out.stat().st_size / 1e6:.1f} MB\n"
+    )
+    assert not seen.err
 
 
 def test_options(tmp_path: Path, capsys: Captured) -> None:

@@ -249,22 +249,33 @@ _STORAGES = {
 def write_torch(path: Path, tensors: Tensors, floats: str = "BF16", extra: bytes = b"") -> None:
     """What torch.save() writes for a state dict, opcode by opcode; `extra` follows as an item."""
     code = b"\x80\x02ccollections\nOrderedDict\n)R("
-    files: list[tuple[str, bytes]] = []
     for index, (name, array) in enumerate(tensors.items()):
-        array = np.array(array, order="C")
-        kind, raw = stored(array, floats)
-        size = int(array.size)
-        strides = [s // array.itemsize for s in array.strides]
-        code += _string(name) + b"ctorch._utils\n_rebuild_tensor_v2\n((" + _string("storage")
-        code += f"ctorch\n{_STORAGES[kind]}\n".encode() + _string(str(index)) + _string("cpu")
-        code += _int(size) + b"tQ" + _int(0) + _tuple(list(array.shape)) + _tuple(strides)
-        code += b"\x89ccollections\nOrderedDict\n)RtR"
-        files.append((f"model/data/{index}", raw))
+        code += _string(name) + _tensor_code(index, array, floats)
+    _write_archive(path, code + extra + b"u.", list(tensors.values()), floats)
+
+
+def write_bare_tensor(path: Path, array: Array, floats: str = "BF16") -> None:
+    """What torch.save() writes for a tensor alone."""
+    _write_archive(path, b"\x80\x02" + _tensor_code(0, array, floats) + b".", [array], floats)
+
+
+def _tensor_code(index: int, array: Array, floats: str) -> bytes:
+    array = np.array(array, order="C")
+    strides = [s // array.itemsize for s in array.strides]
+    code = b"ctorch._utils\n_rebuild_tensor_v2\n((" + _string("storage")
+    code += f"ctorch\n{_STORAGES[stored(array, floats)[0]]}\n".encode()
+    code += _string(str(index)) + _string("cpu") + _int(int(array.size)) + b"tQ" + _int(0)
+    code += _tuple(list(array.shape)) + _tuple(strides)
+    return code + b"\x89ccollections\nOrderedDict\n)RtR"
+
+
+def _write_archive(path: Path, code: bytes, arrays: list[Array], floats: str) -> None:
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("model/data.pkl", code + extra + b"u.")
+        archive.writestr("model/data.pkl", code)
         archive.writestr("model/byteorder", "little")
-        for name, raw in files:
-            archive.writestr(name, raw)
+        for index, array in enumerate(arrays):
+            raw = stored(np.array(array, order="C"), floats)[1]
+            archive.writestr(f"model/data/{index}", raw)
         archive.writestr("model/version", "3\n")
 
 
@@ -286,7 +297,8 @@ def write_target(path: Path, arch: str = "llama", **keys: Any) -> Path:
     writer = GGUFWriter(path, arch)
     n_vocab = sizes.pop("n_vocab")
     for name, value in sizes.items():
-        writer.add_uint32(f"{arch}.{name}", value)
+        add = writer.add_array if isinstance(value, list) else writer.add_uint32
+        add(f"{arch}.{name}", value)
     if n_vocab:
         write_tokenizer(writer, n_vocab, None)
     writer.write_header_to_file()

@@ -30,7 +30,13 @@ _TYPES = {0: "F32", 1: "F16", 30: "BF16"}
 
 
 def own_matrices(
-    config: DflashConfig, plan: Plan, folder: Path, target: Target, target_path: Path
+    config: DflashConfig,
+    plan: Plan,
+    folder: Path,
+    target: Target,
+    target_path: Path,
+    *,
+    is_scaled: bool,
 ) -> tuple[list[PlannedTensor], list[str]]:
     """token_embd and output, as far as the file needs them, and what the user should know.
 
@@ -40,6 +46,7 @@ def own_matrices(
         folder: the draft's, which may have a mask_embedding.pt.
         target: what the draft was made for.
         target_path: its GGUF or folder.
+        is_scaled: whether the rows of the embedding are multiplied with something.
 
     Raises:
         ConversionError: a matrix of the target is needed and cannot be had, or mask_embedding.pt
@@ -49,7 +56,7 @@ def own_matrices(
     mask = read_mask(folder / MASK_FILE, config) if (folder / MASK_FILE).exists() else None
     embedding, output, notes = plan.embedding, plan.output, list[str]()
     if mask is not None:
-        if config.embedding_scale is not None or target.arch.startswith("gemma"):
+        if is_scaled:
             raise ConversionError(
                 f"{MASK_FILE}: whether the embedding's scale counts for it is not known"
             )

@@ -40,7 +40,8 @@ class DflashConfig(Sizes):
         attention: windows and causality.
         has_sinks: whether each head has an attention sink.
         is_interleaved: RoPE turns neighbours, and not the halves of a head.
-        value_scale, embedding_scale, logit_scale, logit_cap: None where there is none.
+        value_scale, logit_scale, logit_cap: None where there is none.
+        embedding_scale: None where the file does not say.
         is_tied: its output is its token embedding.
         rope: RoPE's keys and factors.
 
@@ -102,7 +103,7 @@ def read_config(config: Mapping[str, Any]) -> DflashConfig:
         has_sinks=_has_sinks(options, body),
         is_interleaved=_is_interleaved(body),
         value_scale=_scale(options, "attention_value_scale"),
-        embedding_scale=_scale(options, "input_embedding_scale"),
+        embedding_scale=_number(options, "input_embedding_scale"),
         logit_scale=_scale(options, "output_multiplier"),
         logit_cap=_logit_cap(options),
         is_tied=(body if body.has("tie_word_embeddings") else top).flag("tie_word_embeddings"),
@@ -182,11 +183,13 @@ def _is_interleaved(body: Fields) -> bool:
     return said == {False}
 
 
+def _number(options: Options, key: str) -> float | None:
+    return options.at(key).number(key) if options.has(key) else None
+
+
 def _scale(options: Options, key: str) -> float | None:
     """A factor; 1 is none."""
-    if not options.has(key):
-        return None
-    value = options.at(key).number(key)
+    value = _number(options, key)
     return None if value == 1 else value
 
 
@@ -205,8 +208,11 @@ def _rope(body: Fields, head_size: int, is_speculators: bool) -> Rope:
             "RoPE scaling of kind 'longrope' is not supported: the engine's DFlash graph has no "
             "factors for it"
         )
-    for where in ("rope_scaling", "rope_parameters"):
-        values = body.inner(where)
+    inner = {where: body.inner(where) for where in ("rope_scaling", "rope_parameters")}
+    if not any(place.has("rope_theta") for place in (body, *inner.values())):
+        # transformers takes 10000, vLLM a million.
+        raise body.fail("rope_theta", "readers of this kind of draft take different defaults")
+    for where, values in inner.items():
         by_mscale = values.has("mscale") and not values.has("attention_factor")
         if by_mscale and "rope.scaling.attn_factor" in rope.keys:
             # z-lab/Kimi-K2.5-DFlash: transformers computes with mscale, vLLM and stock without.
@@ -233,6 +239,8 @@ def _refuse_options(options: Options, body: Fields) -> None:
         raise options.refuse("projector_type", "this kind of draft is not supported")
     if options.value("use_qk_norm") not in (None, True):
         raise options.refuse("use_qk_norm", "the engine's DFlash graph norms queries and keys")
+    if options.value("use_aux_hidden_state") not in (None, True):
+        raise options.refuse("use_aux_hidden_state", "the draft does not read the target's rows")
     size = options.value("selector_vocab_size")
     if size not in (None, body.values.get("vocab_size")):
         raise options.refuse("selector_vocab_size", "a selector of other tokens is not supported")

@@ -39,8 +39,10 @@ def make_dflash(job: Job) -> Draft:
         config, checkpoint.tensors, n_target_layers=n_wanted, n_vocab=target.n_vocab
     )
     _check_logits(config, plan)
-    own, notes = own_matrices(config, plan, checkpoint.folder, target, job.target)
     scale, scale_notes = _embedding_scale(config, target)
+    own, notes = own_matrices(
+        config, plan, checkpoint.folder, target, job.target, is_scaled=scale is not None
+    )
     return Draft(
         arch="dflash",
         name=plan.heads.name,
@@ -104,8 +106,10 @@ def _embedding_scale(config: DflashConfig, target: Target) -> tuple[float | None
     Gemma's embedding is scaled by the root of its width, and drafts that borrow it are trained with
     that (vllm-project/vllm pull request 41703); speculators trains with a plain copy of the table.
     """
-    if config.embedding_scale is not None or not target.arch.startswith("gemma"):
-        return config.embedding_scale, ()
+    if config.embedding_scale is not None:
+        return (None if config.embedding_scale == 1 else config.embedding_scale), ()
+    if not target.arch.startswith("gemma"):
+        return None, ()
     if config.is_speculators:
         return None, ("Gemma's embedding is not scaled for the draft, as speculators trains it",)
     return math.sqrt(target.n_embd), ()

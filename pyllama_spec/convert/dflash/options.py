@@ -22,12 +22,12 @@ _READ = {
     "final_logit_softcapping", "input_embedding_scale", "markov_head_type", "markov_rank",
     "mask_token_id", "num_target_layers", "output_multiplier", "projector_type",
     "sample_from_anchor", "selector_rank", "selector_top_k", "selector_vocab_size",
-    "swa_window_size", "target_layer_ids", "use_qk_norm", "use_swa",
+    "swa_window_size", "target_layer_ids", "use_aux_hidden_state", "use_qk_norm", "use_swa",
 }  # fmt: skip
 # What training, the target or a reader is told, and no layer of the draft.
 _IGNORED = {
     "backbone_rotary_base", "confidence_head_alpha", "loss_decay_gamma", "mask_token",
-    "num_anchors", "use_aux_hidden_state",
+    "num_anchors",
 }  # fmt: skip
 _TOP_OF_SPECULATORS = {
     "architectures", "auto_map", "aux_hidden_state_layer_ids", "draft_vocab_size", "dtype",

@@ -1,0 +1,219 @@
+"""The same DFlash draft in every layout becomes the same GGUF, and its numbers are the draft's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.convert.dflash_tools import (
+    BLOCK,
+    DSPARK_LAYOUTS,
+    HEAD,
+    INPUTS,
+    LAYOUTS,
+    MASK,
+    N_DRAFT,
+    N_HEAD,
+    N_HEAD_KV,
+    SELECTOR,
+    check_equal,
+    convert,
+    convert_written,
+    make_draft,
+    numbers,
+    write_draft,
+)
+from tests.convert.tools import Array, gguf_keys, gguf_tensors, stored, write_target
+
+DFLASH2_LAYOUTS = ("zlab", "zlab_newer", "prefixed", "flat")
+ALL = [
+    *(("dflash", layout) for layout in LAYOUTS),
+    *(("dspark", layout) for layout in DSPARK_LAYOUTS),
+    *(("dflash2", layout) for layout in DFLASH2_LAYOUTS),
+]
+OWN = ("token_embd", "output")
+
+
+@pytest.mark.parametrize(("kind", "layout"), ALL)
+def test_layouts_are_tensor_equal(tmp_path: Path, kind: str, layout: str) -> None:
+    draft = make_draft(kind)
+    report = convert_written(tmp_path, layout, draft)
+    check_equal(report.path, draft.gguf)
+    assert report.target_layers == INPUTS
+    assert report.draft == {"dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash2"}[kind]
+    assert (report.n_layer, report.n_tensors) == (2, len(draft.gguf))
+    assert (report.type_name, report.n_draft_vocab, report.block_size) == ("BF16", None, BLOCK)
+    assert gguf_keys(report.path)["dflash.target_layers"] == list(INPUTS)
+
+
+@pytest.mark.parametrize(("kind", "layout"), ALL)
+def test_own_matrices(tmp_path: Path, kind: str, layout: str) -> None:
+    draft = make_draft(kind, own=OWN)
+    check_equal(convert_written(tmp_path, layout, draft).path, draft.gguf)
+    head = make_draft(kind, own=("output",))
+    check_equal(convert_written(tmp_path, layout, head).path, head.gguf)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+@pytest.mark.parametrize("layout", ["speculators", "redhat"])
+def test_reduced_vocabulary(tmp_path: Path, kind: str, layout: str) -> None:
+    """Offsets in d2t become target ids, and t2d is only compared with them."""
+    draft = make_draft(kind, reduced=True)
+    report = convert_written(tmp_path, layout, draft)
+    check_equal(report.path, draft.gguf)
+    assert report.n_draft_vocab == N_DRAFT
+    rows = {name: shape[0] for name, (_, shape, _) in gguf_tensors(report.path).items()}
+    assert rows["output.weight"] == rows["d2t"] == N_DRAFT
+    if kind == "dspark":
+        assert (rows["markov_w1.weight"], rows["markov_w2.weight"]) == (320, N_DRAFT)
+
+
+def test_layouts_are_named(tmp_path: Path) -> None:
+    plain = {x: convert_written(tmp_path, x, make_draft()) for x in LAYOUTS}
+    named = {x: (report.layout, report.layer_ids) for x, report in plain.items()}
+    assert named == {
+        "zlab": ("z-lab", "output"), "zlab_newer": ("z-lab", "output"),
+        "prefixed": ("z-lab", "output"), "muse": ("Muse-Glimmer", "output"),
+        "flat": ("DeepSpec", "output"), "speculators": ("speculators", "input"),
+        "redhat": ("speculators", "input"),
+    }  # fmt: skip
+    spark = {x: convert_written(tmp_path, x, make_draft("dspark")) for x in DSPARK_LAYOUTS}
+    assert {x: report.layout for x, report in spark.items()} == {
+        "specforge": "SpecForge", "deepspec": "DeepSpec", "radixark": "z-lab",
+        "speculators": "speculators", "redhat": "speculators",
+    }  # fmt: skip
+
+
+def test_keys(tmp_path: Path) -> None:
+    keys = gguf_keys(convert_written(tmp_path, "zlab", make_draft()).path)
+    own = {name: value for name, value in keys.items() if name.startswith("dflash.")}
+    assert own.pop("dflash.attention.layer_norm_rms_epsilon") == pytest.approx(1e-6)
+    assert own == {
+        "dflash.context_length": 4096, "dflash.embedding_length": 32, "dflash.block_count": 2,
+        "dflash.feed_forward_length": 48, "dflash.attention.head_count": N_HEAD,
+        "dflash.attention.head_count_kv": N_HEAD_KV, "dflash.attention.key_length": HEAD,
+        "dflash.attention.value_length": HEAD, "dflash.rope.dimension_count": HEAD,
+        "dflash.rope.freq_base": 1e6, "dflash.block_size": BLOCK,
+        "dflash.attention.causal": False, "dflash.target_layers": list(INPUTS),
+    }  # fmt: skip
+    assert keys["general.architecture"] == "dflash"
+    assert keys["tokenizer.ggml.mask_token_id"] == MASK
+    assert keys["pyllama_spec.convert.layout"] == "z-lab"
+    assert len(keys["tokenizer.ggml.tokens"]) == 320
+    assert str(tmp_path) not in str(keys)
+
+
+def test_keys_of_the_heads(tmp_path: Path) -> None:
+    keys = gguf_keys(convert_written(tmp_path, "zlab", make_draft("dflash2")).path)
+    assert {name: keys[f"dflash.{name}"] for name in SELECTOR} == SELECTOR
+    assert "dflash.sample_from_anchor" not in keys
+    for layout in DSPARK_LAYOUTS:
+        keys = gguf_keys(convert_written(tmp_path, layout, make_draft("dspark")).path)
+        assert keys["dflash.sample_from_anchor"] is True, layout
+        assert keys["dflash.has_confidence_head"] is True, layout
+
+
+@pytest.mark.parametrize("layout", DSPARK_LAYOUTS)
+@pytest.mark.parametrize("anchor", [True, False])
+def test_the_anchor_is_what_the_file_says(tmp_path: Path, layout: str, anchor: bool) -> None:
+    draft = make_draft("dspark")
+    draft.more = {"sample_from_anchor": anchor}
+    keys = gguf_keys(convert_written(tmp_path, layout, draft).path)
+    assert keys["dflash.sample_from_anchor"] is anchor
+
+
+def test_a_markov_head_without_confidence(tmp_path: Path) -> None:
+    draft = make_draft("dspark")
+    for name in ("weight", "bias"):
+        del draft.tensors[f"confidence_head.proj.{name}"], draft.gguf[f"conf_proj.{name}"]
+    report = convert_written(tmp_path, "specforge", draft)
+    check_equal(report.path, draft.gguf)
+    assert gguf_keys(report.path)["dflash.has_confidence_head"] is False
+    assert "enable_confidence_head is true, and the file has no" in report.notes[0]
+
+
+def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
+    draft = make_draft("dspark")
+    del draft.tensors["confidence_head.proj.bias"], draft.gguf["conf_proj.bias"]
+    check_equal(convert_written(tmp_path, "deepspec", draft).path, draft.gguf)
+
+
+def test_kernels_are_f32_whatever_the_type(tmp_path: Path) -> None:
+    """The engine adds them to F32, and knows no other type there."""
+    draft = make_draft("dflash2")
+    found = gguf_tensors(convert_written(tmp_path, "zlab", draft, kind="q8_0").path)
+    assert found["blk.1.attn_conv_base"][0] == found["blk.0.ffn_conv_base"][0] == "F32"
+    assert found["blk.0.attn_conv_proj.weight"][0] == found["fc.weight"][0] == "Q8_0"
+
+
+def test_sinks(tmp_path: Path) -> None:
+    draft = make_draft(sinks=True)
+    check_equal(convert_written(tmp_path, "zlab", draft).path, draft.gguf)
+    renamed = make_draft(sinks=True)
+    for index in range(2):
+        name = f"layers.{index}.self_attn."
+        renamed.tensors[f"{name}sinks"] = renamed.tensors.pop(f"{name}attention_sink_bias")
+    check_equal(convert_written(tmp_path, "flat", renamed).path, draft.gguf)
+
+
+def rotated(x: Array, pairs: list[tuple[int, int]]) -> Array:
+    """Each pair turned by an angle of its own; `x` is `[head size]`."""
+    out: Array = x.copy()
+    for n, (i, j) in enumerate(pairs):
+        angle = 0.3 * (n + 1)
+        out[i] = x[i] * np.cos(angle) - x[j] * np.sin(angle)
+        out[j] = x[i] * np.sin(angle) + x[j] * np.cos(angle)
+    return out
+
+
+def test_interleaved_heads_are_put_into_halves(tmp_path: Path) -> None:
+    """Scores with neighbours turned, on the checkpoint, are those with halves turned, here."""
+    draft = make_draft()
+    draft.more = {"rope_is_neox_style": False}
+    path = convert_written(tmp_path, "zlab", draft, kind="f32").path
+    a = np.random.default_rng(1).standard_normal(32)
+    neighbours = [(2 * i, 2 * i + 1) for i in range(HEAD // 2)]
+    halves = [(i, i + HEAD // 2) for i in range(HEAD // 2)]
+
+    def score(q: Array, k: Array, norms: tuple[Array, Array], pairs: Any) -> float:
+        heads = [(m @ a).reshape(-1, HEAD)[1] * n for m, n in zip((q, k), norms, strict=True)]
+        return float(rotated(heads[0], pairs) @ heads[1])
+
+    src = {part: draft.tensors[f"layers.1.self_attn.{part}.weight"] for part in
+           ("q_proj", "k_proj", "q_norm", "k_norm")}  # fmt: skip
+    ours = {part: numbers(path, f"blk.1.attn_{part}.weight") for part in
+            ("q", "k", "q_norm", "k_norm")}  # fmt: skip
+    theirs = score(src["q_proj"], src["k_proj"], (src["q_norm"], src["k_norm"]), neighbours)
+    found = score(ours["q"], ours["k"], (ours["q_norm"], ours["k_norm"]), halves)
+    assert found == pytest.approx(theirs, rel=1e-5)
+    assert np.array_equal(numbers(path, "blk.1.attn_v.weight"), draft.gguf["blk.1.attn_v.weight"])
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+def test_types(tmp_path: Path, kind: Any) -> None:
+    draft = make_draft("dspark")
+    found = gguf_tensors(convert_written(tmp_path, "specforge", draft, kind=kind).path)
+    assert found["fc.weight"][0] == kind.upper()
+    assert found["output_norm.weight"] == (
+        "F32",
+        (32,),
+        stored(draft.gguf["output_norm.weight"], "F32")[1],
+    )
+    # Rows of six numbers are no multiple of 32.
+    assert found["markov_w1.weight"][0] == ("F16" if kind == "q8_0" else kind.upper())
+
+
+def test_padding_is_cut(tmp_path: Path) -> None:
+    """The target's GGUF has fewer tokens than the tables have rows."""
+    draft = make_draft("dspark", own=OWN)
+    folder = write_draft(tmp_path / "deepspec", "deepspec", draft)
+    target = write_target(tmp_path / "small.gguf", embedding_length=32, n_vocab=312)
+    report = convert(folder, target=target)
+    rows = {name: shape[0] for name, (_, shape, _) in gguf_tensors(report.path).items()}
+    tables = ("token_embd", "output", "markov_w1", "markov_w2")
+    assert [rows[f"{name}.weight"] for name in tables] == [312] * 4
+    first = stored(draft.gguf["markov_w1.weight"][:312])[1]
+    assert gguf_tensors(report.path)["markov_w1.weight"][2] == first
