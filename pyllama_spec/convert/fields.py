@@ -80,6 +80,11 @@ class Fields:
         value = self.optional_flag(key)
         return default if value is None else value
 
+    def names(self, key: str) -> list[str]:
+        """A list of names that nothing is decided by; what is none of that is left out."""
+        value = self.values.get(key)
+        return [x for x in value if isinstance(x, str)] if isinstance(value, list) else []
+
     def ids(self, key: str) -> tuple[int, ...] | None:
         """A list of integers, None where it is missing."""
         value = self.values.get(key)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +151,23 @@ def test_dspark_of_speculators_must_say_where_it_begins(tmp_path: Path) -> None:
     draft.more = {"sample_from_anchor": None}
     refused(tmp_path, draft, "config.json has no sample_from_anchor: DSpark", "speculators")
     convert_written(tmp_path, "deepspec", draft)
+
+
+ODD: tuple[object, ...] = (0, -1, True, 1.5, "x", [], [1], [[1]], {"a": 1}, 10**30)
+
+
+@pytest.mark.parametrize(("kind", "layout"), [("dspark", "specforge"), ("dspark", "speculators")])
+def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None:
+    """Whatever stands at a key, the file is converted or refused."""
+    base = json.loads(
+        (write_draft(tmp_path / "d", layout, make_draft(kind)) / "config.json").read_text()
+    )
+    target = write_target(tmp_path / "target.gguf", embedding_length=N_EMBD)
+    for key in base:
+        for value in ODD:
+            (tmp_path / "d" / "config.json").write_text(json.dumps({**base, key: value}))
+            with contextlib.suppress(ConversionError):
+                convert(tmp_path / "d", target=target)
 
 
 NAMES = [

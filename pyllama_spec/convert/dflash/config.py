@@ -114,7 +114,7 @@ def read_config(config: Mapping[str, Any]) -> DflashConfig:
 def _layout(top: Fields, is_speculators: bool) -> str:
     if is_speculators:
         return "speculators"
-    names = [str(name) for name in top.values.get("architectures") or []]
+    names = top.names("architectures")
     if any(top.has(key) for key in INNER):
         return "SpecForge" if "DSparkDraftModel" in names else "z-lab"
     if "MuseGlimmerAssistantModel" in names:

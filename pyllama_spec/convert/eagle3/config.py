@@ -101,7 +101,7 @@ def _layout(top: Fields, eagle: Fields) -> str:
         return "speculators"
     if any(eagle.has(key) for key in _MODELOPT):
         return "NVIDIA ModelOpt"
-    names = top.values.get("architectures") or []
+    names = top.names("architectures")
     if eagle.values or "LlamaForCausalLMEagle3" in names:
         return "SpecForge"
     return "SafeAILab" if "LlamaForCausalLM" in names else "flat"
