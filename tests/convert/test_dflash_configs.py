@@ -205,6 +205,16 @@ CASES = {
     "deepseek-ai/dspark_qwen3_8b_block7": Case(
         deepspec(), "qwen3", 36, OF_36, "DSpark", own=True, keys={"sample_from_anchor": True},
     ),
+    "deepseek-ai/dflash_qwen3_8b_block7": Case(
+        deepspec(markov_rank=0, enable_confidence_head=False, markov_head_type=None),
+        "qwen3", 36, OF_36, "DFlash", own=True, keys={"sample_from_anchor": True},
+    ),
+    "z-lab/gpt-oss-20b-DFlash": Case(
+        zlab(201088, 8, 24, [1, 6, 11, 16, 21], 200000, attention_bias=True, block_size=8,
+             head_dim=64, model_type="gpt_oss", initial_context_length=4096,
+             num_attention_heads=64, rms_norm_eps=1e-5, rope_theta=150000),
+        "gpt-oss", 24, (2, 7, 12, 17, 22), "DFlash",
+    ),
     "SpecForge qwen3-8b-dspark": Case(
         zlab(QWEN, 5, 36, [1, 9, 17, 25, 33], 151669, architectures=["DSparkDraftModel"],
              block_size=7, inner=DSPARK_OPTIONS),
@@ -240,23 +250,11 @@ CASES = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "z-lab/gpt-oss-20b-DFlash": (
-        Case(zlab(201088, 8, 24, [1, 6, 11, 16, 21], 200000, attention_bias=True, block_size=8,
-                  head_dim=64, model_type="gpt_oss", initial_context_length=4096,
-                  num_attention_heads=64, rms_norm_eps=1e-5, rope_theta=150000),
-             "gpt-oss", 24, ()),
-        "attention_bias is true",
-    ),
     "z-lab/Kimi-K2.5-DFlash": (
         Case(CASES["z-lab/Kimi-K2.5-DFlash"].config | {"rope_scaling": {
                 **YARN, "factor": 64.0, "mscale": 1.0, "mscale_all_dim": 1.0}},
              "deepseek2", 61, ()),
         "mscale changes how cos and sin are scaled",
-    ),
-    "deepseek-ai/dflash_qwen3_8b_block7": (
-        Case(deepspec(markov_rank=0, enable_confidence_head=False, markov_head_type=None),
-             "qwen3", 36, ()),
-        "markov_rank is 0: without a Markov head",
     ),
     "RedHatAI/GLM-5.2-speculator.dspark, before it said so": (
         Case(speculators("dspark", 154880, [2, 20, 39, 58, 77], 154856, draft_vocab_size=154880,
@@ -305,7 +303,7 @@ def _shrink(config: Json) -> Json:
     for place in (out, out.get("dflash_config", {}), out.get("dspark_config", {})):
         mask = place.get("mask_token_id")
         if mask is not None:
-            place["mask_token_id"] = mask if mask < N_VOCAB else N_VOCAB - (n_vocab - mask)
+            place["mask_token_id"] = mask if mask < N_VOCAB else max(N_VOCAB - (n_vocab - mask), 1)
         for key in ("markov_rank", "selector_rank"):
             if place.get(key):
                 place[key] = 8
@@ -347,6 +345,9 @@ def _tensors(case: Case, config: Json, body: Json) -> Tensors:
             "mlp.down_proj": (n_embd, N_FF),
         }  # fmt: skip
         shapes |= {f"layers.{i}.{part}.weight": shape for part, shape in layer.items()}
+        for part in "qkvo" if body.get("attention_bias") else "":
+            name = f"self_attn.{part}_proj"
+            shapes[f"layers.{i}.{name}.bias"] = layer[name][:1]
         for part in ("attention", "mlp") if is_dflash2 else ():
             shapes[f"layers.{i}.{part}_conv.base_kernel"] = (2, 2, n_embd)
             shapes[f"layers.{i}.{part}_conv.kernel_projection.weight"] = (4 * n_embd // 16, n_embd)

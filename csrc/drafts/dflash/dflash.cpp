@@ -35,6 +35,34 @@ llm_ffn_op_type activation(llama_model_loader & ml) {
     refuse("its hidden activation is '" + name + "', which is none of silu, gelu and gelu_pytorch_tanh");
 }
 
+// Which layers are causal inside of a block. There is one mask for those with a window and one for the others.
+void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, llama_spec_dflash * spec) {
+    const char * key = "dflash.attention.causal_pattern";
+    const int64_t id = gguf_find_key(ml.metadata, key);
+    if (id < 0) {
+        return;
+    }
+    const uint32_t n_layer = hparams.n_layer();
+    if (gguf_get_kv_type(ml.metadata, id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(ml.metadata, id) != GGUF_TYPE_BOOL ||
+            gguf_get_arr_n(ml.metadata, id) != n_layer) {
+        refuse(std::string(key) + " is no array of a bool for each of its " + std::to_string(n_layer) + " layers");
+    }
+    const auto * is_causal = static_cast<const int8_t *>(gguf_get_arr_data(ml.metadata, id));
+    int found[2] = { -1, -1 };  // of layers without a window, and with one
+    for (uint32_t il = 0; il < n_layer; ++il) {
+        int & mask = found[hparams.is_swa(il) ? 1 : 0];
+        if (mask >= 0 && mask != (is_causal[il] != 0 ? 1 : 0)) {
+            refuse(std::string(key) + " differs among layers with a window, or among those without");
+        }
+        mask = is_causal[il] != 0 ? 1 : 0;
+    }
+    spec->is_causal = found[0] == 1 || (found[0] < 0 && found[1] == 1);
+    spec->is_sliding_causal = found[1] == 1;
+    if (spec->is_causal && found[1] == 0) {
+        refuse(std::string(key) + " makes layers without a window causal, and not those with one");
+    }
+}
+
 // A number that may be absent, and if not is one that sizes can be made of.
 void read_size(llama_model_loader & ml, llm_kv kv, const char * name, uint32_t * out) {
     if (ml.get_key(kv, *out, false) && (*out == 0 || *out > (1u << 20))) {
@@ -80,6 +108,7 @@ void llama_model_dflash::load_arch_hparams(llama_model_loader & ml) {
         hparams.rope_freq_base_train_swa  = hparams.rope_freq_base_train;
         hparams.rope_freq_scale_train_swa = hparams.rope_freq_scale_train;
     }
+    read_masks(ml, hparams, &spec);
     if (hparams.n_embd_head_k() != hparams.n_embd_head_v()) {
         refuse("dflash.attention.key_length and value_length differ");
     }
@@ -168,6 +197,10 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
         // Where it is absent the values are the keys.
         layer.wv = create(tn(LLM_TENSOR_ATTN_V,   "weight", i), {n_embd, n_embd_v_gqa}, optional);
         layer.wo = create(tn(LLM_TENSOR_ATTN_OUT, "weight", i), {n_q, n_embd}, 0);
+        layer.wq_b = create(tn(LLM_TENSOR_ATTN_Q,   "bias", i), {n_q}, optional);
+        layer.wk_b = create(tn(LLM_TENSOR_ATTN_K,   "bias", i), {n_embd_k_gqa}, optional);
+        layer.wv_b = create(tn(LLM_TENSOR_ATTN_V,   "bias", i), {n_embd_v_gqa}, optional);
+        layer.wo_b = create(tn(LLM_TENSOR_ATTN_OUT, "bias", i), {n_embd}, optional);
         layer.attn_q_norm    = create(tn(LLM_TENSOR_ATTN_Q_NORM,    "weight", i), {n_embd_head_k}, 0);
         layer.attn_k_norm    = create(tn(LLM_TENSOR_ATTN_K_NORM,    "weight", i), {n_embd_head_k}, 0);
         layer.attn_sinks     = create(tn(LLM_TENSOR_ATTN_SINKS,     "weight", i), {n_head}, optional);

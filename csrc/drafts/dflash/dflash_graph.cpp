@@ -9,12 +9,35 @@
 
 namespace llama_spec {
 
+namespace {
+
+// Of layers with a window, in a context that is not causal: their mask is set again, as that of a causal one.
+class causal_window_input : public llm_graph_input_i {
+public:
+    explicit causal_window_input(const llm_graph_input_attn_kv_iswa * attn) : attn(attn) {}
+
+    void set_input(const llama_ubatch * ubatch) override {
+        if (attn->self_kq_mask_swa != nullptr && attn->self_kq_mask_swa->buffer != nullptr) {
+            attn->mctx->get_swa()->set_input_kq_mask(attn->self_kq_mask_swa, ubatch, /* causal */ true);
+        }
+    }
+    bool can_reuse(const llm_graph_params &) override { return true; }
+
+private:
+    const llm_graph_input_attn_kv_iswa * attn;  // which belongs to the same graph, and is set before
+};
+
+} // namespace
+
 dflash_graph::dflash_graph(const llama_model_dflash & model, const llm_graph_params & params)
     : llm_graph_context(params), model(model),
       other(cparams.ctx_other != nullptr ? llama_get_model(cparams.ctx_other) : nullptr) {
     positions = build_inp_pos();
     if (hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
         attn_iswa = build_attn_inp_kv_iswa();
+        if (model.spec.is_sliding_causal && !model.spec.is_causal) {
+            res->add_input(std::make_unique<causal_window_input>(attn_iswa));
+        }
     } else {
         attn = build_attn_inp_kv();
     }
@@ -31,6 +54,11 @@ dflash_graph::dflash_graph(const llama_model_dflash & model, const llm_graph_par
         cb(cur, "l_out", il);
     }
     finish(cur);
+}
+
+ggml_tensor * dflash_graph::project(ggml_tensor * w, ggml_tensor * bias, ggml_tensor * cur) {
+    cur = build_lora_mm(w, cur);
+    return bias != nullptr ? ggml_add(ctx0, cur, bias) : cur;
 }
 
 ggml_tensor * dflash_graph::embed() {
@@ -59,11 +87,11 @@ ggml_tensor * dflash_graph::rotate(ggml_tensor * cur) {
 std::pair<ggml_tensor *, ggml_tensor *> dflash_graph::keys_and_values(ggml_tensor * cur, int il) {
     const auto & layer = model.layers[il];
     const int64_t n_head_dim = hparams.n_embd_head_k();
-    const auto heads = [&](ggml_tensor * w) {
-        return ggml_reshape_3d(ctx0, build_lora_mm(w, cur), n_head_dim, n_head_kv, n_tokens);
+    const auto heads = [&](ggml_tensor * w, ggml_tensor * bias) {
+        return ggml_reshape_3d(ctx0, project(w, bias, cur), n_head_dim, n_head_kv, n_tokens);
     };
-    ggml_tensor * k = heads(layer.wk);
-    ggml_tensor * v = layer.wv != nullptr ? heads(layer.wv) : ggml_rms_norm(ctx0, k, hparams.f_norm_rms_eps);
+    ggml_tensor * k = heads(layer.wk, layer.wk_b);
+    ggml_tensor * v = layer.wv != nullptr ? heads(layer.wv, layer.wv_b) : ggml_rms_norm(ctx0, k, hparams.f_norm_rms_eps);
     return { rotate(build_norm(k, layer.attn_k_norm, nullptr, LLM_NORM_RMS, il)), v };
 }
 
@@ -107,7 +135,7 @@ ggml_tensor * dflash_graph::attention(ggml_tensor * cur, int il) {
     const auto & layer = model.layers[il];
     const int64_t n_head_dim = hparams.n_embd_head_k();
     const auto [k, v] = keys_and_values(cur, il);
-    ggml_tensor * q = ggml_reshape_3d(ctx0, build_lora_mm(layer.wq, cur), n_head_dim, n_head, n_tokens);
+    ggml_tensor * q = ggml_reshape_3d(ctx0, project(layer.wq, layer.wq_b, cur), n_head_dim, n_head, n_tokens);
     q = rotate(build_norm(q, layer.attn_q_norm, nullptr, LLM_NORM_RMS, il));
     const float scale = hparams.f_attention_scale != 0.0f ? hparams.f_attention_scale : 1.0f/sqrtf(float(n_head_dim));
     cur = attn_iswa != nullptr
@@ -132,7 +160,7 @@ ggml_tensor * dflash_graph::block(ggml_tensor * inp, int il) {
         cur = ggml_get_rows(ctx0, cur, out_ids);
         inp = ggml_get_rows(ctx0, inp, out_ids);
     }
-    cur = build_lora_mm(layer.wo, cur);
+    cur = project(layer.wo, layer.wo_b, cur);
     cur = hparams.f_attn_value_scale != 0.0f ? ggml_scale(ctx0, cur, hparams.f_attn_value_scale) : cur;
     cur = convolve(cur, weights, layer.dflash_attn_conv_base, 1);
     inp = ggml_add(ctx0, normed(layer.attn_post_norm, cur), inp);

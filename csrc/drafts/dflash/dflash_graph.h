@@ -19,6 +19,7 @@ struct dflash_graph : public llm_graph_context {
     // has, to see how much memory they take; those count as one block.
     int64_t n_blocks = 1;
 
+    ggml_tensor * project(ggml_tensor * w, ggml_tensor * bias, ggml_tensor * cur);
     ggml_tensor * embed();
     ggml_tensor * rotate(ggml_tensor * cur);
     std::pair<ggml_tensor *, ggml_tensor *> keys_and_values(ggml_tensor * cur, int il);

@@ -66,12 +66,10 @@ void dflash_graph::finish(ggml_tensor * cur) {
     res->t_embd = hidden;
     ggml_tensor * logits = build_lora_mm(model.output != nullptr ? model.output : other->output, hidden);
     cb(logits, "draft_logits", -1);
-    if (model.dspark_markov_w1 == nullptr) {
-        // As the target's own are changed. A Markov head was trained on top of unchanged ones.
-        logits = hparams.f_logit_scale != 0.0f ? ggml_scale(ctx0, logits, hparams.f_logit_scale) : logits;
-        if (const float cap = hparams.f_final_logit_softcapping; cap > 0.0f) {
-            logits = ggml_scale(ctx0, ggml_tanh(ctx0, ggml_scale(ctx0, logits, 1.0f / cap)), cap);
-        }
+    // As the target's own are changed; a Markov head adds to capped ones.
+    logits = hparams.f_logit_scale != 0.0f ? ggml_scale(ctx0, logits, hparams.f_logit_scale) : logits;
+    if (const float cap = hparams.f_final_logit_softcapping; cap > 0.0f) {
+        logits = ggml_scale(ctx0, ggml_tanh(ctx0, ggml_scale(ctx0, logits, 1.0f / cap)), cap);
     }
     if (model.dflash_selector_hidden != nullptr) {
         select(hidden, logits);

@@ -10,7 +10,8 @@
 struct llama_spec_dflash {
     uint32_t n_features = 0;        // n_embd for each target layer
     int32_t  mask = -1;             // the token in a slot that is to be guessed
-    bool is_causal = false;         // inside of a block
+    bool is_causal = false;         // inside of a block: a slot sees none behind it
+    bool is_sliding_causal = false; // the same, in layers with a window alone
     bool guesses_behind = false;    // a slot guesses the token behind it, the first slot too, and not its own
     llama_spec_ngram_places ngrams;
 };

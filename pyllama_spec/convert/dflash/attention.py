@@ -60,8 +60,8 @@ class Attention:
         if not self.is_mixed:
             return ()
         note = (
-            f"{sum(self.is_causal)} of {len(self.is_causal)} layers are causal within a block; the "
-            "engine has one mask for all, which costs some acceptance"
+            f"{sum(self.is_causal)} of {len(self.is_causal)} layers are causal within a block; "
+            "stock llama.cpp reads the file as if none were, which costs some acceptance there"
         )
         return (note,)
 

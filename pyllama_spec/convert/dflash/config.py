@@ -39,6 +39,7 @@ class DflashConfig(Sizes):
         activation: of the MLP.
         attention: windows and causality.
         has_sinks: whether each head has an attention sink.
+        has_bias: whether queries, keys and values have a bias.
         is_interleaved: RoPE turns neighbours, and not the halves of a head.
         value_scale, logit_scale, logit_cap: None where there is none.
         embedding_scale: None where the file does not say.
@@ -60,6 +61,7 @@ class DflashConfig(Sizes):
     activation: str
     attention: Attention
     has_sinks: bool
+    has_bias: bool
     is_interleaved: bool
     value_scale: float | None
     embedding_scale: float | None
@@ -101,6 +103,7 @@ def read_config(config: Mapping[str, Any]) -> DflashConfig:
         activation=_activation(body),
         attention=read_attention(options, sizes.n_layer, is_speculators),
         has_sinks=_has_sinks(options, body),
+        has_bias=body.flag("attention_bias"),
         is_interleaved=_is_interleaved(body),
         value_scale=_scale(options, "attention_value_scale"),
         embedding_scale=_number(options, "input_embedding_scale"),
@@ -227,12 +230,8 @@ def _rope(body: Fields, head_size: int, is_speculators: bool) -> Rope:
 def _refuse_options(options: Options, body: Fields) -> None:
     """Options that the engine's DFlash graph lacks."""
     refuse_layer_options(body)
-    for key in ("attention_bias", "attn_output_gate"):
-        if body.flag(key):
-            raise ConversionError(
-                f"config.json: {body.where}{key} is true: the engine's DFlash graph does not have "
-                "it"
-            )
+    if body.flag("attn_output_gate"):
+        raise body.fail("attn_output_gate", "false: the engine's DFlash graph has no gate")
     if body.has("v_head_dim") and body.values["v_head_dim"] != body.values.get("head_dim"):
         raise body.fail("v_head_dim", "head_dim: values of another size are not supported")
     if options.value("projector_type") not in _PROJECTORS:

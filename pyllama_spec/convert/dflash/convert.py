@@ -92,12 +92,10 @@ def _check_logits(config: DflashConfig, plan: Plan) -> None:
         raise config.options.refuse("block_size", f"a block that drafts has {least} slots or more")
     if plan.heads.markov_rank is None:
         return
-    for key, value in (
-        ("output_multiplier", config.logit_scale),
-        ("final_logit_softcapping", config.logit_cap),
-    ):
-        if value is not None:
-            raise config.options.refuse(key, "the engine's Markov head adds to plain logits")
+    if config.logit_scale is not None:
+        # vLLM multiplies what the head adds as well; nobody else says.
+        key = "output_multiplier"
+        raise config.options.refuse(key, "readers disagree how a Markov head adds to such logits")
 
 
 def _embedding_scale(config: DflashConfig, target: Target) -> tuple[float | None, tuple[str, ...]]:

@@ -4,7 +4,7 @@ A draft that samples from its anchor predicts in slot i what follows slot i; the
 slot i > 0 what belongs into slot i, and nothing in slot 0. One off is invisible but in acceptance.
 
     DeepSpec, SpecForge with a Markov head     from the anchor, unless sample_from_anchor says else
-    DeepSpec without a Markov head             from the anchor too: no graph for that
+    DeepSpec without a Markov head             from the anchor too
     z-lab, SpecForge without one               not from the anchor
     speculators                                sample_from_anchor; without the key DFlash does not,
                                                and of DSpark both exist (ggml-org/llama.cpp pull
@@ -56,7 +56,8 @@ class Heads:
     def keys(self) -> dict[str, object]:
         """The GGUF's keys, without the architecture in front."""
         if self.markov_rank is None:
-            return dict(self.selector)
+            anchor = {"sample_from_anchor": True} if self.sample_from_anchor else {}
+            return {**self.selector, **anchor}
         return {
             "sample_from_anchor": self.sample_from_anchor,
             "has_confidence_head": self.has_confidence,
@@ -132,12 +133,7 @@ def _sample_from_anchor(options: Options, rank: int | None, is_speculators: bool
     said = options.at(key).optional_flag(key)
     if rank is None:
         # DeepSpec's DFlash drafts have markov_rank 0, and are trained like its DSpark drafts.
-        shown = key if said is not None else "markov_rank"
-        if said or (said is None and options.has("markov_rank")):
-            raise options.refuse(
-                shown, "without a Markov head the engine does not sample from the anchor"
-            )
-        return False
+        return options.has("markov_rank") if said is None else said
     if said is None and is_speculators:
         raise ConversionError(
             f"config.json has no {key}: DSpark drafts of this layout exist with and without, and "

@@ -189,6 +189,11 @@ def _attention(config: DflashConfig, shelf: Shelf, index: int) -> list[PlannedTe
         planned.append(
             plain(f"{blk}{name}.weight", shelf.take(f"{src}{part}.weight", *shape), rows)
         )
+        source = f"{src}{part}.bias"
+        is_needed = config.has_bias and part != "o_proj"
+        if part.endswith("_proj") and (is_needed or shelf.find(source) is not None):
+            bias = half_rows(n_turned, size) if n_turned and config.is_interleaved else None
+            planned.append(plain(f"{blk}{name}.bias", shelf.take(source, shape[0]), bias))
     if config.has_sinks:
         sinks = shelf.take(f"{src}sinks", config.n_head)
         planned.append(plain(f"{blk}attn_sinks.weight", sinks))

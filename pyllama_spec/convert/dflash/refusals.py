@@ -27,7 +27,6 @@ _TENSORS = (
     (r"(^|\.)(prefix_gru|embed_proj)\.", "a Domino draft"),
     (r"(^|\.)markov_head\.gate_proj\.", "a DSpark draft with a gated Markov head"),
     (r"(^|\.)markov_head\.joint_proj\.", "a DSpark draft with a recurrent Markov head"),
-    (r"\.self_attn\.[qkvo]_proj\.bias$", "a DFlash draft with biases in its attention"),
 )
 _OWN = re.compile(
     r"^(model\.)?(hidden_norm\.|encoder\.output_norm_enc\.|markov_head\.|candidate_selector\.)"
