@@ -18,6 +18,7 @@ class BenchConfig:
     Attributes:
         model_path: the target's GGUF file.
         draft: "none", "prompt-lookup", the path of a draft's GGUF, or a Drafter, which stays open.
+        also: further drafts, in the same way: each is measured beside the same plain texts.
         prompts: a prompts file; None for the package's own prompts.
         n_tokens: the most tokens to generate per prompt.
         repeats: how often each prompt is measured on each side, beside the warm-up.
@@ -42,6 +43,7 @@ class BenchConfig:
 
     model_path: str | os.PathLike[str]
     draft: str | os.PathLike[str] | Drafter = "none"
+    also: tuple[str | os.PathLike[str] | Drafter, ...] = ()
     prompts: str | os.PathLike[str] | None = None
     n_tokens: int = 128
     repeats: int = 3
@@ -67,8 +69,11 @@ class BenchConfig:
             if getattr(self, name) is not None:
                 count(getattr(self, name), name, low)
         instance(self.chat, (bool, type(None)), "chat")
+        instance(self.also, tuple, "also", " of drafts")
         check_probabilities(self.synthetic_acceptance)
         n = len(self.synthetic_acceptance)
+        if n and self.also:
+            raise ArgumentError("synthetic_acceptance measures the rounds of one draft; give one")
         if n and self.lookup:
             raise ArgumentError(
                 f"lookup={self.lookup}: synthetic_acceptance measures rounds of the draft, and "
@@ -89,8 +94,9 @@ class BenchConfig:
     @property
     def command(self) -> str:
         """The command line that measures the same."""
-        draft = self.draft.name if isinstance(self.draft, Drafter) else os.fspath(self.draft)
-        words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path), "-d", draft]
+        words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path)]
+        for draft in (self.draft, *self.also):
+            words += ["-d", draft.name if isinstance(draft, Drafter) else os.fspath(draft)]
         if self.prompts is not None:
             words += ["--prompts", os.fspath(self.prompts)]
         words += ["-n", str(self.n_tokens), "--repeat", str(self.repeats)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,8 +35,8 @@ _N_CTX_STEP = 256
 def run(config: BenchConfig, progress: Progress | None = None) -> BenchResult:
     """Measures.
 
-    Each repeat goes through all prompts; of each prompt both sides are run directly after each
-    other, in an order that changes with every repeat, from an empty memory. A short run of both
+    Each repeat goes through all prompts; of each prompt all sides are run directly after each
+    other, in an order that changes with every repeat, from an empty memory. A short run of each
     comes first and is not counted. Ctrl-C, and an error while measuring, end it early: the result
     holds what was measured, and says so.
 
@@ -60,14 +61,16 @@ def run(config: BenchConfig, progress: Progress | None = None) -> BenchResult:
         template = ChatTemplate.of_model(model)
         ids = [prompt.tokens(model.vocab, template) for prompt in prompts]
         n_ctx = _n_ctx(config, prompts, ids)
-        plain, spec = open_sides(model, config, n_ctx)
-        with plain, spec:
-            setup = _setup(config, model, spec, n_ctx)
+        plain, specs = open_sides(model, config, n_ctx)
+        with contextlib.ExitStack() as stack:
+            for side in (plain, *specs):
+                stack.enter_context(side)
+            setups = _setups(config, model, specs, n_ctx)
             if template.note and any(prompt.messages for prompt in prompts):
-                setup = replace(setup, notes=(*setup.notes, template.note))
-            measurement = _Measurement(config, plain, spec, peer, progress, span)
+                setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
+            measurement = _Measurement(config, plain, specs, peer, progress, span)
             measurement.measure(prompts, ids)
-            return measurement.result(setup)
+            return measurement.result(setups)
 
 
 def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> int:
@@ -85,21 +88,38 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
     return config.n_ctx
 
 
-def _setup(config: BenchConfig, model: Model, spec: Side, n_ctx: int) -> Setup:
-    n_threads = spec.runtime.context.n_threads
+def _setups(config: BenchConfig, model: Model, specs: Sequence[Side], n_ctx: int) -> list[Setup]:
+    """How each draft ran."""
+    n_threads = specs[0].runtime.context.n_threads
+    streaming = None if model.is_on_gpu else machine.measure_streaming(n_threads)
+    drafts = (config.draft, *config.also)
+    return [
+        _setup(config, draft, model, spec, n_ctx, streaming)
+        for draft, spec in zip(drafts, specs, strict=True)
+    ]
+
+
+def _setup(
+    config: BenchConfig,
+    draft: str | os.PathLike[str] | Drafter,
+    model: Model,
+    spec: Side,
+    n_ctx: int,
+    streaming: machine.Streaming | None,
+) -> Setup:
     files = {"target": machine.describe_file(model.path)}
-    if not isinstance(config.draft, Drafter) and Path(config.draft).is_file():
-        files["draft"] = machine.describe_file(Path(config.draft))
+    if not isinstance(draft, Drafter) and Path(draft).is_file():
+        files["draft"] = machine.describe_file(Path(draft))
     n_bytes, basis = weight_bytes(model)
     return Setup(
         target=model.description,
         drafter=spec.name,
         n_ctx=n_ctx,
-        n_threads=n_threads,
+        n_threads=spec.runtime.context.n_threads,
         n_draft=spec.runtime.round.n_draft,
         weight_bytes=n_bytes,
         weight_basis=basis,
-        streaming=None if model.is_on_gpu else machine.measure_streaming(n_threads),
+        streaming=streaming,
         provenance={
             "versions": machine.versions(),
             "machine": machine.describe_machine(),
@@ -115,11 +135,12 @@ class _Measurement:
 
     config: BenchConfig
     plain: Side
-    spec: Side
+    specs: Sequence[Side]
     peer: Peer | None
     progress: Progress | None
     span: dict[str, Any]
-    results: dict[str, PromptResult] = field(default_factory=dict)
+    # Of each draft, by prompt.
+    results: list[dict[str, PromptResult]] = field(default_factory=list)
     peer_failures: dict[str, str] = field(default_factory=dict)
     is_interrupted: bool = False
     failure: str | None = None
@@ -127,7 +148,9 @@ class _Measurement:
 
     def measure(self, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> None:
         """Everything; an interruption or an error is noted."""
-        n_steps = len(prompts) * self.config.repeats * (2 if self.peer is None else 3) + 1
+        n_sides = 1 + len(self.specs) + (self.peer is not None)
+        n_steps = len(prompts) * self.config.repeats * n_sides + 1
+        self.results = [{} for _ in self.specs]
         with self._ending():
             self._warm_up(prompts[0], ids[0])
             self._step(n_steps)
@@ -158,39 +181,41 @@ class _Measurement:
     def _warm_up(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         n = min(_WARM_UP_TOKENS, self.config.n_tokens)
         answer = self.plain.run(tokens, n)
-        self._speculate(tokens, n, answer, "warm-up")
+        for side in self.specs:
+            _speculate(side, tokens, n, answer, "warm-up")
         self._ask(prompt, n)
-
-    def _speculate(self, tokens: Sequence[int], n: int, answer: Run, key: str) -> Run:
-        if self.spec.synthetic is not None:
-            self.spec.synthetic.follow(len(tokens), answer.tokens, key)
-        return self.spec.run(tokens, n)
 
     def _measure_one(
         self, prompt: Prompt, tokens: Sequence[int], repeat: int, n_steps: int
     ) -> None:
-        """One pair of a prompt, and the peer's answer."""
+        """A text of each side, and the peer's answer."""
         n, key = self.config.n_tokens, f"{prompt.id}/{repeat}"
-        found = self.results.get(prompt.id)
+        first = self.results[0].get(prompt.id)
+        plain = None
         if repeat % 2 == 0:
             plain = self.plain.run(tokens, n)
             self._step(n_steps)
-            spec = self._speculate(tokens, n, plain, key)
-        else:
-            assert found is not None, "the first repeat begins with plain decoding"
-            spec = self._speculate(tokens, n, found.pairs[-1].plain, key)
+        answer = plain or (first.pairs[-1].plain if first else None)
+        assert answer is not None, "the first repeat begins with plain decoding"
+        specs = []
+        for side in self.specs:
+            specs.append(_speculate(side, tokens, n, answer, key))
             self._step(n_steps)
+        if plain is None:
             plain = self.plain.run(tokens, n)
-        self._step(n_steps)
-        if found is None:
-            found = PromptResult(prompt.id, prompt.category, len(tokens), ())
-        pairs = (*found.pairs, Pair(plain, spec))
+            self._step(n_steps)
         # Kept before the peer is asked: its answer may never come.
-        found = self.results[prompt.id] = replace(found, pairs=pairs, fork=find_fork(pairs))
+        for results, spec in zip(self.results, specs, strict=True):
+            found = results.get(prompt.id)
+            if found is None:
+                found = PromptResult(prompt.id, prompt.category, len(tokens), ())
+            pairs = (*found.pairs, Pair(plain, spec))
+            results[prompt.id] = replace(found, pairs=pairs, fork=find_fork(pairs))
         if self.config.peer is not None:
-            answer = self._ask(prompt, n)
-            if answer is not None:
-                self.results[prompt.id] = replace(found, peer=(*found.peer, answer))
+            said = self._ask(prompt, n)
+            if said is not None:
+                found = self.results[0][prompt.id]
+                self.results[0][prompt.id] = replace(found, peer=(*found.peer, said))
             self._step(n_steps)
 
     def _ask(self, prompt: Prompt, n: int) -> PeerRun | None:
@@ -208,11 +233,12 @@ class _Measurement:
 
     def _explain_fork(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         """Where a prompt's texts part, looks at the gap between plain decoding's top two."""
-        found = self.results[prompt.id]
-        if found.fork is not None:
-            gap = self._top2_gap(found.pairs[found.fork.repeat], found.fork, tokens)
-            fork = replace(found.fork, top2_gap=gap)
-            self.results[prompt.id] = replace(found, fork=fork)
+        for results in self.results:
+            found = results[prompt.id]
+            if found.fork is not None:
+                gap = self._top2_gap(found.pairs[found.fork.repeat], found.fork, tokens)
+                fork = replace(found.fork, top2_gap=gap)
+                results[prompt.id] = replace(found, fork=fork)
 
     def _top2_gap(self, pair: Pair, fork: Fork, tokens: Sequence[int]) -> float | None:
         """Decodes plainly once more up to the fork, and looks at the logits there."""
@@ -227,16 +253,27 @@ class _Measurement:
             return None  # plain decoding does not repeat itself here
         return gaps[fork.position] if fork.position < len(gaps) else None
 
-    def result(self, setup: Setup) -> BenchResult:
+    def result(self, setups: Sequence[Setup]) -> BenchResult:
         """What there is."""
-        synthetic = self.spec.synthetic
-        return BenchResult(
-            config=self.config,
-            setup=setup,
-            prompts=tuple(self.results.values()),
-            n_off_script=synthetic.n_off_script if synthetic is not None else 0,
-            is_interrupted=self.is_interrupted,
-            failure=self.failure,
-            peer_failures=dict(self.peer_failures),
-            span=self.span,
-        )
+        found = [
+            BenchResult(
+                config=self.config,
+                setup=setup,
+                prompts=tuple(results.values()),
+                n_off_script=side.synthetic.n_off_script if side.synthetic is not None else 0,
+                is_interrupted=self.is_interrupted,
+                failure=self.failure,
+                peer_failures=dict(self.peer_failures) if i == 0 else {},
+                span=self.span,
+            )
+            for i, (setup, side, results) in enumerate(
+                zip(setups, self.specs, self.results, strict=True)
+            )
+        ]
+        return replace(found[0], others=tuple(found[1:]))
+
+
+def _speculate(side: Side, tokens: Sequence[int], n: int, answer: Run, key: str) -> Run:
+    if side.synthetic is not None:
+        side.synthetic.follow(len(tokens), answer.tokens, key)
+    return side.run(tokens, n)

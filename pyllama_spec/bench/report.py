@@ -56,6 +56,7 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         **setup.provenance,
         **result.span,
         "notes": notes(result),
+        **({"others": [to_json(one) for one in result.others]} if result.others else {}),
     }  # fmt: skip
 
 

@@ -59,6 +59,7 @@ class BenchResult:
         failure: the error that ended it, if one did: what was measured before is here.
         peer_failures: what went wrong with the peer, by prompt id.
         span: when it began and ended, and the load average then.
+        others: the same of further drafts, beside the same plain texts.
 
     """
 
@@ -70,6 +71,7 @@ class BenchResult:
     failure: str | None = None
     peer_failures: dict[str, str] = field(default_factory=dict)
     span: dict[str, Any] = field(default_factory=dict)
+    others: tuple[BenchResult, ...] = ()
 
     @property
     def is_synthetic(self) -> bool:

@@ -8,6 +8,7 @@ share the weights and nothing else; a second Llama would hold the weights twice.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,8 +124,8 @@ class Side(Closeable):
         self._open.close()
 
 
-def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Side]:
-    """The plain side and the speculative one.
+def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, list[Side]]:
+    """The plain side, and one for each draft.
 
     Raises:
         PyllamaSpecError: what Llama() raises for the same options.
@@ -134,17 +135,36 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Sid
     options = RequestOptions(
         max_tokens=config.n_tokens, temperature=config.temperature, seed=config.seed
     )
-    n_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
+        specs = [
+            stack.enter_context(_open_spec(model, config, draft, params, options))
+            for draft in (config.draft, *config.also)
+        ]
+        stack.pop_all()
+    return plain, specs
+
+
+def _open_spec(
+    model: Model,
+    config: BenchConfig,
+    draft: str | os.PathLike[str] | Drafter,
+    params: ContextParams,
+    options: RequestOptions,
+) -> Side:
+    """The side of one draft."""
+    n_draft = config.max_draft
+    with contextlib.ExitStack() as stack:
         # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.
-        is_file = not isinstance(config.draft, Drafter) and Path(config.draft).is_file()
+        is_file = not isinstance(draft, Drafter) and Path(draft).is_file()
         lookup = 0 if config.synthetic_acceptance and is_file else config.lookup
+        p_min = config.p_min
+        if config.also and not is_file:  # they are of the others
+            lookup = p_min = None
         drafter = make_drafter(
-            config.draft,
-            DraftOptions(n_draft, config.p_min, lookup, n_gpu_layers=config.n_gpu_layers),
+            draft, DraftOptions(n_draft, p_min, lookup, n_gpu_layers=config.n_gpu_layers)
         )
-        own = None if drafter is config.draft else drafter
+        own = None if drafter is draft else drafter
         if own is not None:
             stack.callback(own.close)
         synthetic = None
@@ -153,6 +173,6 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, Sid
                 drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
             )
         runtime = open_runtime(model, params, synthetic or drafter, n_draft)
-        spec = Side(runtime, options, own, synthetic)
+        side = Side(runtime, options, own, synthetic)
         stack.pop_all()
-    return plain, spec
+    return side

@@ -23,7 +23,31 @@ def table(result: BenchResult) -> str:
     """The figures, for people: prompts, totals, where the time went, acceptance, bandwidth."""
     blocks = [_head(result), _prompts(result), _categories(result), _time(result)]
     blocks += [_acceptance(result), _bandwidth(result)]
-    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+    own = "\n\n".join("\n".join(lines) for lines in blocks if lines)
+    if not result.others:
+        return own
+    parts = [own, *(table(one) for one in result.others), "\n".join(_beside(result))]
+    return "\n\n\n".join(parts)
+
+
+def _beside(result: BenchResult) -> list[str]:
+    """The drafts of one run, a line each."""
+    head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
+            "accepted", "per round", "draft", "verify", "same text"]  # fmt: skip
+    rows = []
+    for one in (result, *result.others):
+        both, around = one.comparison, one.speedups
+        files = one.setup.provenance.get("files", {})
+        rows.append([
+            str(files["draft"]["name"]) if "draft" in files else one.setup.drafter,
+            _number(both.speedup, 2),
+            _NOTHING if around is None else f"({around.low:.2f} .. {around.high:.2f})",
+            _number(both.end_to_end_speedup, 2), _number(both.spec.acceptance_rate, 2),
+            _number(both.spec.tokens_per_round, 2), _number(_ms(both.spec.draft_s, both.spec), 2),
+            _number(_ms(both.spec.verify_s, both.spec), 2),
+            f"{sum(prompt.fork is None for prompt in one.prompts)} of {len(one.prompts)}",
+        ])  # fmt: skip
+    return [*_aligned([head, *rows]), "draft and verify in ms per token"]
 
 
 def _head(result: BenchResult) -> list[str]:

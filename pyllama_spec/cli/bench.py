@@ -23,7 +23,10 @@ def add_bench(commands: _Commands) -> None:
     )
     add = parser.add_argument
     add("-m", "--model", type=Path, required=True, help="the target's GGUF")
-    add("-d", "--draft", required=True, help="none, prompt-lookup, or a draft's GGUF")
+    add(
+        "-d", "--draft", required=True, action="append",
+        help="none, prompt-lookup, or a draft's GGUF; several are measured in one run",
+    )  # fmt: skip
     add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
     add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
@@ -74,7 +77,8 @@ def run_bench(args: argparse.Namespace) -> int:
         bench.check_plot(args.plot)
     config = bench.BenchConfig(
         model_path=args.model,
-        draft=args.draft,
+        draft=args.draft[0],
+        also=tuple(args.draft[1:]),
         prompts=args.prompts,
         n_tokens=args.max_tokens,
         repeats=args.repeat,

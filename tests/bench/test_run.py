@@ -114,7 +114,7 @@ def test_the_sides_are_what_llama_opens(tmp_path: Path) -> None:
     target, draft = model_path("perm"), model_path("perm_eagle3")
     config = tiny_config(tmp_path, model_path=target, draft=draft, n_draft=3)
     model = Model(target)
-    plain, spec = open_sides(model, config, 256)
+    plain, (spec,) = open_sides(model, config, 256)
     with plain, spec:
         assert plain.runtime.model is spec.runtime.model, "the weights are there once"
         contexts = plain.runtime.context, spec.runtime.context
@@ -147,7 +147,7 @@ def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, n_same: int
     target, draft = model_path("llama"), model_path("eagle3", output_scale=0.1)
     config = tiny_config(tmp_path, model_path=target, draft=draft, lookup=lookup, repeats=1)
     assert bench.to_json(bench.run(config))["settings"]["lookup"] == lookup
-    plain, spec = open_sides(Model(target), config, 256)
+    plain, (spec,) = open_sides(Model(target), config, 256)
     with plain, spec:
         drafter = spec.runtime.round.drafter._drafter
         assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
@@ -159,7 +159,7 @@ def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, model_path=target, draft=draft, synthetic_acceptance=(0.5, 0.5), repeats=1
     )
-    plain, spec = open_sides(Model(target), config, 256)
+    plain, (spec,) = open_sides(Model(target), config, 256)
     with plain, spec:
         assert spec.synthetic is not None
         assert isinstance(spec.synthetic.inner, Eagle3)
