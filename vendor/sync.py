@@ -11,7 +11,6 @@ import configparser
 import contextlib
 import gzip
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -79,7 +78,7 @@ def read_lock(path: Path) -> Pin:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash a file in chunks: the archive is 77 MB."""
+    """Hash a file in chunks: the archive is 38 MB."""
     digest = hashlib.sha256()
     with path.open("rb") as handle:
         while chunk := handle.read(1 << 20):
@@ -156,17 +155,12 @@ def download(pin: Pin, folder: Path, cache: Path) -> Path:
     # Only this package from source: ":all:" would also build its build requirements from source.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", pin.package]
     command += ["--dest", str(folder), f"{pin.package}=={pin.version}"]
-    # pip insists on the package's metadata. With its build backend at hand that takes seconds;
-    # otherwise an isolated environment has to be made first.
-    ways = [["--no-build-isolation"]] if importlib.util.find_spec("scikit_build_core") else []
-    for way in [*ways, list[str]()]:
-        say(f"downloading {pin.package} {pin.version}")
-        done = subprocess.run([*command, *way], capture_output=True, check=False)
-        log = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-        if done.returncode == 0 and (found := list(folder.glob("*.tar.gz"))):
-            return found[0]
-        if "metadata" not in log:  # it never got the file: isolation would not help
-            break
+    # pip insists on the package's metadata, and makes an isolated environment for it.
+    say(f"downloading {pin.package} {pin.version}")
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode == 0 and (found := list(folder.glob("*.tar.gz"))):
+        return found[0]
+    log = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
     raise SyncError(
         f"{sys.executable} -m pip could not download {pin.package}=={pin.version}:\n  | "
         + "\n  | ".join(log.splitlines()[-15:])
