@@ -221,6 +221,8 @@ int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t
 int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_t p0, int32_t p1);
 int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq);
 int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last);
+/* The number of the form that the engine gives states in; it takes no other. */
+int32_t llama_spec_state_version(void);
 int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, size_t * out);
 int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, uint8_t * data, size_t size, size_t * written);
 int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, const uint8_t * data, size_t size);

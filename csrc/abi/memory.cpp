@@ -113,6 +113,10 @@ int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * fi
     });
 }
 
+int32_t llama_spec_state_version(void) {
+    return LLAMA_STATE_SEQ_VERSION;
+}
+
 int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, size_t * out) {
     return guarded([&] {
         context_call call(ctx);

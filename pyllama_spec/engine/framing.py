@@ -45,8 +45,13 @@ def unseal(data: bytes, magic: bytes, version: int, what: str) -> memoryview:
     if len(data) < HEADER_BYTES:
         raise ArgumentError(f"{what} has at least {HEADER_BYTES} bytes, not {len(data)}")
     found_magic, found_version, crc = _HEADER.unpack_from(data)
-    if found_magic != magic or found_version != version:
+    if found_magic != magic:
         raise ArgumentError(f"these bytes are not {what}")
+    if found_version != version:
+        raise ArgumentError(
+            f"these bytes are {what} in form {found_version}; this version reads form {version}: "
+            "decode the text again instead"
+        )
     body = memoryview(data)[HEADER_BYTES:]
     if zlib.crc32(body) != crc:
         raise ArgumentError(f"{what} is damaged: its checksum differs")

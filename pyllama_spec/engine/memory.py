@@ -7,7 +7,8 @@ from pyllama_spec.engine.checks import instance, int32
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.engine.handle import Handle
 
-_MAGIC, _VERSION = b"PLSS", 1
+# The engine checks the number only in files that it writes itself.
+_MAGIC, _VERSION = b"PLSS", lib.llama_spec_state_version()
 
 
 class Memory:

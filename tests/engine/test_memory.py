@@ -256,11 +256,22 @@ def test_damaged_states_are_refused() -> None:
             at = rng.randrange(len(saved))
             bad = bytearray(saved)
             bad[at] ^= 1 << rng.randrange(8)
-            with pytest.raises(ArgumentError, match=r"not a sequence|damaged"):
+            with pytest.raises(ArgumentError, match=r"not a sequence|in form|damaged"):
                 context.memory.restore(0, bytes(bad))
         for bad_bytes in (b"", saved[:5], saved[:-1], saved + b"\0", saved[: len(saved) // 2]):
             with pytest.raises(ArgumentError):
                 context.memory.restore(0, bad_bytes)
+        check_state(context, TEXT)
+
+
+def test_a_state_of_another_engine_is_refused() -> None:
+    with tiny_context(tiny("llama")) as context:
+        decode(context, TEXT, 0)
+        saved = context.memory.save(0)
+        version = int.from_bytes(saved[4:8], "little")
+        older = saved[:4] + (version - 1).to_bytes(4, "little") + saved[8:]
+        with pytest.raises(ArgumentError, match=f"in form {version - 1}; .* reads form {version}"):
+            context.memory.restore(0, older)
         check_state(context, TEXT)
 
 
