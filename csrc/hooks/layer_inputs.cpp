@@ -148,11 +148,6 @@ void llama_spec_check_graph(const llm_graph_result & res, const llm_graph_params
 void llama_spec_enable_layer_inputs(llama_context * ctx, const int32_t * layers, size_t n_layers) {
     for (size_t i = 0; i < n_layers; ++i) {
         llama_set_embeddings_layer_inp(ctx, (uint32_t) layers[i], true);
-        if (layers[i] == llama_model_n_layer(&ctx->get_model())) {
-            // Models with a draft head of their own (qwen35, gemma4 ...) keep all rows up to the final norm and
-            // drop them behind it, unless they are told to do it in the last layer as the others do.
-            ctx->set_embeddings_nextn(false, true);
-        }
     }
     // Reserving builds the worst-case graph, so that what is missing is found now and not at the first decode.
     ctx->sched_reserve();
