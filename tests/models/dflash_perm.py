@@ -109,13 +109,6 @@ def build_perm_dflash(
     are further fields of `DFlashConfig`, `variant` among them: DFlash2's convolution and selector
     and DSpark's Markov head change nothing, its confidence is 0.88. A window must be wider than
     the furthest row read: `block_size`, or twice that for `spread`.
-
-    How: n_embd == n_vocab. `_Layout` divides the residual. RoPE with the same K for all rows and
-    a Q turned back by n positions attends to the row n back alone. In layer 0, head h looks h
-    back for the block's first token: slot i, and no other, finds it by head i, which writes
-    marker i. In layer 1, the marker turns the Q of head i to the row wanted; other heads look at
-    their own slot, whose V is 0. V is the row's code, and head i's output matrix takes it as many
-    steps on as the drafted position is from the row's.
     """
     successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
     code = _Code(successor, n_vocab - 3 - block_size, seed)
@@ -158,7 +151,14 @@ def _inert(tensors: Tensors) -> None:
 
 
 class _Layout:
-    """Where what stands in the residual: the code, three flags and a marker per slot."""
+    """Where what stands in the residual, which is `n_vocab` wide: code, flags, a marker per slot.
+
+    RoPE with the same K for all rows and a Q turned back by n positions attends to the row n back
+    alone. In layer 0, head h looks h back for the block's first token: slot i, and no other, finds
+    it by head i, which writes marker i. In layer 1, the marker turns the Q of head i to the row
+    wanted; other heads look at their own slot, whose V is 0. V is the row's code, and head i's
+    output matrix takes it as many steps on as the drafted position is from the row's.
+    """
 
     def __init__(self, cfg: DFlashConfig, code: _Code, read: Read) -> None:
         if cfg.n_layer < 2 or not (cfg.own_embedding and cfg.own_output):

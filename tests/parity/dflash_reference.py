@@ -101,8 +101,8 @@ class Reference:
         self.n_embd = int(draft.own("embedding_length"))
         # upstream has no key for the target's width: it is the draft's
         self.n_features = len(self.target_layers) * self.n_embd
-        self.block_size = int(draft.own("block_size", 16))
-        self.mask_token = int(draft.key("tokenizer.ggml.mask_token_id", -1))
+        self.block_size = int(draft.own("block_size"))
+        self.mask_token = int(draft.key("tokenizer.ggml.mask_token_id"))
         self._n_layer = int(draft.own("block_count"))
         self._n_head = int(draft.own("attention.head_count"))
         self._n_head_kv = int(draft.own("attention.head_count_kv", self._n_head))

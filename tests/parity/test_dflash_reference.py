@@ -41,7 +41,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"rope": RopeScaling("yarn")},
     {"rope": RopeScaling("llama3")},
     {"rope": RopeScaling("linear")},
-    {"block_size": None, "mask_token": None},
+    {"block_size": 2, "mask_token": 0},
 ]
 
 
