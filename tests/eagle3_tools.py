@@ -1,4 +1,4 @@
-"""What tests of EAGLE-3 drafts share: heads with their targets, cold drafts, tampered rows."""
+"""What tests of EAGLE-3 drafts share: heads with their targets, cold drafts, wrong rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pyllama_spec.drafters import (
     Committed,
@@ -15,15 +14,14 @@ from pyllama_spec.drafters import (
     Drafter,
     DraftRequest,
     Eagle3,
-    Features,
     TokenPrior,
 )
 from pyllama_spec.drafters.ngram_table import P_SCALE, NgramTable, context_keys
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests import tampering
 from tests.models import model_path
 
-Rows = npt.NDArray[np.float32]
 # Contexts of an n-gram table, the last token last, each with what follows it and how likely.
 Says = Mapping[tuple[int, ...], tuple[int, float]]
 
@@ -53,7 +51,7 @@ def ngram_table(says: Says) -> NgramTable:
     )
 
 
-def target_context(model: Model, drafter: Eagle3, **overrides: Any) -> Context:
+def target_context(model: Model, drafter: Drafter, **overrides: Any) -> Context:
     """A small context of the target on one thread that keeps what the drafter reads."""
     values: dict[str, Any] = {"n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_threads": 1}
     values |= {"target_layers": drafter.target_layers, **overrides}
@@ -114,45 +112,16 @@ def damaged_states(drafter: Drafter, at: int) -> tuple[bytes, ...]:
     return bytes(state), b"", b"PLSD"
 
 
-class Tampered(Eagle3):
-    """An EAGLE-3 drafter whose rows something happens to on the way."""
-
-    def tamper(self, features: Features) -> Features:
-        """What becomes of the rows of a batch."""
-        raise NotImplementedError
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """With other rows."""
-        super().commit(
-            [c._replace(features=self.tamper(c.features)) if c.features else c for c in done]
-        )
+class Shifted(tampering.Shifted, Eagle3):
+    """A head that is given each row one token late."""
 
 
-class Shifted(Tampered):
-    """Each token has the row of the one before, across batches too."""
-
-    _carried: list[Rows] | None = None
-
-    def tamper(self, features: Features) -> Features:
-        """One row late."""
-        last = self._carried or [np.zeros_like(rows[:1]) for rows in features]
-        self._carried = [rows[-1:].copy() for rows in features]
-        return [
-            np.concatenate((first, rows[:-1])) for first, rows in zip(last, features, strict=True)
-        ]
+class Permuted(tampering.Permuted, Eagle3):
+    """A head that is given rows whose numbers are in another order."""
 
 
-class Permuted(Tampered):
-    """The numbers of each row have another order."""
-
-    def tamper(self, features: Features) -> Features:
-        """Back to front."""
-        return [rows[:, ::-1] for rows in features]
+class NotANumber(tampering.NotANumber, Eagle3):
+    """A head that is given rows of NaN."""
 
 
-class NotANumber(Tampered):
-    """Rows of NaN."""
-
-    def tamper(self, features: Features) -> Features:
-        """Nothing of use."""
-        return [np.full_like(rows, np.nan) for rows in features]
+Tampered = Shifted | Permuted | NotANumber

@@ -1,0 +1,324 @@
+"""The engine's DFlash graph against the NumPy reference, for every option and many combinations.
+
+Random drafts and random rows: after 0, 1, 7 and 300 of them, several blocks one after the other,
+with rows between. F32 weights and F32 keys and values, so that what differs is rounding alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.dflash_tools import KINDS, Bench, Guessed, slots
+from tests.models import RopeScaling, model_path, target_options
+from tests.parity.dflash_parts import softmax
+from tests.parity.dflash_reference import Reference
+from tests.parity.dflash_rounding import rounding_reference
+
+F32 = {"type_k": "f32", "type_v": "f32"}
+COUNTS = (0, 1, 7, 300)
+TOLERANCE = 1e-4
+
+
+@dataclass
+class Said:
+    """What one side says of a block; see Guessed."""
+
+    logits: npt.NDArray[Any]
+    ids: list[int]
+    probabilities: npt.NDArray[Any]
+    confidences: npt.NDArray[Any] | None
+    lattice: list[dict[int, float]] | None
+
+
+def reference_block(draft: Reference, ids: list[int], position: int) -> Said:
+    """The reference's side of a block."""
+    first = 0 if draft.from_anchor else 1
+    if draft.is_dspark:
+        chain = draft.chain(ids, position)
+        confidences = chain.confidences
+        return Said(chain.logits[first:], chain.ids, chain.probabilities, confidences, None)
+    logits = draft.block(ids, position)[first:]
+    if draft.is_dflash2:
+        walk = draft.walk(ids, position)
+        before = [0, *walk.choices]
+        lattice = [
+            dict(zip(candidates.tolist(), softmax(scores[b]).tolist(), strict=True))
+            for candidates, scores, b in zip(walk.candidates, walk.scores, before, strict=False)
+        ]
+        return Said(logits, walk.ids, walk.probabilities, None, lattice)
+    return Said(logits, [int(i) for i in logits.argmax(-1)], softmax(logits).max(-1), None, None)
+
+
+def reference_of(path: Path, target: str | None) -> Reference:
+    """With the tensors of a tiny target, where the draft has none of its own."""
+    return rounding_reference(path, None if target is None else model_path(target))
+
+
+def apart(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
+    """The largest difference; the same numbers must be finite."""
+    assert a.shape == b.shape
+    assert np.array_equal(np.isfinite(a), np.isfinite(b))
+    there = np.isfinite(b)
+    assert there.any()
+    return float(np.abs(a[there] - b[there]).max())
+
+
+def check_block(got: Guessed, expected: Said) -> None:
+    """Ids, probabilities, confidences and candidates agree."""
+    assert got.ids == expected.ids
+    assert np.abs(np.array(got.probabilities) - expected.probabilities).max() < TOLERANCE
+    if expected.confidences is None:
+        assert got.confidences is None
+    else:
+        assert np.abs(np.array(got.confidences) - expected.confidences).max() < TOLERANCE
+    for slot, found in enumerate(got.candidates):
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        if expected.lattice is not None:
+            wanted = expected.lattice[slot]
+        else:
+            p = softmax(expected.logits[slot])
+            best = np.argsort(-p)[: len(found)]
+            wanted = {int(id_): float(p[id_]) for id_ in best}
+        assert found.keys() == wanted.keys()
+        assert found == pytest.approx(wanted, abs=TOLERANCE)
+
+
+def worst_difference(
+    options: dict[str, Any],
+    target: str = "llama",
+    counts: tuple[int, ...] = COUNTS,
+    *,
+    is_rough: bool = False,
+    **params: Any,
+) -> float:
+    """How far apart the logits of both sides are, over all blocks after all counts of rows.
+
+    Args:
+        options: of the draft.
+        target: the architecture of the target.
+        counts: of rows before the first block.
+        is_rough: compare nothing but logits.
+        params: of the draft's context.
+
+    """
+    path = model_path("dflash", seed=7, **options)
+    reference = reference_of(path, target)
+    rng, worst = np.random.default_rng(5), 0.0
+    with Bench(path, target, **{**F32, **params}) as bench:
+        most = bench.block.max_draft
+        for n_rows in counts:
+            bench.context.memory.clear()
+            reference.truncate(0)
+            position = 0
+            # A whole block, shorter ones with rows between them, and one with nothing between.
+            for n_new, n_guesses in ((n_rows, most), (1, max(most - 2, 1)), (3, most), (0, 1)):
+                rows = rng.standard_normal((n_new, bench.n_features), dtype=np.float32)
+                if n_new:
+                    bench.inject(rows, position)
+                    reference.inject(rows, range(position, position + n_new))
+                position += n_new
+                token = int(rng.integers(0, 256))
+                expected = reference_block(
+                    reference, slots(bench.block, token, n_guesses), position
+                )
+                got = bench.guess(token, n_guesses, position)
+                assert got.logits is not None
+                worst = max(worst, apart(got.logits, expected.logits))
+                if not is_rough:
+                    check_block(got, expected)
+                fast = bench.guess(token, n_guesses, position, has_logits=False)
+                assert fast.is_equal_to(got), "without logits"
+                last = bench.context.memory.positions(0)[1]
+                assert last == position - 1, "a block leaves nothing"
+    return worst
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "not causal, said so": {"causal": False},
+    "window": {"sliding_window": 5},
+    "causal window": {"sliding_window": 5, "causal": True},
+    "wide window": {"sliding_window": 150},
+    "some layers slide": {"sliding_window": 5, "window_pattern": (True, False)},
+    "others slide": {"sliding_window": 5, "window_pattern": (False, True), "causal": True},
+    "no layer slides": {"sliding_window": 5, "window_pattern": (False, False)},
+    "d2t": {"n_draft_vocab": 200},
+    "d2t unsorted": {"n_draft_vocab": 200, "sorted_d2t": False, "own_embedding": False},
+    "shared embedding": {"own_embedding": False},
+    "shared both": {"own_embedding": False, "own_output": False},
+    "one layer of the target": {"target_layers": (2,)},
+    "final layer": {"target_layers": (1, 4)},
+    "unordered": {"target_layers": (3, 0, 2)},
+    "one layer": {"n_layer": 1},
+    "three layers": {"n_layer": 3},
+    "head size": {"n_head_kv": 1, "head_dim": 24},
+    "M-RoPE": {"mrope": True},
+    "sinks": {"sinks": True},
+    "sinks in a window": {"sinks": True, "sliding_window": 5},
+    "post norms": {"post_norms": True},
+    "post norms, output scales": {"post_norms": True, "output_scales": True},
+    "shared kv": {"shared_kv": True, "attention_scale": 1.0},
+    "embedding scale": {"embedding_scale": 8.0, "value_scale": 0.7},
+    "logit scale, soft cap": {"logit_scale": 0.5, "softcap": 15.0},
+    "two slots": {"block_size": 2},
+    "sixteen slots": {"block_size": 16},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name: str, kind: str) -> None:
+    assert worst_difference({**VARIANTS[name], **KINDS[kind]}) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gelu(kind: str) -> None:
+    """A number on the edge between two entries of the engine's table may fall to either side."""
+    options = {"hidden_activation": "gelu_pytorch_tanh", **KINDS[kind]}
+    assert worst_difference(options, is_rough=True) < 0.01
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flash_attention(kind: str) -> None:
+    """On the CPU the engine's works in F16."""
+    for options in ({}, {"sliding_window": 5, "window_pattern": (True, False)}, {"sinks": True}):
+        options |= KINDS[kind]
+        assert worst_difference(options, flash_attn=True, is_rough=True) < 0.2
+
+
+ROPES = {name: RopeScaling(name) for name in ("linear", "yarn", "llama3")}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_rope(name: str) -> None:
+    options = {"rope": ROPES[name], "head_dim": 32}
+    assert worst_difference(options) < TOLERANCE
+    assert worst_difference({**options, **KINDS["dspark"]}) < TOLERANCE
+
+
+SELECTORS: dict[str, dict[str, Any]] = {
+    "one tap": {"conv_kernel_size": 1},
+    "more taps than slots": {"conv_kernel_size": 9, "block_size": 4},
+    "one group": {"conv_group_size": 64},
+    "a group for each column": {"conv_group_size": 1},
+    "one candidate": {"selector_top_k": 1},
+    "seven candidates": {"selector_top_k": 7},
+    "rank 1": {"selector_rank": 1},
+    "of a reduced vocabulary": {"n_draft_vocab": 64, "sorted_d2t": False, "selector_top_k": 6},
+}
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_selectors(name: str) -> None:
+    assert worst_difference({**KINDS["dflash2"], **SELECTORS[name]}) < TOLERANCE
+
+
+CHAINS: dict[str, dict[str, Any]] = {
+    "no confidence": {"confidence": False},
+    "rank 1": {"markov_rank": 1},
+    "as wide as the draft": {"markov_rank": 64},
+    "one slot": {"block_size": 1},
+    "32 slots": {"block_size": 32},
+    "of a reduced vocabulary": {"n_draft_vocab": 64, "sorted_d2t": False},
+    "causal window": {"causal": True, "sliding_window": 5},
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chains(name: str) -> None:
+    assert worst_difference({**KINDS["dspark"], **CHAINS[name]}) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen3moe", "gemma3", "qwen35", "lfm2"])
+def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
+    """Gemma's embeddings are scaled, qwen35's positions are those of M-RoPE."""
+    target = model_path(arch)
+    known = target_options(target)
+    assert ("embedding_scale" in known, "mrope" in known) == (arch == "gemma3", arch == "qwen35")
+    options = {**KINDS[kind], "target": target, "own_embedding": False, "own_output": False}
+    assert worst_difference(options, arch, (0, 7)) < TOLERANCE
+
+
+def test_combinations() -> None:
+    """Options that meet in the graph, with what else may be there."""
+    rest = itertools.cycle(
+        [
+            {"sinks": True, "n_draft_vocab": 64, "block_size": 4},
+            {"target_layers": (1, 4), "own_embedding": False, "n_layer": 3},
+            {"mrope": True, "output_scales": True, "n_layer": 1},
+            {"shared_kv": True, "attention_scale": 1.0, "embedding_scale": 8.0},
+            {"own_embedding": False, "own_output": False, "head_dim": 24},
+        ]
+    )
+    windows: tuple[dict[str, Any], ...] = (
+        {}, {"sliding_window": 6},
+        {"sliding_window": 6, "window_pattern": (True, False, True)},
+    )  # fmt: skip
+    for kind, causal, post_norms, window in itertools.product(
+        KINDS, (False, True), (False, True), windows
+    ):
+        options = {
+            **KINDS[kind],
+            "causal": causal,
+            "post_norms": post_norms,
+            **window,
+            **next(rest),
+        }
+        if "window_pattern" in options:
+            n_layer = options.get("n_layer", 2)
+            options["window_pattern"] = options["window_pattern"][:n_layer]
+        assert worst_difference(options, counts=(1, 17)) < TOLERANCE, options
+
+
+def test_a_walk_may_take_another_way() -> None:
+    """Each candidate of the slot before leads to scores of its own."""
+    path = model_path("dflash", seed=7, **KINDS["dflash2"])
+    reference = reference_of(path, None)
+    rows = np.random.default_rng(5).standard_normal((9, reference.n_features), dtype=np.float32)
+    reference.inject(rows, range(9))
+    with Bench(path, **F32) as bench:
+        bench.inject(rows, 0)
+        bench.guess(97, 5, 9)
+        walk = reference.walk(slots(bench.block, 97, 5), 9)
+        for slot in range(1, 5):
+            found = []
+            for place, before in enumerate(walk.candidates[slot - 1].tolist()):
+                ids, p, _ = bench.context.draft_candidates(slot + 1, before)
+                scores = softmax(walk.scores[slot, place])
+                wanted = dict(zip(walk.candidates[slot].tolist(), scores.tolist(), strict=True))
+                assert dict(zip(ids, p, strict=True)) == pytest.approx(wanted, abs=TOLERANCE)
+                found.append(ids)
+            assert slot < 4 or len(set(found)) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_would_be_seen(kind: str) -> None:
+    """The differences above are small because the two agree, not because nothing matters."""
+    path = model_path("dflash", seed=7, **KINDS[kind])
+    with Bench(path, **F32) as bench:
+        rows = np.random.default_rng(5).standard_normal((9, bench.n_features), dtype=np.float32)
+        bench.inject(rows, 0)
+        got = bench.guess(97, 5, 9)
+        assert got.logits is not None
+        for tamper in (0, 1, 2, 3):
+            reference = reference_of(path, None)
+            ids, position, given = slots(bench.block, 97, 5), 9, rows.copy()
+            if tamper == 1:
+                given[4] += np.float32(0.1)
+            elif tamper == 2:
+                ids[-1] = 12
+            elif tamper == 3:
+                position = 10
+            reference.inject(given, range(9))
+            expected = reference_block(reference, ids, position)
+            is_same = apart(got.logits, expected.logits) < TOLERANCE
+            assert is_same == (tamper == 0), tamper

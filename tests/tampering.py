@@ -1,0 +1,67 @@
+"""What may go wrong with rows on their way to a draft: for tests that such a fault is seen.
+
+Each class stands before a drafter that computes with rows: `class Late(Shifted, Eagle3)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters import Committed, Drafter, Features
+
+Rows = npt.NDArray[np.float32]
+
+
+class Tampered(Drafter):
+    """A drafter whose rows something happens to on the way."""
+
+    def tamper(self, features: Features) -> Features:
+        """What becomes of the rows of a batch."""
+        raise NotImplementedError
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """With other rows."""
+        super().commit(
+            [c._replace(features=self.tamper(c.features)) if c.features else c for c in done]
+        )
+
+
+class Shifted(Tampered):
+    """Each token has the row of the one before, across batches too."""
+
+    _carried: list[Rows] | None = None
+
+    def tamper(self, features: Features) -> Features:
+        """One row late."""
+        last = self._carried or [np.zeros_like(rows[:1]) for rows in features]
+        self._carried = [rows[-1:].copy() for rows in features]
+        return [
+            np.concatenate((first, rows[:-1])) for first, rows in zip(last, features, strict=True)
+        ]
+
+
+class Permuted(Tampered):
+    """The numbers of each row have another order."""
+
+    def tamper(self, features: Features) -> Features:
+        """Back to front."""
+        return [rows[:, ::-1] for rows in features]
+
+
+class NotANumber(Tampered):
+    """Rows of NaN."""
+
+    def tamper(self, features: Features) -> Features:
+        """Nothing of use."""
+        return [np.full_like(rows, np.nan) for rows in features]
+
+
+class Swapped(Tampered):
+    """The rows of what is told at once are in another order."""
+
+    def tamper(self, features: Features) -> Features:
+        """Last first."""
+        return [rows[::-1] for rows in features]
