@@ -152,6 +152,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "no layer slides": {"sliding_window": 5, "window_pattern": (False, False)},
     "d2t": {"n_draft_vocab": 200},
     "d2t unsorted": {"n_draft_vocab": 200, "sorted_d2t": False, "own_embedding": False},
+    "d2t of all ids": {"n_draft_vocab": 320, "sorted_d2t": False},
     "shared embedding": {"own_embedding": False},
     "shared both": {"own_embedding": False, "own_output": False},
     "one layer of the target": {"target_layers": (2,)},

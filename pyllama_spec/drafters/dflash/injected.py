@@ -82,9 +82,16 @@ class Injected(RowMemory):
         return s.rows.end > s.n_fed
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens the target may keep: those that were fed, or wait."""
+        """How many of the first n_keep tokens the target may keep: those that were fed, or wait.
+
+        Where a window has forgotten most of what a block there would see, it has to decode as much
+        again.
+        """
         s = self._sequences.get(seq)
         if s is None:
             return 0
         n_known = s.rows.end if s.rows.start <= s.n_fed else s.n_fed
-        return min(n_keep, max(n_known, s.n_fed))
+        n = min(n_keep, max(n_known, s.n_fed))
+        n_seen = min(n, self._block.n_window or self._n_window - self._n_window // 8)
+        n_there = n - min(s.first, n)
+        return n if 2 * n_there >= n_seen else n - n_seen
