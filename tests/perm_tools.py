@@ -9,7 +9,8 @@ import numpy as np
 
 from pyllama_spec.drafters import DFlash
 from pyllama_spec.speculative import SpeculativeLoop
-from tests.dflash_tools import draft, target_context
+from tests.dflash_tools import draft
+from tests.eagle3_tools import target_context
 from tests.models import ENDOFTEXT, perm_continuation, perm_next
 from tests.oracles import LoopRun, tiny
 

@@ -258,9 +258,16 @@ class _Draft(Sketch):
                 self.key(name, value)
 
     def write_with(
-        self, path: Path, tensors: Mapping[str, NDArray[Any]], target: Path | None = None
+        self,
+        path: Path,
+        tensors: Mapping[str, NDArray[Any]],
+        target: Path | None = None,
+        keys: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write the file with `tensors` in place of the draft's own, and a target's tokenizer."""
+        """Write the file with `tensors` in place of the draft's own, and a target's tokenizer.
+
+        `keys` are whole names with other values, or None for a key to leave out.
+        """
         cfg = self.draft
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -268,6 +275,8 @@ class _Draft(Sketch):
         writer.add_name("tiny test draft")
         writer.add_file_type(_FILE_TYPES[cfg.weight_type])
         self.keys()
+        self.meta.update(keys or {})
+        self.meta = {name: value for name, value in self.meta.items() if value is not None}
         self._write_meta(writer)
         if target is None:
             write_tokenizer(writer, cfg.n_vocab, None)
@@ -307,12 +316,18 @@ def dflash_tensors(cfg: DFlashConfig) -> Tensors:
     return tensors
 
 
-def write_dflash(path: Path, cfg: DFlashConfig, tensors: Mapping[str, NDArray[Any]]) -> Path:
+def write_dflash(
+    path: Path,
+    cfg: DFlashConfig,
+    tensors: Mapping[str, NDArray[Any]],
+    keys: Mapping[str, Any] | None = None,
+) -> Path:
     """Write a draft of `cfg`'s keys with `tensors` (as from `dflash_tensors`); returns `path`.
 
-    Readers never see a half-written file under `path`.
+    `keys` replace those of `cfg`, by their whole names; None leaves one out. Readers never see a
+    half-written file under `path`.
     """
-    return _Draft(cfg).write_with(path, tensors)
+    return _Draft(cfg).write_with(path, tensors, keys=keys)
 
 
 def build_dflash(path: Path, *, target: Path | None = None, **options: Any) -> Path:

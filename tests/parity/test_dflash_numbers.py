@@ -7,6 +7,7 @@ with rows between. F32 weights and F32 keys and values, so that what differs is 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,7 +196,7 @@ def test_flash_attention(kind: str) -> None:
         assert worst_difference(options, flash_attn=True, is_rough=True) < 0.2
 
 
-ROPES = {name: RopeScaling(name) for name in ("linear", "yarn", "llama3")}  # type: ignore[arg-type]
+ROPES = {name: RopeScaling(name) for name in ("linear", "yarn", "llama3")}
 
 
 @pytest.mark.parametrize("name", ROPES)
@@ -251,7 +252,7 @@ def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
 
 def test_combinations() -> None:
     """Options that meet in the graph, with what else may be there."""
-    rest = itertools.cycle(
+    rest: Iterator[dict[str, Any]] = itertools.cycle(
         [
             {"sinks": True, "n_draft_vocab": 64, "block_size": 4},
             {"target_layers": (1, 4), "own_embedding": False, "n_layer": 3},

@@ -83,7 +83,11 @@ def test_rounds_with_rejections(kind: str) -> None:
 @pytest.mark.parametrize("target", ["qwen3moe", "gemma3", "qwen35", "lfm2"])
 def test_other_targets(target: str) -> None:
     """Scaled embeddings, positions of M-RoPE, and a state that cannot lose a token."""
-    options = {"target": model_path(target), "own_embedding": False, "own_output": False}
+    options: dict[str, Any] = {
+        "target": model_path(target),
+        "own_embedding": False,
+        "own_output": False,
+    }
     loop = opened(draft(**options), target, n_rs_seq=10)
     seq = SequenceState()
     run = generate(loop, seq, prompt_tokens(30), 60, PARAMS)

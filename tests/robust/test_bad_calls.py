@@ -21,7 +21,8 @@ from .cases_fuzz import ARCHS, N_FLIPS
 from .harness import Case, Outcome, cases_of, run_module
 
 MODULES = (
-    "cases_files", "cases_decode", "cases_state", "cases_sampling", "cases_llama", "cases_cli",
+    "cases_files", "cases_dflash", "cases_blocks", "cases_decode", "cases_state",
+    "cases_sampling", "cases_llama", "cases_cli",
 )  # fmt: skip
 FUZZ = ("cases_fuzz", "cases_heads")
 TABLE = [(module, case) for module in MODULES for case in cases_of(module)]

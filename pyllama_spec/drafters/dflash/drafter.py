@@ -18,6 +18,7 @@ one of the slot before, and is read from left to right.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,7 @@ from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import DraftBlock, Model, Progress
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, EngineError
 
 
 class DFlash(ModelDrafter[Injected]):
@@ -127,6 +128,8 @@ class DFlash(ModelDrafter[Injected]):
             token, p = choose(choice, request.prior, ids)
             if self.block.has_confidence:
                 p = float(choice.row[0])
+                if math.isnan(p):
+                    raise EngineError("the draft computed NaN: its confidence head's weights have")
             if p < self.p_min:
                 break
             ids.append(token)
