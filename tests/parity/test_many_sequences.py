@@ -11,7 +11,15 @@ from functools import cache
 
 import pytest
 
-from pyllama_spec.drafters import Draft, Drafter, DraftRequest, Eagle3, NoDrafter, PromptLookup
+from pyllama_spec.drafters import (
+    DFlash,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Eagle3,
+    NoDrafter,
+    PromptLookup,
+)
 from pyllama_spec.speculative import Round
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import prompt_tokens, tiny, tiny_context
@@ -32,6 +40,8 @@ def make(kind: str, seed: int) -> Drafter:
         return PromptLookup(6, max_ngram=2, min_ngram=1)
     if kind == "eagle3":
         return Eagle3(model_path("eagle3"), 4)
+    if kind == "dflash":
+        return DFlash(model_path("dflash"))
     return NoDrafter()
 
 
@@ -43,7 +53,9 @@ def traffic_of(arch: str, n: int, seed: int) -> tuple[list[Request], list[list[i
     return requests, [alone(model, request, n_ctx=N_CTX) for request in requests]
 
 
-@pytest.mark.parametrize("kind", ["none", "scripted", "failing", "prompt-lookup", "eagle3"])
+@pytest.mark.parametrize(
+    "kind", ["none", "scripted", "failing", "prompt-lookup", "eagle3", "dflash"]
+)
 @pytest.mark.parametrize("n_seqs", WIDTHS)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_each_text_is_that_of_the_request_alone(arch: str, n_seqs: int, kind: str) -> None:
@@ -123,7 +135,7 @@ def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
         assert len(answer.stats.accepted_histogram) == most + 1
 
 
-@pytest.mark.parametrize("kind", ["scripted", "prompt-lookup", "eagle3"])
+@pytest.mark.parametrize("kind", ["scripted", "prompt-lookup", "eagle3", "dflash"])
 @pytest.mark.parametrize("n_seqs", (2, 8, 16))
 @pytest.mark.parametrize("arch", ARCHS)
 def test_one_cache_for_all(arch: str, n_seqs: int, kind: str) -> None:

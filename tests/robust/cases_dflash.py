@@ -132,7 +132,7 @@ def _d2t(value: Any) -> Change:
     return lambda tensors: tensors.update({"d2t": np.asarray(value)})
 
 
-_REDUCED = {"n_draft_vocab": 100}
+_REDUCED: dict[str, Any] = {"n_draft_vocab": 100}
 CASES.table(
     "ids",
     {
@@ -168,18 +168,33 @@ CASES.table(
     },
 )  # fmt: skip
 
-_OPTIONAL = {"token_embd.weight", "output.weight", "blk.0.attn_v.weight", "conf_proj.bias"}
+
+def _without(name: str) -> Change:
+    return lambda tensors: tensors.pop(name)
+
+
+# What says that there is a head: without it the rest of the head belongs to nothing.
+_MARKS = {"markov_w1.weight", "selector_hidden.weight"}
+_OPTIONAL = {
+    "token_embd.weight",
+    "output.weight",
+    "blk.0.attn_v.weight",
+    "conf_proj.bias",
+    "conf_proj.weight",
+}
 for _kind, _options in _KINDS.items():
     _all = dflash_tensors(DFlashConfig(target_layers=(0, 1, 2), **_options))
     _once = [name for name in _all if not name.startswith("blk.1.")]
     CASES.table(
         f"{_kind}_without",
         {
-            name: (_use(lambda t, name=name: t.pop(name), **_options), ModelLoadError, "")
+            name: (
+                _use(_without(name), **_options),
+                ModelLoadError,
+                "does not belong" if name in _MARKS else name,
+            )
             for name in _once
-            # Without a confidence there is none, and without what says that there is a head, the
-            # rest of it belongs to nothing.
-            if name not in _OPTIONAL | {"conf_proj.weight"}
+            if name not in _OPTIONAL
         },
     )
     CASES.table(
@@ -240,7 +255,7 @@ CASES.table(
     },
 )  # fmt: skip
 
-_WINDOW = {"sliding_window": 8}
+_WINDOW: dict[str, Any] = {"sliding_window": 8}
 _PATTERN = "attention.sliding_window_pattern"
 CASES.table(
     "sizes",
