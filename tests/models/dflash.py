@@ -54,13 +54,16 @@ class DFlashConfig:
     mask_token: int | None = 300
     """An ordinary padding word by default: no text encodes to it."""
     causal: bool | None = None
+    causal_pattern: tuple[bool, ...] | None = None
+    """Per layer, where they differ."""
+    attention_bias: bool = False
     sliding_window: int | None = None
     window_pattern: tuple[bool, ...] | None = None
     """Which layers slide; None: all, if there is a window."""
     own_embedding: bool = True
     own_output: bool = True
     sample_from_anchor: bool | None = None
-    """DSpark's; without the key the anchor's slot drafts too."""
+    """Without the key the anchor's slot drafts too in a DSpark, and in no other."""
     markov_rank: int = 12
     confidence: bool = True
     """DSpark's confidence head."""
@@ -142,6 +145,9 @@ class _Draft(Sketch):
         # sharper attention would show how the engine rounds angles at positions of some hundreds
         for part in "qk":
             self.normal(f"{blk}attn_{part}_norm.weight", cfg.head_size, mean=1.25, std=0.1)
+        for part, n in (("q", n_q), ("k", n_kv), ("v", n_kv), ("output", cfg.n_embd)):
+            if cfg.attention_bias:
+                self.normal(f"{blk}attn_{part}.bias", n, std=0.3)
         if cfg.sinks:
             self.normal(f"{blk}attn_sinks.weight", cfg.n_head, mean=1.0)
 
@@ -230,6 +236,7 @@ class _Draft(Sketch):
             "target_layers": list(cfg.target_layers),
             "block_size": cfg.block_size,
             "attention.causal": cfg.causal,
+            "attention.causal_pattern": cfg.causal_pattern and list(cfg.causal_pattern),
             "embedding_scale": cfg.embedding_scale,
             "logit_scale": cfg.logit_scale,
             "final_logit_softcapping": cfg.softcap,
@@ -245,8 +252,8 @@ class _Draft(Sketch):
         if cfg.variant == "dflash2":
             for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
                 values[name] = getattr(cfg, name)
+        values["sample_from_anchor"] = cfg.sample_from_anchor
         if cfg.variant == "dspark":
-            values["sample_from_anchor"] = cfg.sample_from_anchor
             values["has_confidence_head"] = cfg.confidence
         # llama3 is its tensor alone
         if cfg.rope.kind in ("linear", "yarn"):

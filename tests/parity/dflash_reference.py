@@ -65,15 +65,11 @@ class Reference:
         target_path: Path | None = None,
         *,
         causal: Sequence[bool] | None = None,
-        transform: bool | None = None,
     ) -> None:
         """Read the draft in `path`; `target_path` lends the token embedding and output it lacks.
 
         `causal` says per layer whether a slot sees only slots before it; by default the file's
-        key does for all. Checkpoints that are silent on it were trained with causal sliding
-        layers and others that look both ways, which no key of the file can say.
-        `transform` says whether logits get the file's scale and soft cap. By default only
-        DFlash2's do, whose selector adds to them: the choices of DFlash do not depend on either.
+        keys do.
         """
         draft = TensorFile(path)
         if draft.arch != "dflash":
@@ -87,11 +83,10 @@ class Reference:
         self.d2t = draft.d2t
         self.is_dflash2 = "selector_hidden.weight" in draft.tensors
         self.is_dspark = "markov_w1.weight" in draft.tensors
-        self.from_anchor = self.is_dspark and bool(draft.own("sample_from_anchor", True))
+        self.from_anchor = bool(draft.own("sample_from_anchor", self.is_dspark))
         self.top_k = int(draft.own("selector_top_k", 0))
         self._taps = int(draft.own("conv_kernel_size", 0))
         self._conv_group = int(draft.own("conv_group_size", 1))
-        self._transform = self.is_dflash2 if transform is None else transform
         self._borrow(draft, target_path)
         # per layer: position -> K and V, each [n_head_kv, head_size]
         self._cache: list[dict[int, tuple[Array, Array]]] = [{} for _ in range(self._n_layer)]
@@ -112,7 +107,8 @@ class Reference:
         self._eps = float(draft.own("attention.layer_norm_rms_epsilon"))
 
     def _read_attention(self, draft: TensorFile) -> None:
-        self.causal = [bool(draft.own("attention.causal", False))] * self._n_layer
+        is_causal = [bool(draft.own("attention.causal", False))] * self._n_layer
+        self.causal = [bool(one) for one in draft.own("attention.causal_pattern", is_causal)]
         width = int(draft.own("attention.sliding_window", 0))
         self.window: list[int | None] = [None] * self._n_layer
         if width:
@@ -152,9 +148,10 @@ class Reference:
         return rms_norm(x, self._tensors[f"{name}.weight"], self._eps)
 
     def _linear(self, name: str, x: Array) -> Array:
-        """Apply projection `name` to the rows of `x` `[..., in]`."""
+        """Apply projection `name` to the rows of `x` `[..., in]`, with its bias if it has one."""
         out: Array = x @ self._tensors[f"{name}.weight"].T
-        return out
+        bias = self._tensors.get(f"{name}.bias")
+        return out if bias is None else out + bias
 
     def _keys_values(self, layer: int, x: Array, positions: Ids) -> tuple[Array, Array]:
         """K and V `[n, n_head_kv, head_size]` of the rows `x` `[n, n_embd]`."""
@@ -276,10 +273,9 @@ class Reference:
 
     def _logits(self, y: Array) -> Array:
         logits: Array = y @ self._output.T
-        if self._transform:
-            logits = logits * self._logit_scale
-            if self._softcap > 0:
-                logits = np.tanh(logits / self._softcap) * self._softcap
+        logits = logits * self._logit_scale
+        if self._softcap > 0:
+            logits = np.tanh(logits / self._softcap) * self._softcap
         return self._spread(logits, -np.inf)
 
     def block(self, ids: Sequence[int], position: int) -> Array:

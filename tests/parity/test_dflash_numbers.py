@@ -150,6 +150,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wide window": {"sliding_window": 150},
     "some layers slide": {"sliding_window": 5, "window_pattern": (True, False)},
     "others slide": {"sliding_window": 5, "window_pattern": (False, True), "causal": True},
+    "causal where layers slide": {
+        "sliding_window": 5,
+        "window_pattern": (True, False),
+        "causal_pattern": (True, False),
+    },
     "no layer slides": {"sliding_window": 5, "window_pattern": (False, False)},
     "d2t": {"n_draft_vocab": 200},
     "d2t unsorted": {"n_draft_vocab": 200, "sorted_d2t": False, "own_embedding": False},
@@ -163,6 +168,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "three layers": {"n_layer": 3},
     "head size": {"n_head_kv": 1, "head_dim": 24},
     "M-RoPE": {"mrope": True},
+    "biases": {"attention_bias": True},
     "sinks": {"sinks": True},
     "sinks in a window": {"sinks": True, "sliding_window": 5},
     "post norms": {"post_norms": True},
@@ -248,6 +254,17 @@ def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
     assert ("embedding_scale" in known, "mrope" in known) == (arch == "gemma3", arch == "qwen35")
     options = {**KINDS[kind], "target": target, "own_embedding": False, "own_output": False}
     assert worst_difference(options, arch, (0, 7)) < TOLERANCE
+
+
+@pytest.mark.parametrize("n_layer", [1, 3, 5, 8])
+def test_long_chains_fit_the_graph(n_layer: int) -> None:
+    """What the engine lets a graph hold grows with the tensors, and a chain with the slots."""
+    options = {**KINDS["dspark"], "block_size": 32, "n_layer": n_layer, "n_draft_vocab": 200}
+    assert worst_difference(options, counts=(0, 7)) < TOLERANCE
+
+
+def test_a_first_slot_that_guesses_without_a_chain() -> None:
+    assert worst_difference({"sample_from_anchor": True}) < TOLERANCE
 
 
 def test_combinations() -> None:

@@ -35,6 +35,15 @@ llm_ffn_op_type activation(llama_model_loader & ml) {
     refuse("its hidden activation is '" + name + "', which is none of silu, gelu and gelu_pytorch_tanh");
 }
 
+// A key that has a bool for each layer.
+void check_flags(const llama_model_loader & ml, const char * key, uint32_t n_layer) {
+    const int64_t id = gguf_find_key(ml.metadata, key);
+    if (id < 0 || gguf_get_kv_type(ml.metadata, id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(ml.metadata, id) != GGUF_TYPE_BOOL ||
+            gguf_get_arr_n(ml.metadata, id) != n_layer) {
+        refuse(std::string(key) + " is no array of a bool for each of its " + std::to_string(n_layer) + " layers");
+    }
+}
+
 // Which layers are causal inside of a block. There is one mask for those with a window and one for the others.
 void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, llama_spec_dflash * spec) {
     const char * key = "dflash.attention.causal_pattern";
@@ -43,10 +52,7 @@ void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, ll
         return;
     }
     const uint32_t n_layer = hparams.n_layer();
-    if (gguf_get_kv_type(ml.metadata, id) != GGUF_TYPE_ARRAY || gguf_get_arr_type(ml.metadata, id) != GGUF_TYPE_BOOL ||
-            gguf_get_arr_n(ml.metadata, id) != n_layer) {
-        refuse(std::string(key) + " is no array of a bool for each of its " + std::to_string(n_layer) + " layers");
-    }
+    check_flags(ml, key, n_layer);
     const auto * is_causal = static_cast<const int8_t *>(gguf_get_arr_data(ml.metadata, id));
     int found[2] = { -1, -1 };  // of layers without a window, and with one
     for (uint32_t il = 0; il < n_layer; ++il) {
@@ -103,8 +109,10 @@ void llama_model_dflash::load_arch_hparams(llama_model_loader & ml) {
     read_size(ml, LLM_KV_DFLASH_SELECTOR_TOP_K,   "selector_top_k",   &hparams.dflash_selector_top_k);
 
     if (ml.get_key(LLM_KV_ATTENTION_SLIDING_WINDOW, hparams.n_swa, false) && hparams.n_swa > 0) {
-        hparams.swa_type = LLAMA_SWA_TYPE_STANDARD;
+        check_flags(ml, "dflash.attention.sliding_window_pattern", hparams.n_layer());
         ml.get_arr(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, hparams.is_swa_impl);
+        // The engine asserts that a model with a window has a layer that uses it.
+        hparams.swa_type = hparams.is_swa_any() ? LLAMA_SWA_TYPE_STANDARD : LLAMA_SWA_TYPE_NONE;
         hparams.rope_freq_base_train_swa  = hparams.rope_freq_base_train;
         hparams.rope_freq_scale_train_swa = hparams.rope_freq_scale_train;
     }

@@ -4,6 +4,9 @@
 
 #include "models/models.h"
 
+#include <utility>
+#include <vector>
+
 namespace llama_spec {
 
 struct dflash_graph : public llm_graph_context {
@@ -33,7 +36,8 @@ struct dflash_graph : public llm_graph_context {
     void finish(ggml_tensor * cur);
     void chain(ggml_tensor * hidden, ggml_tensor * logits);
     void select(ggml_tensor * hidden, ggml_tensor * logits);
-    void give(ggml_tensor * result, ggml_tensor * logits);
+    void give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped = false);
+    ggml_tensor * join(const std::vector<ggml_tensor *> & parts, size_t first, size_t end);
     ggml_tensor * block_major(ggml_tensor * cur);
     ggml_tensor * all_ids(ggml_tensor * logits);
     ggml_tensor * first_tokens();

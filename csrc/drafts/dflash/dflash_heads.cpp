@@ -92,48 +92,51 @@ ggml_tensor * dflash_graph::first_tokens() {
     return ggml_cont_1d(ctx0, ggml_view_2d(ctx0, tokens, 1, n_blocks, stride, 0), n_blocks);
 }
 
+// Side by side in the last dimension: halves first, so that nothing is copied more often than it has to be.
+ggml_tensor * dflash_graph::join(const std::vector<ggml_tensor *> & parts, size_t first, size_t end) {
+    if (end - first == 1) {
+        return ggml_reshape_3d(ctx0, parts[first], parts[first]->ne[0], n_blocks, 1);
+    }
+    const size_t middle = (first + end) / 2;
+    return ggml_concat(ctx0, join(parts, first, middle), join(parts, middle, end), 2);
+}
+
 // Each slot's logits plus what the token before adds to them, which is the choice of the slot before.
 void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
     const int64_t n_slots = n_outputs / n_blocks;
-    const auto slot = [&](ggml_tensor * rows, int64_t i) {
-        return ggml_view_2d(ctx0, rows, rows->ne[0], n_blocks, (size_t) n_slots * rows->nb[1], (size_t) i * rows->nb[1]);
-    };
-    const auto join = [&](ggml_tensor * all, ggml_tensor * one) {
-        one = ggml_reshape_3d(ctx0, one, one->ne[0], n_blocks, 1);
-        return all != nullptr ? ggml_concat(ctx0, all, one, 2) : one;
-    };
     ggml_tensor * ids_of = nullptr;
-    if (model.d2t != nullptr) {
+    if (model.d2t != nullptr && n_slots > 1) {
         auto inp = std::make_unique<target_ids_input>(&model);
         inp->tensor = ids_of = ggml_new_tensor_2d(ctx0, GGML_TYPE_I32, 1, model.d2t->ne[0]);
         ggml_set_input(ids_of);
         res->add_input(std::move(inp));
     }
     ggml_tensor * before = first_tokens();
-    ggml_tensor * result = nullptr, * biased = nullptr;
+    std::vector<ggml_tensor *> biased, rows;
     for (int64_t i = 0; i < n_slots; ++i) {
-        ggml_tensor * row = ggml_get_rows(ctx0, model.dspark_markov_w1, before);
-        ggml_tensor * own = ggml_add(ctx0, build_lora_mm(model.dspark_markov_w2, row), slot(logits, i));
-        const candidates found = build_candidates(ctx0, gf, own, LLAMA_SPEC_DFLASH_CANDIDATES, nullptr);
-        ggml_tensor * packed = found.packed;
-        if (model.dspark_conf_proj != nullptr) {
-            ggml_tensor * confidence = ggml_mul_mat(ctx0, model.dspark_conf_proj,
-                    ggml_concat(ctx0, ggml_cont(ctx0, slot(hidden, i)), row, 0));
-            confidence = model.dspark_conf_proj_b != nullptr ? ggml_add(ctx0, confidence, model.dspark_conf_proj_b) : confidence;
-            packed = ggml_concat(ctx0, packed, ggml_sigmoid(ctx0, confidence), 0);
+        rows.push_back(ggml_get_rows(ctx0, model.dspark_markov_w1, before));
+        ggml_tensor * own = ggml_view_2d(ctx0, logits, logits->ne[0], n_blocks, (size_t) n_slots * logits->nb[1],
+                (size_t) i * logits->nb[1]);
+        biased.push_back(ggml_add(ctx0, build_lora_mm(model.dspark_markov_w2, rows.back()), own));
+        if (i + 1 < n_slots) {
+            before = ggml_argmax(ctx0, biased.back());
+            before = ids_of != nullptr ? ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, ids_of, before), n_blocks) : before;
         }
-        result = join(result, packed);
-        if (wants_logits()) {
-            biased = join(biased, own);
-        }
-        before = ids_of != nullptr ? ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, ids_of, found.best), n_blocks) : found.best;
     }
-    give(block_major(result), biased != nullptr ? block_major(biased) : nullptr);
+    logits = block_major(join(biased, 0, biased.size()));
+    ggml_tensor * result = build_candidates(ctx0, gf, logits, LLAMA_SPEC_DFLASH_CANDIDATES, nullptr).packed;
+    if (model.dspark_conf_proj != nullptr) {
+        ggml_tensor * both = ggml_concat(ctx0, hidden, block_major(join(rows, 0, rows.size())), 0);
+        ggml_tensor * confidence = ggml_mul_mat(ctx0, model.dspark_conf_proj, both);
+        confidence = model.dspark_conf_proj_b != nullptr ? ggml_add(ctx0, confidence, model.dspark_conf_proj_b) : confidence;
+        result = ggml_concat(ctx0, result, ggml_sigmoid(ctx0, confidence), 0);
+    }
+    give(result, logits);
 }
 
 // Of each slot the k likeliest ids, and the score of each behind each one of the slot before.
 void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
-    logits = all_ids(logits);
+    logits = all_ids(logits);   // the tables have a row for each of the target's
     const int64_t k = hparams.dflash_selector_top_k, rank = hparams.dflash_selector_rank;
     const int64_t n_rows = logits->ne[1], n_slots = n_rows / n_blocks;
     ggml_tensor * ids   = ggml_cont(ctx0, ggml_top_k(ctx0, logits, (int) k));
@@ -156,12 +159,13 @@ void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
     ggml_tensor * after = ggml_reshape_3d(ctx0, table(model.dflash_selector_next, ids), rank, k, n_rows);
     ggml_tensor * scores = ggml_mul_mat(ctx0, after, ggml_mul(ctx0, before, gate));    // [k, k of before, n_rows]
     scores = ggml_add(ctx0, scores, ggml_reshape_3d(ctx0, unary, k, 1, n_rows));
-    give(ggml_concat(ctx0, ggml_cast(ctx0, ids, GGML_TYPE_F32), ggml_reshape_2d(ctx0, scores, k * k, n_rows), 0), logits);
+    ggml_tensor * packed = ggml_concat(ctx0, ggml_cast(ctx0, ids, GGML_TYPE_F32), ggml_reshape_2d(ctx0, scores, k * k, n_rows), 0);
+    give(packed, logits, /* is_mapped */ true);
 }
 
 // Logits of the draft's own ids where the target has them, and no chance for all others.
 ggml_tensor * dflash_graph::all_ids(ggml_tensor * logits) {
-    if (model.d2t == nullptr || logits->ne[0] == (int64_t) model.vocab.n_tokens()) {
+    if (model.d2t == nullptr) {
         return logits;
     }
     const int64_t n_vocab = model.vocab.n_tokens(), n_draft = logits->ne[0], n_rows = logits->ne[1];
@@ -170,13 +174,13 @@ ggml_tensor * dflash_graph::all_ids(ggml_tensor * logits) {
     return ggml_reshape_2d(ctx0, all, n_vocab, n_rows);
 }
 
-void dflash_graph::give(ggml_tensor * result, ggml_tensor * logits) {
+void dflash_graph::give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped) {
     cb(result, "draft_result", -1);
     ggml_set_output(result);
     res->t_h_nextn = result;
     ggml_build_forward_expand(gf, result);
-    if (wants_logits() && logits != nullptr) {
-        logits = all_ids(logits);
+    if (wants_logits()) {
+        logits = is_mapped ? logits : all_ids(logits);
         cb(logits, "result_output", -1);
         res->t_logits = logits;
         ggml_build_forward_expand(gf, logits);

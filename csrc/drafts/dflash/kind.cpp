@@ -108,6 +108,9 @@ private:
             return "a block has " + std::to_string(n) + " slots, more than the " + std::to_string(model.hparams.dflash_block_size) +
                 " that the draft was trained with";
         }
+        if (n <= first_guess()) {
+            return "a block has one slot, that of the last token, and guesses nothing";
+        }
         std::vector<int32_t> seqs;
         for (int32_t i = 0; i < batch.n_tokens; ++i) {
             if (i % n == 0) {
