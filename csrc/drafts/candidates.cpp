@@ -7,8 +7,13 @@
 
 namespace llama_spec {
 
+void keep_logits(ggml_tensor * logits) {
+    ggml_set_output(logits->view_src != nullptr ? logits->view_src : logits);
+}
+
 candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before) {
     const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
+    keep_logits(logits);
     ggml_tensor * id  = ggml_argmax(ctx, logits);
     ggml_tensor * p   = ggml_reshape_3d(ctx, ggml_soft_max(ctx, logits), 1, n_draft, n_rows);
     ggml_tensor * cur = before;

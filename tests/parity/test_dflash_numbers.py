@@ -21,6 +21,7 @@ from tests.models import RopeScaling, model_path, target_options
 from tests.parity.dflash_parts import softmax
 from tests.parity.dflash_reference import Reference
 from tests.parity.dflash_rounding import rounding_reference
+from tests.tiers import mostly_slow
 
 F32 = {"type_k": "f32", "type_v": "f32"}
 COUNTS = (0, 1, 7, 300)
@@ -182,7 +183,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(VARIANTS, ("plain", "causal where layers slide", "d2t"))
+)
 def test_variants(name: str, kind: str) -> None:
     assert worst_difference({**VARIANTS[name], **KINDS[kind]}) < TOLERANCE
 
@@ -194,6 +197,7 @@ def test_gelu(kind: str) -> None:
     assert worst_difference(options, is_rough=True) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_flash_attention(kind: str) -> None:
     """On the CPU the engine's works in F16."""
@@ -202,6 +206,7 @@ def test_flash_attention(kind: str) -> None:
         assert worst_difference(options, flash_attn=True, is_rough=True) < 0.2
 
 
+ARCHS = ("llama", "qwen3", "qwen3moe", "gemma3", "qwen35", "lfm2")
 ROPES = {name: RopeScaling(name) for name in ("linear", "yarn", "llama3")}
 
 
@@ -224,7 +229,7 @@ SELECTORS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("name", mostly_slow(SELECTORS, ("seven candidates",)))
 def test_selectors(name: str) -> None:
     assert worst_difference({**KINDS["dflash2"], **SELECTORS[name]}) < TOLERANCE
 
@@ -240,13 +245,13 @@ CHAINS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", mostly_slow(CHAINS, ("one slot",)))
 def test_chains(name: str) -> None:
     assert worst_difference({**KINDS["dspark"], **CHAINS[name]}) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen3moe", "gemma3", "qwen35", "lfm2"])
+@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("gemma3", "qwen35")))
 def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
     """Gemma's embeddings are scaled, qwen35's positions are those of M-RoPE."""
     target = model_path(arch)
@@ -256,6 +261,7 @@ def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
     assert worst_difference(options, arch, (0, 7)) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_layer", [1, 3, 5, 8])
 def test_long_chains_fit_the_graph(n_layer: int) -> None:
     """What the engine lets a graph hold grows with the tensors, and a chain with the slots."""
@@ -267,6 +273,7 @@ def test_a_first_slot_that_guesses_without_a_chain() -> None:
     assert worst_difference({"sample_from_anchor": True}) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_combinations() -> None:
     """Options that meet in the graph, with what else may be there."""
     rest: Iterator[dict[str, Any]] = itertools.cycle(

@@ -170,6 +170,7 @@ def test_the_statistic_knows_its_distribution() -> None:
     assert 50.0 < chi_square_limit(15) < 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chain", "kind"),
     [("temperature-1", kind) for kind in DRAFTERS]

@@ -218,6 +218,7 @@ def combinations() -> list[dict[str, Any]]:
     return out
 
 
+@pytest.mark.slow
 def test_combinations() -> None:
     rest: Iterator[dict[str, Any]] = itertools.cycle(
         [
@@ -262,3 +263,25 @@ def test_a_change_of_the_head_is_seen() -> None:
         a, b = plain.logits[-1], other.logits[-1]
         is_same = np.array_equal(np.isfinite(a), np.isfinite(b)) and np.abs(a - b).max() < 0.1
         assert is_same == (name == "plain"), name
+
+
+def test_logits_behind_a_call_that_wanted_none() -> None:
+    """Graphs of one size share the places of their tensors: logits must not lie in another's."""
+    model, target = Model(head_path({})), tiny("llama")
+    info = model.info
+    rows = np.random.default_rng(3).standard_normal((4, info.n_embd_inp), dtype=np.float32)
+    found = []
+    for wanted in ((True,), (False, True), (False, False, True)):
+        with (
+            Context(target, n_ctx=64, n_threads=1) as beside,
+            Context(model, target=beside, n_ctx=64, n_threads=1) as head,
+        ):
+            for has_logits in wanted:
+                head.memory.clear()
+                batch = Batch(4, n_row=info.n_embd_inp)
+                batch.logits = has_logits
+                batch.extend([5, 6, 7, 8], 0, rows=[rows], output_all=True)
+                head.decode(batch)
+            found.append(np.stack([head.logits(i).copy() for i in range(4)]))
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])

@@ -137,6 +137,7 @@ void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
 // Of each slot the k likeliest ids, and the score of each behind each one of the slot before.
 void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
     logits = all_ids(logits);   // the tables have a row for each of the target's
+    keep_logits(logits);
     const int64_t k = hparams.dflash_selector_top_k, rank = hparams.dflash_selector_rank;
     const int64_t n_rows = logits->ne[1], n_slots = n_rows / n_blocks;
     ggml_tensor * ids   = ggml_cont(ctx0, ggml_top_k(ctx0, logits, (int) k));
