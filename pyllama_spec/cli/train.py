@@ -15,7 +15,8 @@ from pyllama_spec.train import (
     HeadConfig,
     train_eagle3,
 )
-from pyllama_spec.train.config import N_NGRAMS, PRECISIONS
+from pyllama_spec.train.config import PRECISIONS
+from pyllama_spec.train.eagle3.config import N_NGRAMS
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:

@@ -1,18 +1,17 @@
-"""What a training run is told. Everything that decides its result is in here, and in the target."""
+"""What a training run is told, whatever it trains; each kind of draft adds to it in its folder."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pyllama_spec.engine.checks import count, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 
 PRECISIONS = ("auto", "fp32", "bf16")
-# Three times as many gave 0.01 tokens per round more: what is rare is seldom met again.
-N_NGRAMS = 800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +74,11 @@ class CorpusConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadConfig:
-    """The shape of the head. None stands for what fits the target.
+class HeadSettings:
+    """The shape of a draft, of any kind. None stands for what fits the target.
 
     Attributes:
         target_layers: layer inputs that it reads; "input of layer k", as in docs/eagle3.md.
-        fc_norm, norm_output: EAGLE-3.1 (arXiv 2605.09992); both off make a head that stock
-            llama.cpp loads too, with three target layers.
         n_head, n_head_kv: attention heads.
         n_ff: width of the feed-forward block.
         n_draft_vocab: how many of the target's tokens it can draft.
@@ -89,8 +86,6 @@ class HeadConfig:
     """
 
     target_layers: tuple[int, ...] | None = None
-    fc_norm: bool = True
-    norm_output: bool = True
     n_head: int | None = None
     n_head_kv: int | None = None
     n_ff: int | None = None
@@ -105,23 +100,18 @@ class HeadConfig:
         if self.target_layers is not None and not self.target_layers:
             raise ArgumentError("target_layers is empty: a head reads at least one layer input")
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it has nothing of EAGLE-3.1."""
-        return not self.fc_norm and not self.norm_output
-
 
 @dataclass(frozen=True, slots=True)
-class FitConfig:
-    """How the head is fitted.
+class FitSettings:
+    """How a draft is fitted, of any kind.
 
     Attributes:
         epochs: passes over the corpus.
-        n_steps: depth of the training-time test: how often the head's own row is fed back.
         step_decay: the loss of depth s counts step_decay ** s.
-        missed_share: the share of chains, drawn anew in each batch, that go on after a wrong pick.
-        copied_share: the share of chains that begin where decoding would copy, drawn likewise;
-            None for 0.1, or for all of them in a plain head: stock llama.cpp does not copy.
+        missed_share: the share of drafts, drawn anew in each batch, that are learned on after a
+            wrong pick, where decoding would have ended them.
+        copied_share: the share of drafts that begin where decoding would copy, drawn likewise;
+            None for the kind's own.
         train_output: whether the output matrix is trained as well; else it stays the target's.
         batch_tokens: tokens of a batch, the prompts' included.
         lr: peak learning rate of AdamW.
@@ -139,7 +129,6 @@ class FitConfig:
     """
 
     epochs: float = 2.6
-    n_steps: int = 4
     step_decay: float = 0.8
     missed_share: float = 0.2
     copied_share: float | None = None
@@ -157,7 +146,7 @@ class FitConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("n_steps", "batch_tokens", "max_held_out", "n_evals", "patience"):
+        for name in ("batch_tokens", "max_held_out", "n_evals", "patience"):
             count(getattr(self, name), name, 1)
         count(self.seed, "seed", 0)
         for name in ("epochs", "lr", "clip", "weight_decay", "warmup"):
@@ -169,19 +158,27 @@ class FitConfig:
                 raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
         if not 0 < real(self.step_decay, "step_decay") <= 1:
             raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
-        for name in ("missed_share", "copied_share"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= real(value, name) <= 1:
-                raise ArgumentError(f"{name}={value!r} is outside 0 .. 1")
+        check_shares(self, "missed_share", "copied_share")
         if self.precision not in PRECISIONS:
             raise ArgumentError(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
 
 
+def check_shares(settings: object, *names: str) -> None:
+    """Raises unless fields are 0 .. 1, or None."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not 0 <= real(value, name) <= 1:
+            raise ArgumentError(f"{name}={value!r} is outside 0 .. 1")
+
+
 @dataclass(frozen=True, slots=True)
-class Eagle3TrainConfig:
-    """A whole run: from a target's GGUF to a draft's.
+class RunConfig:
+    """A whole run: from a target's GGUF to a draft's. A kind of draft adds what it alone knows.
 
     Attributes:
+        kind: of the draft, as the command line has it.
+        options, flags: what a kind adds to the options of all, each with the field that it sets,
+            and the value of the field that a flag stands for.
         target: the GGUF to draft for, in the type that will decode.
         out: the GGUF to write.
         work: the folder of all that lies between them; None for the output's name with ".train".
@@ -191,8 +188,6 @@ class Eagle3TrainConfig:
         max_disk_bytes: the most that features may take on disk; what does not fit is computed
             again in every epoch.
         export_type: of the matrices in the file.
-        n_ngrams: the most contexts of the n-gram table beside the head, of 9 bytes each; 0 for no
-            table. None for 800,000, or for none with a plain head: stock llama.cpp knows no table.
         n_threads: None for the machine's cores.
         n_gpu_layers: layers of the target on the GPU.
         device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
@@ -201,17 +196,20 @@ class Eagle3TrainConfig:
 
     """
 
+    kind: ClassVar[str]
+    options: ClassVar[Mapping[str, str]] = {}
+    flags: ClassVar[Mapping[str, tuple[str, bool]]] = {}
+
     target: Path
     out: Path
     work: Path | None = None
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    head: HeadConfig = field(default_factory=HeadConfig)
-    fit: FitConfig = field(default_factory=FitConfig)
+    head: HeadSettings = field(default_factory=HeadSettings)
+    fit: FitSettings = field(default_factory=FitSettings)
     init: Path | None = None
     n_top: int = 32
     max_disk_bytes: int = 12_000_000_000
     export_type: str = "f16"
-    n_ngrams: int | None = None
     n_threads: int | None = None
     n_gpu_layers: int = 0
     device: str | None = None
@@ -220,7 +218,7 @@ class Eagle3TrainConfig:
 
     def __post_init__(self) -> None:
         count(self.n_top, "n_top", 1)
-        if self.init is not None and self.head != HeadConfig():
+        if self.init is not None and self.head != type(self.head)():
             raise ArgumentError(
                 f"a run that begins with {self.init.name} has its shape; leave out what describes "
                 "the head (target layers, sizes, plain)"
@@ -231,19 +229,10 @@ class Eagle3TrainConfig:
             )
         real(self.max_disk_bytes, "max_disk_bytes", 0)
         real(self.checkpoint_s, "checkpoint_s", 0)
-        if self.n_ngrams is not None:
-            count(self.n_ngrams, "n_ngrams", 0)
         if self.export_type not in KINDS:
             raise ArgumentError(f"export_type={self.export_type!r} is none of {', '.join(KINDS)}")
         if self.device not in (None, "cpu", "cuda"):
             raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
-
-    @property
-    def max_ngrams(self) -> int:
-        """The most contexts of the n-gram table."""
-        if self.n_ngrams is not None:
-            return self.n_ngrams
-        return 0 if self.head.is_plain else N_NGRAMS
 
     @property
     def work_dir(self) -> Path:

@@ -13,6 +13,7 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import corpus_identity
+from pyllama_spec.train.corpus.draft_vocab import choose_draft_vocab, default_size, ending_tokens
 from pyllama_spec.train.corpus.feature_store import FeatureStore
 from pyllama_spec.train.corpus.features import (
     FeatureSource,
@@ -21,7 +22,6 @@ from pyllama_spec.train.corpus.features import (
     wanted_rows,
 )
 from pyllama_spec.train.corpus.store import CorpusStore, TextSequence, load_corpus
-from pyllama_spec.train.eagle3.draft_vocab import choose_draft_vocab, default_size, ending_tokens
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,

@@ -10,8 +10,8 @@ import pytest
 from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train import CorpusConfig, Eagle3TrainConfig, FitConfig, HeadConfig
-from pyllama_spec.train.eagle3.target_weights import default_layers
 from pyllama_spec.train.run.provenance import command
+from pyllama_spec.train.run.target_weights import default_layers
 from tests.models import model_path
 
 

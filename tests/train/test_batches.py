@@ -11,16 +11,15 @@ import torch
 
 from pyllama_spec.train.corpus.build import corpus_identity
 from pyllama_spec.train.corpus.features import FeatureSource
-from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
-from pyllama_spec.train.eagle3.batches import (
+from pyllama_spec.train.corpus.selection import (
     batches_from,
     count_batches,
     plan,
-    repeats,
     sample,
     split,
-    without_copies,
 )
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
+from pyllama_spec.train.run.texts import repeats, without_copies
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,

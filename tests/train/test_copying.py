@@ -13,10 +13,11 @@ import torch
 from pyllama_spec.engine import Model
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.store import TextSequence
-from pyllama_spec.train.eagle3.chains import Texts, run_chains
+from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.copying import begin_with_copying
 from pyllama_spec.train.eagle3.head import Eagle3Head, initialise
-from pyllama_spec.train.eagle3.target_weights import read_weights
+from pyllama_spec.train.run.target_weights import read_weights
+from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.train.test_head import N_VOCAB, SHAPE
 

@@ -14,11 +14,13 @@ import torch
 from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.gguf.target import read_target
-from pyllama_spec.train.eagle3.chains import Texts, run_chains
-from pyllama_spec.train.eagle3.export import export_head
+from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.eagle3.objective import SoftCrossEntropy, chain_losses
-from pyllama_spec.train.eagle3.target_weights import read_weights
+from pyllama_spec.train.eagle3.objective import chain_losses
+from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.objective import SoftCrossEntropy, Targets
+from pyllama_spec.train.run.target_weights import read_weights
+from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.parity.eagle3_reference import Reference
 
@@ -62,7 +64,9 @@ def random_head(shape: HeadShape, seed: int = 3) -> Eagle3Head:
 def export(head: Eagle3Head, folder: Path) -> Path:
     path = folder / "head.gguf"
     target = read_target(model_path("llama"))
-    export_head(head, target, path, name="test", n_ctx=512, export_type="f32", record={})
+    export_head(
+        head, target, path, arch="eagle3", name="test", n_ctx=512, export_type="f32", record={}
+    )
     return path
 
 
@@ -243,7 +247,9 @@ def test_every_type_of_file_is_loaded_by_the_drafter(kind: str, tmp_path: Path) 
     head, path = random_head(SHAPE), tmp_path / "head.gguf"
     target = read_target(model_path("llama"))
     record: dict[str, Any] = {"command": "pyllama-spec train", "tokens": 12}
-    export_head(head, target, path, name="x", n_ctx=512, export_type=kind, record=record)
+    export_head(
+        head, target, path, arch="eagle3", name="x", n_ctx=512, export_type=kind, record=record
+    )
     with Model(model_path("llama")) as model, Eagle3(path) as drafter:
         drafter.model.check_draft_of(model)
         assert drafter.target_layers == (1, 2, 3)
@@ -276,7 +282,8 @@ def test_a_head_begins_with_what_the_target_was_about_to_say() -> None:
     assert (cosine > 0.999).all()
 
 
-def test_the_loss_has_the_value_and_the_gradient_of_its_formula() -> None:
+@pytest.mark.parametrize("rank", [0, 5])
+def test_the_loss_has_the_value_and_the_gradient_of_its_formula(rank: int) -> None:
     generator = torch.Generator().manual_seed(1)
 
     def random(*shape: int) -> Any:
@@ -284,22 +291,28 @@ def test_the_loss_has_the_value_and_the_gradient_of_its_formula() -> None:
 
     n, n_vocab = 300, 50
     y, output = random(n, 12), random(n_vocab, 12)
+    low, bias = (random(n, rank), random(n_vocab, rank)) if rank else (None, None)
     p = torch.softmax(random(n, 4), -1) * torch.rand(n, 1, generator=generator)
     p[:, 3] = 0
     ids = torch.stack([torch.randperm(n_vocab, generator=generator)[:4] for _ in range(n)])
     ids[:, 3] = 0  # one that cannot be drafted; it may be twice there
-    inputs = [y.requires_grad_(), output.requires_grad_()]
-    loss, by_row, best = SoftCrossEntropy.apply(y, output, ids, p, torch.float64)
-    gradients = torch.autograd.grad(2 * loss, inputs)
-    log_q = torch.log_softmax(y @ output.T, -1)
-    expected = -(p * log_q.gather(1, ids)).sum()
-    by_formula = torch.autograd.grad(2 * expected, inputs)
-    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
-    rows = -(p * log_q.gather(1, ids)).sum(-1)
+    label, scale = torch.randint(n_vocab, (n,), generator=generator), random(n)
+    inputs = [x.requires_grad_() for x in (y, output, low, bias) if x is not None]
+    targets = Targets(ids, p, label)
+    by_row, best, log_q = SoftCrossEntropy.apply(y, output, low, bias, targets, torch.float64)
+    gradients = torch.autograd.grad((scale * by_row).sum(), inputs)
+    logits = y @ output.T
+    if low is not None and bias is not None:
+        logits = logits + low @ bias.T
+    expected_q = torch.log_softmax(logits, -1)
+    rows = -(p * expected_q.gather(1, ids)).sum(-1)
+    by_formula = torch.autograd.grad((scale * rows).sum(), inputs)
     torch.testing.assert_close(by_row.double(), rows, rtol=1e-5, atol=1e-5)
-    assert (best == log_q.argmax(-1)).all()
+    assert (best == logits.argmax(-1)).all()
+    labels = expected_q.gather(1, label[:, None])[:, 0]
+    torch.testing.assert_close(log_q.double(), labels, rtol=1e-5, atol=1e-5)
     for a, b in zip(gradients, by_formula, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
     # A matrix that stays as it is costs no gradient.
-    loss, _, _ = SoftCrossEntropy.apply(y, output.detach(), ids, p, torch.float64)
-    torch.testing.assert_close(torch.autograd.grad(2 * loss, y)[0], gradients[0])
+    by_row, _, _ = SoftCrossEntropy.apply(y, output.detach(), low, bias, targets, torch.float64)
+    torch.testing.assert_close(torch.autograd.grad((scale * by_row).sum(), y)[0], gradients[0])

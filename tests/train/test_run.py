@@ -20,8 +20,8 @@ from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
-from pyllama_spec.train.eagle3.target_weights import read_weights
 from pyllama_spec.train.run.pipeline import TrainReport
+from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path, perm_next
 from tests.train.tools import Interrupting, perm, quick_config
 

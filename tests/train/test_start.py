@@ -15,8 +15,10 @@ from pyllama_spec.engine import Model
 from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import HeadConfig, TrainError, train_eagle3
-from pyllama_spec.train.eagle3.init_draft import read_init_draft
+from pyllama_spec.train.eagle3.head import HeadShape
+from pyllama_spec.train.eagle3.kind import shape_of
 from pyllama_spec.train.eagle3.ngrams import merge_ngrams
+from pyllama_spec.train.run.init_draft import InitDraft, read_init_draft
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.train.tools import Interrupting, perm, quick_config
@@ -26,6 +28,10 @@ from tests.train.tools import Interrupting, perm, quick_config
 def first(tmp_path_factory: pytest.TempPathFactory) -> TrainReport:
     """A draft that has learned something, and not all."""
     return train_eagle3(quick_config(tmp_path_factory.mktemp("first"), epochs=8))
+
+
+def _read(path: Path, target: Model) -> InitDraft:
+    return read_init_draft(path, target.info, "eagle3", shape_of)
 
 
 def _again(folder: Path, first: TrainReport, **changes: object) -> TrainReport:
@@ -44,7 +50,7 @@ def test_training_goes_on_with_the_weights_of_a_draft(first: TrainReport, tmp_pa
     # It takes a tenth of a step: what stands there is what was given.
     near = _again(tmp_path / "near", first, epochs=0.1, lr=1e-9)
     with Model(perm()) as target:
-        start, end = (read_init_draft(r.path, target.info) for r in (first, near))
+        start, end = (_read(r.path, target) for r in (first, near))
     assert start.shape == end.shape
     assert np.array_equal(start.d2t, end.d2t)
     for name, values in start.tensors.items():
@@ -59,10 +65,8 @@ def test_the_file_says_what_it_began_with(first: TrainReport, tmp_path: Path) ->
     assert values["tokens_before"] == first.n_tokens_seen
     assert values["corpus_tokens_before"] == first.n_answer_tokens
     with Model(perm()) as target:
-        assert values["init_sha256"].decode() == read_init_draft(first.path, target.info).sha256
-        assert read_init_draft(report.path, target.info).n_tokens == (
-            first.n_tokens_seen + report.n_tokens_seen
-        )
+        assert values["init_sha256"].decode() == _read(first.path, target).sha256
+        assert _read(report.path, target).n_tokens == (first.n_tokens_seen + report.n_tokens_seen)
 
 
 def test_an_interrupted_run_goes_on_from_its_own_checkpoint(
@@ -93,7 +97,9 @@ def test_a_plain_draft_stays_one_that_stock_loads(tmp_path: Path) -> None:
     plain = train_eagle3(quick_config(tmp_path, epochs=0.5, fc_norm=False, norm_output=False))
     report = _again(tmp_path / "again", plain, epochs=0.5)
     with Model(perm()) as target:
-        assert read_init_draft(report.path, target.info).shape.is_plain
+        shape = _read(report.path, target).shape
+    assert isinstance(shape, HeadShape)
+    assert shape.is_plain
     assert Model(report.path).ngram_arrays() is None
 
 
@@ -127,11 +133,11 @@ def test_tables_are_merged_by_how_much_text_each_has_seen() -> None:
 def test_what_cannot_be_gone_on_with_is_refused(first: TrainReport, tmp_path: Path) -> None:
     config = quick_config(tmp_path, init=first.path)
     for init, reason in (
-        (perm(), "is a llama, not an EAGLE-3 draft"),
+        (perm(), "is a llama, not a draft of kind eagle3"),
         (model_path("eagle3", n_vocab=512), "a vocabulary of 512, this one has 320"),
         (
             model_path("eagle3", n_embd=320, target_n_embd=320),
-            "is not a head as train eagle3 makes them",
+            "is not a head as train makes them",
         ),
         (tmp_path / "none.gguf", "none.gguf"),
     ):
@@ -153,4 +159,4 @@ def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None
     tensor.data.reshape(-1)[0] = np.nan
     del tensor
     with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
-        read_init_draft(damaged, target.info)
+        _read(damaged, target)

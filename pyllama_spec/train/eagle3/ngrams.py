@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, P_SCALE, extend_hashes, keys_of
 from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.store import TextSequence
 
 _SHORTER = 2.0
@@ -175,3 +177,13 @@ def merge_ngrams(old: NgramArrays, new: NgramArrays, share: float, n_max: int) -
 
 def _without(table: NgramArrays, i: Ints) -> NgramArrays:
     return NgramArrays(np.delete(table.keys, i), np.delete(table.ids, i), np.delete(table.p, i))
+
+
+def ngram_tensors(ngrams: NgramArrays | None) -> list[PlannedTensor]:
+    """A table as tensors of a GGUF; none for an empty one."""
+    if ngrams is None or not len(ngrams.keys):
+        return []
+    parts: dict[str, npt.NDArray[Any]] = {
+        "keys": ngrams.keys.view(np.int32), "ids": ngrams.ids, "p": ngrams.p,
+    }  # fmt: skip
+    return [PlannedTensor(f"ngram.{k}", v.shape, values=v) for k, v in parts.items()]

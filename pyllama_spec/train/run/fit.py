@@ -5,29 +5,29 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
 
-from pyllama_spec.train.config import FitConfig
+from pyllama_spec.train.config import FitSettings
+from pyllama_spec.train.corpus.draft_vocab import DraftVocab
 from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.selection import batches_from, count_batches
 from pyllama_spec.train.corpus.store import Corpus
-from pyllama_spec.train.eagle3.batches import batches_from, count_batches, load, without_copies
-from pyllama_spec.train.eagle3.draft_vocab import DraftVocab
-from pyllama_spec.train.eagle3.head import Eagle3Head
-from pyllama_spec.train.eagle3.objective import Acceptance, AcceptanceMeter, Losses, chain_losses
 from pyllama_spec.train.errors import DivergedError
 from pyllama_spec.train.interrupt import interruptions
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.checkpoint import Checkpoints
 from pyllama_spec.train.run.curves import Measurement
+from pyllama_spec.train.run.kind import H, Kind
+from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, Losses
 from pyllama_spec.train.run.schedule import is_measured, learning_rate
+from pyllama_spec.train.run.texts import load
 
-# Chains of one measurement's batch; without gradients they take little memory.
+# Sequences of one measurement's batch; without gradients they take little memory.
 _MEASURE_SEQUENCES = 8
 _BETAS = (0.9, 0.95)
-_COPIED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,11 @@ class FitState:
     untrained: Acceptance | None = None
 
 
-class Fit:
+class Fit(Generic[H]):
     """One fit of a head.
 
     Args:
+        kind: of the draft.
         head: on its device, with the weights to begin with.
         text: what it learns from.
         config: how.
@@ -91,22 +92,20 @@ class Fit:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        kind: Kind[H],
+        head: H,
         text: Text,
-        config: FitConfig,
+        config: FitSettings,
         checkpoints: Checkpoints,
         *,
         checkpoint_s: float,
         bf16: bool,
         reporter: Reporter,
     ) -> None:
-        self._head, self._text, self._config = head, text, config
+        self._kind, self._head, self._text, self._config = kind, head, text, config
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
         self._dtype, self._reporter = torch.bfloat16 if bf16 else torch.float32, reporter
         self._device = head.embedding.device.type
-        default_share = 1.0 if head.shape.is_plain else _COPIED_SHARE
-        wanted = config.copied_share
-        self._copied_share = default_share if wanted is None else wanted
         self._lengths = [len(text.corpus.sequences[i].tokens) for i in text.train]
         self.n_steps = count_batches(self._lengths, config.batch_tokens, config.seed, config.epochs)
         head.weight("output.weight").requires_grad_(config.train_output)
@@ -125,7 +124,7 @@ class Fit:
             fused=True,
         )
         self.state = FitState()
-        self._sums = _Sums(config.n_steps)
+        self._sums = _Sums(kind.n_steps)
         self._resume()
 
     def _resume(self) -> None:
@@ -140,7 +139,7 @@ class Fit:
             saved["step"], saved["n_tokens"], course, saved["best"], saved["best_step"],
             saved["is_over"], Acceptance(**saved["untrained"]),
         )  # fmt: skip
-        self._sums = _Sums(self._config.n_steps, **saved["sums"])
+        self._sums = _Sums(self._kind.n_steps, **saved["sums"])
 
     def run(self) -> FitState:
         """Fits to the end, or to where measurements no longer rise.
@@ -184,13 +183,8 @@ class Fit:
         text = self._text
         indices = [text.train[i] for i in batch]
         texts = load(indices, text.corpus, text.source, text.vocab, self._device)
-        generator = self._generator()
-        texts = without_copies(texts, self._copied_share, generator)
         with self._autocast():
-            losses = chain_losses(
-                self._head, texts, config.n_steps, config.step_decay, self._dtype,
-                config.missed_share, generator,
-            )  # fmt: skip
+            losses = self._kind.losses(self._head, texts, self._dtype, self._generator())
         self._optimizer.zero_grad(set_to_none=True)
         losses.total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), config.clip)
@@ -218,13 +212,13 @@ class Fit:
 
     def measure(self) -> Acceptance:
         """Plays the rounds of decoding on the held-out text."""
-        meter, held, text = AcceptanceMeter(self._config.n_steps), self._text.held_out, self._text
+        meter, held, text = AcceptanceMeter(self._kind.n_steps), self._text.held_out, self._text
         for at in range(0, len(held), _MEASURE_SEQUENCES):
             part = held[at : at + _MEASURE_SEQUENCES]
-            with self._autocast():
-                meter.add(
-                    self._head, load(part, text.corpus, text.source, text.vocab, self._device)
-                )
+            texts = load(part, text.corpus, text.source, text.vocab, self._device)
+            with self._autocast(), torch.no_grad():
+                n_accepted = self._kind.n_accepted(self._head, texts)
+            meter.add(texts.starts.tolist(), n_accepted.tolist())
         return meter.result()
 
     def _autocast(self) -> Any:
@@ -238,7 +232,7 @@ class Fit:
             acceptance.by_depth, acceptance.given, acceptance.tokens_per_round,
         )  # fmt: skip
         state.course.append(point)
-        self._sums = _Sums(self._config.n_steps)
+        self._sums = _Sums(self._kind.n_steps)
         by_depth = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
         self._reporter.line(
             f"step {state.step} of {self.n_steps}: loss {point.loss[0]:.3f}, accepted {by_depth}, "

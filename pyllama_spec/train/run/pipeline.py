@@ -1,4 +1,4 @@
-"""The stages of a training run. It imports PyTorch; eagle3.py, the door, says if it is missing."""
+"""The stages of a training run. It imports PyTorch; the door says if that is missing."""
 
 from __future__ import annotations
 
@@ -6,43 +6,38 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
 from pyllama_spec.engine import Model, default_n_threads
-from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.gguf.target import read_target
-from pyllama_spec.train.config import Eagle3TrainConfig
+from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus_identity
-from pyllama_spec.train.corpus.feature_store import FeatureStore
-from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
-from pyllama_spec.train.corpus.store import Corpus, CorpusStore
-from pyllama_spec.train.eagle3.batches import sample, split, token_counts
-from pyllama_spec.train.eagle3.copying import begin_with_copying
-from pyllama_spec.train.eagle3.draft_vocab import (
+from pyllama_spec.train.corpus.draft_vocab import (
     DraftVocab,
     choose_draft_vocab,
     default_size,
     ending_tokens,
     known_draft_vocab,
 )
-from pyllama_spec.train.eagle3.export import export_head
-from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, default_n_head, initialise
-from pyllama_spec.train.eagle3.init_draft import InitDraft
-from pyllama_spec.train.eagle3.ngrams import count_ngrams, merge_ngrams
-from pyllama_spec.train.eagle3.objective import Acceptance
-from pyllama_spec.train.eagle3.target_weights import TargetWeights, read_weights
+from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
+from pyllama_spec.train.corpus.selection import split
+from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.checkpoint import Checkpoints
 from pyllama_spec.train.run.curves import write_curves
-from pyllama_spec.train.run.fit import Fit, Text
+from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.fit import Fit, FitState, Text
+from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.kind import H, Kind, Start
+from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.provenance import record
+from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
-# Sequences whose rows say how large a layer's input is, and how the first one tells its token.
-_SAMPLE_SEQUENCES = 64
 # A product of the size that training is made of, to see which precision is faster.
 _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
@@ -74,10 +69,11 @@ class TrainReport:
     notes: tuple[str, ...]
 
 
-class Pipeline:
+class Pipeline(Generic[H]):
     """One run, stage by stage; each goes on where an earlier run stopped.
 
     Args:
+        kind: of the draft.
         config: of the run.
         model: the target.
         layers: layer inputs that the head reads.
@@ -88,17 +84,20 @@ class Pipeline:
 
     def __init__(
         self,
-        config: Eagle3TrainConfig,
+        kind: Kind[H],
+        config: RunConfig,
         model: Model,
         layers: tuple[int, ...],
         reporter: Reporter,
         init_draft: InitDraft | None = None,
     ) -> None:
-        self._config, self._reporter, self._init_draft = config, reporter, init_draft
+        self._kind, self._config, self._init_draft = kind, config, init_draft
+        self._reporter = reporter
         self._model, self._layers = model, layers
         self._work = config.work_dir
+        self._own = self._work / kind.folder
         self._seconds: dict[str, float] = {}
-        self._notes: list[str] = []
+        self._notes = kind.notes(layers)
         self._n_threads = config.n_threads or default_n_threads()
 
     def run(self) -> TrainReport:
@@ -109,12 +108,6 @@ class Pipeline:
 
         """
         torch.set_num_threads(self._n_threads)
-        head = self._config.head
-        if head.is_plain and len(self._layers) != 3:
-            self._notes.append(
-                f"stock llama.cpp takes 3 target layers, and does not load a head with "
-                f"{len(self._layers)}"
-            )
         weights = read_weights(self._config.target, self._model.info)
         corpus, source = self._text(weights.sha256)
         with closing(source):
@@ -193,43 +186,19 @@ class Pipeline:
 
     def _head(
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
-    ) -> tuple[Eagle3Head, Text]:
+    ) -> tuple[H, Text]:
         """The head with the weights to begin with, on its device, and what it learns from."""
-        config, vocab = self._config, self._vocab(corpus)
+        config, vocab, init = self._config, self._vocab(corpus), self._init_draft
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
-        if self._init_draft is not None:
-            head = Eagle3Head(self._init_draft.shape, weights.embedding, vocab.d2t)
-            head.load_tensors(self._init_draft.tensors)
+        start = Start(self._model, weights, self._layers, corpus, source, vocab, train)
+        if init is not None:
+            head = self._kind.known_head(start, init)
+            head.load_tensors(init.tensors)
         else:
-            shape = self._shape(weights, len(vocab.d2t))
-            head = Eagle3Head(shape, weights.embedding, vocab.d2t)
-            seen = sample(train[:_SAMPLE_SEQUENCES], corpus, source, len(self._layers))
-            initialise(head, weights.output, weights.output_norm, seen.rms, config.fit.seed)
-            counts = token_counts(corpus, train, shape.n_vocab)
-            told = begin_with_copying(head, seen.rows, seen.tokens, counts, config.fit.seed)
-            share = 100 * max(told, 0)
-            self._reporter.line(f"the first layer input tells {share:.0f}% of its token")
+            head = self._kind.new_head(start, self._reporter)
         return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
-
-    def _shape(self, weights: TargetWeights, n_draft_vocab: int) -> HeadShape:
-        info, wanted = self._model.info, self._config.head
-        n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
-        return HeadShape(
-            n_vocab=info.n_vocab,
-            n_draft_vocab=n_draft_vocab,
-            n_embd=info.n_embd,
-            n_embd_target=info.n_embd,
-            target_layers=self._layers,
-            n_head=n_head,
-            n_head_kv=wanted.n_head_kv or n_head,
-            n_ff=wanted.n_ff or weights.n_ff,
-            fc_norm=wanted.fc_norm,
-            norm_output=wanted.norm_output,
-            rope_base=weights.rope_base,
-            rms_eps=weights.rms_eps,
-        )
 
     def _device(self) -> str:
         wanted = self._config.device
@@ -237,24 +206,24 @@ class Pipeline:
             raise TrainError("PyTorch sees no CUDA device; leave --device out, or use 'cpu'")
         return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
 
-    def _fit(self, weights: TargetWeights, head: Eagle3Head, text: Text) -> TrainReport:
+    def _fit(self, weights: TargetWeights, head: H, text: Text) -> TrainReport:
         config, start = self._config, perf_counter()
         bf16 = self._wants_bf16(head.embedding.device.type)
         identity = _flat(
             {
                 "target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256,
-                "head": head.shape.as_dict(), "n_top": config.n_top,
+                "head": head.sizes.as_dict(), "n_top": config.n_top,
                 "fit": {**asdict(config.fit), "precision": "bf16" if bf16 else "fp32"},
                 **({} if self._init_draft is None else {"init_sha256": self._init_draft.sha256}),
             }
         )  # fmt: skip
-        checkpoints = Checkpoints(self._work / "checkpoints", identity)
+        checkpoints = Checkpoints(self._own / "checkpoints", identity)
         if config.restart:
             checkpoints.clear()
         n_weights = sum(parameter.numel() for parameter in head.parameters())
         fit = Fit(
-            head, text, config.fit, checkpoints, checkpoint_s=config.checkpoint_s, bf16=bf16,
-            reporter=self._reporter,
+            self._kind, head, text, config.fit, checkpoints, checkpoint_s=config.checkpoint_s,
+            bf16=bf16, reporter=self._reporter,
         )  # fmt: skip
         self._reporter.line(
             f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
@@ -265,48 +234,44 @@ class Pipeline:
         assert state.untrained is not None
         fit.load_best()
         trained = fit.measure()
-        note = write_curves(self._work, state.course)
+        note = write_curves(self._own, state.course)
         self._notes += [note] if note else []
         self._seconds["training"] = perf_counter() - start
-        ngrams = self._ngrams(text)
+        return self._write(weights, head, text, state, trained)
+
+    def _write(
+        self, weights: TargetWeights, head: H, text: Text, state: FitState, trained: Acceptance
+    ) -> TrainReport:
+        """The file, with its provenance."""
+        config, kind, init = self._config, self._kind, self._init_draft
+        assert state.untrained is not None
+        # Of the texts that the head learned from: those held out stay unknown to it.
+        sequences = [text.corpus.sequences[i] for i in text.train]
+        extra = kind.extra_tensors(sequences, init, self._reporter)
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
             "acceptance": [round(share, 4) for share in trained.by_depth],
             "tokens_per_round": float(trained.tokens_per_round),
         }  # fmt: skip
         hashes = {"target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256}
-        if (begun := self._init_draft) is not None:
-            hashes["init_sha256"] = begun.sha256
-            figures |= {"tokens_before": begun.n_tokens, "corpus_tokens_before": begun.n_text}
+        if init is not None:
+            hashes["init_sha256"] = init.sha256
+            figures |= {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
         n_bytes = export_head(
-            head, read_target(config.target), config.out, name=f"{weights.name} EAGLE-3",
-            n_ctx=self._model.info.n_ctx_train, export_type=config.export_type,
+            head, read_target(config.target), config.out, arch=kind.arch,
+            name=f"{weights.name} {kind.title}", n_ctx=self._model.info.n_ctx_train,
+            export_type=config.export_type,
             record=record(
                 config, target_name=weights.name, hashes=hashes, figures=figures,
                 torch_version=str(torch.__version__),
             ),
-            ngrams=ngrams,
+            keys=kind.keys(head), extra=extra,
         )  # fmt: skip
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
             text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
             tuple(self._notes),
         )  # fmt: skip
-
-    def _ngrams(self, text: Text) -> NgramArrays | None:
-        """The table of the texts that the head learned from: those held out stay unknown to it."""
-        # A plain head that one begins with is one for stock llama.cpp, too, which knows no table.
-        is_plain = self._init_draft is not None and self._init_draft.shape.is_plain
-        if not self._config.max_ngrams or (is_plain and self._config.n_ngrams is None):
-            return None
-        sequences = [text.corpus.sequences[i] for i in text.train]
-        found = count_ngrams(sequences, self._config.max_ngrams)
-        if self._init_draft is not None and self._init_draft.ngrams is not None:
-            n_new = sum(sequence.n_answer for sequence in sequences)
-            share = n_new / (n_new + self._init_draft.n_text)
-            found = merge_ngrams(self._init_draft.ngrams, found, share, self._config.max_ngrams)
-        self._reporter.line(f"n-gram table: {len(found.keys)} contexts")
-        return found
 
     def _wants_bf16(self, device: str) -> bool:
         """Whether products are computed in bfloat16; the first run decides for all that go on."""

@@ -14,54 +14,57 @@ import numpy as np
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
-from pyllama_spec.train.config import CorpusConfig, Eagle3TrainConfig, FitConfig, HeadConfig
+from pyllama_spec.train.config import RunConfig
 
-# Settings by their option; those that decide nothing about the head are left out.
-_OPTIONS: Mapping[str, tuple[type, str]] = {
-    "--init": (Eagle3TrainConfig, "init"),
-    "--tokens": (CorpusConfig, "n_tokens"),
-    "--prompts": (CorpusConfig, "prompts"),
-    "--n-ctx": (CorpusConfig, "n_ctx"),
-    "--parallel": (CorpusConfig, "n_parallel"),
-    "--greedy-share": (CorpusConfig, "greedy_share"),
-    "--temperature": (CorpusConfig, "temperature"),
-    "--seed": (CorpusConfig, "seed"),
-    "--target-layers": (HeadConfig, "target_layers"),
-    "--n-head": (HeadConfig, "n_head"),
-    "--n-head-kv": (HeadConfig, "n_head_kv"),
-    "--n-ff": (HeadConfig, "n_ff"),
-    "--draft-vocab": (HeadConfig, "n_draft_vocab"),
-    "--epochs": (FitConfig, "epochs"),
-    "--steps": (FitConfig, "n_steps"),
-    "--step-decay": (FitConfig, "step_decay"),
-    "--missed-share": (FitConfig, "missed_share"),
-    "--copied-share": (FitConfig, "copied_share"),
-    "--batch-tokens": (FitConfig, "batch_tokens"),
-    "--lr": (FitConfig, "lr"),
-    "--weight-decay": (FitConfig, "weight_decay"),
-    "--patience": (FitConfig, "patience"),
-    "--precision": (FitConfig, "precision"),
-    "--type": (Eagle3TrainConfig, "export_type"),
-    "--ngrams": (Eagle3TrainConfig, "n_ngrams"),
+# Settings of all kinds by their option; those that decide nothing about a draft are left out.
+_OPTIONS: Mapping[str, str] = {
+    "--init": "init",
+    "--tokens": "corpus.n_tokens",
+    "--prompts": "corpus.prompts",
+    "--n-ctx": "corpus.n_ctx",
+    "--parallel": "corpus.n_parallel",
+    "--greedy-share": "corpus.greedy_share",
+    "--temperature": "corpus.temperature",
+    "--seed": "corpus.seed",
+    "--target-layers": "head.target_layers",
+    "--n-head": "head.n_head",
+    "--n-head-kv": "head.n_head_kv",
+    "--n-ff": "head.n_ff",
+    "--draft-vocab": "head.n_draft_vocab",
+    "--epochs": "fit.epochs",
+    "--step-decay": "fit.step_decay",
+    "--missed-share": "fit.missed_share",
+    "--copied-share": "fit.copied_share",
+    "--batch-tokens": "fit.batch_tokens",
+    "--lr": "fit.lr",
+    "--weight-decay": "fit.weight_decay",
+    "--patience": "fit.patience",
+    "--precision": "fit.precision",
+    "--type": "export_type",
 }
+_FLAGS: Mapping[str, tuple[str, bool]] = {"--train-output": ("fit.train_output", True)}
 
 
-def command(config: Eagle3TrainConfig) -> str:
+def command(config: RunConfig) -> str:
     """The command line of a run, with names of files and without their folders."""
-    words = ["pyllama-spec", "train", "eagle3", "-m", config.target.name, "-o", config.out.name]
-    parts: dict[type, Any] = {
-        CorpusConfig: config.corpus, HeadConfig: config.head, FitConfig: config.fit,
-        Eagle3TrainConfig: config,
-    }  # fmt: skip
-    if config.head.is_plain:
-        words.append("--plain")
-    if config.fit.train_output:
-        words.append("--train-output")
-    for option, (kind, name) in _OPTIONS.items():
-        value = getattr(parts[kind], name)
-        if value != _default(kind, name):
+    words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
+    words += ["-o", config.out.name]
+    for flag, (place, on) in {**config.flags, **_FLAGS}.items():
+        owner, name = _owner(config, place)
+        if getattr(owner, name) == on:
+            words.append(flag)
+    for option, place in {**_OPTIONS, **config.options}.items():
+        owner, name = _owner(config, place)
+        value = getattr(owner, name)
+        if value != _default(type(owner), name):
             words += [option, _word(value)]
     return shlex.join(words)
+
+
+def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
+    """The part of the configuration that has a field such as "fit.lr", and the field's name."""
+    part, _, name = place.rpartition(".")
+    return (getattr(config, part) if part else config), name
 
 
 def _default(kind: type, name: str) -> Any:
@@ -76,7 +79,7 @@ def _word(value: Any) -> str:
 
 
 def record(
-    config: Eagle3TrainConfig, *, target_name: str, hashes: Mapping[str, str],
+    config: RunConfig, *, target_name: str, hashes: Mapping[str, str],
     figures: Mapping[str, Any], torch_version: str,
 ) -> dict[str, Any]:  # fmt: skip
     """The keys below pyllama_spec.train.

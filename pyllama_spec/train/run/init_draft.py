@@ -6,7 +6,7 @@ what the new text counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.reader import read_gguf
 from pyllama_spec.gguf.values import read_floats, read_ids
-from pyllama_spec.train.eagle3.head import HeadShape
 from pyllama_spec.train.errors import TrainError, need
 from pyllama_spec.train.files import hash_file
+from pyllama_spec.train.run.head import DraftShape
 
 _TRAIN = "pyllama_spec.train."
 
@@ -44,7 +44,7 @@ class InitDraft:
 
     name: str
     sha256: str
-    shape: HeadShape
+    shape: DraftShape
     d2t: npt.NDArray[np.int64]
     tensors: Mapping[str, npt.NDArray[np.float32]]
     ngrams: NgramArrays | None
@@ -52,25 +52,32 @@ class InitDraft:
     n_text: int
 
 
-def read_init_draft(path: Path, target: ModelInfo) -> InitDraft:
-    """Reads a draft that training can go on with: one that `train eagle3` wrote.
+def read_init_draft(
+    path: Path, target: ModelInfo, arch: str, shape_of: Callable[[Keys, int], DraftShape]
+) -> InitDraft:
+    """Reads a draft that training can go on with: one that `train` wrote.
 
     Args:
         path: its GGUF.
         target: the sizes of what it is to draft for.
+        arch: its general.architecture.
+        shape_of: makes its shape of its keys, without the architecture's prefix, and the size of
+            its draft vocabulary. Raises KeyError, TypeError, ValueError or PyllamaSpecError where
+            they do not say it.
 
     Raises:
-        TrainError: it is no head of one layer as training makes them, or of another size.
+        TrainError: it is no draft of this kind as training makes them, or of another size.
         ModelLoadError: it is missing or damaged.
 
     """
     need("gguf")
     with Model(path) as model:
-        if model.info.arch != "eagle3":
-            raise TrainError(f"{path.name} is a {model.info.arch}, not an EAGLE-3 draft")
+        if model.info.arch != arch:
+            raise TrainError(f"{path.name} is a {model.info.arch}, not a draft of kind {arch}")
         arrays = model.ngram_arrays()
-    file = read_gguf(path, lambda name: name.startswith(("eagle3.", _TRAIN)))
-    keys = {name: key.value for name, key in file.keys.items()}
+    wanted = (f"{arch}.", _TRAIN, "tokenizer.ggml.mask")
+    file = read_gguf(path, lambda name: name.startswith(wanted))
+    keys = {name.removeprefix(f"{arch}."): key.value for name, key in file.keys.items()}
     tensors = {
         name: read_floats(path, tensor)
         for name, tensor in file.tensors.items()
@@ -78,7 +85,7 @@ def read_init_draft(path: Path, target: ModelInfo) -> InitDraft:
     }
     d2t = read_ids(path, file.tensors["d2t"]) if "d2t" in file.tensors else np.zeros(0, np.int64)
     try:
-        shape = _shape(keys, len(d2t))
+        shape = shape_of(Keys(keys, {n: v.shape for n, v in tensors.items()}, target), len(d2t))
     except (KeyError, TypeError, ValueError, PyllamaSpecError) as error:
         raise TrainError(_unlike(path, f"its keys do not say its sizes ({error})")) from None
     _check_target(path, shape, target)
@@ -93,29 +100,39 @@ def read_init_draft(path: Path, target: ModelInfo) -> InitDraft:
     )  # fmt: skip
 
 
-def _shape(keys: Mapping[str, Any], n_draft_vocab: int) -> HeadShape:
-    def number(name: str) -> int:
-        return int(keys[f"eagle3.{name}"])
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a file says of a draft's shape.
 
-    if number("block_count") != 1:
-        raise ValueError(f"{number('block_count')} layers instead of one")
-    return HeadShape(
-        n_vocab=number("vocab_size"),
-        n_draft_vocab=n_draft_vocab,
-        n_embd=number("embedding_length"),
-        n_embd_target=number("target_hidden_size"),
-        target_layers=tuple(int(layer) for layer in keys["eagle3.target_layers"]),
-        n_head=number("attention.head_count"),
-        n_head_kv=number("attention.head_count_kv"),
-        n_ff=number("feed_forward_length"),
-        fc_norm=bool(keys.get("eagle3.fc_norm", False)),
-        norm_output=bool(keys.get("eagle3.norm_output", False)),
-        rope_base=float(keys["eagle3.rope.freq_base"]),
-        rms_eps=float(keys["eagle3.attention.layer_norm_rms_epsilon"]),
-    )
+    Attributes:
+        values: by their names, without the architecture's prefix.
+        sizes: of its tensors.
+        target: what it is to draft for.
+
+    """
+
+    values: Mapping[str, Any]
+    sizes: Mapping[str, tuple[int, ...]]
+    target: ModelInfo
+
+    def number(self, name: str) -> int:
+        """A key that is a number."""
+        return int(self.values[name])
+
+    def common(self) -> dict[str, Any]:
+        """The fields of DraftShape, but for the two vocabularies and the target's width."""
+        return {
+            "n_embd": self.number("embedding_length"),
+            "target_layers": tuple(int(layer) for layer in self.values["target_layers"]),
+            "n_head": self.number("attention.head_count"),
+            "n_head_kv": self.number("attention.head_count_kv"),
+            "n_ff": self.number("feed_forward_length"),
+            "rope_base": float(self.values["rope.freq_base"]),
+            "rms_eps": float(self.values["attention.layer_norm_rms_epsilon"]),
+        }
 
 
-def _check_target(path: Path, shape: HeadShape, target: ModelInfo) -> None:
+def _check_target(path: Path, shape: DraftShape, target: ModelInfo) -> None:
     for what, mine, its in (
         ("a vocabulary", shape.n_vocab, target.n_vocab),
         ("rows", shape.n_embd_target, target.n_embd),
@@ -129,7 +146,7 @@ def _check_target(path: Path, shape: HeadShape, target: ModelInfo) -> None:
         raise TrainError(_unlike(path, f"its rows are of {shape.n_embd}, not {target.n_embd}"))
 
 
-def _check_tensors(path: Path, shape: HeadShape, tensors: Mapping[str, Any]) -> None:
+def _check_tensors(path: Path, shape: DraftShape, tensors: Mapping[str, Any]) -> None:
     wanted = shape.sizes()
     unknown = sorted(tensors.keys() - wanted.keys()) + sorted(wanted.keys() - tensors.keys())
     if unknown:
@@ -144,8 +161,8 @@ def _check_tensors(path: Path, shape: HeadShape, tensors: Mapping[str, Any]) -> 
 
 def _unlike(path: Path, why: str) -> str:
     return (
-        f"{path.name} is not a head as train eagle3 makes them: {why}; give a draft that "
-        "train eagle3 wrote, or begin without --init"
+        f"{path.name} is not a head as train makes them: {why}; give a draft that train wrote, or "
+        "begin without --init"
     )
 
 

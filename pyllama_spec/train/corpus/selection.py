@@ -1,22 +1,16 @@
-"""The corpus as PyTorch reads it: batches of whole sequences in an order that the seed decides."""
+"""Which sequences are learned from together, in an order that the seed decides, and which never."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from pyllama_spec.drafters.with_lookup import MIN_NGRAM
 from pyllama_spec.train.corpus.features import FeatureSource
 from pyllama_spec.train.corpus.quality import fingerprint
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
-from pyllama_spec.train.eagle3.chains import Texts
-from pyllama_spec.train.eagle3.draft_vocab import DraftVocab
 
 # Prompts are held out by a hash, so that two answers to one prompt are on the same side.
 _BUCKETS = 10_000
@@ -76,79 +70,6 @@ def plan(lengths: Sequence[int], batch_tokens: int, seed: int, epoch: int) -> li
     return batches
 
 
-def load(
-    indices: Sequence[int],
-    corpus: Corpus,
-    source: FeatureSource,
-    vocab: DraftVocab,
-    device: str,
-) -> Texts:
-    """Some sequences of the corpus with their features.
-
-    Args:
-        indices: which.
-        corpus: the sequences.
-        source: what the target knows of them.
-        vocab: of the draft.
-        device: where the tensors go.
-
-    """
-    sequences = [corpus.sequences[i] for i in indices]
-    features = [source.get(i) for i in indices]
-    tokens = np.concatenate([s.tokens for s in sequences]).astype(np.int64)
-    learned = np.concatenate([s.mask for s in sequences])
-    ids = vocab.t2d[np.concatenate([f.top_ids for f in features]).astype(np.int64)]
-    log_p = np.concatenate([f.top_log_p for f in features]).astype(np.float32)
-    p = np.where(ids >= 0, np.exp(log_p), np.float32(0))
-    lengths = [len(s.tokens) for s in sequences]
-    starts, at = [], 0
-    for sequence in sequences:
-        # A chain from P0 first predicts x[P0+2].
-        starts.append(at + np.flatnonzero(sequence.mask[2:]))
-        at += len(sequence.tokens)
-
-    def to(array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-
-    return Texts(
-        tokens=to(tokens),
-        positions=to(np.concatenate([np.arange(n) for n in lengths])),
-        lengths=lengths,
-        features=to(np.concatenate([f.rows for f in features])).float(),
-        starts=to(np.concatenate(starts)),
-        learned=to(learned),
-        target_ids=to(np.maximum(ids, 0)),
-        target_p=to(p),
-        in_vocab=to(vocab.t2d[tokens] >= 0),
-        copied=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
-    )
-
-
-def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
-    """Where the n tokens up to a place, its own included, have stood before: [len(tokens)] bool."""
-    out = np.zeros(len(tokens), dtype=np.bool_)
-    if len(tokens) >= n:
-        windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
-        _, first, which = np.unique(windows, axis=0, return_index=True, return_inverse=True)
-        out[n - 1 :] = first[which.reshape(-1)] < np.arange(len(windows))
-    return out
-
-
-def without_copies(texts: Texts, share: float, generator: torch.Generator) -> Texts:
-    """The same texts with fewer chains: of those that begin where decoding would copy, a share.
-
-    Args:
-        texts: a batch.
-        share: of them that stay; where nothing else would be left, all do.
-        generator: on the CPU, draws them.
-
-    """
-    drawn = torch.rand(len(texts.starts), generator=generator).to(texts.starts.device) < share
-    # A chain from P0 knows x[P0+1].
-    kept = texts.starts[~texts.copied[texts.starts + 1] | drawn]
-    return replace(texts, starts=kept) if len(kept) else texts
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What a head is initialised by.
@@ -157,27 +78,35 @@ class Sample:
         rows: [n, n_embd] float32, the first of the layer inputs at some tokens.
         tokens: [n] int64, these tokens.
         rms: [n_layers] float32, the root mean square of each layer input over them.
+        channel_rms: [n_layers * n_embd] float32, that of each number of all layer inputs.
 
     """
 
     rows: npt.NDArray[np.float32]
     tokens: npt.NDArray[np.int64]
     rms: npt.NDArray[np.float32]
+    channel_rms: npt.NDArray[np.float32]
 
 
 def sample(indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int) -> Sample:
     """Looks at some sequences; of all layer inputs but the first it keeps their size alone."""
     rows, tokens = [], []
-    squares, n = np.zeros(n_layers), 0
+    squares: npt.NDArray[np.float64] | float = 0.0
+    n = 0
     for i in indices:
         # The last token of a sequence may have no row.
         layers = source.get(i).rows[:-1].reshape(len(corpus.sequences[i].tokens) - 1, n_layers, -1)
-        squares += np.einsum("nld,nld->l", layers, layers, dtype=np.float64)
-        n += layers.shape[0] * layers.shape[2]
+        squares = squares + np.einsum("nld,nld->ld", layers, layers, dtype=np.float64)
+        n += layers.shape[0]
         rows.append(layers[:, 0].astype(np.float32))
         tokens.append(corpus.sequences[i].tokens[:-1].astype(np.int64))
-    rms = np.sqrt(squares / n).astype(np.float32)
-    return Sample(np.concatenate(rows), np.concatenate(tokens), rms)
+    mean = np.asarray(squares) / n
+    return Sample(
+        np.concatenate(rows),
+        np.concatenate(tokens),
+        np.sqrt(mean.mean(1)).astype(np.float32),
+        np.sqrt(mean).reshape(-1).astype(np.float32),
+    )
 
 
 def token_counts(corpus: Corpus, indices: Sequence[int], n_vocab: int) -> npt.NDArray[np.int64]:

@@ -1,0 +1,118 @@
+"""EAGLE-3 as a run of training asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyllama_spec.gguf.tensors import PlannedTensor
+from pyllama_spec.train.corpus.selection import sample, token_counts
+from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
+from pyllama_spec.train.eagle3.copying import begin_with_copying
+from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
+from pyllama_spec.train.eagle3.ngrams import count_ngrams, merge_ngrams, ngram_tensors
+from pyllama_spec.train.eagle3.objective import chain_losses, count_accepted
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.kind import Kind, Start, common_sizes
+from pyllama_spec.train.run.objective import Losses
+from pyllama_spec.train.run.texts import Texts, without_copies
+
+# Sequences whose rows say how large a layer's input is, and how the first one tells its token.
+_SAMPLE_SEQUENCES = 64
+_COPIED_SHARE = 0.1
+
+
+def shape_of(keys: Keys, n_draft_vocab: int) -> HeadShape:
+    """The shape of a head by the keys of its file."""
+    if keys.number("block_count") != 1:
+        raise ValueError(f"{keys.number('block_count')} layers instead of one")
+    return HeadShape(
+        n_vocab=keys.number("vocab_size"),
+        n_draft_vocab=n_draft_vocab,
+        n_embd_target=keys.number("target_hidden_size"),
+        fc_norm=bool(keys.values.get("fc_norm", False)),
+        norm_output=bool(keys.values.get("norm_output", False)),
+        **keys.common(),
+    )
+
+
+class Eagle3Kind(Kind[Eagle3Head]):
+    """Heads of one layer that draft a token per step.
+
+    Args:
+        config: of the run.
+
+    """
+
+    arch = "eagle3"
+    title = "EAGLE-3"
+
+    def __init__(self, config: Eagle3TrainConfig) -> None:
+        self._config = config
+        self.n_steps = config.fit.n_steps
+
+    def notes(self, layers: tuple[int, ...]) -> list[str]:
+        """What stock llama.cpp does not load."""
+        if not self._config.head.is_plain or len(layers) == 3:
+            return []
+        n = len(layers)
+        return [f"stock llama.cpp takes 3 target layers, and does not load a head with {n}"]
+
+    def new_head(self, start: Start, reporter: Reporter) -> Eagle3Head:
+        """A head that begins with copying, and with what the target was about to say."""
+        config, weights = self._config, start.weights
+        shape = HeadShape(
+            **common_sizes(start, config.head, n_head_kv=None),
+            fc_norm=config.head.fc_norm,
+            norm_output=config.head.norm_output,
+        )
+        head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)
+        train, seed = start.train, config.fit.seed
+        seen = sample(train[:_SAMPLE_SEQUENCES], start.corpus, start.source, len(start.layers))
+        initialise(head, weights.output, weights.output_norm, seen.rms, seed)
+        counts = token_counts(start.corpus, train, shape.n_vocab)
+        told = begin_with_copying(head, seen.rows, seen.tokens, counts, seed)
+        reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
+        return head
+
+    def known_head(self, start: Start, init: InitDraft) -> Eagle3Head:
+        """An earlier head."""
+        assert isinstance(init.shape, HeadShape)
+        return Eagle3Head(init.shape, start.weights.embedding, init.d2t)
+
+    def losses(
+        self, head: Eagle3Head, texts: Texts, dtype: torch.dtype, generator: torch.Generator
+    ) -> Losses:
+        """The training-time test, from the places where decoding asks the head."""
+        fit = self._config.fit
+        default = 1.0 if head.shape.is_plain else _COPIED_SHARE
+        share = default if fit.copied_share is None else fit.copied_share
+        texts = without_copies(texts, share, generator)
+        return chain_losses(
+            head, texts, fit.n_steps, fit.step_decay, dtype, fit.missed_share, generator
+        )
+
+    def n_accepted(self, head: Eagle3Head, texts: Texts) -> Tensor:
+        """See Kind."""
+        return count_accepted(head, texts, self.n_steps)
+
+    def extra_tensors(
+        self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
+    ) -> list[PlannedTensor]:
+        """The n-gram table of the texts that were learned from."""
+        config = self._config
+        # A plain head that one begins with is one for stock llama.cpp, too, which knows no table.
+        is_plain = init is not None and isinstance(init.shape, HeadShape) and init.shape.is_plain
+        if not config.max_ngrams or (is_plain and config.n_ngrams is None):
+            return []
+        found = count_ngrams(sequences, config.max_ngrams)
+        if init is not None and init.ngrams is not None:
+            n_new = sum(sequence.n_answer for sequence in sequences)
+            share = n_new / (n_new + init.n_text)
+            found = merge_ngrams(init.ngrams, found, share, config.max_ngrams)
+        reporter.line(f"n-gram table: {len(found.keys)} contexts")
+        return ngram_tensors(found)

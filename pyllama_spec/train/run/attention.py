@@ -1,0 +1,105 @@
+"""Attention of many drafts at once: each over the features up to its start, and over its own rows.
+
+Features are shared by all drafts of a sequence, so that their keys are multiplied once for all
+queries; a draft's own rows are a few more scores of its own. No matrix over all pairs of drafts and
+rows is ever built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Span:
+    """The drafts of one sequence.
+
+    Attributes:
+        drafts: a run of drafts.
+        rows: a run of features, up to the last one that any of them sees.
+        seen: [c] int64, the last place in `rows` that each draft sees.
+
+    """
+
+    drafts: slice
+    rows: slice
+    seen: Tensor
+
+
+def spans_of(owner: Tensor, starts: Tensor, ends: Tensor) -> list[Span]:
+    """The drafts by sequence.
+
+    Args:
+        owner: [c] int64, the sequence of each draft, rising.
+        starts: [c] int64, the last feature that each one sees, rising.
+        ends: [n_sequences] int64, where each sequence ends.
+
+    """
+    counts = torch.bincount(owner, minlength=len(ends)).tolist()
+    all_ends, spans, at = ends.tolist(), [], 0
+    for sequence, n in enumerate(counts):
+        if n:
+            drafts = slice(at, at + n)
+            begin = all_ends[sequence - 1] if sequence else 0
+            # Features after the last start are seen by no draft.
+            seen = starts[drafts] - begin
+            spans.append(Span(drafts, slice(begin, begin + int(seen[-1]) + 1), seen))
+            at += n
+    return spans
+
+
+def attend(
+    q: Tensor,
+    features: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    spans: list[Span],
+    hidden: Tensor | None = None,
+) -> Tensor:
+    """Attention of every draft over features up to its start and its own rows.
+
+    Args:
+        q: [c, b, n_head, size], the queries of b rows of each draft.
+        features: keys and values of features, each [n, n_head_kv, size].
+        own: those of the drafts' own rows, each [c, e, n_head_kv, size]; empty for none.
+        spans: drafts and features by sequence.
+        hidden: [b, e] bool, which own rows a query does not see; None where it sees all.
+
+    Returns:
+        [c, b, n_head, size].
+
+    """
+    c, b, n_head, size = q.shape
+    groups = n_head // features[0].shape[1]
+    scale = size**-0.5
+
+    def spread(x: Tensor) -> Tensor:
+        return x.repeat_interleave(groups, dim=-2) if groups > 1 else x
+
+    own_k, own_v = own
+    by_head = q.transpose(1, 2)  # [c, n_head, b, size]
+    own_scores = q.new_empty(c, n_head, b, 0, dtype=torch.float32)
+    if own_k.numel():
+        own_values = spread(own_v).transpose(1, 2)  # [c, n_head, e, size]
+        own_scores = (by_head @ spread(own_k).permute(0, 2, 3, 1)).float() * scale
+        if hidden is not None:
+            own_scores = own_scores.masked_fill(hidden, float("-inf"))
+    out: list[Tensor] = []
+    for span in spans:
+        keys = spread(features[0][span.rows]).permute(1, 2, 0)  # [n_head, size, m]
+        values = spread(features[1][span.rows]).transpose(0, 1)  # [n_head, m, size]
+        m, n = values.shape[1], span.drafts.stop - span.drafts.start
+        flat = by_head[span.drafts].permute(1, 0, 2, 3).reshape(n_head, n * b, size)
+        scores = (flat @ keys).float() * scale  # [n_head, n * b, m]
+        late = torch.arange(m, device=q.device) > span.seen[:, None]
+        scores = scores.view(n_head, n, b, m).masked_fill(late[:, None], float("-inf"))
+        mine = own_scores[span.drafts].transpose(0, 1)  # [n_head, n, b, e]
+        weights = torch.cat([scores, mine], dim=-1).softmax(-1).to(q.dtype)
+        mixed = weights[..., :m].reshape(n_head, n * b, m) @ values
+        mixed = mixed.view(n_head, n, b, size).transpose(0, 1)  # [n, n_head, b, size]
+        if own_k.numel():
+            mixed = mixed + weights[..., m:].transpose(0, 1) @ own_values[span.drafts]
+        out.append(mixed.transpose(1, 2))
+    return torch.cat(out)

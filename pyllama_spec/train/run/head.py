@@ -1,0 +1,235 @@
+"""What the PyTorch modules of all kinds of drafts have in common.
+
+Parameters have the names, the shapes and the order of rows of the GGUF, so that nothing has to be
+reordered on the way out.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as nnf
+from torch import Tensor, nn
+
+from pyllama_spec.errors import ArgumentError
+
+# Head sizes to choose from where the target's own does not divide the width.
+_HEAD_SIZES = (128, 64, 32, 16, 8, 4, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape(ABC):
+    """The sizes of a draft, all of them said.
+
+    Attributes:
+        n_vocab: the target's vocabulary.
+        n_draft_vocab: tokens that it can draft.
+        n_embd: width of its rows, and of the target's embedding.
+        n_embd_target: width of the target's rows.
+        target_layers: layer inputs that it reads.
+        n_head, n_head_kv: attention heads.
+        n_ff: width of its feed-forward blocks.
+        rope_base, rms_eps: constants.
+
+    """
+
+    n_vocab: int
+    n_draft_vocab: int
+    n_embd: int
+    n_embd_target: int
+    target_layers: tuple[int, ...]
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    rope_base: float
+    rms_eps: float
+
+    def __post_init__(self) -> None:
+        if self.n_embd % self.n_head or (self.n_embd // self.n_head) % 2:
+            raise ArgumentError(
+                f"n_head={self.n_head} does not cut a width of {self.n_embd} into heads of an even "
+                "size"
+            )
+        if self.n_head % self.n_head_kv:
+            raise ArgumentError(
+                f"n_head={self.n_head} is no multiple of n_head_kv={self.n_head_kv}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Numbers per attention head."""
+        return self.n_embd // self.n_head
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON knows it."""
+        return {**asdict(self), "target_layers": list(self.target_layers)}
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of a GGUF that every kind of draft has, without the architecture's prefix."""
+        return {
+            "embedding_length": self.n_embd,
+            "feed_forward_length": self.n_ff,
+            "attention.head_count": self.n_head,
+            "attention.head_count_kv": self.n_head_kv,
+            "attention.key_length": self.head_size,
+            "attention.value_length": self.head_size,
+            "attention.layer_norm_rms_epsilon": self.rms_eps,
+            "rope.dimension_count": self.head_size,
+            "rope.freq_base": self.rope_base,
+            "target_layers": list(self.target_layers),
+        }
+
+    def attention_and_ffn(self, block: str, n_read: int) -> dict[str, tuple[int, ...]]:
+        """The matrices of one layer by their names in the GGUF.
+
+        Args:
+            block: what the names begin with, such as "blk.0".
+            n_read: the width of what attention reads.
+
+        """
+        d, n_kv = self.n_embd, self.n_head_kv * self.head_size
+        return {
+            f"{block}.attn_q.weight": (self.n_head * self.head_size, n_read),
+            f"{block}.attn_k.weight": (n_kv, n_read),
+            f"{block}.attn_v.weight": (n_kv, n_read),
+            f"{block}.attn_output.weight": (d, self.n_head * self.head_size),
+            f"{block}.ffn_norm.weight": (d,),
+            f"{block}.ffn_gate.weight": (self.n_ff, d),
+            f"{block}.ffn_up.weight": (self.n_ff, d),
+            f"{block}.ffn_down.weight": (d, self.n_ff),
+        }
+
+    @abstractmethod
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The weights by their names in the GGUF, with the output first: [n_out, n_in] or [n]."""
+
+
+def default_n_head(n_embd: int, target_n_head: int) -> int:
+    """The target's number where it cuts the width into even parts, else heads of 64 or fewer."""
+    if target_n_head and n_embd % target_n_head == 0 and (n_embd // target_n_head) % 2 == 0:
+        return target_n_head
+    size = next((size for size in _HEAD_SIZES[1:] if n_embd % size == 0), 0)
+    if not size:
+        raise ArgumentError(f"a width of {n_embd} is odd: no attention head fits it")
+    return n_embd // size
+
+
+class DraftHead(nn.Module):
+    """The weights of a draft by their names in the GGUF, and the parts of all transformers.
+
+    Args:
+        shape: its sizes.
+        embedding: [n_vocab, n_embd] float32, the target's; not trained, and no part of the state.
+        d2t: [n_draft_vocab] int64, the target's id of each draft id.
+
+    """
+
+    embedding: Tensor
+    d2t: Tensor
+    frequencies: Tensor
+
+    def __init__(
+        self, shape: DraftShape, embedding: npt.NDArray[np.float32], d2t: npt.NDArray[np.int64]
+    ) -> None:
+        super().__init__()
+        self.sizes = shape
+        sizes = shape.sizes()
+        self.weights = nn.ParameterDict(
+            {_key(name): nn.Parameter(torch.ones(size)) for name, size in sizes.items()}
+        )
+        self._names = list(sizes)
+        pairs = torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size
+        # RoFormer (arXiv 2104.09864): pair i turns by base ** (-2i / size) per position.
+        frequencies = (shape.rope_base**-pairs).float()
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("embedding", torch.from_numpy(embedding), persistent=False)
+        self.register_buffer("d2t", torch.from_numpy(d2t), persistent=False)
+
+    def weight(self, name: str) -> Tensor:
+        """A parameter by its name in the GGUF."""
+        return self.weights[_key(name)]
+
+    def has(self, name: str) -> bool:
+        """Whether it has a parameter of this name."""
+        return _key(name) in self.weights
+
+    def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Sets all parameters, by their names in the GGUF."""
+        with torch.no_grad():
+            for name in self._names:
+                self.weight(name).copy_(torch.from_numpy(tensors[name]))
+
+    def tensors(self) -> dict[str, npt.NDArray[np.float32]]:
+        """All parameters by their names in the GGUF, float32."""
+        return {name: self.weight(name).detach().float().cpu().numpy() for name in self._names}
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        # In float32 whatever the products are computed in: the mean of squares needs it.
+        x = x.float()
+        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.sizes.rms_eps)
+        return x * scale * self.weight(name)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return nnf.linear(x, self.weight(name))
+
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        return self._linear(x, name).unflatten(-1, (-1, self.sizes.head_size))
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for positions [...]: [..., 1, size / 2], one for all heads."""
+        angles = positions[..., None, None].float() * self.frequencies
+        return angles.cos(), angles.sin()
+
+    def _feed_forward(self, h: Tensor, block: str) -> Tensor:
+        n = self._norm(h, f"{block}.ffn_norm.weight")
+        gate = nnf.silu(self._linear(n, f"{block}.ffn_gate.weight"))
+        up = self._linear(n, f"{block}.ffn_up.weight")
+        return h + self._linear(gate * up, f"{block}.ffn_down.weight").float()
+
+    def logits(self, y: Tensor) -> Tensor:
+        """[n, n_draft_vocab] from normed rows [n, n_embd]."""
+        return self._linear(y, "output.weight")
+
+
+def _key(name: str) -> str:
+    # PyTorch keeps dots in names to itself.
+    return name.replace(".", "/")
+
+
+def draw_matrices(
+    head: DraftHead, gains: Iterable[tuple[str, float]], generator: torch.Generator
+) -> None:
+    """Fills matrices with normal numbers that leave a row of unit size at `gain`."""
+    for name, gain in gains:
+        weight = head.weight(name)
+        std = gain / math.sqrt(weight.shape[1])
+        weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+
+
+def target_output(
+    head: DraftHead, output: npt.NDArray[np.float32], output_norm: npt.NDArray[np.float32] | None
+) -> Tensor:
+    """The target's rows for the tokens that can be drafted, [n_draft_vocab, n_embd].
+
+    The rows lose what they have in common, which no softmax sees, and are scaled to logits of unit
+    size: a head that is sure of what it does not know has first to unlearn that.
+
+    Args:
+        head: says which tokens.
+        output: [n_vocab, n_embd] float32, the target's output rows.
+        output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
+
+    """
+    rows = torch.from_numpy(output)[head.d2t.cpu()]
+    if output_norm is not None:
+        rows = rows * torch.from_numpy(output_norm)
+    rows = rows - rows.mean(0)
+    rows /= rows.square().sum(1).mean().sqrt().clamp(min=1e-6)
+    return rows

@@ -1,0 +1,145 @@
+"""What a run asks of a kind of draft. All else is the same for all of them.
+
+A run makes text and features, chooses a draft vocabulary, steps the optimiser, measures, keeps
+checkpoints and writes a file with its provenance; a kind has a head with its first weights, says
+what is lost on a batch and how far its drafts are right, and what else goes into its file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.tensors import PlannedTensor
+from pyllama_spec.train.config import HeadSettings
+from pyllama_spec.train.corpus.draft_vocab import DraftVocab
+from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.store import Corpus, TextSequence
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.head import DraftHead, default_n_head
+from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.objective import Losses
+from pyllama_spec.train.run.target_weights import TargetWeights
+from pyllama_spec.train.run.texts import Texts
+
+H = TypeVar("H", bound=DraftHead)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a new head is made from.
+
+    Attributes:
+        model: the target.
+        weights: parts of it.
+        layers: layer inputs that the head reads.
+        corpus, source: the text and its features.
+        vocab: of the draft.
+        train: the sequences that are learned from.
+
+    """
+
+    model: Model
+    weights: TargetWeights
+    layers: tuple[int, ...]
+    corpus: Corpus
+    source: FeatureSource
+    vocab: DraftVocab
+    train: list[int]
+
+
+def common_sizes(start: Start, wanted: HeadSettings, *, n_head_kv: int | None) -> dict[str, Any]:
+    """The fields of DraftShape for a new head.
+
+    Args:
+        start: the target and the vocabularies.
+        wanted: what is asked for.
+        n_head_kv: heads of keys and values where that says nothing; None for as many as heads.
+
+    """
+    info, weights = start.model.info, start.weights
+    n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
+    return {
+        "n_vocab": info.n_vocab,
+        "n_draft_vocab": len(start.vocab.d2t),
+        "n_embd": info.n_embd,
+        "n_embd_target": info.n_embd,
+        "target_layers": start.layers,
+        "n_head": n_head,
+        "n_head_kv": wanted.n_head_kv or n_head_kv or n_head,
+        "n_ff": wanted.n_ff or weights.n_ff,
+        "rope_base": weights.rope_base,
+        "rms_eps": weights.rms_eps,
+    }
+
+
+class Kind(ABC, Generic[H]):
+    """A kind of draft.
+
+    Attributes:
+        arch: general.architecture of its files.
+        title: how people call it.
+        n_steps: tokens of a draft.
+        folder: in the work folder, of its checkpoints and curves; "" for the work folder itself.
+            Text and features lie where every kind finds them.
+
+    """
+
+    arch: str
+    title: str
+    n_steps: int
+    folder: str = ""
+
+    def notes(self, layers: tuple[int, ...]) -> list[str]:
+        """What the user should know before anything is computed."""
+        return []
+
+    @abstractmethod
+    def new_head(self, start: Start, reporter: Reporter) -> H:
+        """A head with the weights to begin with, on the CPU.
+
+        Raises:
+            ArgumentError: its sizes do not fit each other.
+
+        """
+
+    @abstractmethod
+    def known_head(self, start: Start, init: InitDraft) -> H:
+        """A head of an earlier draft's shape, whose weights are set afterwards."""
+
+    @abstractmethod
+    def losses(
+        self, head: H, texts: Texts, dtype: torch.dtype, generator: torch.Generator
+    ) -> Losses:
+        """What is lost on a batch.
+
+        Args:
+            head: the head.
+            texts: the batch, with a draft from every place that is to be learned.
+            dtype: of the products with the output matrix.
+            generator: on the CPU, of all random draws.
+
+        """
+
+    @abstractmethod
+    def n_accepted(self, head: H, texts: Texts) -> Tensor:
+        """How many tokens of the draft from each start are the text's, [n_starts], on the CPU."""
+
+    def keys(self, head: H) -> dict[str, Any]:
+        """More keys of its file, with their whole names."""
+        return {}
+
+    def extra_tensors(
+        self,
+        sequences: Sequence[TextSequence],
+        init: InitDraft | None,
+        reporter: Reporter,
+    ) -> list[PlannedTensor]:
+        """More tensors of its file, from the texts that it learned from."""
+        return []

@@ -1,0 +1,218 @@
+"""What drafts of every kind are fitted to, and what they are measured by."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Rows of logits that are worked on at once: in float32 they stay in a CPU's cache.
+_CHUNK = 128
+
+
+@dataclass(slots=True)
+class Losses:
+    """The loss of a batch, with the picks that were right, by depth.
+
+    Attributes:
+        total: the weighted sum, a scalar with its gradient.
+        by_depth: [n_steps] mean cross-entropy, in nats; 0 where no draft came.
+        hits: [n_steps] share of steps whose likeliest token is the target's, likewise.
+
+    """
+
+    total: Tensor
+    by_depth: list[float]
+    hits: list[float]
+
+
+@dataclass(slots=True)
+class Targets:
+    """What rows are to say.
+
+    Attributes:
+        ids: [c, k] draft ids.
+        p: [c, k] their probabilities, 0 for those that cannot be drafted.
+        label: [c] the draft id of the text's own token; None where nobody asks for it.
+
+    """
+
+    ids: Tensor
+    p: Tensor
+    label: Tensor | None = None
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """Cross-entropy to the target's distribution within the draft vocabulary.
+
+    The target's distribution is cut to the tokens that can be drafted and divided by what remains,
+    w; the result counts w: -w sum(p / w log q) = -sum(p log q). So a place where the target wants
+    to say what cannot be drafted hardly counts.
+
+    Logits are as wide as the draft vocabulary, and keeping them for a backward pass costs more time
+    than the products: their gradient, w softmax - p, is made at once, chunk by chunk, and kept only
+    where the matrix is trained.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        output: Tensor,
+        low: Tensor | None,
+        bias: Tensor | None,
+        targets: Targets,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The cross-entropies, the likeliest draft ids, and what the label's probability is.
+
+        Args:
+            ctx: PyTorch's.
+            y: [c, n_embd] float32 normed rows.
+            output: [n_draft_vocab, n_embd] float32.
+            low: [c, rank] float32, rows of a second, low-rank part of the logits; or None.
+            bias: [n_draft_vocab, rank] float32, its matrix.
+            targets: of each row.
+            dtype: of the products.
+
+        Returns:
+            [c] float32 with a gradient, [c] int64, and [c] float32 natural logarithms.
+
+        """
+        ids, p = targets.ids, targets.p.float()
+        rows, matrix, weight = y.to(dtype), output.to(dtype), p.sum(-1)
+        more = None if low is None or bias is None else (low.to(dtype), bias.to(dtype))
+        gradient = torch.empty(len(y), len(output), dtype=dtype, device=y.device)
+        best = torch.empty(len(y), dtype=torch.int64, device=y.device)
+        losses = torch.empty(len(y), device=y.device)
+        log_q = torch.zeros(len(y), device=y.device)
+        for at in range(0, len(y), _CHUNK):
+            part = slice(at, at + _CHUNK)
+            logits = (rows[part] @ matrix.T).float()
+            if more is not None:
+                logits += (more[0][part] @ more[1].T).float()
+            expected = (p[part] * logits.gather(1, ids[part])).sum(-1)
+            most, best[part] = logits.max(-1)
+            if targets.label is not None:
+                log_q[part] = logits.gather(1, targets.label[part, None])[:, 0]
+            e = logits.sub_(most[:, None]).exp_()
+            sums = e.sum(-1)
+            log_sum = most + sums.log()
+            losses[part] = weight[part] * log_sum - expected
+            log_q[part] -= log_sum
+            e.mul_((weight[part] / sums)[:, None]).scatter_add_(1, ids[part], -p[part])
+            gradient[part] = e
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(
+            gradient @ matrix,
+            None if more is None else gradient @ more[1],
+            gradient if needs[1] or needs[3] else None,
+            rows if needs[1] else None,
+            more[0] if more is not None and needs[3] else None,
+        )
+        ctx.mark_non_differentiable(best, log_q)
+        return losses, best, log_q
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients by y, output, low and bias; `scale` is [c]."""
+        by_y, by_low, gradient, rows, low = ctx.saved_tensors
+        column = scale[:, None]
+
+        def by_matrix(x: Tensor | None) -> Tensor | None:
+            return None if x is None else (gradient.T @ (x * column.to(x.dtype))).float()
+
+        return (
+            by_y.float() * column, by_matrix(rows),
+            None if by_low is None else by_low.float() * column, by_matrix(low),
+            None, None,
+        )  # fmt: skip
+
+
+def soft_cross_entropy(
+    y: Tensor, output: Tensor, ids: Tensor, p: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """SoftCrossEntropy without a second part of the logits, and without labels."""
+    found: tuple[Tensor, Tensor, Tensor] = SoftCrossEntropy.apply(
+        y, output, None, None, Targets(ids, p), dtype
+    )
+    return found
+
+
+def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:
+    """Where a pick [c] is the likeliest of a target's tokens [c, k] that can be drafted, [c]."""
+    most = p.max(-1)
+    right: Tensor = (best == ids.gather(1, most.indices[:, None])[:, 0]) & (most.values > 0)
+    return right
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How greedy drafts fare on greedy text.
+
+    Attributes:
+        by_depth: the share of rounds in which draft i was accepted, i = 0 .. n_steps - 1.
+        given: the share of drafts i accepted among those whose predecessors were.
+        tokens_per_round: accepted drafts and the target's own token, on average.
+        n_rounds: how many rounds there were.
+
+    """
+
+    by_depth: list[float]
+    given: list[float]
+    tokens_per_round: float
+    n_rounds: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, as JSON knows it."""
+        return asdict(self)
+
+
+class AcceptanceMeter:
+    """Plays the rounds of decoding on texts that the target has written greedily.
+
+    Args:
+        n_steps: tokens drafted per round.
+
+    """
+
+    def __init__(self, n_steps: int) -> None:
+        self.n_steps = n_steps
+        # Rounds by the number of accepted drafts.
+        self._histogram = [0] * (n_steps + 1)
+
+    def add(self, starts: list[int], n_accepted: list[int]) -> None:
+        """Plays the rounds of some texts: each begins where the one before ended.
+
+        Args:
+            starts: where drafts begin, rising.
+            n_accepted: how many tokens of the draft from there are the text's.
+
+        """
+        accepted = dict(zip(starts, n_accepted, strict=True))
+        for start in _rounds(starts, accepted):
+            self._histogram[accepted[start]] += 1
+
+    def result(self) -> Acceptance:
+        """The figures so far."""
+        rounds = sum(self._histogram)
+        reached = [sum(self._histogram[i + 1 :]) for i in range(self.n_steps)]
+        by_depth = [n / max(rounds, 1) for n in reached]
+        before = [rounds, *reached[:-1]]
+        given = [a / max(b, 1) for a, b in zip(reached, before, strict=True)]
+        mean = 1 + sum(i * n for i, n in enumerate(self._histogram)) / max(rounds, 1)
+        return Acceptance(by_depth, given, mean, rounds)
+
+
+def _rounds(starts: list[int], accepted: dict[int, int]) -> list[int]:
+    """The starts at which rounds begin, when each one goes as far as it was accepted."""
+    out: list[int] = []
+    following = -1
+    for start in starts:
+        # A gap is the beginning of another text.
+        if start >= following or start - 1 not in accepted:
+            out.append(start)
+            following = start + accepted[start] + 1
+    return out

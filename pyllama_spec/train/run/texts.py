@@ -1,0 +1,131 @@
+"""The corpus as PyTorch reads it: whole sequences, and the places in them where drafts begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllama_spec.drafters.with_lookup import MIN_NGRAM
+from pyllama_spec.train.corpus.draft_vocab import DraftVocab
+from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.store import Corpus
+
+
+@dataclass(slots=True)
+class Texts:
+    """Some sequences, one after the other.
+
+    n tokens all in all; a sequence of m tokens has m - 1 pairs, and a last token without one.
+
+    Attributes:
+        tokens: [n] int64 ids of the target.
+        positions: [n] int64, from 0 in each sequence.
+        lengths: tokens of each sequence.
+        features: [n, n_layers * n_embd_target] float32.
+        starts: [n_starts] int64: where drafts begin, rising: P0 of one that knows the features of
+            x[0] .. x[P0] and the token x[P0+1], and first predicts x[P0+2].
+        learned: [n] bool: whether a token is to be predicted.
+        target_ids: [n, k] int64, draft ids of the likeliest tokens after each token.
+        target_p: [n, k] float32, their probabilities; those outside the draft vocabulary 0.
+        in_vocab: [n] bool: whether the token itself can be drafted.
+        copied: [n] bool: whether decoding would copy after this token, because it and those before
+            it have stood in the text already.
+
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    lengths: list[int]
+    features: Tensor
+    starts: Tensor
+    learned: Tensor
+    target_ids: Tensor
+    target_p: Tensor
+    in_vocab: Tensor
+    copied: Tensor
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Where each sequence ends, [n_sequences], and to which one each token belongs, [n]."""
+        device = self.tokens.device
+        lengths = torch.tensor(self.lengths, device=device)
+        owner = torch.repeat_interleave(torch.arange(len(lengths), device=device), lengths)
+        return lengths.cumsum(0), owner
+
+
+def load(
+    indices: Sequence[int],
+    corpus: Corpus,
+    source: FeatureSource,
+    vocab: DraftVocab,
+    device: str,
+) -> Texts:
+    """Some sequences of the corpus with their features.
+
+    Args:
+        indices: which.
+        corpus: the sequences.
+        source: what the target knows of them.
+        vocab: of the draft.
+        device: where the tensors go.
+
+    """
+    sequences = [corpus.sequences[i] for i in indices]
+    features = [source.get(i) for i in indices]
+    tokens = np.concatenate([s.tokens for s in sequences]).astype(np.int64)
+    learned = np.concatenate([s.mask for s in sequences])
+    ids = vocab.t2d[np.concatenate([f.top_ids for f in features]).astype(np.int64)]
+    log_p = np.concatenate([f.top_log_p for f in features]).astype(np.float32)
+    p = np.where(ids >= 0, np.exp(log_p), np.float32(0))
+    lengths = [len(s.tokens) for s in sequences]
+    starts, at = [], 0
+    for sequence in sequences:
+        # A draft from P0 first predicts x[P0+2].
+        starts.append(at + np.flatnonzero(sequence.mask[2:]))
+        at += len(sequence.tokens)
+
+    def to(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    return Texts(
+        tokens=to(tokens),
+        positions=to(np.concatenate([np.arange(n) for n in lengths])),
+        lengths=lengths,
+        features=to(np.concatenate([f.rows for f in features])).float(),
+        starts=to(np.concatenate(starts)),
+        learned=to(learned),
+        target_ids=to(np.maximum(ids, 0)),
+        target_p=to(p),
+        in_vocab=to(vocab.t2d[tokens] >= 0),
+        copied=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
+    )
+
+
+def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
+    """Where the n tokens up to a place, its own included, have stood before: [len(tokens)] bool."""
+    out = np.zeros(len(tokens), dtype=np.bool_)
+    if len(tokens) >= n:
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, n)
+        _, first, which = np.unique(windows, axis=0, return_index=True, return_inverse=True)
+        out[n - 1 :] = first[which.reshape(-1)] < np.arange(len(windows))
+    return out
+
+
+def without_copies(texts: Texts, share: float, generator: torch.Generator) -> Texts:
+    """The same texts with fewer drafts: of those that begin where decoding would copy, a share.
+
+    Args:
+        texts: a batch.
+        share: of them that stay; where nothing else would be left, all do.
+        generator: on the CPU, draws them.
+
+    """
+    drawn = torch.rand(len(texts.starts), generator=generator).to(texts.starts.device) < share
+    # A draft from P0 knows x[P0+1].
+    kept = texts.starts[~texts.copied[texts.starts + 1] | drawn]
+    return replace(texts, starts=kept) if len(kept) else texts
