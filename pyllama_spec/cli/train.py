@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.train import (
     CorpusConfig,
+    DFlashFitConfig,
+    DFlashHeadConfig,
+    DFlashTrainConfig,
     Eagle3TrainConfig,
     FitConfig,
     HeadConfig,
+    train_dflash,
     train_eagle3,
 )
-from pyllama_spec.train.config import PRECISIONS
+from pyllama_spec.train.config import PRECISIONS, FitSettings, RunConfig
+from pyllama_spec.train.dflash.config import WEIGHTS
 from pyllama_spec.train.eagle3.config import N_NGRAMS
 from pyllama_spec.train.progress import TerminalReporter
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from pyllama_spec.train.run.pipeline import TrainReport
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Group: TypeAlias = "argparse._ArgumentGroup"
 _GB = 1_000_000_000
 
 
@@ -36,16 +42,57 @@ def add_train(commands: _Commands) -> None:
         "command goes on where it was.",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
-    eagle3 = kinds.add_parser("eagle3", help="an EAGLE-3 head")
-    _add_files(eagle3)
-    _add_corpus(eagle3)
-    _add_head(eagle3)
-    _add_fit(eagle3)
-    eagle3.set_defaults(run=run_eagle3)
+    _add_eagle3(kinds)
+    _add_dflash(kinds)
 
 
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    add, default = parser.add_argument, Eagle3TrainConfig(Path(), Path("x"))
+def _add_eagle3(kinds: _Commands) -> None:
+    parser = kinds.add_parser("eagle3", help="an EAGLE-3 head: a token per step")
+    default = FitConfig()
+    _add_files(parser, Eagle3TrainConfig(Path(), Path("x")))
+    parser.add_argument("--ngrams", type=int, metavar="N",
+        help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
+    _add_corpus(parser)
+    head = _add_head(parser)
+    head.add_argument("--plain", action="store_true",
+        help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
+    fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
+    fit.add_argument("--steps", type=int, default=default.n_steps, metavar="N",
+        help="how deep it learns to draft [%(default)s]")  # fmt: skip
+    parser.set_defaults(run=run_eagle3)
+
+
+def _add_dflash(kinds: _Commands) -> None:
+    parser = kinds.add_parser("dflash", help="a DFlash draft: a block in one pass")
+    default, sizes = DFlashFitConfig(), DFlashHeadConfig()
+    _add_files(parser, DFlashTrainConfig(Path(), Path("x")))
+    _add_corpus(parser)
+    head = _add_head(parser).add_argument
+    head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
+    head("--block", type=int, default=sizes.block_size, metavar="N",
+        help="slots of a block, the token before it included [%(default)s]")  # fmt: skip
+    head("--causal", action="store_true", help="a slot sees those before it alone")
+    head("--markov", type=int, default=sizes.markov_rank, metavar="RANK",
+        help="of the matrix of what follows a token; 0 for none [%(default)s]")  # fmt: skip
+    head("--confidence", action="store_true",
+        help="a number per slot that says how likely it is accepted; with --markov")  # fmt: skip
+    head("--from-anchor", action="store_true",
+        help="the first slot drafts, too; with --markov")  # fmt: skip
+    fit = _add_fit(parser, default, copied="0.1").add_argument
+    fit("--anchor-share", type=float, default=default.anchor_share, metavar="SHARE",
+        help="share of the places that a block is learned from [%(default)g]")  # fmt: skip
+    fit("--weights", choices=WEIGHTS, default=default.weights,
+        help="of depths: fixed, or what each adds to what is accepted [%(default)s]")  # fmt: skip
+    fit("--dpace-alpha", type=float, default=default.dpace_alpha, metavar="A",
+        help="smooths those of dpace [%(default)g]")  # fmt: skip
+    fit("--hard-share", type=float, default=default.hard_share, metavar="SHARE",
+        help="of the loss, what goes to the text's token and not to the target's distribution "
+        "[%(default)g]")  # fmt: skip
+    parser.set_defaults(run=run_dflash)
+
+
+def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
+    add = parser.add_argument
     add("-m", "--model", type=Path, required=True, help="the target, in the type that will decode")
     add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
     add("--init", type=Path, metavar="DRAFT.gguf",
@@ -58,8 +105,6 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "[%(default)g]")  # fmt: skip
     add("--type", choices=KINDS, default=default.export_type,
         help="type of the matrices in the file [%(default)s]")  # fmt: skip
-    add("--ngrams", type=int, metavar="N",
-        help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
     add("-t", "--threads", type=int, help="CPU threads")
     add("-ngl", "--n-gpu-layers", type=int, default=0,
         help="layers of the target on the GPU; -1: all")  # fmt: skip
@@ -84,31 +129,28 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=default.seed, help="of all random draws [%(default)s]")
 
 
-def _add_head(parser: argparse.ArgumentParser) -> None:
+def _add_head(parser: argparse.ArgumentParser) -> _Group:
     group = parser.add_argument_group("head")
     add = group.add_argument
-    add("--plain", action="store_true",
-        help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
     add("--target-layers", type=layer_list, metavar="A,B,C",
         help="layer inputs to read [six from the first to the last]")  # fmt: skip
     add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [a sixth of all]")
     add("--n-head", type=int, help="attention heads [the target's]")
     add("--n-head-kv", type=int, help="heads of keys and values [as many]")
     add("--n-ff", type=int, help="width of its feed-forward block [the target's]")
+    return group
 
 
-def _add_fit(parser: argparse.ArgumentParser) -> None:
-    group, default = parser.add_argument_group("training"), FitConfig()
+def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str) -> _Group:
+    group = parser.add_argument_group("training")
     add = group.add_argument
     add("--epochs", type=float, default=default.epochs, help="passes over the text [%(default)g]")
-    add("--steps", type=int, default=default.n_steps, metavar="N",
-        help="how deep it learns to draft [%(default)s]")  # fmt: skip
     add("--step-decay", type=float, default=default.step_decay, metavar="D",
         help="weight of a depth over that of the one before [%(default)g]")  # fmt: skip
     add("--missed-share", type=float, default=default.missed_share, metavar="SHARE",
         help="share of drafts that are learned on after a wrong token [%(default)g]")  # fmt: skip
     add("--copied-share", type=float, metavar="SHARE",
-        help="share of drafts learned where decoding would copy [0.1; 1 with --plain]")  # fmt: skip
+        help=f"share of drafts learned where decoding would copy [{copied}]")  # fmt: skip
     add("--train-output", action="store_true",
         help="train the output matrix as well: for much more text, on a GPU")  # fmt: skip
     add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
@@ -121,6 +163,7 @@ def _add_fit(parser: argparse.ArgumentParser) -> None:
         help="measurements without progress that end it [%(default)s]")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=default.precision,
         help="of matrix products; auto takes the faster one [%(default)s]")  # fmt: skip
+    return group
 
 
 def layer_list(text: str) -> tuple[int, ...]:
@@ -128,44 +171,73 @@ def layer_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def _config(args: argparse.Namespace) -> Eagle3TrainConfig:
+def _run(args: argparse.Namespace) -> dict[str, Any]:
+    """What all kinds are told: fields of RunConfig, but for head and fit."""
     if args.max_disk < 0:
         raise ArgumentError(f"--max-disk {args.max_disk:g} is below 0")
-    return Eagle3TrainConfig(
-        target=args.model,
-        out=args.output,
-        work=args.work,
-        corpus=CorpusConfig(
+    return {
+        "target": args.model,
+        "out": args.output,
+        "work": args.work,
+        "corpus": CorpusConfig(
             prompts=args.prompts, n_tokens=args.tokens, n_ctx=args.n_ctx, n_parallel=args.parallel,
             greedy_share=args.greedy_share, temperature=args.temperature, seed=args.seed,
         ),
-        head=HeadConfig(
-            target_layers=args.target_layers, fc_norm=not args.plain, norm_output=not args.plain,
-            n_head=args.n_head, n_head_kv=args.n_head_kv, n_ff=args.n_ff,
-            n_draft_vocab=args.draft_vocab,
-        ),
-        fit=FitConfig(
-            epochs=args.epochs, n_steps=args.steps, step_decay=args.step_decay,
-            missed_share=args.missed_share, copied_share=args.copied_share,
-            train_output=args.train_output,
-            batch_tokens=args.batch_tokens, lr=args.lr, weight_decay=args.weight_decay,
-            patience=args.patience, precision=args.precision, seed=args.seed,
-        ),
-        init=args.init,
-        max_disk_bytes=int(args.max_disk * _GB),
-        export_type=args.type,
-        n_ngrams=args.ngrams,
-        n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
-        device=args.device,
-        restart=args.restart,
-    )  # fmt: skip
+        "init": args.init,
+        "max_disk_bytes": int(args.max_disk * _GB),
+        "export_type": args.type,
+        "n_threads": args.threads,
+        "n_gpu_layers": args.n_gpu_layers,
+        "device": args.device,
+        "restart": args.restart,
+    }  # fmt: skip
+
+
+def _head(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of HeadSettings."""
+    return {
+        "target_layers": args.target_layers, "n_head": args.n_head, "n_head_kv": args.n_head_kv,
+        "n_ff": args.n_ff, "n_draft_vocab": args.draft_vocab,
+    }  # fmt: skip
+
+
+def _fit(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of FitSettings."""
+    return {
+        "epochs": args.epochs, "step_decay": args.step_decay, "missed_share": args.missed_share,
+        "copied_share": args.copied_share, "train_output": args.train_output,
+        "batch_tokens": args.batch_tokens, "lr": args.lr, "weight_decay": args.weight_decay,
+        "patience": args.patience, "precision": args.precision, "seed": args.seed,
+    }  # fmt: skip
 
 
 def run_eagle3(args: argparse.Namespace) -> int:
     """Trains a head and prints what came out."""
-    config = _config(args)
+    config = Eagle3TrainConfig(
+        **_run(args),
+        head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
+        fit=FitConfig(**_fit(args), n_steps=args.steps),
+        n_ngrams=args.ngrams,
+    )
     _print_report(train_eagle3(config, TerminalReporter()), config.work_dir)
+    return 0
+
+
+def run_dflash(args: argparse.Namespace) -> int:
+    """Trains a draft and prints what came out."""
+    config = DFlashTrainConfig(
+        **_run(args),
+        head=DFlashHeadConfig(
+            **_head(args), n_layer=args.layers, block_size=args.block, causal=args.causal,
+            markov_rank=args.markov, confidence=args.confidence,
+            sample_from_anchor=args.from_anchor,
+        ),
+        fit=DFlashFitConfig(
+            **_fit(args), anchor_share=args.anchor_share, weights=args.weights,
+            dpace_alpha=args.dpace_alpha, hard_share=args.hard_share,
+        ),
+    )  # fmt: skip
+    _print_report(train_dflash(config, TerminalReporter()), config.work_dir)
     return 0
 
 

@@ -8,10 +8,21 @@ import string
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pyllama_spec.train import CorpusConfig, Eagle3TrainConfig, FitConfig, HeadConfig
+from pyllama_spec.train import (
+    CorpusConfig,
+    DFlashFitConfig,
+    DFlashHeadConfig,
+    DFlashTrainConfig,
+    Eagle3TrainConfig,
+    FitConfig,
+    HeadConfig,
+)
+from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
 from tests.models import model_path
+
+R = TypeVar("R", bound=RunConfig)
 
 # The next token is a function of the last one, and 79 tokens from anywhere lead back there.
 PERM = {"n_cycles": 4, "n_layer": 2}
@@ -34,22 +45,30 @@ def write_prompts(folder: Path, n: int = 120, seed: int = 1) -> Path:
 
 def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
     """A run of a few seconds. `changes` go to the part of the configuration that knows them."""
+    head, fit = HeadConfig(n_ff=64, n_head=4), FitConfig()
+    return _quick(Eagle3TrainConfig, head, fit, folder, changes)
+
+
+def quick_block_config(folder: Path, **changes: Any) -> DFlashTrainConfig:
+    """The same for a draft that proposes blocks."""
+    head = DFlashHeadConfig(n_ff=64, n_head=4, n_layer=1, block_size=4)
+    return _quick(DFlashTrainConfig, head, DFlashFitConfig(anchor_share=1.0), folder, changes)
+
+
+def _quick(
+    kind: type[R], head: HeadSettings, fit: FitSettings, folder: Path, changes: dict[str, Any]
+) -> R:
     parts: dict[str, Any] = {
         "corpus": CorpusConfig(
             prompts=write_prompts(folder), n_tokens=800, n_ctx=40, n_parallel=4, min_answer=8
         ),
-        "head": HeadConfig(target_layers=(0, 1, 2), n_ff=64, n_head=4),
-        "fit": FitConfig(
-            epochs=14,
-            batch_tokens=256,
-            lr=3e-3,
-            held_out=0.15,
-            n_evals=6,
-            precision="fp32",
+        "head": replace(head, target_layers=(0, 1, 2)),
+        "fit": replace(
+            fit, epochs=14, batch_tokens=256, lr=3e-3, held_out=0.15, n_evals=6, precision="fp32"
         ),
     }
     if "init" in changes:  # a draft that one begins with has its shape
-        parts["head"] = HeadConfig()
+        parts["head"] = type(head)()
     top: dict[str, Any] = {"export_type": "f32", "n_threads": 1, "device": "cpu"}
     for name, value in changes.items():
         owner = next((k for k, part in parts.items() if name in part.__dataclass_fields__), None)
@@ -58,7 +77,7 @@ def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
         else:
             parts[owner] = replace(parts[owner], **{name: value})
     target = top.pop("target", None) or perm()
-    return Eagle3TrainConfig(target, top.pop("out", folder / "draft.gguf"), **parts, **top)
+    return kind(target, top.pop("out", folder / "draft.gguf"), **parts, **top)
 
 
 class Interrupting:

@@ -1,0 +1,1 @@
+"""DFlash drafts: their shape, their objective, their first weights and their file."""

@@ -1,0 +1,113 @@
+"""What a run of DFlash is told. All that decides its result is in here, and in the target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pyllama_spec.engine.checks import count, real
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig, check_shares
+
+WEIGHTS = ("decay", "dpace")
+# More slots than that no CPU pays for, and no text of ours is accepted so far.
+_MAX_BLOCK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashHeadConfig(HeadSettings):
+    """The shape of a DFlash draft; see HeadSettings.
+
+    Attributes:
+        n_layer: draft layers.
+        block_size: slots of a block, that of the token which is known already (the anchor)
+            included.
+        causal: a slot sees only those before it; else it sees the whole block.
+        markov_rank: of the matrix that adds to a slot's logits what follows the token before it
+            (DSpark, arXiv 2607.05147); 0 for none.
+        confidence: a number per slot that says how likely its token is accepted. It needs a
+            markov_rank.
+        sample_from_anchor: the anchor's slot drafts too, so that a block of n slots drafts n
+            tokens and not n - 1. It needs a markov_rank: files without one are read otherwise.
+
+    """
+
+    n_layer: int = 2
+    block_size: int = 5
+    causal: bool = False
+    markov_rank: int = 0
+    confidence: bool = False
+    sample_from_anchor: bool = False
+
+    def __post_init__(self) -> None:
+        HeadSettings.__post_init__(self)
+        count(self.n_layer, "n_layer", 1)
+        count(self.block_size, "block_size", 2)
+        count(self.markov_rank, "markov_rank", 0)
+        if self.block_size > _MAX_BLOCK:
+            raise ArgumentError(f"block_size={self.block_size} is above {_MAX_BLOCK}")
+        for name in ("confidence", "sample_from_anchor"):
+            if getattr(self, name) and not self.markov_rank:
+                raise ArgumentError(f"{name} needs a markov_rank above 0")
+
+    @property
+    def n_steps(self) -> int:
+        """Tokens that a block drafts."""
+        return self.block_size - (0 if self.sample_from_anchor else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashFitConfig(FitSettings):
+    """How a DFlash draft is fitted; see FitSettings.
+
+    A missed_share of 0 cuts the loss at the draft's first wrong pick (Spec-AUF, arXiv 2607.01893),
+    1 never does. The copied_share is 0.1 unless said.
+
+    Attributes:
+        anchor_share: the share of all places that a block begins at, drawn anew in each batch.
+        weights: what a depth counts for: "decay" for step_decay ** depth, "dpace" for what it adds
+            to the expected number of accepted tokens (D-PACE, arXiv 2605.18810).
+        dpace_alpha: how much of that is there for tokens that the draft is never right about.
+        hard_share: how much of the loss is that to the text's own token; the rest is that to the
+            target's distribution.
+
+    """
+
+    missed_share: float = 1.0
+    anchor_share: float = 0.5
+    weights: str = "decay"
+    dpace_alpha: float = 0.5
+    hard_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        check_shares(self, "anchor_share", "dpace_alpha", "hard_share")
+        if real(self.anchor_share, "anchor_share") == 0:
+            raise ArgumentError("anchor_share=0 leaves nothing to learn from")
+        if self.weights not in WEIGHTS:
+            raise ArgumentError(f"weights={self.weights!r} is none of {', '.join(WEIGHTS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashTrainConfig(RunConfig):
+    """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig."""
+
+    kind: ClassVar[str] = "dflash"
+    options: ClassVar[Mapping[str, str]] = {
+        "--layers": "head.n_layer",
+        "--block": "head.block_size",
+        "--markov": "head.markov_rank",
+        "--anchor-share": "fit.anchor_share",
+        "--weights": "fit.weights",
+        "--dpace-alpha": "fit.dpace_alpha",
+        "--hard-share": "fit.hard_share",
+    }
+    flags: ClassVar[Mapping[str, tuple[str, bool]]] = {
+        "--causal": ("head.causal", True),
+        "--confidence": ("head.confidence", True),
+        "--from-anchor": ("head.sample_from_anchor", True),
+    }
+
+    head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
+    fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)

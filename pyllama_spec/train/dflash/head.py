@@ -1,0 +1,254 @@
+"""The draft as a PyTorch module: layers shaped as Qwen3's, computed for many blocks at once.
+
+Rows of features become keys and values of every layer (they are injected); a block is the token
+that is known already and masks, whose rows look at the features before it and at each other. RoPE
+turns number i with number i + size / 2 here as in the GGUF.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train.run.attention import Span, attend
+from pyllama_spec.train.run.head import DraftHead, DraftShape, draw_matrices, target_output
+
+# What a layer adds to its row at first, and the part of a layer input that is drawn, not copied.
+_OUT_GAIN = 0.5
+_FC_GAIN = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashShape(DraftShape):
+    """The sizes of a draft; see DraftShape and DFlashHeadConfig.
+
+    Attributes:
+        n_layer: draft layers.
+        block_size: slots of a block.
+        mask_token: the target's id of what stands where nothing is known.
+        causal: whether a slot sees only those before it.
+        markov_rank: of the matrix of followers, 0 for none.
+        confidence: whether there is a number of confidence per slot.
+        sample_from_anchor: whether the first slot drafts.
+
+    """
+
+    n_layer: int
+    block_size: int
+    mask_token: int
+    causal: bool
+    markov_rank: int
+    confidence: bool
+    sample_from_anchor: bool
+
+    def __post_init__(self) -> None:
+        DraftShape.__post_init__(self)
+        if not 0 <= self.mask_token < self.n_vocab:
+            raise ArgumentError(f"the mask token {self.mask_token} is outside of the vocabulary")
+
+    @property
+    def first_slot(self) -> int:
+        """The first slot that drafts."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def n_steps(self) -> int:
+        """Tokens that a block drafts."""
+        return self.block_size - self.first_slot
+
+    def keys(self) -> dict[str, Any]:
+        """The keys of its GGUF, without the architecture's prefix."""
+        keys = {
+            **DraftShape.keys(self),
+            "block_count": self.n_layer,
+            "block_size": self.block_size,
+            "attention.causal": self.causal,
+        }
+        if self.markov_rank:
+            # Both are said: readers differ in what they take for granted.
+            keys["sample_from_anchor"] = self.sample_from_anchor
+            keys["has_confidence_head"] = self.confidence
+        return keys
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The weights by their names in the GGUF, with the output first: [n_out, n_in] or [n]."""
+        d, r = self.n_embd, self.markov_rank
+        sizes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (d, len(self.target_layers) * self.n_embd_target),
+            "enc.output_norm.weight": (d,),
+        }
+        for i in range(self.n_layer):
+            block = f"blk.{i}"
+            sizes |= {
+                f"{block}.attn_norm.weight": (d,),
+                f"{block}.attn_q_norm.weight": (self.head_size,),
+                f"{block}.attn_k_norm.weight": (self.head_size,),
+                **self.attention_and_ffn(block, d),
+            }
+        sizes |= {"output_norm.weight": (d,), "output.weight": (self.n_draft_vocab, d)}
+        if r:
+            sizes |= {
+                "markov_w1.weight": (self.n_vocab, r),
+                "markov_w2.weight": (self.n_draft_vocab, r),
+            }
+        if self.confidence:
+            sizes |= {"conf_proj.weight": (1, d + r), "conf_proj.bias": (1,)}
+        return sizes
+
+
+class DFlashHead(DraftHead):
+    """A DFlash draft; see DraftHead."""
+
+    def __init__(
+        self, shape: DFlashShape, embedding: npt.NDArray[np.float32], d2t: npt.NDArray[np.int64]
+    ) -> None:
+        super().__init__(shape, embedding, d2t)
+        self.shape = shape
+
+    def inject(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of features in every layer.
+
+        Args:
+            features: [n, n_layers * n_embd_target] float32.
+            positions: [n] int64.
+
+        Returns:
+            Of each layer two of [n, n_head_kv, head_size].
+
+        """
+        rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
+        turn = self._angles(positions)
+        return [self._keys_values(rows, f"blk.{i}", turn) for i in range(self.shape.n_layer)]
+
+    def _keys_values(
+        self, x: Tensor, block: str, turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        keys = self._norm(self._heads(x, f"{block}.attn_k.weight"), f"{block}.attn_k_norm.weight")
+        return _turned(keys, turn), self._heads(x, f"{block}.attn_v.weight")
+
+    def blocks(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        injected: list[tuple[Tensor, Tensor]],
+        spans: list[Span],
+    ) -> Tensor:
+        """The rows of many blocks that give logits.
+
+        Args:
+            anchors: [c] int64, the token that each block begins with.
+            positions: [c] int64, where it stands.
+            injected: of inject().
+            spans: which features each block sees.
+
+        Returns:
+            [c, block_size, n_embd] float32, normed.
+
+        """
+        shape = self.shape
+        slots = torch.arange(shape.block_size, device=anchors.device)
+        ids = torch.full((len(anchors), len(slots)), shape.mask_token, device=anchors.device)
+        ids[:, 0] = anchors
+        turn = self._angles(positions[:, None] + slots)
+        hidden = slots > slots[:, None] if shape.causal else None
+        h = self.embedding[ids]
+        for i in range(shape.n_layer):
+            block = f"blk.{i}"
+            x = self._norm(h, f"{block}.attn_norm.weight")
+            q = self._heads(x, f"{block}.attn_q.weight")
+            q = _turned(self._norm(q, f"{block}.attn_q_norm.weight"), turn)
+            own = self._keys_values(x, block, turn)
+            attended = attend(q.to(own[1].dtype), _as(injected[i], own[1]), _as(own, own[1]),
+                              spans, hidden)  # fmt: skip
+            h = h + self._linear(attended.flatten(-2), f"{block}.attn_output.weight").float()
+            h = self._feed_forward(h, block)
+        return self._norm(h, "output_norm.weight")
+
+    def followers(self, tokens: Tensor) -> Tensor | None:
+        """The rows of the matrix of followers for tokens [c]: [c, rank]; None where it has none."""
+        return self.weight("markov_w1.weight")[tokens] if self.shape.markov_rank else None
+
+    def step_logits(self, y: Tensor, before: Tensor) -> Tensor:
+        """The logits of slots.
+
+        Args:
+            y: [c, n_embd], of blocks().
+            before: [c] int64, the token before the one that is drafted.
+
+        Returns:
+            [c, n_draft_vocab].
+
+        """
+        logits, low = self.logits(y), self.followers(before)
+        return logits if low is None else logits + self._linear(low, "markov_w2.weight")
+
+    def confidence(self, y: Tensor, before: Tensor) -> Tensor:
+        """How likely a slot's token is accepted, before the sigmoid: [c]; as step_logits().
+
+        It learns, and what it reads does not learn from it.
+        """
+        low = self.followers(before)
+        assert low is not None
+        row = torch.cat((y.detach(), low.detach().to(y.dtype)), dim=-1)
+        found: Tensor = self._linear(row, "conf_proj.weight")[:, 0] + self.weight("conf_proj.bias")
+        return found
+
+
+def _as(pair: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
+    return pair[0].to(like.dtype), pair[1].to(like.dtype)
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """RoPE: x is [..., n_head, size], turn of DraftHead._angles()."""
+    cos, sin = turn
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1)
+
+
+def initialise(
+    head: DFlashHead,
+    output: npt.NDArray[np.float32],
+    output_norm: npt.NDArray[np.float32] | None,
+    channel_rms: npt.NDArray[np.float32],
+    seed: int,
+) -> None:
+    """Sets the weights to begin with.
+
+    The last layer input passes through `fc` nearly as it is, each number of a layer input made
+    alike in size: nothing norms them before. The output's rows point where the target's do. What
+    the heads for followers and confidence add is 0 at first.
+
+    Args:
+        head: whose weights are set.
+        output: [n_vocab, n_embd] float32, the target's output rows.
+        output_norm: [n_embd] float32, the target's last norm, which goes into the rows.
+        channel_rms: [n_layers * n_embd_target] float32, the size of each number of a feature.
+        seed: of the rest.
+
+    """
+    shape, generator = head.shape, torch.Generator().manual_seed(seed)
+    inner = ("attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up")
+    gains = [("fc.weight", _FC_GAIN)]
+    for i in range(shape.n_layer):
+        gains += [(f"blk.{i}.{name}.weight", 1.0) for name in inner]
+        gains += [(f"blk.{i}.{name}.weight", _OUT_GAIN) for name in ("attn_output", "ffn_down")]
+    if shape.markov_rank:
+        gains.append(("markov_w1.weight", 1.0))
+    with torch.no_grad():
+        draw_matrices(head, gains, generator)
+        fc = head.weight("fc.weight")
+        if shape.n_embd == shape.n_embd_target:
+            fc[:, -shape.n_embd :] += torch.eye(shape.n_embd)
+        # A number that hardly moves says little, however small it is.
+        floor = 0.1 * np.median(channel_rms)
+        fc /= torch.from_numpy(np.maximum(channel_rms, max(floor, 1e-6)).astype(np.float32))
+        for name in ("markov_w2.weight", "conf_proj.weight", "conf_proj.bias"):
+            if head.has(name):
+                head.weight(name).zero_()
+        head.weight("output.weight").copy_(target_output(head, output, output_norm))

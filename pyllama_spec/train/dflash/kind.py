@@ -1,0 +1,106 @@
+"""DFlash as a run of training asks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyllama_spec.train.corpus.selection import sample, token_counts
+from pyllama_spec.train.dflash.config import DFlashTrainConfig
+from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
+from pyllama_spec.train.dflash.mask_token import choose_mask_token
+from pyllama_spec.train.dflash.objective import block_losses, count_accepted, with_fewer
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.init_draft import InitDraft, Keys
+from pyllama_spec.train.run.kind import Kind, Start, common_sizes
+from pyllama_spec.train.run.objective import Losses
+from pyllama_spec.train.run.texts import Texts, without_copies
+
+MASK_KEY = "tokenizer.ggml.mask_token_id"
+# Sequences whose rows say how large a layer's input is.
+_SAMPLE_SEQUENCES = 64
+_COPIED_SHARE = 0.1
+
+
+def shape_of(keys: Keys, n_draft_vocab: int) -> DFlashShape:
+    """The shape of a draft by the keys of its file."""
+    return DFlashShape(
+        n_vocab=keys.target.n_vocab,
+        n_draft_vocab=n_draft_vocab,
+        n_embd_target=keys.target.n_embd,
+        n_layer=keys.number("block_count"),
+        block_size=keys.number("block_size"),
+        mask_token=keys.number(MASK_KEY),
+        causal=bool(keys.values["attention.causal"]),
+        markov_rank=keys.sizes.get("markov_w2.weight", (0, 0))[1],
+        confidence=bool(keys.values.get("has_confidence_head", False)),
+        sample_from_anchor=bool(keys.values.get("sample_from_anchor", False)),
+        **keys.common(),
+    )
+
+
+class DFlashKind(Kind[DFlashHead]):
+    """Drafts that propose a block in one pass.
+
+    Args:
+        config: of the run.
+
+    """
+
+    arch = "dflash"
+    title = "DFlash"
+    folder = "dflash"
+
+    def __init__(self, config: DFlashTrainConfig) -> None:
+        self._config = config
+        self.n_steps = config.head.n_steps
+
+    def new_head(self, start: Start, reporter: Reporter) -> DFlashHead:
+        """A draft whose output points where the target's does; the rest is drawn."""
+        config, weights, info = self._config, start.weights, start.model.info
+        counts = token_counts(start.corpus, start.train, info.n_vocab)
+        mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
+        sizes = common_sizes(start, config.head, n_head_kv=None)
+        wanted = config.head
+        shape = DFlashShape(
+            **sizes,
+            n_layer=wanted.n_layer,
+            block_size=wanted.block_size,
+            mask_token=mask,
+            causal=wanted.causal,
+            markov_rank=wanted.markov_rank,
+            confidence=wanted.confidence,
+            sample_from_anchor=wanted.sample_from_anchor,
+        )
+        head = DFlashHead(shape, weights.embedding, start.vocab.d2t)
+        some = start.train[:_SAMPLE_SEQUENCES]
+        seen = sample(some, start.corpus, start.source, len(start.layers))
+        initialise(head, weights.output, weights.output_norm, seen.channel_rms, config.fit.seed)
+        piece = start.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
+        reporter.line(f"mask token: {mask} ({piece!r})")
+        return head
+
+    def known_head(self, start: Start, init: InitDraft) -> DFlashHead:
+        """An earlier draft, with the block that it was made for."""
+        assert isinstance(init.shape, DFlashShape)
+        self.n_steps = init.shape.n_steps
+        return DFlashHead(init.shape, start.weights.embedding, init.d2t)
+
+    def losses(
+        self, head: DFlashHead, texts: Texts, dtype: torch.dtype, generator: torch.Generator
+    ) -> Losses:
+        """Blocks from some of the places where decoding asks the draft."""
+        fit = self._config.fit
+        share = _COPIED_SHARE if fit.copied_share is None else fit.copied_share
+        texts = with_fewer(without_copies(texts, share, generator), fit.anchor_share, generator)
+        return block_losses(head, texts, fit, dtype, generator)
+
+    def n_accepted(self, head: DFlashHead, texts: Texts) -> Tensor:
+        """See Kind."""
+        return count_accepted(head, texts)
+
+    def keys(self, head: DFlashHead) -> dict[str, Any]:
+        """The mask, in place of one that the target's tokenizer may name."""
+        return {MASK_KEY: head.shape.mask_token}

@@ -1,0 +1,262 @@
+"""The blocks of a DFlash draft: against the NumPy reference, and what a slot does not see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from pyllama_spec import ArgumentError
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.target import read_target
+from pyllama_spec.train import DFlashFitConfig
+from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
+from pyllama_spec.train.dflash.mask_token import choose_mask_token
+from pyllama_spec.train.dflash.objective import block_losses, block_rows, count_accepted, drafted
+from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.target_weights import read_weights
+from pyllama_spec.train.run.texts import Texts
+from tests.models import model_path
+from tests.parity.dflash_reference import Reference
+from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB, random_texts
+
+Floats = npt.NDArray[np.float32]
+MASK = 301
+SHAPE = DFlashShape(
+    n_vocab=N_VOCAB, n_draft_vocab=N_DRAFT, n_embd=N_EMBD, n_embd_target=N_EMBD,
+    target_layers=(1, 2, 3), n_head=4, n_head_kv=2, n_ff=96, rope_base=10000.0, rms_eps=1e-5,
+    n_layer=2, block_size=5, mask_token=MASK, causal=False, markov_rank=0, confidence=False,
+    sample_from_anchor=False,
+)  # fmt: skip
+MARKOV = replace(SHAPE, markov_rank=8)
+SHAPES = {
+    "two layers": SHAPE,
+    "three layers, all heads": replace(SHAPE, n_layer=3, n_head_kv=4, target_layers=(0, 4)),
+    "causal": replace(SHAPE, causal=True, block_size=3),
+    "followers": MARKOV,
+    "confidence": replace(MARKOV, confidence=True, n_layer=1),
+    "from the anchor": replace(MARKOV, confidence=True, sample_from_anchor=True, causal=True),
+}
+
+
+def random_head(shape: DFlashShape, seed: int = 3) -> DFlashHead:
+    """A draft for the tiny llama with random weights, norms too."""
+    path = model_path("llama")
+    with Model(path) as model:
+        weights = read_weights(path, model.info)
+    d2t = np.sort(np.random.default_rng(seed).permutation(N_VOCAB)[:N_DRAFT]).astype(np.int64)
+    head = DFlashHead(shape, weights.embedding, d2t)
+    rms = np.ones(len(shape.target_layers) * N_EMBD, np.float32)
+    initialise(head, weights.output, weights.output_norm, rms, seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+    return head
+
+
+def export(head: DFlashHead, folder: Path, kind: str = "f32") -> Path:
+    path, target = folder / "draft.gguf", read_target(model_path("llama"))
+    export_head(
+        head, target, path, arch="dflash", name="test", n_ctx=512, export_type=kind, record={},
+        keys={"tokenizer.ggml.mask_token_id": MASK},
+    )  # fmt: skip
+    return path
+
+
+def texts_for(shape: DFlashShape, lengths: list[int]) -> Texts:
+    return random_texts(lengths, len(shape.target_layers) * N_EMBD)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_blocks_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    """Every slot of every block; with followers along the draft's own picks."""
+    shape = SHAPES[name]
+    head, texts = random_head(shape), texts_for(shape, [9, 5, 12])
+    reference = Reference(export(head, tmp_path), model_path("llama"))
+    with torch.no_grad():
+        rows = block_rows(head, texts)
+    tokens, features, first, block = texts.tokens.tolist(), texts.features.numpy(), 0, 0
+    d2t = head.d2t.numpy()
+    for length in texts.lengths:
+        for start in range(length - 2):
+            reference.truncate(0)
+            reference.inject(features[first : first + start + 1], range(start + 1))
+            ids = [tokens[first + start + 1], *[MASK] * (shape.block_size - 1)]
+            hidden = reference.hidden(ids, start + 1)[shape.first_slot :]
+            np.testing.assert_allclose(rows[block], hidden, atol=1e-4)
+            if shape.markov_rank:
+                chain = reference.chain(ids, start + 1)
+                before = torch.tensor([ids[0], *chain.ids[:-1]])
+                wanted = chain.logits[shape.first_slot :][:, d2t]
+                with torch.no_grad():
+                    got = head.step_logits(rows[block], before)
+                    if chain.confidences is not None:
+                        sure = head.confidence(rows[block], before).sigmoid()
+                        np.testing.assert_allclose(sure, chain.confidences, atol=1e-4)
+            else:
+                wanted = reference.block(ids, start + 1)[1:][:, d2t]
+                with torch.no_grad():
+                    got = head.step_logits(rows[block], torch.zeros(0))
+            np.testing.assert_allclose(got, wanted, atol=1e-4)
+            block += 1
+        first += length
+    assert block == len(texts.starts) > 15
+
+
+@pytest.mark.parametrize("name", ["two layers", "causal"])
+def test_a_slot_sees_features_before_its_anchor_and_nothing_else(name: str) -> None:
+    head, texts = random_head(SHAPES[name]), texts_for(SHAPES[name], [9, 12])
+    with torch.no_grad():
+        rows = block_rows(head, texts)
+        for at in (3, 8, 14):
+            changed = replace(texts, features=texts.features.clone())
+            changed.features[at] += 1.0
+            moved = (block_rows(head, changed) - rows).abs().amax(-1) > 1e-6
+            same_text = (texts.starts < 9) == (at < 9)
+            sees = (texts.starts >= at) & same_text
+            # All slots of the blocks that see it, and no slot of the others.
+            assert (moved == sees[:, None]).all()
+            changed = replace(texts, tokens=texts.tokens.clone())
+            changed.tokens[at] = (texts.tokens[at] + 7) % 256
+            moved = (block_rows(head, changed) - rows).abs().amax(-1) > 1e-6
+            assert (moved == (texts.starts + 1 == at)[:, None]).all(), "a token is its anchor's"
+
+
+def test_slots_see_those_after_them_unless_they_are_causal() -> None:
+    texts = texts_for(SHAPE, [10])
+    for causal in (False, True):
+        long, short = (random_head(replace(SHAPE, causal=causal, block_size=n)) for n in (5, 3))
+        with torch.no_grad():
+            gap = block_rows(long, texts)[:, :2] - block_rows(short, texts)
+        assert (float(gap.abs().max()) < 1e-5) == causal
+
+
+def slow_losses(head: DFlashHead, texts: Texts, fit: DFlashFitConfig) -> float:
+    """The loss of whole blocks one after the other; only for a missed_share of 0 or 1."""
+    with torch.no_grad():
+        rows = block_rows(head, texts).double()
+    runs, total, mass = drafted(texts, head.shape.n_steps).tolist(), 0.0, 0.0
+    matrix, d2t = head.weight("output.weight").detach().double(), head.d2t.tolist()
+    for i, start in enumerate(texts.starts.tolist()):
+        found: list[tuple[float, float, float]] = []
+        for depth in range(head.shape.n_steps):
+            if not runs[i][depth]:
+                break
+            at = start + depth + 1
+            logits = matrix @ rows[i, depth]
+            if head.shape.markov_rank:
+                low = head.weight("markov_w1.weight")[texts.tokens[at]].detach().double()
+                logits = logits + head.weight("markov_w2.weight").detach().double() @ low
+            log_q, token = torch.log_softmax(logits, -1), int(texts.tokens[at + 1])
+            soft = float((texts.target_p[at] * log_q[texts.target_ids[at]]).sum())
+            hard = float(log_q[d2t.index(token)]) if token in d2t else 0.0
+            p = (1 - fit.hard_share) * float(texts.target_p[at].sum())
+            p += fit.hard_share * (token in d2t)
+            loss = -(1 - fit.hard_share) * soft - fit.hard_share * hard
+            found.append((loss, p, float(np.exp(hard)) if token in d2t else 0.0))
+            if fit.missed_share == 0 and d2t[int(logits.argmax())] != token:
+                break
+        smooth = [(1 - fit.dpace_alpha) * q + fit.dpace_alpha for _, _, q in found]
+        for depth, (loss, p, _) in enumerate(found):
+            if fit.weights == "dpace":
+                total += loss * sum(np.prod(smooth[: m + 1]) for m in range(depth, len(found)))
+            else:
+                total += fit.step_decay**depth * loss
+                mass += fit.step_decay**depth * p
+    return total / (len(texts.starts) if fit.weights == "dpace" else mass)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        DFlashFitConfig(step_decay=0.7),
+        DFlashFitConfig(step_decay=0.7, missed_share=0.0, hard_share=0.3),
+        DFlashFitConfig(weights="dpace", dpace_alpha=0.4),
+        DFlashFitConfig(weights="dpace", missed_share=0.0, hard_share=1.0),
+    ],
+    ids=["decay", "cut, hard", "dpace", "dpace, cut, hard"],
+)
+@pytest.mark.parametrize("shape", [SHAPE, MARKOV], ids=["plain", "followers"])
+def test_the_loss_is_its_formula(fit: DFlashFitConfig, shape: DFlashShape) -> None:
+    head, texts = random_head(shape), texts_for(shape, [50, 40])
+    rng, n = np.random.default_rng(2), len(texts.tokens)
+    texts.target_ids = torch.from_numpy(np.stack([rng.permutation(N_DRAFT)[:4] for _ in range(n)]))
+    texts.target_p = torch.from_numpy(rng.dirichlet(np.ones(5), n)[:, :4].astype(np.float32))
+    with torch.no_grad():  # so that many first picks are right, and some second ones
+        for depth in (0, 1):
+            rows = block_rows(head, texts)[:, depth]
+            at = texts.starts + depth + 1
+            before = texts.tokens[at.clamp(max=n - 1)]
+            picks = head.d2t[head.step_logits(rows, before).argmax(-1)]
+            chosen = (texts.starts % 3 == 0) & drafted(texts, 2)[:, depth]
+            texts.tokens[at[chosen] + 1] = picks[chosen]
+    texts.in_vocab = torch.isin(texts.tokens, head.d2t)
+    generator = torch.Generator().manual_seed(9)
+    losses = block_losses(head, texts, fit, torch.float32, generator)
+    assert float(losses.total.detach()) == pytest.approx(slow_losses(head, texts, fit), rel=1e-4)
+    losses.total.backward()
+    gradient = head.weight("blk.0.attn_q.weight").grad
+    assert gradient is not None
+    assert float(gradient.abs().max()) > 0
+    accepted = count_accepted(head, texts)
+    assert 10 < int((accepted > 0).sum()) < len(accepted)
+
+
+def test_confidence_learns_from_slots_that_are_reached_and_teaches_nothing_else() -> None:
+    head, texts = random_head(SHAPES["confidence"]), texts_for(SHAPE, [40])
+    plain = replace(SHAPES["confidence"], confidence=False)
+    other = DFlashHead(plain, head.embedding.numpy(), head.d2t.numpy())
+    other.load_tensors({name: head.tensors()[name] for name in plain.sizes()})
+    texts.target_p, texts.target_ids = texts.target_p + 0.5, texts.target_ids
+    fit = DFlashFitConfig()
+    gradients = []
+    for one in (head, other):
+        block_losses(one, texts, fit, torch.float32, torch.Generator()).total.backward()
+        gradients.append({name: one.weight(name).grad for name in plain.sizes()})
+    for name in plain.sizes():
+        torch.testing.assert_close(gradients[0][name], gradients[1][name])
+    slope = head.weight("conf_proj.weight").grad
+    assert slope is not None
+    assert float(slope.abs().max()) > 0
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
+def test_every_type_of_file_is_loaded_by_the_engine(kind: str, tmp_path: Path) -> None:
+    path = export(random_head(SHAPES["from the anchor"]), tmp_path, kind)
+    with Model(path) as model:
+        assert model.info.arch == "dflash"
+        found = {k: model.metadata[k] for k in model.metadata if k.startswith("dflash.")}
+        assert model.metadata["tokenizer.ggml.mask_token_id"] == str(MASK)
+    assert found["dflash.block_size"] == "5"
+    assert found["dflash.attention.causal"] == "true"
+    assert found["dflash.sample_from_anchor"] == "true"
+    assert found["dflash.has_confidence_head"] == "true"
+
+
+def test_the_mask_is_a_token_that_no_text_has() -> None:
+    path = model_path("llama")
+    with Model(path) as model:
+        vocab, embedding = model.vocab, np.ones((N_VOCAB, 4), np.float32)
+        control = [t for t in range(N_VOCAB) if vocab.is_control(t) and not vocab.is_eog(t)]
+        free = [t for t in control if t != vocab.bos]
+        counts = np.ones(N_VOCAB, np.int64)
+        counts[free] = 0
+        counts[40] = 0
+        if free:
+            assert choose_mask_token(vocab, counts, embedding) == free[-1]
+        counts[free] = 1
+        assert choose_mask_token(vocab, counts, embedding) == 40
+        embedding[40] = 1e-5  # a row that nobody trained
+        assert choose_mask_token(vocab, counts, embedding) != 40
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    for changes in ({"n_head": 3}, {"n_head_kv": 3}, {"mask_token": N_VOCAB}):
+        with pytest.raises(ArgumentError):
+            replace(SHAPE, **changes)

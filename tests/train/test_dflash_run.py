@@ -1,0 +1,166 @@
+"""From a GGUF to a DFlash draft, in seconds: what is learned, interrupted, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.reader import read_keys
+from pyllama_spec.train import CheckpointError, TrainError, train_dflash, train_eagle3
+from pyllama_spec.train.dflash.kind import shape_of
+from pyllama_spec.train.run.init_draft import read_init_draft
+from pyllama_spec.train.run.pipeline import TrainReport
+from tests.parity.dflash_parts import TensorFile
+from tests.train.tools import Interrupting, perm, quick_block_config, quick_config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainReport, Path]:
+    """A whole run without interruption, and its folder."""
+    folder = tmp_path_factory.mktemp("trained")
+    return train_dflash(quick_block_config(folder)), folder
+
+
+def test_a_trained_draft_is_better_than_an_untrained_one(
+    trained: tuple[TrainReport, Path],
+) -> None:
+    report, folder = trained
+    assert report.untrained.tokens_per_round < 1.3
+    # Measured on a dozen rounds, of at most 4.
+    assert report.trained.tokens_per_round > 1.8
+    assert report.trained.by_depth == sorted(report.trained.by_depth, reverse=True)
+    assert len(report.trained.by_depth) == 3
+    own = folder / "draft.gguf.train" / "dflash"
+    points = json.loads((own / "curves.json").read_text(encoding="utf-8"))
+    assert points[-1]["loss"][0] < points[0]["loss"][0]
+    assert (own / "checkpoints" / "best.pt").exists()
+
+
+def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path]) -> None:
+    report, folder = trained
+    keys = read_keys(report.path, lambda name: name.startswith(("dflash.", "pyllama_spec.train.")))
+    values = {name: key.value for name, key in keys.items()}
+    assert values["dflash.block_size"] == 4
+    assert values["dflash.block_count"] == 1
+    assert list(values["dflash.target_layers"]) == [0, 1, 2]
+    assert values["dflash.attention.causal"] is False
+    assert "dflash.sample_from_anchor" not in values
+    command = values["pyllama_spec.train.command"].decode()
+    assert command.startswith("pyllama-spec train dflash -m perm-")
+    assert "--layers 1" in command
+    assert "--block 4" in command
+    assert str(folder).encode() not in report.path.read_bytes()
+    tensors = TensorFile(report.path).tensors
+    assert tensors["fc.weight"].shape == (320, 3 * 320)
+    assert tensors["output.weight"].shape == (320, 320)
+    assert "token_embd.weight" not in tensors
+    with Model(report.path) as model, Model(perm()) as target:
+        assert model.info.arch == "dflash"
+        assert model.info.n_embd == target.info.n_embd
+
+
+@pytest.mark.parametrize(("stage", "n"), [("writing text", 70), ("training", 9)])
+def test_an_interrupted_run_gives_the_same_file(
+    stage: str, n: int, tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    config = quick_block_config(tmp_path)
+
+    def act() -> None:
+        if stage == "training" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_dflash(config, Interrupting(stage, n, act))
+    assert not config.out.exists()
+    report = train_dflash(config)
+    assert report.path.read_bytes() == trained[0].path.read_bytes()
+
+
+def test_two_kinds_share_text_and_features(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    shutil.copytree(trained[1] / "draft.gguf.train", tmp_path / "work")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "work").rglob("shard-*.npy")}
+    config = quick_config(tmp_path, epochs=0.2, work=tmp_path / "work")
+    report = train_eagle3(config)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "work").rglob("shard-*.npy")} == before
+    assert report.n_answer_tokens == trained[0].n_answer_tokens
+    again = train_dflash(quick_block_config(tmp_path, work=tmp_path / "work"))
+    assert again.trained == trained[0].trained, "and neither spoils what the other has"
+
+
+def test_training_goes_on_with_the_weights_of_a_draft(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    first = trained[0]
+    config = quick_block_config(tmp_path, init=first.path, epochs=0.1, lr=1e-9, seed=2)
+    report = train_dflash(config)
+    with Model(perm()) as target:
+        old, new = (
+            read_init_draft(r.path, target.info, "dflash", shape_of) for r in (first, report)
+        )
+    assert old.shape == new.shape
+    for name, values in old.tensors.items():
+        assert abs(values - new.tensors[name]).max() < 1e-6, name
+    with pytest.raises(TrainError, match="is a llama, not a draft of kind dflash"):
+        train_dflash(replace(config, init=perm()))
+
+
+def test_followers_and_confidence_are_learned(tmp_path: Path) -> None:
+    config = quick_block_config(
+        tmp_path, markov_rank=16, confidence=True, sample_from_anchor=True, weights="dpace",
+        missed_share=0.0, n_threads=1,
+    )  # fmt: skip
+    report = train_dflash(config)
+    assert len(report.trained.by_depth) == 4, "a block of 4 slots drafts 4"
+    # What follows a token is all that this target says.
+    assert report.trained.tokens_per_round > 1.8
+    tensors = TensorFile(report.path).tensors
+    assert tensors["markov_w1.weight"].shape == (320, 16)
+    assert tensors["markov_w2.weight"].shape == (320, 16)
+    assert tensors["conf_proj.weight"].size == 320 + 16
+    assert abs(tensors["conf_proj.weight"]).max() > 0
+    command = read_keys(report.path, lambda name: name == "pyllama_spec.train.command")
+    words = next(iter(command.values())).value.decode()
+    assert "--from-anchor" in words
+    assert "--weights dpace" in words
+
+
+def test_work_of_other_settings_is_refused(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    shutil.copytree(trained[1] / "draft.gguf.train", tmp_path / "draft.gguf.train")
+    with pytest.raises(CheckpointError, match=r"head\.block_size=4, and this run has 5"):
+        train_dflash(quick_block_config(tmp_path, block_size=5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"block_size": 1}, "block_size=1"),
+        ({"block_size": 65}, "block_size=65 is above 64"),
+        ({"n_layer": 0}, "n_layer=0"),
+        ({"confidence": True}, "confidence needs a markov_rank"),
+        ({"sample_from_anchor": True}, "sample_from_anchor needs a markov_rank"),
+        ({"anchor_share": 0.0}, "anchor_share=0 leaves nothing"),
+        ({"dpace_alpha": 1.5}, r"dpace_alpha=1\.5 is outside 0 \.\. 1"),
+        ({"hard_share": -1.0}, "hard_share"),
+        ({"weights": "sum"}, "weights='sum' is none of decay, dpace"),
+        ({"missed_share": 2.0}, "missed_share"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_read(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ArgumentError, match=reason):
+        quick_block_config(tmp_path, **changes)
