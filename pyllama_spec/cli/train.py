@@ -53,7 +53,7 @@ def _add_eagle3(kinds: _Commands) -> None:
     parser.add_argument("--ngrams", type=int, metavar="N",
         help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
     _add_corpus(parser)
-    head = _add_head(parser)
+    head = _add_head(parser, n_head_kv="as many")
     head.add_argument("--plain", action="store_true",
         help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
@@ -67,7 +67,7 @@ def _add_dflash(kinds: _Commands) -> None:
     default, sizes = DFlashFitConfig(), DFlashHeadConfig()
     _add_files(parser, DFlashTrainConfig(Path(), Path("x")))
     _add_corpus(parser)
-    head = _add_head(parser).add_argument
+    head = _add_head(parser, n_head_kv="the target's").add_argument
     head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
     head("--block", type=int, default=sizes.block_size, metavar="N",
         help="slots of a block, the token before it included [%(default)s]")  # fmt: skip
@@ -129,14 +129,14 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=default.seed, help="of all random draws [%(default)s]")
 
 
-def _add_head(parser: argparse.ArgumentParser) -> _Group:
+def _add_head(parser: argparse.ArgumentParser, n_head_kv: str) -> _Group:
     group = parser.add_argument_group("head")
     add = group.add_argument
     add("--target-layers", type=layer_list, metavar="A,B,C",
         help="layer inputs to read [six from the first to the last]")  # fmt: skip
     add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [a sixth of all]")
     add("--n-head", type=int, help="attention heads [the target's]")
-    add("--n-head-kv", type=int, help="heads of keys and values [as many]")
+    add("--n-head-kv", type=int, help=f"heads of keys and values [{n_head_kv}]")
     add("--n-ff", type=int, help="width of its feed-forward block [the target's]")
     return group
 

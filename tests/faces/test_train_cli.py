@@ -9,7 +9,15 @@ import pytest
 
 from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.train import CorpusConfig, Eagle3TrainConfig, FitConfig, HeadConfig
+from pyllama_spec.train import (
+    CorpusConfig,
+    DFlashFitConfig,
+    DFlashHeadConfig,
+    DFlashTrainConfig,
+    Eagle3TrainConfig,
+    FitConfig,
+    HeadConfig,
+)
 from pyllama_spec.train.run.provenance import command
 from pyllama_spec.train.run.target_weights import default_layers
 from tests.models import model_path
@@ -105,6 +113,50 @@ def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> 
         "pyllama-spec train eagle3 -m 'target model.gguf' -o draft.gguf --plain --train-output "
         "--tokens 1000 --prompts p.jsonl --target-layers 1,2,3 --copied-share 0.5 --lr 0.002"
     )
+
+
+def test_the_recorded_command_of_a_block_draft_names_its_own_options(tmp_path: Path) -> None:
+    config = DFlashTrainConfig(
+        tmp_path / "target.gguf",
+        tmp_path / "draft.gguf",
+        head=DFlashHeadConfig(block_size=6, markov_rank=64, sample_from_anchor=True),
+        fit=DFlashFitConfig(weights="decay", hard_share=0.25),
+    )
+    assert command(config) == (
+        "pyllama-spec train dflash -m target.gguf -o draft.gguf --from-anchor --block 6 "
+        "--markov 64 --hard-share 0.25"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--block", "1"], "block_size=1"),
+        (["--layers", "0"], "n_layer=0"),
+        (["--confidence"], "confidence needs a markov_rank"),
+        (["--anchor-share", "0"], "anchor_share=0"),
+        (["--dpace-alpha", "2"], "dpace_alpha=2.0 is outside 0 .. 1"),
+        (["--target-layers", "1,99"], "99"),
+    ],
+)
+def test_bad_settings_of_a_block_draft_are_told_in_one_line(
+    args: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "dflash", "-m", str(model_path("llama")), "-o", str(tmp_path / "d.gguf")]
+    assert main([*words, *args]) == 1
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_kind_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, own, other in (("eagle3", "--plain", "--block"), ("dflash", "--block", "--plain")):
+        assert main(["train", kind, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert own in text
+        assert other not in text
+        assert "--tokens" in text
 
 
 def test_contradictory_settings_are_refused() -> None:

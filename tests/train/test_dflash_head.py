@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -257,6 +258,7 @@ def test_the_mask_is_a_token_that_no_text_has() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    for changes in ({"n_head": 3}, {"n_head_kv": 3}, {"mask_token": N_VOCAB}):
+    wrong: list[dict[str, Any]] = [{"n_head": 3}, {"n_head_kv": 3}, {"mask_token": N_VOCAB}]
+    for changes in wrong:
         with pytest.raises(ArgumentError):
             replace(SHAPE, **changes)

@@ -91,7 +91,10 @@ class DFlashFitConfig(FitSettings):
 
 @dataclass(frozen=True, slots=True)
 class DFlashTrainConfig(RunConfig):
-    """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig."""
+    """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig.
+
+    Matrices are of q8_0 unless said: two layers are twice EAGLE-3's one.
+    """
 
     kind: ClassVar[str] = "dflash"
     options: ClassVar[Mapping[str, str]] = {
@@ -111,3 +114,4 @@ class DFlashTrainConfig(RunConfig):
 
     head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
     fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
+    export_type: str = "q8_0"

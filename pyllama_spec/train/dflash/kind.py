@@ -59,13 +59,12 @@ class DFlashKind(Kind[DFlashHead]):
 
     def new_head(self, start: Start, reporter: Reporter) -> DFlashHead:
         """A draft whose output points where the target's does; the rest is drawn."""
-        config, weights, info = self._config, start.weights, start.model.info
-        counts = token_counts(start.corpus, start.train, info.n_vocab)
+        config, weights = self._config, start.weights
+        counts = token_counts(start.corpus, start.train, start.model.info.n_vocab)
         mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
-        sizes = common_sizes(start, config.head, n_head_kv=None)
         wanted = config.head
         shape = DFlashShape(
-            **sizes,
+            **common_sizes(start, wanted, grouped=True),
             n_layer=wanted.n_layer,
             block_size=wanted.block_size,
             mask_token=mask,

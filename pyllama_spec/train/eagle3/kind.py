@@ -66,7 +66,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
         """A head that begins with copying, and with what the target was about to say."""
         config, weights = self._config, start.weights
         shape = HeadShape(
-            **common_sizes(start, config.head, n_head_kv=None),
+            **common_sizes(start, config.head),
             fc_norm=config.head.fc_norm,
             norm_output=config.head.norm_output,
         )

@@ -54,17 +54,19 @@ class Start:
     train: list[int]
 
 
-def common_sizes(start: Start, wanted: HeadSettings, *, n_head_kv: int | None) -> dict[str, Any]:
+def common_sizes(start: Start, wanted: HeadSettings, *, grouped: bool = False) -> dict[str, Any]:
     """The fields of DraftShape for a new head.
 
     Args:
         start: the target and the vocabularies.
         wanted: what is asked for.
-        n_head_kv: heads of keys and values where that says nothing; None for as many as heads.
+        grouped: where that does not say how many heads of keys and values there are, as many as the
+            target has, if that fits; else as many as there are heads.
 
     """
     info, weights = start.model.info, start.weights
     n_head = wanted.n_head or default_n_head(info.n_embd, info.n_head)
+    fits = grouped and info.n_head_kv > 0 and n_head % info.n_head_kv == 0
     return {
         "n_vocab": info.n_vocab,
         "n_draft_vocab": len(start.vocab.d2t),
@@ -72,7 +74,7 @@ def common_sizes(start: Start, wanted: HeadSettings, *, n_head_kv: int | None) -
         "n_embd_target": info.n_embd,
         "target_layers": start.layers,
         "n_head": n_head,
-        "n_head_kv": wanted.n_head_kv or n_head_kv or n_head,
+        "n_head_kv": wanted.n_head_kv or (info.n_head_kv if fits else n_head),
         "n_ff": wanted.n_ff or weights.n_ff,
         "rope_base": weights.rope_base,
         "rms_eps": weights.rms_eps,
