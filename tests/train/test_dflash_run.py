@@ -136,6 +136,19 @@ def test_followers_and_confidence_are_learned(tmp_path: Path) -> None:
     assert "--weights dpace" in words
 
 
+def test_bfloat16_learns_as_well(tmp_path: Path) -> None:
+    """Its losses follow float32's on the same blocks."""
+    courses = []
+    for precision in ("bf16", "fp32"):
+        folder = tmp_path / precision
+        folder.mkdir()
+        train_dflash(quick_block_config(folder, precision=precision, epochs=4))
+        path = folder / "draft.gguf.train" / "dflash" / "curves.json"
+        courses.append(json.loads(path.read_text(encoding="utf-8")))
+    for a, b in zip(*courses, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=0.1, abs=0.05)
+
+
 def test_work_of_other_settings_is_refused(
     tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:

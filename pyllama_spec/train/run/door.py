@@ -42,7 +42,7 @@ def run_training(
     default_layers: Callable[[ModelInfo], tuple[int, ...]],
     opening: Callable[[], Opening],
 ) -> TrainReport:
-    """Trains a draft of any kind; train_eagle3() says what it does and raises.
+    """Trains a draft of any kind; the doors of the kinds say what it does and raises.
 
     Args:
         config: of the run.
