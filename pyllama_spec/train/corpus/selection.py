@@ -77,6 +77,7 @@ class Sample:
     Attributes:
         rows: [n, n_embd] float32, the first of the layer inputs at some tokens.
         tokens: [n] int64, these tokens.
+        last: [n, n_embd] float32, the last of the layer inputs.
         rms: [n_layers] float32, the root mean square of each layer input over them.
         channel_rms: [n_layers * n_embd] float32, that of each number of all layer inputs.
 
@@ -84,13 +85,14 @@ class Sample:
 
     rows: npt.NDArray[np.float32]
     tokens: npt.NDArray[np.int64]
+    last: npt.NDArray[np.float32]
     rms: npt.NDArray[np.float32]
     channel_rms: npt.NDArray[np.float32]
 
 
 def sample(indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int) -> Sample:
-    """Looks at some sequences; of all layer inputs but the first it keeps their size alone."""
-    rows, tokens = [], []
+    """Looks at some sequences; of layer inputs between the first and the last it keeps the size."""
+    rows, tokens, last = [], [], []
     squares: npt.NDArray[np.float64] | float = 0.0
     n = 0
     for i in indices:
@@ -99,11 +101,13 @@ def sample(indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_laye
         squares = squares + np.einsum("nld,nld->ld", layers, layers, dtype=np.float64)
         n += layers.shape[0]
         rows.append(layers[:, 0].astype(np.float32))
+        last.append(layers[:, -1].astype(np.float32))
         tokens.append(corpus.sequences[i].tokens[:-1].astype(np.int64))
     mean = np.asarray(squares) / n
     return Sample(
         np.concatenate(rows),
         np.concatenate(tokens),
+        np.concatenate(last),
         np.sqrt(mean.mean(1)).astype(np.float32),
         np.sqrt(mean).reshape(-1).astype(np.float32),
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
+from pyllama_spec.train.dflash.copying import begin_with_copying
 from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
 from pyllama_spec.train.dflash.mask_token import choose_mask_token
 from pyllama_spec.train.dflash.objective import block_losses, count_accepted, with_fewer
@@ -64,7 +65,7 @@ class DFlashKind(Kind[DFlashHead]):
         mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
         wanted = config.head
         shape = DFlashShape(
-            **common_sizes(start, wanted, grouped=True),
+            **common_sizes(start, wanted, grouped=not wanted.sample_from_anchor),
             n_layer=wanted.n_layer,
             block_size=wanted.block_size,
             mask_token=mask,
@@ -77,6 +78,11 @@ class DFlashKind(Kind[DFlashHead]):
         some = start.train[:_SAMPLE_SEQUENCES]
         seen = sample(some, start.corpus, start.source, len(start.layers))
         initialise(head, weights.output, weights.output_norm, seen.channel_rms, config.fit.seed)
+        told = begin_with_copying(
+            head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, config.fit.seed
+        )
+        if wanted.sample_from_anchor:
+            reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
         piece = start.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
         reporter.line(f"mask token: {mask} ({piece!r})")
         return head

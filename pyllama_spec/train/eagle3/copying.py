@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pyllama_spec.train.eagle3.head import Eagle3Head
+from pyllama_spec.train.run.token_directions import MIN_TOLD, equal_directions, normed, told_map
 
 # Of the heads; the others are free for all else.
 _SHARE = 2 / 3
@@ -26,9 +27,6 @@ _SHARE = 2 / 3
 # a copied token adds to a row. Both from trials on SmolLM2.
 _SHARPNESS = 16.0
 _STRENGTH = 6.0
-# The share of a token's direction that the first layer input must tell, else nothing can be found.
-_MIN_TOLD = 0.5
-_RIDGE = 1e-2
 
 
 def begin_with_copying(
@@ -62,12 +60,12 @@ def begin_with_copying(
         return 0.0
     n_heads, half = max(int(_SHARE * shape.n_head), 1), shape.head_size // 2
     n = n_heads * half
-    embedding = _normed(head.embedding.double(), shape.rms_eps)
+    embedding = normed(head.embedding.double(), shape.rms_eps)
     weights = torch.from_numpy(counts).double() + 0.1
     weights /= weights.sum()
-    directions = _equal_directions(embedding, weights, n, seed)
+    directions = equal_directions(embedding, weights, n, seed)
     told, told_share = _fit(head, rows, tokens, embedding @ directions.T)
-    if told_share < _MIN_TOLD:
+    if told_share < MIN_TOLD:
         return told_share
     with torch.no_grad():
         d, used = shape.n_embd, n_heads * shape.head_size
@@ -89,45 +87,14 @@ def begin_with_copying(
     return told_share
 
 
-def _normed(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-
-def _equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> Tensor:
-    """[n, n_embd]: the widest directions of the tokens, each scaled to a spread of 1, and mixed.
-
-    None has a part along the tokens' mean, which tells nothing of any of them.
-    """
-    mean = weights @ embedding
-    centred = embedding - mean
-    values, vectors = torch.linalg.eigh((centred * weights[:, None]).T @ centred)
-    values, vectors = values.flip(0)[:n], vectors.flip(1)[:, :n]
-    vectors = vectors - torch.outer(mean, mean @ vectors) / mean.square().sum().clamp(min=1e-12)
-    scaled = (vectors / values.clamp(min=1e-6 * float(values[0])).sqrt()).T
-    generator = torch.Generator().manual_seed(seed)
-    mix = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
-    mixed: Tensor = mix @ scaled
-    return mixed
-
-
 def _fit(
     head: Eagle3Head, rows: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64], wanted: Tensor
 ) -> tuple[Tensor, float]:
     """The map [n, n_embd_target] from the first layer input to `wanted`, and its R^2."""
     x = torch.from_numpy(rows.astype(np.float64))
     if head.shape.fc_norm:
-        x = _normed(x, head.shape.rms_eps)
-    y = wanted[torch.from_numpy(tokens)]
-    n_fit = max(len(x) * 4 // 5, 1)
-    fit_x, fit_y = x[:n_fit], y[:n_fit]
-    ridge = _RIDGE * n_fit * fit_x.square().mean().clamp(min=1e-12)
-    eye = torch.eye(x.shape[1], dtype=torch.float64)
-    solved = torch.linalg.solve(fit_x.T @ fit_x + ridge * eye, fit_x.T @ fit_y)
-    rest = y[n_fit:]
-    missed = (x[n_fit:] @ solved - rest).square().mean()
-    spread = (rest - rest.mean(0)).square().mean()
-    told = 1 - float(missed / spread.clamp(min=1e-12)) if len(rest) else 0.0
-    return solved.T, told
+        x = normed(x, head.shape.rms_eps)
+    return told_map(x, wanted[torch.from_numpy(tokens)])
 
 
 def _output_map(
