@@ -123,8 +123,8 @@ def test_followers_and_confidence_are_learned(tmp_path: Path) -> None:
     )  # fmt: skip
     report = train_dflash(config)
     assert len(report.trained.by_depth) == 4, "a block of 4 slots drafts 4"
-    # What follows a token is all that this target says.
-    assert report.trained.tokens_per_round > 1.8
+    # Measured on some twenty rounds, and the loss ends with the first wrong pick.
+    assert report.trained.tokens_per_round > 1.3 > report.untrained.tokens_per_round
     tensors = TensorFile(report.path).tensors
     assert tensors["markov_w1.weight"].shape == (320, 16)
     assert tensors["markov_w2.weight"].shape == (320, 16)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from pyllama_spec.train.dflash.head import DFlashHead
 from pyllama_spec.train.run.token_directions import MIN_TOLD, equal_directions, normed, told_map
@@ -63,15 +64,31 @@ def begin_with_copying(
     told, share = told_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
     if share < MIN_TOLD:
         return share
+    _set(head, directions, told / scale, torch.from_numpy(last))
+    return share
+
+
+def _set(head: DFlashHead, directions: Tensor, told: Tensor, last: Tensor) -> None:
+    """Sets the weights.
+
+    Args:
+        head: the draft.
+        directions: [n, n_embd], by which tokens are told apart.
+        told: [n, n_embd_target], the map from the first layer input to them.
+        last: as for begin_with_copying().
+
+    """
+    d, n, size = head.shape.n_embd, len(directions), head.shape.head_size
+    used = n // (size // 2) * size
     output = head.weight("output.weight").detach().double()
     n_said = min(used, d - n)
     widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_said].float()
-    said = (torch.from_numpy(last) @ widest).square().mean().sqrt().clamp(min=1e-6)
+    said = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
     with torch.no_grad():
         # A row of features: first which token it belongs to, then what the target said there.
         fc = head.weight("fc.weight")
         fc.zero_()
-        fc[:n, :d] = (told / scale).float()
+        fc[:n, :d] = told.float()
         fc[n : n + n_said, -d:] = widest.T / said
         # In the half of a head's numbers that RoPE turns slowest: number i goes with i + size / 2.
         numbers = torch.arange(used).view(-1, 2, size // 2)
@@ -87,8 +104,7 @@ def begin_with_copying(
         out[:, :n_said] = _STRENGTH * widest
         for part in ("q", "k"):
             head.weight(f"blk.0.attn_{part}_norm.weight").fill_(_SHARPNESS)
-        for i in range(shape.n_layer):
+        for i in range(head.shape.n_layer):
             head.weight(f"blk.{i}.ffn_down.weight").mul_(_NOISE)
             if i:
                 head.weight(f"blk.{i}.attn_output.weight").mul_(_NOISE)
-    return share
