@@ -153,6 +153,7 @@ def test_dspark_of_speculators_must_say_where_it_begins(tmp_path: Path) -> None:
 ODD: tuple[object, ...] = (0, -1, True, 1.5, "x", [], [1], [[1]], {"a": 1}, 10**30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout"), [("dspark", "specforge"), ("dspark", "speculators")])
 def test_odd_values_are_no_crash(tmp_path: Path, kind: str, layout: str) -> None:
     """Whatever stands at a key, the file is converted or refused."""

@@ -61,6 +61,7 @@ def test_types(tmp_path: Path, kind: Kind, tolerance: float) -> None:
         assert np.abs(found[name] - expected).max() <= limit, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("floats", "name"), [("BF16", "BF16"), ("F16", "F16"), ("F32", "F32")])
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 def test_the_sources_type_is_kept(tmp_path: Path, floats: str, name: str, suffix: str) -> None:

@@ -102,6 +102,7 @@ def test_a_recurrent_state_goes_back_as_far_as_its_last_batch(arch: str) -> None
     assert min(n_done, n_refused) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", RECURRENT)
 @pytest.mark.parametrize("kv_unified", [False, True])
 def test_recurrent_states_of_several_sequences(arch: str, kv_unified: bool) -> None:

@@ -33,6 +33,7 @@ from tests.oracles import rss_bytes
 __all__ = ["nothing_stays_behind"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_two_hundred_requests_of_sixteen_threads(draft: str) -> None:
     """Whole texts and streams, some of which are abandoned, closed or cancelled at random."""
@@ -73,6 +74,7 @@ def test_two_hundred_requests_of_sixteen_threads(draft: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_memory_is_flat() -> None:
     sizes = []
     with open_wide(), ThreadPoolExecutor(8) as pool, open_wide() as llm:

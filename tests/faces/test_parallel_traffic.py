@@ -138,6 +138,7 @@ class User:
         self.llm.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "draft", "n_parallel"),
     [

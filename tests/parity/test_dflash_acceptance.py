@@ -132,6 +132,7 @@ def test_all_is_accepted(path: Callable[[Callable[[], DFlash]], None], read: str
     path(lambda: perm(read))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_is_accepted_of_every_kind(kind: str) -> None:
     for path in (along_blocks, along_a_conversation, along_shared_rounds):
@@ -149,6 +150,7 @@ def test_each_path_sees_wrong_rows(
         path(lambda: fault(model_path("perm_dflash", mask_token=ENDOFTEXT)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("off", [-1, 1])
 def test_each_path_sees_another_layer(
@@ -199,6 +201,7 @@ def test_blocks_of_every_length(kind: str, block_size: int) -> None:
         assert run.stats.rounds == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

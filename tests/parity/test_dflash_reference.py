@@ -289,6 +289,7 @@ PERM_DRAFTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", PERM_DRAFTS, ids=str)
 def test_perm_drafts_need_the_right_rows(options: dict[str, Any]) -> None:
     cycles = {key: value for key, value in options.items() if key == "n_cycles"}

@@ -216,6 +216,7 @@ class Credulous(StepSampler):
         self.inner.accept(token, generated=generated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p_take", "n"), [(1.0, 3000), (0.2, 5000), (0.05, N_DRAWS)])
 def test_a_rule_that_favours_the_draft_is_caught(context: Context, p_take: float, n: int) -> None:
     drafted = CONSTANT_TOKENS[0]

@@ -21,6 +21,7 @@ from tests.models import RopeScaling, model_path
 from tests.oracles import tiny
 from tests.parity.eagle3_reference import Reference
 from tests.parity.eagle3_rounding import BF16Activations, Float32Angles, UnfusedAngles
+from tests.tiers import mostly_slow
 
 Rows = npt.NDArray[np.float32]
 N_FEATURES, N_STEPS = 5, 8
@@ -243,7 +244,7 @@ ROPES = {
 }
 
 
-@pytest.mark.parametrize("first", [0, 4_000, 40_000])
+@pytest.mark.parametrize("first", mostly_slow((0, 4_000, 40_000), (0,)))
 @pytest.mark.parametrize("name", ROPES)
 def test_rope(name: str, first: int) -> None:
     options = {"rope": ROPES[name], "head_dim": 32}

@@ -95,7 +95,7 @@ def perm_requests(n: int, seed: int) -> tuple[list[Request], list[list[int]]]:
 
 
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
-@pytest.mark.parametrize("n_seqs", WIDTHS)
+@pytest.mark.parametrize("n_seqs", mostly_slow(WIDTHS, (1, 4)))
 def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
     """PERM: a row of another token, or of another sequence, brings the acceptance to nothing."""
     requests, texts = perm_requests(3 * n_seqs, n_seqs)

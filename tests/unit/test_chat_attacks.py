@@ -334,6 +334,7 @@ PIECES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_drawn_templates_and_texts(seed: int, vocab: Vocab) -> None:
     rng = random.Random(seed)
