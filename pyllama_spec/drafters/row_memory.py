@@ -172,9 +172,28 @@ class RowMemory(ABC):
             self.context.memory.remove(seq, s.first, first)
         s.first = first
 
-    @abstractmethod
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens the target may keep: those whose rows are here."""
+        """How many of the first n_keep tokens the target may keep: those whose rows are here.
+
+        Where a window has forgotten most of what a draft would see there, the target has to decode
+        as much again.
+        """
+        s = self._sequences.get(seq)
+        if s is None:
+            return 0
+        n = self.known(s, n_keep)
+        n_seen = min(n, self.n_seen)
+        n_there = n - min(s.first, n)
+        return n if 2 * n_there >= n_seen else n - n_seen
+
+    @abstractmethod
+    def known(self, s: Known, n_keep: int) -> int:
+        """How many of the first n_keep tokens have their rows here, fed or waiting."""
+
+    @property
+    def n_seen(self) -> int:
+        """How many rows a draft sees at least, once the text is that long."""
+        return self._n_window - self._n_window // 8
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Keeps what belongs to the first n_keep tokens."""

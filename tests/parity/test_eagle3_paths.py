@@ -190,6 +190,21 @@ def test_a_state_of_another_head_is_refused() -> None:
         other.restore(0, state)
 
 
+@pytest.mark.parametrize("cut", [1, 20, 80, 150])
+def test_a_prefix_shorter_than_what_a_window_forgot(cut: int) -> None:
+    """Where the head would have nothing left to go on with, the target makes the rows again."""
+    drafter = head(max_draft=4, n_ctx=24)
+    loop, seq = opened(drafter), SequenceState()
+    text = generate(loop, seq, prompt_tokens(120), 60, PARAMS).text
+    prompt = text[: len(text) - cut] + prompt_tokens(2, seed=8)
+    run = generate(loop, seq, prompt, 1, PARAMS)
+    assert run.stats.reason_off is None
+    context = open_context(drafter)
+    assert context is not None
+    first, last = context.memory.positions(0)
+    assert last - first >= 10
+
+
 @pytest.mark.parametrize("window", [8, 30, 64])
 def test_a_window(window: int) -> None:
     """What a head with a window says is what a head says that was given the window alone."""

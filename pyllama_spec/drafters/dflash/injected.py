@@ -81,17 +81,13 @@ class Injected(RowMemory):
     def _has_waiting(self, s: Known) -> bool:
         return s.rows.end > s.n_fed
 
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens the target may keep: those that were fed, or wait.
-
-        Where a window has forgotten most of what a block there would see, it has to decode as much
-        again.
-        """
-        s = self._sequences.get(seq)
-        if s is None:
-            return 0
+    def known(self, s: Known, n_keep: int) -> int:
+        """Those that were fed, or wait."""
         n_known = s.rows.end if s.rows.start <= s.n_fed else s.n_fed
-        n = min(n_keep, max(n_known, s.n_fed))
-        n_seen = min(n, self._block.n_window or self._n_window - self._n_window // 8)
-        n_there = n - min(s.first, n)
-        return n if 2 * n_there >= n_seen else n - n_seen
+        return min(n_keep, max(n_known, s.n_fed))
+
+    @property
+    def n_seen(self) -> int:
+        """No more than its layers look back over."""
+        n = super().n_seen
+        return n if self._block.n_window is None else min(n, self._block.n_window)

@@ -51,15 +51,11 @@ class Pairs(RowMemory):
             self.cut(seq, s, len(s.tokens) - 1)
         s.ahead = None
 
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens the target may keep.
+    def known(self, s: Known, n_keep: int) -> int:
+        """The pair of the token that follows them needs the row of the last one.
 
-        The pair of the token that follows them needs the row of the last one. Where that row is
-        gone, the target has to make it again.
+        Where that row is gone, the target has to make it again.
         """
-        s = self._sequences.get(seq)
-        if s is None:
-            return 0
         n_keep = min(n_keep, len(s.tokens))
         if n_keep == 0 or (s.rows.holds(n_keep - 1) and s.rows.start <= s.n_fed):
             return n_keep
