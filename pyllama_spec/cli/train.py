@@ -19,9 +19,8 @@ from pyllama_spec.train import (
     train_dflash,
     train_eagle3,
 )
-from pyllama_spec.train.config import PRECISIONS, FitSettings, RunConfig
+from pyllama_spec.train.config import N_NGRAMS, PRECISIONS, FitSettings, RunConfig
 from pyllama_spec.train.dflash.config import WEIGHTS
-from pyllama_spec.train.eagle3.config import N_NGRAMS
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ def _add_dflash(kinds: _Commands) -> None:
     parser = kinds.add_parser("dflash", help="a DFlash draft: a block in one pass")
     default, sizes = DFlashFitConfig(), DFlashHeadConfig()
     _add_files(parser, DFlashTrainConfig(Path(), Path("x")))
+    parser.add_argument("--ngrams", type=int, metavar="N",
+        help=f"contexts of the n-gram table; 0 for stock llama.cpp [{N_NGRAMS}]")  # fmt: skip
     _add_corpus(parser)
     head = _add_head(parser, n_head_kv="the target's").add_argument
     head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")

@@ -14,6 +14,11 @@ from pyllama_spec.gguf.writer import KINDS
 PRECISIONS = ("auto", "fp32", "bf16")
 
 
+# Of the n-gram table. Three times as many gave 0.01 tokens per round more: what is rare is seldom
+# met again.
+N_NGRAMS = 800_000
+
+
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
     """The text to train on.

@@ -32,6 +32,8 @@ class TensorFile:
         self.tensors: dict[str, Array] = {}
         self.d2t: NDArray[np.int64] | None = None
         for tensor in self._reader.tensors:
+            if tensor.name.startswith("ngram."):
+                continue  # no part of what is computed
             if tensor.tensor_type == GGMLQuantizationType.I64:
                 if tensor.name != "d2t":
                     raise ValueError(f"{tensor.name} is I64; only d2t may be")

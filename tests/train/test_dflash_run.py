@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec import ArgumentError
+from pyllama_spec import ArgumentError, Llama
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, TrainError, train_dflash, train_eagle3
@@ -65,6 +65,29 @@ def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path])
     with Model(report.path) as model, Model(perm()) as target:
         assert model.info.arch == "dflash"
         assert model.info.n_embd == target.info.n_embd
+
+
+def test_the_file_drafts(trained: tuple[TrainReport, Path]) -> None:
+    """The drafter accepts what training measured, and says the same with and without."""
+    report, _ = trained
+    prompt, n = [5, 9, 17], 60
+    with Llama(perm(), n_ctx=128, n_threads=1) as llm:
+        expected = llm.create_completion(prompt, max_tokens=n, temperature=0)
+    with Llama(perm(), draft=report.path, n_ctx=128, n_threads=1, lookup=0) as llm:
+        found = llm.create_completion(prompt, max_tokens=n, temperature=0)
+    assert found["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert found["speculation"]["reason_off"] is None
+    assert found["speculation"]["tokens_per_round"] > 1.5
+
+
+def test_the_file_has_a_table_of_what_follows(
+    trained: tuple[TrainReport, Path], tmp_path: Path
+) -> None:
+    report, folder = trained
+    assert len((Model(report.path).ngram_arrays() or ((),))[0]) > 20
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    none = train_dflash(replace(quick_block_config(tmp_path), n_ngrams=0)).path
+    assert Model(none).ngram_arrays() is None
 
 
 @pytest.mark.parametrize(("stage", "n"), [("writing text", 70), ("training", 9)])

@@ -9,8 +9,8 @@ import pytest
 
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable, context_keys
 from pyllama_spec.train.corpus.store import TextSequence
-from pyllama_spec.train.eagle3 import ngrams
-from pyllama_spec.train.eagle3.ngrams import count_ngrams
+from pyllama_spec.train.run import ngrams
+from pyllama_spec.train.run.ngrams import count_ngrams
 
 Context = tuple[int, ...]
 

@@ -17,8 +17,8 @@ from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import HeadConfig, TrainError, train_eagle3
 from pyllama_spec.train.eagle3.head import HeadShape
 from pyllama_spec.train.eagle3.kind import shape_of
-from pyllama_spec.train.eagle3.ngrams import merge_ngrams
 from pyllama_spec.train.run.init_draft import InitDraft, read_init_draft
+from pyllama_spec.train.run.ngrams import merge_ngrams
 from pyllama_spec.train.run.pipeline import TrainReport
 from tests.models import model_path
 from tests.train.tools import Interrupting, perm, quick_config

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.selection import sample, token_counts
+from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.dflash.copying import begin_with_copying
 from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
@@ -16,6 +19,7 @@ from pyllama_spec.train.dflash.objective import block_losses, count_accepted, wi
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
+from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
 from pyllama_spec.train.run.texts import Texts, without_copies
 
@@ -105,6 +109,12 @@ class DFlashKind(Kind[DFlashHead]):
     def n_accepted(self, head: DFlashHead, texts: Texts) -> Tensor:
         """See Kind."""
         return count_accepted(head, texts)
+
+    def extra_tensors(
+        self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter
+    ) -> list[PlannedTensor]:
+        """The n-gram table of the texts that were learned from."""
+        return table_of(sequences, init, self._config.max_ngrams, reporter)
 
     def keys(self, head: DFlashHead) -> dict[str, Any]:
         """The mask, in place of one that the target's tokenizer may name."""

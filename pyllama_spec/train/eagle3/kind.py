@@ -13,11 +13,11 @@ from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.eagle3.copying import begin_with_copying
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.eagle3.ngrams import count_ngrams, merge_ngrams, ngram_tensors
 from pyllama_spec.train.eagle3.objective import chain_losses, count_accepted
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
+from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
 from pyllama_spec.train.run.texts import Texts, without_copies
 
@@ -109,10 +109,4 @@ class Eagle3Kind(Kind[Eagle3Head]):
         is_plain = init is not None and isinstance(init.shape, HeadShape) and init.shape.is_plain
         if not config.max_ngrams or (is_plain and config.n_ngrams is None):
             return []
-        found = count_ngrams(sequences, config.max_ngrams)
-        if init is not None and init.ngrams is not None:
-            n_new = sum(sequence.n_answer for sequence in sequences)
-            share = n_new / (n_new + init.n_text)
-            found = merge_ngrams(init.ngrams, found, share, config.max_ngrams)
-        reporter.line(f"n-gram table: {len(found.keys)} contexts")
-        return ngram_tensors(found)
+        return table_of(sequences, init, config.max_ngrams, reporter)

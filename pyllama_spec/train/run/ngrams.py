@@ -23,6 +23,8 @@ from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, P_SCALE, extend_hashe
 from pyllama_spec.engine.model import NgramArrays
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.init_draft import InitDraft
 
 _SHORTER = 2.0
 # A context is kept if what it says is worth hearing, and differs from what a shorter one says.
@@ -187,3 +189,25 @@ def ngram_tensors(ngrams: NgramArrays | None) -> list[PlannedTensor]:
         "keys": ngrams.keys.view(np.int32), "ids": ngrams.ids, "p": ngrams.p,
     }  # fmt: skip
     return [PlannedTensor(f"ngram.{k}", v.shape, values=v) for k, v in parts.items()]
+
+
+def table_of(
+    sequences: Sequence[TextSequence], init: InitDraft | None, n_max: int, reporter: Reporter
+) -> list[PlannedTensor]:
+    """The tensors of a table of the texts, with that of the draft that training began with.
+
+    Args:
+        sequences: the texts that were learned from.
+        init: that draft, if there is one.
+        n_max: the most contexts; 0 for no table.
+        reporter: is told how many there are.
+
+    """
+    if not n_max:
+        return []
+    found = count_ngrams(sequences, n_max)
+    if init is not None and init.ngrams is not None:
+        n_new = sum(sequence.n_answer for sequence in sequences)
+        found = merge_ngrams(init.ngrams, found, n_new / (n_new + init.n_text), n_max)
+    reporter.line(f"n-gram table: {len(found.keys)} contexts")
+    return ngram_tensors(found)
