@@ -1,4 +1,4 @@
-"""Whether a head drafts the same tokens here as in stock llama.cpp, built from the pinned source.
+"""Whether a draft says the same tokens here as in stock llama.cpp, built from the pinned source.
 
     python -m tests.parity.stock.compare STOCK_SOURCE STOCK_BUILD -m TARGET.gguf -d DRAFT.gguf
 
@@ -10,18 +10,15 @@ build of the engine.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+from math import log
 from pathlib import Path
 
-import numpy as np
-
-from pyllama_spec.drafters import Committed, DraftRequest, Eagle3
+from pyllama_spec.drafters import Committed, DraftOptions, DraftRequest, open_draft
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
-from pyllama_spec.errors import ArgumentError
 
 HERE = Path(__file__).parent
 # Stock builds multiply with other kernels, which round otherwise: logits differ by about as much.
@@ -30,16 +27,16 @@ PROMPT = "The three laws of thermodynamics are"
 
 
 def build(source: Path, build_dir: Path, out: Path) -> Path:
-    """Compiles eagle3_stock.cpp against the stock library; returns the program."""
+    """Compiles draft_stock.cpp against the stock library; returns the program."""
     library = next(iter(build_dir.rglob("libllama.so")), None)
     if library is None:
         sys.exit(
             f"{build_dir} has no libllama.so; build the target llama with BUILD_SHARED_LIBS=ON"
         )
-    program = out / "eagle3_stock"
+    program = out / "draft_stock"
     include = [f"-I{source / place}" for place in ("include", "src", "ggml/include")]
     subprocess.run(
-        ["g++", "-O2", "-std=c++17", *include, str(HERE / "eagle3_stock.cpp"), "-o", str(program),
+        ["g++", "-O2", "-std=c++17", *include, str(HERE / "draft_stock.cpp"), "-o", str(program),
          f"-L{library.parent}", "-lllama", "-lggml", "-lggml-base",
          f"-Wl,-rpath,{library.parent}"],
         check=True,
@@ -61,34 +58,11 @@ def greedy_text(model: Model, prompt: list[int], n: int) -> list[int]:
     return text
 
 
-class WithGaps(Eagle3):
-    """Notes by how much each drafted token leads the second."""
-
-    def __init__(self, path: Path, max_draft: int) -> None:
-        super().__init__(path, max_draft)
-        self.gaps: list[float] = []
-
-    def attach(self, target: Context) -> None:
-        """As ever; from here on each decode is looked at."""
-        super().attach(target)
-        pairs = self.memory_or_fail()
-        decode = pairs.decode
-
-        def noted(batch: Batch) -> None:
-            batch.logits = True
-            decode(batch)
-            with contextlib.suppress(ArgumentError):  # a prompt's batch has no output
-                best = np.partition(pairs.context.logits(batch.n_tokens - 1), -2)[-2:]
-                self.gaps.append(float(best[1] - best[0]))
-
-        pairs.decode = noted  # type: ignore[method-assign]
-
-
 def drafts_here(
     model: Model, draft: Path, text: list[int], n_prompt: int, k: int
 ) -> list[tuple[list[int], list[float]]]:
     """What our drafter proposes after each prefix of the text, and the leads of the tokens."""
-    drafter = WithGaps(draft, max_draft=k)
+    drafter = open_draft(draft, DraftOptions(max_draft=k, lookup=0))
     out: list[tuple[list[int], list[float]]] = []
     layers = drafter.target_layers
     with Context(model, n_ctx=len(text) + k, target_layers=layers, n_threads=1) as context:
@@ -100,9 +74,9 @@ def drafts_here(
         drafter.commit([Committed(0, text[: n_prompt - 1], 0, rows)])
         drafter.commit([Committed(0, [text[n_prompt - 1]], n_prompt - 1)])
         for known in range(n_prompt, len(text) + 1):
-            drafter.gaps.clear()
             [drafted] = drafter.propose([DraftRequest(0, text[:known], k)])
-            out.append((list(drafted.ids), list(drafter.gaps)))
+            gaps = [log(place[0][1] / place[1][1]) for place in drafted.candidates or ()]
+            out.append((list(drafted.ids), gaps))
             if known < len(text):
                 batch.clear()
                 batch.add(text[known - 1], known - 1)
@@ -130,7 +104,7 @@ def main() -> int:
         program = build(args.source, args.build, Path(folder))
         command = [program, args.model, args.draft, str(args.k), str(len(prompt)), *map(str, text)]
         stock = subprocess.run(
-            [os.fspath(part) for part in command], capture_output=True, text=True, check=True
+            [os.fspath(part) for part in command], stdout=subprocess.PIPE, text=True, check=True
         ).stdout
     theirs = [[int(token) for token in line.split()] for line in stock.splitlines()]
     ours = drafts_here(model, args.draft, text, len(prompt), args.k)
