@@ -1,4 +1,4 @@
-"""What tests of drafts for the PERM target share: its text, and drafts that know it from rows."""
+"""What tests of drafts for the PERM target share: its text, and what a perfect draft gives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.drafters import DFlash
+from pyllama_spec.drafters import DFlash, Drafter
 from pyllama_spec.speculative import SpeculativeLoop
 from tests.dflash_tools import draft
 from tests.eagle3_tools import target_context
@@ -28,7 +28,7 @@ def further(text: Sequence[int], n: int) -> list[int]:
     return [*text, *perm_continuation(text[-1], n, SUCCESSOR)]
 
 
-def perm_loop(drafter: DFlash, **params: Any) -> SpeculativeLoop:
+def perm_loop(drafter: Drafter, **params: Any) -> SpeculativeLoop:
     """A loop on PERM with the drafter."""
     return SpeculativeLoop(target_context(tiny("perm"), drafter, **params), drafter)
 

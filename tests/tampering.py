@@ -1,4 +1,4 @@
-"""What may go wrong with rows on their way to a draft: for tests that such a fault is seen.
+"""What may go wrong with rows on their way to a draft, for tests that such a fault is seen.
 
 Each class stands before a drafter that computes with rows: `class Late(Shifted, Eagle3)`.
 """
@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Committed, Drafter, Features
+from pyllama_spec.drafters.row_memory import RowMemory
+from pyllama_spec.engine import Batch
 
 Rows = npt.NDArray[np.float32]
 
@@ -65,3 +67,19 @@ class Swapped(Tampered):
     def tamper(self, features: Features) -> Features:
         """Last first."""
         return [rows[::-1] for rows in features]
+
+
+def interrupt_decode(memory: RowMemory, at: int, *, is_before: bool) -> None:
+    """Ctrl-C at the draft's at-th decode from now on, right before it or right after it."""
+    n_calls, decode = 0, memory.decode
+
+    def interrupted(batch: Batch) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == at and is_before:
+            raise KeyboardInterrupt
+        decode(batch)
+        if n_calls == at:
+            raise KeyboardInterrupt
+
+    memory.decode = interrupted  # type: ignore[method-assign]

@@ -3,6 +3,7 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 namespace llama_spec {
@@ -35,6 +36,16 @@ candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * 
     }
     out.packed = cur;
     return out;
+}
+
+ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * d2t, int64_t n_vocab) {
+    if (d2t == nullptr) {
+        return logits;
+    }
+    const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
+    ggml_tensor * all = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
+    all = ggml_set_rows(ctx, all, ggml_reshape_3d(ctx, logits, 1, n_draft, n_rows), ggml_reshape_3d(ctx, d2t, n_draft, 1, 1));
+    return ggml_reshape_2d(ctx, all, n_vocab, n_rows);
 }
 
 int32_t read_candidates(const float * packed, int32_t n, int32_t n_draft, const std::vector<int32_t> & ids_of, int32_t n_max,

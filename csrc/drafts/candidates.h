@@ -24,6 +24,10 @@ void keep_logits(ggml_tensor * logits);
 // be NULL. Where the vocabulary has fewer, the probability of the rest is negative.
 candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before);
 
+// Logits of the draft's own ids [n_draft, n_rows] where the target has them, and no chance for all others: the same
+// logits where there is no `d2t`.  [n_vocab, n_rows]
+ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * d2t, int64_t n_vocab);
+
 // Reads what was packed for one row: at most n_max of n ranks. `ids_of` has the target's id of each draft id, or
 // nothing where they are the same. Returns how many there are. Throws std::runtime_error for a broken result.
 int32_t read_candidates(const float * packed, int32_t n, int32_t n_draft, const std::vector<int32_t> & ids_of, int32_t n_max,

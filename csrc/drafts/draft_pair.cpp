@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <set>
 #include <stdexcept>
 
 namespace llama_spec {
@@ -113,6 +112,15 @@ std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_voca
     *n_vocab_draft = meta->ne[0];
     if (meta->ne[0] > n_vocab) {
         return "d2t has " + std::to_string(meta->ne[0]) + " entries, more than the vocabulary's " + std::to_string(n_vocab);
+    }
+    return "";
+}
+
+std::string leftover_fault(const llama_model_loader & ml, const std::set<std::string> & known, const char * doc) {
+    for (const auto & entry : ml.weights_map) {
+        if (known.count(entry.first) == 0) {
+            return "the tensor " + entry.first + " does not belong to it: is a key of " + doc + " missing that says what it is for?";
+        }
     }
     return "";
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ std::vector<int32_t> target_ids(const llama_model * draft);
 std::string target_layers_fault(const std::string & arch, const std::vector<int32_t> & layers);
 // Of the tensor d2t, if there is one; sets the number of ids that the draft chooses from.
 std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_vocab_draft);
+// Of tensors that are none of the known ones; `doc` says what the keys mean that some of them need. The engine counts
+// what is left over, and does not say what it is.
+std::string leftover_fault(const llama_model_loader & ml, const std::set<std::string> & known, const char * doc);
 // Of a flag; sets it, if the key is there.
 std::string flag_fault(const llama_model_loader & ml, const char * key, bool * out);
 

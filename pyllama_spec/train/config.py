@@ -198,6 +198,8 @@ class RunConfig:
         device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
         checkpoint_s: seconds between checkpoints.
         restart: begin the training again, with the text that is there.
+        n_ngrams: the most contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
+            table, as stock llama.cpp wants it. None for 800,000.
 
     """
 
@@ -220,9 +222,12 @@ class RunConfig:
     device: str | None = None
     checkpoint_s: float = 120.0
     restart: bool = False
+    n_ngrams: int | None = None
 
     def __post_init__(self) -> None:
         count(self.n_top, "n_top", 1)
+        if self.n_ngrams is not None:
+            count(self.n_ngrams, "n_ngrams", 0)
         if self.init is not None and self.head != type(self.head)():
             raise ArgumentError(
                 f"a run that begins with {self.init.name} has its shape; leave out what describes "
@@ -238,6 +243,16 @@ class RunConfig:
             raise ArgumentError(f"export_type={self.export_type!r} is none of {', '.join(KINDS)}")
         if self.device not in (None, "cpu", "cuda"):
             raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
+
+    @property
+    def max_ngrams(self) -> int:
+        """The most contexts of the n-gram table."""
+        return self.default_ngrams if self.n_ngrams is None else self.n_ngrams
+
+    @property
+    def default_ngrams(self) -> int:
+        """What it is where n_ngrams does not say."""
+        return N_NGRAMS
 
     @property
     def work_dir(self) -> Path:

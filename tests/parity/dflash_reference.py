@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .dflash_parts import Array, Rope, TensorFile, attend, gelu, rms_norm, sigmoid, silu, softmax
+from .dflash_parts import Rope, attend, gelu, rms_norm, sigmoid, silu, softmax
+from .tensor_file import Array, TensorFile
 
 Ids = NDArray[np.int64]
 

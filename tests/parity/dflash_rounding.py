@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.parity.dflash_parts import Array, Rope, TensorFile, gelu
+from tests.parity.dflash_parts import Rope, gelu
 from tests.parity.dflash_reference import Reference
+from tests.parity.tensor_file import Array, TensorFile
 
 
 class Float32Rope(Rope):

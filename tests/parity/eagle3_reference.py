@@ -10,54 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFReader
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tests.parity.tensor_file import Array, TensorFile
 
 _YARN_BETA_FAST = 32.0
 _YARN_BETA_SLOW = 1.0
-
-
-class _File:
-    """Keys and tensors of one GGUF file."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = GGUFReader(path)
-        self.path = path
-        self.arch = str(self.key("general.architecture", ""))
-        self.tensors: dict[str, Array] = {}
-        self.d2t: NDArray[np.int64] | None = None
-        for tensor in self._reader.tensors:
-            data, kind = tensor.data, tensor.tensor_type
-            if kind == GGMLQuantizationType.I64:
-                if tensor.name != "d2t":
-                    raise ValueError(f"{tensor.name} is I64; only d2t may be")
-                self.d2t = np.array(data, dtype=np.int64)
-            elif kind == GGMLQuantizationType.BF16:
-                # a BF16 is the high half of a float32
-                halves = np.ascontiguousarray(data).view(np.uint16).astype(np.uint32)
-                self.tensors[tensor.name] = (halves << 16).view(np.float32).astype(np.float64)
-            elif kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
-                self.tensors[tensor.name] = np.array(data, dtype=np.float64)
-            else:
-                raise ValueError(f"{tensor.name} is {kind.name}, not F32, F16, BF16 or I64")
-
-    def key(self, name: str, default: Any = None) -> Any:
-        """The key's value; `default` where the file lacks it, KeyError where that is None."""
-        field = self._reader.get_field(name)
-        if field is not None:
-            return field.contents()
-        if default is None:
-            raise KeyError(f"{self.path} has no key {name}")
-        return default
-
-    def own(self, suffix: str, default: Any = None) -> Any:
-        """The same for a key of the architecture."""
-        return self.key(f"{self.arch}.{suffix}", default)
 
 
 def _rms_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -87,7 +47,7 @@ def _yarn_frequencies(frequencies: Array, base: float, factor: float, original: 
     return result
 
 
-def _rope(draft: _File, head_size: int, n_ctx: int) -> tuple[Array, float]:
+def _rope(draft: TensorFile, head_size: int, n_ctx: int) -> tuple[Array, float]:
     """Angle per position of each pair, `[head_size / 2]`, and the scale of cos and sin."""
     if draft.own("rope.dimension_count", head_size) != head_size:
         raise ValueError("the reference turns whole heads only")
@@ -126,7 +86,7 @@ class Reference:
 
         `n_ctx` is the draft context's length, which chooses longrope's factors.
         """
-        draft = _File(path)
+        draft = TensorFile(path)
         if draft.arch != "eagle3":
             raise ValueError(f"{path} has architecture {draft.arch!r}, not eagle3")
         self._tensors: Mapping[str, Array] = draft.tensors
@@ -135,7 +95,7 @@ class Reference:
         self.freq_base = float(draft.own("rope.freq_base", 10000.0))
         self.rope_factor = float(draft.own("rope.scaling.factor", 1.0))
         self.d2t = draft.d2t
-        lent = {} if target_path is None else _File(target_path).tensors
+        lent = {} if target_path is None else TensorFile(target_path).tensors
         self._embedding = self._choose(draft.tensors, lent, "token_embd.weight")
         if "output.weight" in draft.tensors or "output.weight" in lent:
             self._output = self._choose(draft.tensors, lent, "output.weight")
@@ -147,7 +107,7 @@ class Reference:
         # per layer: position -> K and V, each [n_head_kv, head_size]
         self._cache: list[dict[int, tuple[Array, Array]]] = [{} for _ in range(self._n_layer)]
 
-    def _read_sizes(self, draft: _File) -> None:
+    def _read_sizes(self, draft: TensorFile) -> None:
         self.target_layers = [int(layer) for layer in draft.own("target_layers")]
         self.n_embd = int(draft.own("embedding_length"))
         self._target_n_embd = int(draft.own("target_hidden_size"))

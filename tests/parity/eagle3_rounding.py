@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.parity.eagle3_reference import Array, Reference
+from tests.parity.eagle3_reference import Reference
+from tests.parity.tensor_file import Array
 
 
 def to_bf16(x: Array) -> Array:

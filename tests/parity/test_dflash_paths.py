@@ -20,6 +20,7 @@ from tests.dflash_tools import KINDS, Bench, Rows, block_of, cold_block, draft, 
 from tests.eagle3_tools import Proposal, damaged_states, proposal, target_context
 from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, sampled, tiny
+from tests.tampering import interrupt_decode
 from tests.tiers import mostly_slow
 
 # Sampling at a high temperature: drafts of random weights are rejected at every place.
@@ -277,19 +278,7 @@ def test_an_interrupt_in_the_draft(at: int, is_before: bool) -> None:
     """Rows count as fed once they are: Ctrl-C leaves no hole, and no slot of a block."""
     drafter = draft()
     loop, seq = opened(drafter, n_ubatch=16), SequenceState()
-    memory, n_calls = drafter.memory_or_fail(), 0
-    decode = memory.decode
-
-    def interrupted(batch: Batch) -> None:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == at and is_before:
-            raise KeyboardInterrupt
-        decode(batch)
-        if n_calls == at:
-            raise KeyboardInterrupt
-
-    memory.decode = interrupted  # type: ignore[method-assign]
+    interrupt_decode(drafter.memory_or_fail(), at, is_before=is_before)
     with pytest.raises(KeyboardInterrupt):
         generate(loop, seq, prompt_tokens(45), 40, PARAMS)
     text = prompt_tokens(45) if at < 4 else seq.tokens

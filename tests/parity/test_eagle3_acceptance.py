@@ -16,12 +16,11 @@ from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest, Eagle3
 from pyllama_spec.engine import Batch
 from pyllama_spec.errors import CancelledError
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import NotANumber, Permuted, Shifted, Tampered, head, target_context
-from tests.models import model_path, perm_continuation, perm_next
-from tests.oracles import GREEDY, LoopRun, generate, make_sampler, tiny
-
-SUCCESSOR = perm_next()
+from pyllama_spec.speculative import SequenceState
+from tests.eagle3_tools import NotANumber, Permuted, Shifted, Tampered, head
+from tests.models import model_path, perm_continuation
+from tests.oracles import GREEDY, generate, make_sampler
+from tests.perm_tools import SUCCESSOR, check_perfect, perm_loop
 
 
 def perm_prompt(n: int, seed: int = 0) -> list[int]:
@@ -29,24 +28,9 @@ def perm_prompt(n: int, seed: int = 0) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, 256, size=n)]
 
 
-def opened(drafter: Eagle3, **params: int) -> SpeculativeLoop:
-    """A loop on PERM with the drafter."""
-    return SpeculativeLoop(target_context(tiny("perm"), drafter, **params), drafter)
-
-
-def check_perfect(run: LoopRun, n_drafted: int | None = None) -> None:
-    """The text is PERM's, and every drafted token was accepted."""
-    assert run.tokens == perm_continuation(run.prompt[-1], len(run.tokens), SUCCESSOR)
-    assert run.stats.reason_off is None
-    assert run.stats.drafted > 0
-    assert run.stats.accepted == run.stats.drafted
-    if n_drafted is not None:
-        assert max(step.n_drafted for step in run.steps) == n_drafted
-
-
 @pytest.mark.parametrize("k", range(1, 17))
 def test_chains(k: int) -> None:
-    loop = opened(head("perm_eagle3", k))
+    loop = perm_loop(head("perm_eagle3", k))
     run = generate(loop, SequenceState(), perm_prompt(20), 3 * (k + 1) + 1)
     check_perfect(run, k)
     assert run.stats.rounds == 3
@@ -64,7 +48,9 @@ def test_chains(k: int) -> None:
     ids=["norm_output", "d2t", "three layers", "final layer", "five layers"],
 )
 def test_kinds_of_heads(options: dict[str, object]) -> None:
-    run = generate(opened(head("perm_eagle3", 6, **options)), SequenceState(), perm_prompt(33), 60)
+    run = generate(
+        perm_loop(head("perm_eagle3", 6, **options)), SequenceState(), perm_prompt(33), 60
+    )
     check_perfect(run, 6)
 
 
@@ -72,7 +58,10 @@ def test_kinds_of_heads(options: dict[str, object]) -> None:
 @pytest.mark.parametrize("k", [1, 2, 8])
 def test_a_head_that_reads_the_token_alone(k: int, n_ubatch: int) -> None:
     """The other half of a pair: each row stands beside the token that follows it."""
-    loop, seq = opened(head("perm_eagle3", k, read_token=True), n_ubatch=n_ubatch), SequenceState()
+    loop, seq = (
+        perm_loop(head("perm_eagle3", k, read_token=True), n_ubatch=n_ubatch),
+        SequenceState(),
+    )
     run = generate(loop, seq, perm_prompt(20), 30)
     check_perfect(run, k)
     check_perfect(generate(loop, seq, [*run.text[:40], 3, 4], 30), k)
@@ -80,7 +69,7 @@ def test_a_head_that_reads_the_token_alone(k: int, n_ubatch: int) -> None:
 
 @pytest.mark.parametrize("n_ubatch", [1, 3, 7, 32, 512])
 def test_prompts_around_ubatch_boundaries(n_ubatch: int) -> None:
-    loop = opened(head("perm_eagle3", 4), n_batch=512, n_ubatch=n_ubatch, n_ctx=1200)
+    loop = perm_loop(head("perm_eagle3", 4), n_batch=512, n_ubatch=n_ubatch, n_ctx=1200)
     seq = SequenceState()
     sizes = {1, 2, n_ubatch - 1, n_ubatch, n_ubatch + 1, 2 * n_ubatch, 2 * n_ubatch + 1} - {0}
     for size in sorted(sizes):
@@ -90,7 +79,7 @@ def test_prompts_around_ubatch_boundaries(n_ubatch: int) -> None:
 @pytest.mark.parametrize("n_seqs", range(1, 9))
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 def test_sequences_of_unequal_length(n_seqs: int, kv_unified: bool) -> None:
-    loop = opened(head("perm_eagle3", 4), n_ctx=1024, n_seq_max=n_seqs, kv_unified=kv_unified)
+    loop = perm_loop(head("perm_eagle3", 4), n_ctx=1024, n_seq_max=n_seqs, kv_unified=kv_unified)
     seqs = [SequenceState(i) for i in range(n_seqs)]
     texts = [perm_prompt(3 + 7 * i, seed=i) for i in range(n_seqs)]
     for _ in range(2):  # each comes back to its own conversation, after all the others
@@ -102,7 +91,7 @@ def test_sequences_of_unequal_length(n_seqs: int, kv_unified: bool) -> None:
 
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 def test_a_shared_cached_prefix(kv_unified: bool) -> None:
-    loop = opened(head("perm_eagle3", 4), n_ctx=1024, n_seq_max=4, kv_unified=kv_unified)
+    loop = perm_loop(head("perm_eagle3", 4), n_ctx=1024, n_seq_max=4, kv_unified=kv_unified)
     first = SequenceState()
     run = generate(loop, first, perm_prompt(40), 20)
     seqs = [loop.fork(first, i) for i in range(1, 4)]
@@ -131,7 +120,7 @@ def test_two_alternating_chats() -> None:
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 5, 31, 32, 33, 50])
 def test_a_conversation_that_goes_on_before_its_end(cut: int) -> None:
-    loop, seq = opened(head("perm_eagle3", 5)), SequenceState()
+    loop, seq = perm_loop(head("perm_eagle3", 5)), SequenceState()
     run = generate(loop, seq, perm_prompt(40), 31)
     kept = run.text[: len(run.text) - cut]
     check_perfect(generate(loop, seq, [*kept, 7, 8], 22), 5)
@@ -184,7 +173,7 @@ def draft_of(llm: Llama) -> Eagle3:
 
 @pytest.mark.parametrize("n_steps", [0, 1, 3])
 def test_after_a_closed_stream(n_steps: int) -> None:
-    loop, seq = opened(head("perm_eagle3", 4)), SequenceState()
+    loop, seq = perm_loop(head("perm_eagle3", 4)), SequenceState()
     prompt = perm_prompt(20)
     loop.prefill(seq, prompt)
     steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 40)
@@ -197,7 +186,7 @@ def test_after_a_closed_stream(n_steps: int) -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_after_a_cancel(at: int) -> None:
-    loop, seq = opened(head("perm_eagle3", 4)), SequenceState()
+    loop, seq = perm_loop(head("perm_eagle3", 4)), SequenceState()
     prompt = perm_prompt(20)
     loop.prefill(seq, prompt)
     steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 40)
@@ -240,7 +229,7 @@ class Failing(Eagle3):
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_after_a_failure_of_the_drafter(where: str, at: int) -> None:
     drafter = Failing(model_path("perm_eagle3"), 4)
-    loop, seq = opened(drafter, n_ubatch=7, n_batch=64), SequenceState()
+    loop, seq = perm_loop(drafter, n_ubatch=7, n_batch=64), SequenceState()
     check_perfect(generate(loop, seq, perm_prompt(20, seed=3), 20), 4)
     drafter.where, drafter.n_left = where, at
     run = generate(loop, seq, perm_prompt(30), 40)
@@ -255,7 +244,7 @@ def test_after_a_failure_of_the_drafter(where: str, at: int) -> None:
 @pytest.mark.parametrize("window", [1, 5, 24, 64])
 def test_a_window_shorter_than_the_text(window: int) -> None:
     drafter = head("perm_eagle3", 4, n_ctx=window)
-    loop, seq = opened(drafter), SequenceState()
+    loop, seq = perm_loop(drafter), SequenceState()
     text = perm_prompt(150)
     for size in (150, 20, 90):
         check_perfect(generate(loop, seq, text[:size], 30), 4)
@@ -268,13 +257,13 @@ def test_a_window_shorter_than_the_text(window: int) -> None:
 def test_a_window_for_each_sequence(kv_unified: bool) -> None:
     """Also where the target's sequences share a cache: the head's windows are all full at once."""
     drafter = head("perm_eagle3", 4, n_ctx=250)
-    loop = opened(drafter, n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
+    loop = perm_loop(drafter, n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
     for seq in [SequenceState(i) for i in range(4)]:
         check_perfect(generate(loop, seq, perm_prompt(400 + seq.seq_id, seed=seq.seq_id), 30), 4)
 
 
 def test_until_the_context_is_full() -> None:
-    loop = opened(head("perm_eagle3", 7), n_ctx=64)
+    loop = perm_loop(head("perm_eagle3", 7), n_ctx=64)
     run = generate(loop, SequenceState(), perm_prompt(20), 500)
     check_perfect(run, 7)
     assert run.finish_reason == "length"
@@ -284,7 +273,7 @@ def test_until_the_context_is_full() -> None:
 @pytest.mark.parametrize("kind", [Shifted, Permuted, NotANumber])
 def test_rows_of_other_tokens_are_seen(kind: type[Tampered]) -> None:
     drafter = kind(model_path("perm_eagle3"), 4)
-    run = generate(opened(drafter), SequenceState(), perm_prompt(20), 40)
+    run = generate(perm_loop(drafter), SequenceState(), perm_prompt(20), 40)
     assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR), "the text never shows it"
     assert run.stats.accepted == 0
     is_noticed = run.stats.reason_off is not None and "NaN" in run.stats.reason_off
@@ -296,7 +285,7 @@ def test_rows_of_other_tokens_are_seen(kind: type[Tampered]) -> None:
 def test_n_drafted_tokens_are_n_calls() -> None:
     """The first call feeds the accepted rows and no others, and is the first step of the draft."""
     drafter = head("perm_eagle3", 5)
-    loop, seq = opened(drafter), SequenceState()
+    loop, seq = perm_loop(drafter), SequenceState()
     fed: list[tuple[int, bool]] = []
     pairs = drafter.memory_or_fail()
     decode = pairs.decode
@@ -326,7 +315,7 @@ class Half(Eagle3):
 
 def test_rejected_rows_cost_the_draft_nothing() -> None:
     drafter = Half(model_path("perm_eagle3"), 5)
-    loop = opened(drafter)
+    loop = perm_loop(drafter)
     run = generate(loop, SequenceState(), perm_prompt(20), 31)
     full = [step.n_accepted for step in run.steps if step.n_drafted == 5]
     assert full == [2] * len(full)

@@ -30,6 +30,7 @@ from tests.eagle3_tools import (
 from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, sampled, tiny
 from tests.scripted import told
+from tests.tampering import interrupt_decode
 
 # Sampling at a high temperature: drafts of a random head are rejected at every depth.
 PARAMS = sampled(5, temperature=1.5)
@@ -269,19 +270,7 @@ def test_an_interrupt_in_the_head(at: int, is_before: bool) -> None:
     """Pairs count as fed once they are: Ctrl-C at a decode of the head leaves no hole there."""
     drafter = head()
     loop, seq = opened(drafter, n_ubatch=16), SequenceState()
-    pairs, n_calls = drafter.memory_or_fail(), 0
-    decode = pairs.decode
-
-    def interrupted(batch: Batch) -> None:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == at and is_before:
-            raise KeyboardInterrupt
-        decode(batch)
-        if n_calls == at:
-            raise KeyboardInterrupt
-
-    pairs.decode = interrupted  # type: ignore[method-assign]
+    interrupt_decode(drafter.memory_or_fail(), at, is_before=is_before)
     with pytest.raises(KeyboardInterrupt):
         generate(loop, seq, prompt_tokens(45), 40, PARAMS)
     # The same prompt, or what came of it until then.

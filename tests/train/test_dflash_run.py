@@ -18,7 +18,7 @@ from pyllama_spec.train import CheckpointError, TrainError, train_dflash, train_
 from pyllama_spec.train.dflash.kind import shape_of
 from pyllama_spec.train.run.init_draft import read_init_draft
 from pyllama_spec.train.run.pipeline import TrainReport
-from tests.parity.dflash_parts import TensorFile
+from tests.parity.tensor_file import TensorFile
 from tests.train.tools import Interrupting, perm, quick_block_config, quick_config
 
 

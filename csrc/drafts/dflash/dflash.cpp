@@ -13,6 +13,8 @@ using namespace llama_spec;
 
 namespace {
 
+constexpr int64_t MAX_TOP_K = 64;   // candidates of a selector: k x k scores of each slot go to the host
+
 [[noreturn]] void refuse(const std::string & why) {
     throw std::runtime_error("this DFlash draft cannot be used: " + why);
 }
@@ -66,6 +68,22 @@ void read_masks(const llama_model_loader & ml, const llama_hparams & hparams, ll
     spec->is_sliding_causal = found[1] == 1;
     if (spec->is_causal && found[1] == 0) {
         refuse(std::string(key) + " makes layers without a window causal, and not those with one");
+    }
+}
+
+// A selector's sizes: as they stand in the file, and as they go with each other.
+void check_selector(const llama_hparams & hparams, int64_t n_draft) {
+    const int64_t k = hparams.dflash_selector_top_k, group = hparams.dflash_conv_group_size;
+    if (hparams.dflash_selector_rank == 0 || k == 0 || group == 0 || hparams.dflash_conv_kernel_size == 0) {
+        refuse("it has selector_hidden.weight, and not all of dflash.selector_rank, selector_top_k, conv_kernel_size and "
+                "conv_group_size");
+    }
+    if (hparams.n_embd % group != 0) {
+        refuse("dflash.conv_group_size is " + std::to_string(group) + ", which does not divide its width, " +
+                std::to_string(hparams.n_embd));
+    }
+    if (k > n_draft || k > MAX_TOP_K) {
+        refuse("dflash.selector_top_k is " + std::to_string(k) + ", outside 1 .. " + std::to_string(std::min(n_draft, MAX_TOP_K)));
     }
 }
 
@@ -175,18 +193,8 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
         refuse("dflash.block_size is 1: the slot of the last token, and none to guess");
     }
     if (has_selector) {
-        const int64_t rank = hparams.dflash_selector_rank, k = hparams.dflash_selector_top_k;
-        const int64_t group = hparams.dflash_conv_group_size;
-        if (rank == 0 || k == 0 || group == 0 || hparams.dflash_conv_kernel_size == 0) {
-            refuse("it has selector_hidden.weight, and not all of dflash.selector_rank, selector_top_k, conv_kernel_size and "
-                    "conv_group_size");
-        }
-        if (n_embd % group != 0) {
-            refuse("dflash.conv_group_size is " + std::to_string(group) + ", which does not divide its width, " + std::to_string(n_embd));
-        }
-        if (k > n_draft || k > 64) {
-            refuse("dflash.selector_top_k is " + std::to_string(k) + ", outside 1 .. " + std::to_string(std::min<int64_t>(n_draft, 64)));
-        }
+        check_selector(hparams, n_draft);
+        const int64_t rank = hparams.dflash_selector_rank;
         if (spec.guesses_behind || has_chain) {
             refuse("it has a selector and a Markov head, or a selector that samples from the anchor");
         }
@@ -233,12 +241,7 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
     std::vector<std::string> table;
     check(ngrams_fault(*ml, &spec.ngrams, &table));
     known.insert(table.begin(), table.end());
-    // The engine counts what is left over; this says what it is.
-    for (const auto & entry : ml->weights_map) {
-        if (known.count(entry.first) == 0) {
-            refuse("the tensor " + entry.first + " does not belong to it: is a key of docs/dflash.md missing that says what it is for?");
-        }
-    }
+    check(leftover_fault(*ml, known, "docs/dflash.md"));
     const int n_confidence = dspark_conf_proj != nullptr ? 1 : 0;
     const uint32_t k = has_selector ? hparams.dflash_selector_top_k : 0;
     hparams.n_embd_out_impl = has_selector ? k + k * k : 2 * LLAMA_SPEC_DFLASH_CANDIDATES + n_confidence;

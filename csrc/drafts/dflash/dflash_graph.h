@@ -39,7 +39,6 @@ struct dflash_graph : public llm_graph_context {
     void give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped = false);
     ggml_tensor * join(const std::vector<ggml_tensor *> & parts, size_t first, size_t end);
     ggml_tensor * block_major(ggml_tensor * cur);
-    ggml_tensor * all_ids(ggml_tensor * logits);
     ggml_tensor * first_tokens();
     bool wants_logits() const { return (cparams.nextn_layer_offset & LLAMA_SPEC_DFLASH_CANDIDATES_ONLY) == 0; }
 };

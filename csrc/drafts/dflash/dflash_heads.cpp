@@ -136,7 +136,7 @@ void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
 
 // Of each slot the k likeliest ids, and the score of each behind each one of the slot before.
 void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
-    logits = all_ids(logits);   // the tables have a row for each of the target's
+    logits = spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());   // the tables have a row for each of the target's
     keep_logits(logits);
     const int64_t k = hparams.dflash_selector_top_k, rank = hparams.dflash_selector_rank;
     const int64_t n_rows = logits->ne[1], n_slots = n_rows / n_blocks;
@@ -164,24 +164,13 @@ void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
     give(packed, logits, /* is_mapped */ true);
 }
 
-// Logits of the draft's own ids where the target has them, and no chance for all others.
-ggml_tensor * dflash_graph::all_ids(ggml_tensor * logits) {
-    if (model.d2t == nullptr) {
-        return logits;
-    }
-    const int64_t n_vocab = model.vocab.n_tokens(), n_draft = logits->ne[0], n_rows = logits->ne[1];
-    ggml_tensor * all = ggml_fill(ctx0, ggml_new_tensor_3d(ctx0, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
-    all = ggml_set_rows(ctx0, all, ggml_reshape_3d(ctx0, logits, 1, n_draft, n_rows), ggml_reshape_3d(ctx0, model.d2t, n_draft, 1, 1));
-    return ggml_reshape_2d(ctx0, all, n_vocab, n_rows);
-}
-
 void dflash_graph::give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped) {
     cb(result, "draft_result", -1);
     ggml_set_output(result);
     res->t_h_nextn = result;
     ggml_build_forward_expand(gf, result);
     if (wants_logits()) {
-        logits = is_mapped ? logits : all_ids(logits);
+        logits = is_mapped ? logits : spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());
         cb(logits, "result_output", -1);
         res->t_logits = logits;
         ggml_build_forward_expand(gf, logits);

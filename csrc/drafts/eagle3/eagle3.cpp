@@ -138,12 +138,7 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
     std::vector<std::string> table;
     check(ngrams_fault(*ml, &spec.ngrams, &table));
     known.insert(table.begin(), table.end());
-    // The engine counts what is left over; this says what it is.
-    for (const auto & entry : ml->weights_map) {
-        if (known.count(entry.first) == 0) {
-            refuse("the tensor " + entry.first + " does not belong to it: is a key of docs/eagle3.md missing that says what it is for?");
-        }
-    }
+    check(leftover_fault(*ml, known, "docs/eagle3.md"));
 }
 
 namespace {
@@ -305,7 +300,6 @@ void eagle3_graph::finish(ggml_tensor * cur) {
     ggml_tensor * own = model.spec.norm_output ? normed : cur;
 
     ggml_tensor * logits = build_lora_mm(model.output != nullptr ? model.output : other->output, normed);
-    const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
     cb(logits, "draft_logits", -1);
 
     cur = build_candidates(ctx0, gf, logits, LLAMA_SPEC_EAGLE3_CANDIDATES, own).packed;
@@ -317,13 +311,7 @@ void eagle3_graph::finish(ggml_tensor * cur) {
         return;
     }
 
-    if (model.d2t != nullptr) {
-        const int64_t n_vocab = model.vocab.n_tokens();
-        ggml_tensor * all = ggml_fill(ctx0, ggml_new_tensor_3d(ctx0, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
-        all = ggml_set_rows(ctx0, all, ggml_reshape_3d(ctx0, logits, 1, n_draft, n_rows),
-                ggml_reshape_3d(ctx0, model.d2t, n_draft, 1, 1));
-        logits = ggml_reshape_2d(ctx0, all, n_vocab, n_rows);
-    }
+    logits = spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());
     cb(logits, "result_output", -1);
     res->t_logits = logits;
     ggml_build_forward_expand(gf, logits);

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from pyllama_spec.engine.checks import count, real
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.train.config import N_NGRAMS, FitSettings, HeadSettings, RunConfig, check_shares
+from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig, check_shares
 
 WEIGHTS = ("decay", "dpace")
 # More slots than that no CPU pays for, and no text of ours is accepted so far.
@@ -94,11 +94,6 @@ class DFlashTrainConfig(RunConfig):
     """A whole run: from a target's GGUF to a DFlash draft's; see RunConfig.
 
     Matrices are of q8_0 unless said: two layers are twice EAGLE-3's one.
-
-    Attributes:
-        n_ngrams: the most contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
-            table, as stock llama.cpp wants it. None for 800,000.
-
     """
 
     kind: ClassVar[str] = "dflash"
@@ -121,14 +116,3 @@ class DFlashTrainConfig(RunConfig):
     head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)
     fit: DFlashFitConfig = field(default_factory=DFlashFitConfig)
     export_type: str = "q8_0"
-    n_ngrams: int | None = None
-
-    def __post_init__(self) -> None:
-        RunConfig.__post_init__(self)
-        if self.n_ngrams is not None:
-            count(self.n_ngrams, "n_ngrams", 0)
-
-    @property
-    def max_ngrams(self) -> int:
-        """The most contexts of the n-gram table."""
-        return N_NGRAMS if self.n_ngrams is None else self.n_ngrams

@@ -51,10 +51,7 @@ class FitConfig(FitSettings):
 class Eagle3TrainConfig(RunConfig):
     """A whole run: from a target's GGUF to an EAGLE-3 draft's; see RunConfig.
 
-    Attributes:
-        n_ngrams: the most contexts of the n-gram table beside the head, of 9 bytes each; 0 for no
-            table. None for 800,000, or for none with a plain head: stock llama.cpp knows no table.
-
+    A plain head, which stock llama.cpp is to load, has no n-gram table unless n_ngrams says so.
     """
 
     kind: ClassVar[str] = "eagle3"
@@ -63,16 +60,8 @@ class Eagle3TrainConfig(RunConfig):
 
     head: HeadConfig = field(default_factory=HeadConfig)
     fit: FitConfig = field(default_factory=FitConfig)
-    n_ngrams: int | None = None
-
-    def __post_init__(self) -> None:
-        RunConfig.__post_init__(self)
-        if self.n_ngrams is not None:
-            count(self.n_ngrams, "n_ngrams", 0)
 
     @property
-    def max_ngrams(self) -> int:
-        """The most contexts of the n-gram table."""
-        if self.n_ngrams is not None:
-            return self.n_ngrams
+    def default_ngrams(self) -> int:
+        """See RunConfig."""
         return 0 if self.head.is_plain else N_NGRAMS
