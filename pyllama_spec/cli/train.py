@@ -52,7 +52,7 @@ def _add_eagle3(kinds: _Commands) -> None:
     parser.add_argument("--ngrams", type=int, metavar="N",
         help=f"contexts of the n-gram table in the file [{N_NGRAMS}; 0 with --plain]")  # fmt: skip
     _add_corpus(parser)
-    head = _add_head(parser, n_head_kv="as many")
+    head = _add_head(parser, "as many", "six from the first to the last one's output")
     head.add_argument("--plain", action="store_true",
         help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
@@ -68,7 +68,9 @@ def _add_dflash(kinds: _Commands) -> None:
     parser.add_argument("--ngrams", type=int, metavar="N",
         help=f"contexts of the n-gram table; 0 for stock llama.cpp [{N_NGRAMS}]")  # fmt: skip
     _add_corpus(parser)
-    head = _add_head(parser, n_head_kv="the target's").add_argument
+    head = _add_head(
+        parser, "the target's, all of them from the anchor", "six from the first to the last"
+    ).add_argument
     head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
     head("--block", type=int, default=sizes.block_size, metavar="N",
         help="slots of a block, the token before it included [%(default)s]")  # fmt: skip
@@ -77,8 +79,10 @@ def _add_dflash(kinds: _Commands) -> None:
         help="of the matrix of what follows a token; 0 for none [%(default)s]")  # fmt: skip
     head("--confidence", action="store_true",
         help="a number per slot that says how likely it is accepted; with --markov")  # fmt: skip
-    head("--from-anchor", action="store_true",
-        help="the first slot drafts, too; with --markov")  # fmt: skip
+    head("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
+        help="the known token's slot does not draft: the default without --markov")  # fmt: skip
+    head("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
+        help="it drafts, too: the default with --markov")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1").add_argument
     fit("--anchor-share", type=float, default=default.anchor_share, metavar="SHARE",
         help="share of the places that a block is learned from [%(default)g]")  # fmt: skip
@@ -130,11 +134,11 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=default.seed, help="of all random draws [%(default)s]")
 
 
-def _add_head(parser: argparse.ArgumentParser, n_head_kv: str) -> _Group:
+def _add_head(parser: argparse.ArgumentParser, n_head_kv: str, layers: str) -> _Group:
     group = parser.add_argument_group("head")
     add = group.add_argument
     add("--target-layers", type=layer_list, metavar="A,B,C",
-        help="layer inputs to read [six from the first to the last]")  # fmt: skip
+        help=f"layer inputs to read [{layers}]")  # fmt: skip
     add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [a sixth of all]")
     add("--n-head", type=int, help="attention heads [the target's]")
     add("--n-head-kv", type=int, help=f"heads of keys and values [{n_head_kv}]")
@@ -191,6 +195,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         "n_gpu_layers": args.n_gpu_layers,
         "device": args.device,
         "restart": args.restart,
+        "n_ngrams": args.ngrams,
     }  # fmt: skip
 
 
@@ -218,7 +223,6 @@ def run_eagle3(args: argparse.Namespace) -> int:
         **_run(args),
         head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
         fit=FitConfig(**_fit(args), n_steps=args.steps),
-        n_ngrams=args.ngrams,
     )
     _print_report(train_eagle3(config, TerminalReporter()), config.work_dir)
     return 0
@@ -231,7 +235,7 @@ def run_dflash(args: argparse.Namespace) -> int:
         head=DFlashHeadConfig(
             **_head(args), n_layer=args.layers, block_size=args.block, causal=args.causal,
             markov_rank=args.markov, confidence=args.confidence,
-            sample_from_anchor=args.from_anchor,
+            sample_from_anchor=args.sample_from_anchor,
         ),
         fit=DFlashFitConfig(
             **_fit(args), anchor_share=args.anchor_share, weights=args.weights,

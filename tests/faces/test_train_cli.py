@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import pyllama_spec.cli.train as cli_train
 from pyllama_spec.cli.entry import main
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train import (
@@ -18,8 +19,9 @@ from pyllama_spec.train import (
     FitConfig,
     HeadConfig,
 )
+from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.run.provenance import command
-from pyllama_spec.train.run.target_weights import default_layers
+from pyllama_spec.train.run.target_weights import block_layers, default_layers
 from tests.models import model_path
 
 
@@ -119,13 +121,51 @@ def test_the_recorded_command_of_a_block_draft_names_its_own_options(tmp_path: P
     config = DFlashTrainConfig(
         tmp_path / "target.gguf",
         tmp_path / "draft.gguf",
-        head=DFlashHeadConfig(block_size=6, markov_rank=64, sample_from_anchor=True),
+        head=DFlashHeadConfig(block_size=6, markov_rank=32, sample_from_anchor=True),
         fit=DFlashFitConfig(weights="decay", hard_share=0.25),
     )
     assert command(config) == (
         "pyllama-spec train dflash -m target.gguf -o draft.gguf --from-anchor --block 6 "
-        "--markov 64 --hard-share 0.25"
+        "--markov 32 --weights decay --hard-share 0.25"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("eagle3", "--steps 3"),
+        (
+            "dflash",
+            (
+                "--causal --confidence --from-mask --layers 3 --block 6 --markov 32 "
+                "--weights decay --anchor-share 0.3 --dpace-alpha 0.4 --hard-share 0.2"
+            ),
+        ),
+    ],
+)
+def test_every_option_reaches_the_run(
+    kind: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run records the command that was given, whatever its options."""
+    seen: list[RunConfig] = []
+
+    def stop(config: RunConfig, _: object) -> None:
+        seen.append(config)
+        raise ArgumentError("enough")
+
+    monkeypatch.setattr(cli_train, f"train_{kind}", stop)
+    shared = (
+        "--train-output --tokens 9 --prompts p.jsonl --n-ctx 99 --parallel 3 --greedy-share 0.5 "
+        "--temperature 0.7 --seed 4 --target-layers 1,2 --n-head 8 --n-head-kv 2 --n-ff 88 "
+        "--draft-vocab 77 --epochs 1.5 --step-decay 0.7 --missed-share 0.6 --copied-share 0.4 "
+        "--batch-tokens 128 --lr 0.002 --weight-decay 0.02 --patience 3 --precision fp32 "
+        "--type bf16 --ngrams 55"
+    )
+    given = [*shared.split(), *own.split()]
+    files = ["-m", str(tmp_path / "t.gguf"), "-o", str(tmp_path / "d.gguf")]
+    assert main(["train", kind, *files, *given]) == 1
+    known = set(given) | {"pyllama-spec", "train", kind, "-m", "t.gguf", "-o", "d.gguf"}
+    assert set(command(seen[0]).split()) == known
 
 
 @pytest.mark.parametrize(
@@ -133,7 +173,8 @@ def test_the_recorded_command_of_a_block_draft_names_its_own_options(tmp_path: P
     [
         (["--block", "1"], "block_size=1"),
         (["--layers", "0"], "n_layer=0"),
-        (["--confidence"], "confidence needs a markov_rank"),
+        (["--confidence", "--markov", "0"], "confidence needs a markov_rank"),
+        (["--from-anchor", "--markov", "0"], "sample_from_anchor needs a markov_rank"),
         (["--anchor-share", "0"], "anchor_share=0"),
         (["--dpace-alpha", "2"], "dpace_alpha=2.0 is outside 0 .. 1"),
         (["--target-layers", "1,99"], "99"),
@@ -183,6 +224,11 @@ def test_default_layers_exist_and_differ(n_layer: int) -> None:
         assert len(layers) == 6
         assert layers[0] == 1
         assert layers[-1] == n_layer
+    # Stock llama.cpp takes no last layer's output in a block's draft.
+    blocks = block_layers(n_layer)
+    assert list(blocks) == sorted(set(blocks))
+    assert all(0 <= layer < n_layer for layer in blocks)
+    assert len(blocks) >= min(len(layers) - 1, n_layer)
 
 
 def test_a_corpus_is_known_by_the_keys_that_it_always_had() -> None:

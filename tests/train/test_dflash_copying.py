@@ -12,6 +12,7 @@ import torch
 from pyllama_spec.train.dflash.copying import begin_with_copying
 from pyllama_spec.train.dflash.head import DFlashHead, initialise
 from pyllama_spec.train.dflash.objective import count_accepted
+from pyllama_spec.train.run.attention import spans_of
 from pyllama_spec.train.run.texts import Texts
 from tests.train.test_dflash_head import MARKOV
 from tests.train.test_head import N_VOCAB
@@ -26,9 +27,9 @@ Rows = npt.NDArray[np.float32]
 
 @pytest.fixture
 def head() -> DFlashHead:
-    """A draft for random tokens, with first weights."""
+    """A draft for random tokens, which have something in common as those of models do."""
     rng = np.random.default_rng(1)
-    embedding = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
+    embedding = (rng.standard_normal((N_VOCAB, WIDTH)) + 0.5).astype(np.float32)
     output = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
     made = DFlashHead(SHAPE, embedding, np.arange(N_VOCAB))
     initialise(made, output, None, np.ones(2 * WIDTH, np.float32), 1)
@@ -71,6 +72,30 @@ def test_an_untrained_draft_repeats_what_it_sees_again(head: DFlashHead) -> None
     assert begin(head) > 0.5
     assert before < 0.15
     assert first_picks(head) > 0.6
+
+
+def test_an_untrained_draft_looks_at_the_row_before_the_block(head: DFlashHead) -> None:
+    """Of all rows it changes the known token's slot the most."""
+    assert begin(head) > 0.5
+    ids = np.random.default_rng(8).permutation(256)[:40]
+    first, last = rows_of(head, ids)
+    anchor = torch.tensor([260])
+
+    def slot(rows: Rows) -> torch.Tensor:
+        features = torch.from_numpy(np.concatenate((first, rows), axis=1))
+        injected = head.inject(features, torch.arange(len(ids)))
+        n = torch.tensor([len(ids)])
+        spans = spans_of(torch.zeros(1, dtype=torch.int64), n - 1, n)
+        with torch.no_grad():
+            return head.blocks(anchor, n, injected, spans)[0, 0]
+
+    plain, changes = slot(last), []
+    for j in range(len(ids)):
+        other = last.copy()
+        other[j] = -other[j]
+        changes.append(float((slot(other) - plain).norm()))
+    assert changes[-1] > max(changes[:-1])
+    assert changes[-1] > 10 * float(np.median(changes))
 
 
 def test_nothing_changes_where_it_cannot(head: DFlashHead) -> None:

@@ -56,7 +56,7 @@ def test_the_file_has_what_a_drafter_asks_for(trained: tuple[TrainReport, Path])
     command = values["pyllama_spec.train.command"].decode()
     assert command.startswith("pyllama-spec train dflash -m perm-")
     assert "--layers 1" in command
-    assert "--block 4" in command
+    assert "--markov 0" in command
     assert str(folder).encode() not in report.path.read_bytes()
     tensors = TensorFile(report.path).tensors
     assert tensors["fc.weight"].shape == (320, 3 * 320)
@@ -156,7 +156,7 @@ def test_followers_and_confidence_are_learned(tmp_path: Path) -> None:
     command = read_keys(report.path, lambda name: name == "pyllama_spec.train.command")
     words = next(iter(command.values())).value.decode()
     assert "--from-anchor" in words
-    assert "--weights dpace" in words
+    assert "--markov 16" in words
 
 
 def test_bfloat16_learns_as_well(tmp_path: Path) -> None:

@@ -50,9 +50,10 @@ def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
 
 
 def quick_block_config(folder: Path, **changes: Any) -> DFlashTrainConfig:
-    """The same for a draft that proposes blocks."""
-    head = DFlashHeadConfig(n_ff=64, n_head=4, n_head_kv=4, n_layer=1, block_size=4)
-    return _quick(DFlashTrainConfig, head, DFlashFitConfig(anchor_share=1.0), folder, changes)
+    """The same for a draft that proposes blocks: plain DFlash, and the plainest loss."""
+    head = DFlashHeadConfig(n_ff=64, n_head=4, n_head_kv=4, n_layer=1, block_size=4, markov_rank=0)
+    fit = DFlashFitConfig(anchor_share=1.0, weights="decay", missed_share=1.0)
+    return _quick(DFlashTrainConfig, head, fit, folder, changes)
 
 
 def _quick(

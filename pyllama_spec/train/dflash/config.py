@@ -29,16 +29,17 @@ class DFlashHeadConfig(HeadSettings):
         confidence: a number per slot that says how likely its token is accepted. It needs a
             markov_rank.
         sample_from_anchor: the anchor's slot drafts too, so that a block of n slots drafts n
-            tokens and not n - 1. It needs a markov_rank: files without one are read otherwise.
+            tokens and not n - 1. It needs a markov_rank: files without one are read otherwise. None
+            for where there is one.
 
     """
 
     n_layer: int = 2
-    block_size: int = 5
+    block_size: int = 4
     causal: bool = False
-    markov_rank: int = 0
+    markov_rank: int = 64
     confidence: bool = False
-    sample_from_anchor: bool = False
+    sample_from_anchor: bool | None = None
 
     def __post_init__(self) -> None:
         HeadSettings.__post_init__(self)
@@ -52,17 +53,24 @@ class DFlashHeadConfig(HeadSettings):
                 raise ArgumentError(f"{name} needs a markov_rank above 0")
 
     @property
+    def from_anchor(self) -> bool:
+        """Whether the anchor's slot drafts."""
+        chosen = self.sample_from_anchor
+        return self.markov_rank > 0 if chosen is None else chosen
+
+    @property
     def n_steps(self) -> int:
         """Tokens that a block drafts."""
-        return self.block_size - (0 if self.sample_from_anchor else 1)
+        return self.block_size - (0 if self.from_anchor else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashFitConfig(FitSettings):
     """How a DFlash draft is fitted; see FitSettings.
 
-    A missed_share of 0 cuts the loss at the draft's first wrong pick (Spec-AUF, arXiv 2607.01893),
-    1 never does. The copied_share is 0.1 unless said.
+    A missed_share of 0, the default here, cuts the loss at the draft's first wrong pick (Spec-AUF,
+    arXiv 2607.01893), 1 never does. The copied_share is 0.1 unless said, and the rate twice that of
+    a head which begins nearer to where it should be.
 
     Attributes:
         anchor_share: the share of all places that a block begins at, drawn anew in each batch.
@@ -74,9 +82,10 @@ class DFlashFitConfig(FitSettings):
 
     """
 
-    missed_share: float = 1.0
+    missed_share: float = 0.0
+    lr: float = 1e-3
     anchor_share: float = 0.5
-    weights: str = "decay"
+    weights: str = "dpace"
     dpace_alpha: float = 0.5
     hard_share: float = 0.0
 
@@ -111,6 +120,7 @@ class DFlashTrainConfig(RunConfig):
         "--causal": ("head.causal", True),
         "--confidence": ("head.confidence", True),
         "--from-anchor": ("head.sample_from_anchor", True),
+        "--from-mask": ("head.sample_from_anchor", False),
     }
 
     head: DFlashHeadConfig = field(default_factory=DFlashHeadConfig)

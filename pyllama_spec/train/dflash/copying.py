@@ -6,6 +6,10 @@ query is the known token of a block, find the rows of that token and hand on wha
 there, in the output's own directions. Only the slot of the known token has such a query: blocks
 begin like this where it drafts (sample_from_anchor). What follows two tokens later no row says, and
 rows do not tell the token before theirs (R^2 0.05 on SmolLM2).
+
+Heads of the second layer begin by looking at the row just before the block, wherever it stands: all
+that the target knew when it said the known token. EAGLE-3 has that row as its input; a block has to
+find it by its position.
 """
 
 from __future__ import annotations
@@ -23,6 +27,13 @@ _SHARE = 2 / 3
 # Weights of the norms of queries and keys: how sharp a match is. And what a copy adds to a row, and
 # what is left of the drawn weights that add to it besides.
 _SHARPNESS, _STRENGTH, _NOISE = 1.4, 6.0, 0.2
+# What the row before the block adds to a slot, and how large the number is that tells rows of
+# features from slots, before the norm that leaves its sign alone.
+_LAST_ROW, _SURE = 1.0, 50.0
+# Of the rows: else a slot cannot be told from a row of features.
+_MIN_SURE = 0.98
+# Pairs of a head's numbers that tell positions: enough to be sharp, few enough to be told apart.
+_PAIRS = 4
 
 
 def begin_with_copying(
@@ -34,7 +45,9 @@ def begin_with_copying(
     channel_rms: npt.NDArray[np.float32],
     seed: int,
 ) -> float:
-    """Lets two thirds of the first layer's heads copy, if the first layer input tells the token.
+    """Lets two thirds of the heads copy, and look at the row before the block.
+
+    That is where the first layer input tells the token.
 
     Args:
         head: initialised; its first slot drafts, and n_head is n_head_kv, else nothing is done.
@@ -64,42 +77,88 @@ def begin_with_copying(
     told, share = told_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
     if share < MIN_TOLD:
         return share
-    _set(head, directions, told / scale, torch.from_numpy(last))
+    weights[shape.mask_token] = weights.sum()  # as often as all others: it is in most slots
+    upright = _one_of(embedding, weights)
+    end_scale = torch.from_numpy(np.maximum(channel_rms[-d:], 1e-6)).double()
+    both = torch.cat((x, torch.from_numpy(last).double() / end_scale), dim=1)
+    one = _one_of(both, None)
+    space = _Space(upright / upright.norm(), used, seed)
+    _copy(head, space, directions, told / scale, torch.from_numpy(last))
+    with torch.no_grad():
+        fc = head.weight("fc.weight")
+        fc[:, :d] -= torch.outer(space.upright, one[:d] / scale).float()
+        fc[:, -d:] -= torch.outer(space.upright, one[d:] / end_scale).float()
+    if shape.n_layer > 1 and _is_sure(embedding, weights, upright) and _is_sure(both, None, one):
+        _look_back(head, space, seed)
     return share
 
 
-def _set(head: DFlashHead, directions: Tensor, told: Tensor, last: Tensor) -> None:
-    """Sets the weights.
+def _one_of(x: Tensor, weights: Tensor | None) -> Tensor:
+    """The direction [width] along which rows x [m, width] are nearest to 1."""
+    weights = torch.ones_like(x[:, 0]) if weights is None else weights
+    gram = (x * weights[:, None]).T @ x
+    ridge = 1e-3 * gram.diagonal().mean() * torch.eye(x.shape[1], dtype=x.dtype)
+    return torch.linalg.solve(gram + ridge, weights @ x)
+
+
+def _is_sure(x: Tensor, weights: Tensor | None, direction: Tensor) -> bool:
+    """Whether nearly all rows [m, width], as often as they stand, are on one side of it."""
+    weights = torch.ones_like(x[:, 0]) if weights is None else weights
+    return float(weights[x @ direction > 0].sum() / weights.sum()) >= _MIN_SURE
+
+
+class _Space:
+    """The directions of a row, and what each of them is for at first.
+
+    Attributes:
+        upright: [n_embd], which slots are on one side of, and rows of features on the other.
+        axes: [n_embd, n_embd - 1], the others.
+        used: numbers of the heads that are set.
+
+    """
+
+    def __init__(self, upright: Tensor, used: int, seed: int) -> None:
+        d = len(upright)
+        generator = torch.Generator().manual_seed(seed + 1)
+        drawn = torch.randn(d, d - 1, generator=generator, dtype=torch.float64)
+        self.upright = upright
+        self.axes = torch.linalg.qr(torch.cat((upright[:, None], drawn), dim=1)).Q[:, 1:]
+        self.used = used
+
+
+def _copy(head: DFlashHead, space: _Space, directions: Tensor, told: Tensor, last: Tensor) -> None:
+    """Sets the first layer, and what a row of features is made of.
 
     Args:
         head: the draft.
+        space: where things stand in a row.
         directions: [n, n_embd], by which tokens are told apart.
         told: [n, n_embd_target], the map from the first layer input to them.
         last: as for begin_with_copying().
 
     """
-    d, n, size = head.shape.n_embd, len(directions), head.shape.head_size
-    used = n // (size // 2) * size
+    d, n, size, used = head.shape.n_embd, len(directions), head.shape.head_size, space.used
     output = head.weight("output.weight").detach().double()
-    n_said = min(used, d - n)
+    n_said = min(used, d - 1 - n)
     widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_said].float()
     said = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
+    axes = space.axes.float()
     with torch.no_grad():
-        # A row of features: first which token it belongs to, then what the target said there.
+        # A row of features: which token it belongs to, and what the target said there.
         fc = head.weight("fc.weight")
         fc.zero_()
-        fc[:n, :d] = told.float()
-        fc[n : n + n_said, -d:] = widest.T / said
+        fc[:, :d] = axes[:, :n] @ told.float()
+        fc[:, -d:] += axes[:, n : n + n_said] @ widest.T / said
         # In the half of a head's numbers that RoPE turns slowest: number i goes with i + size / 2.
         numbers = torch.arange(used).view(-1, 2, size // 2)
         slow = numbers[..., size // 2 - size // 4 :].reshape(len(numbers), -1).flatten()
         q, k = head.weight("blk.0.attn_q.weight"), head.weight("blk.0.attn_k.weight")
         q[:used], k[:used] = 0, 0
         q[slow] = directions[: len(slow)].float()
-        k[slow, : len(slow)] = torch.eye(len(slow))
+        k[slow] = axes[:, : len(slow)].T
         v, out = head.weight("blk.0.attn_v.weight"), head.weight("blk.0.attn_output.weight")
         v[:used] = 0
-        v[:n_said, n : n + n_said] = torch.eye(n_said)
+        v[:n_said] = axes[:, n : n + n_said].T
         out[:, :used] = 0
         out[:, :n_said] = _STRENGTH * widest
         for part in ("q", "k"):
@@ -108,3 +167,36 @@ def _set(head: DFlashHead, directions: Tensor, told: Tensor, last: Tensor) -> No
             head.weight(f"blk.{i}.ffn_down.weight").mul_(_NOISE)
             if i:
                 head.weight(f"blk.{i}.attn_output.weight").mul_(_NOISE)
+
+
+def _look_back(head: DFlashHead, space: _Space, seed: int) -> None:
+    """Lets heads of the second layer hand on the row just before the block.
+
+    All its queries are one vector and so are all keys of features, turned by RoPE so that a row at
+    a distance of one fits best; keys of slots are the opposite.
+    """
+    d, size, used = head.shape.n_embd, head.shape.head_size, space.used
+    n = used // size * (size // 2)
+    n_said = min(used, d - 1 - n)
+    upright = space.upright.float()
+    angles = head.frequencies[:_PAIRS].cpu()
+    query, key = torch.zeros(2, size // 2), torch.zeros(2, size // 2)
+    key[0, : len(angles)] = 1
+    query[0, : len(angles)], query[1, : len(angles)] = angles.cos(), -angles.sin()
+    n_heads = used // size
+    generator = torch.Generator().manual_seed(seed + 2)
+    spread = torch.linalg.qr(torch.randn(d, n_said, generator=generator)).Q
+    with torch.no_grad():
+        # What the first layer adds leaves this direction alone.
+        for name in ("attn_output", "ffn_down"):
+            out = head.weight(f"blk.0.{name}.weight")
+            out -= torch.outer(upright, upright @ out)
+        q, k = head.weight("blk.1.attn_q.weight"), head.weight("blk.1.attn_k.weight")
+        q[:used] = _SURE * torch.outer(query.flatten().repeat(n_heads), upright)
+        k[:used] = -_SURE * torch.outer(key.flatten().repeat(n_heads), upright)
+        v, out = head.weight("blk.1.attn_v.weight"), head.weight("blk.1.attn_output.weight")
+        v[:used], out[:, :used] = 0, 0
+        v[:n_said] = space.axes[:, n : n + n_said].T.float()
+        out[:, :n_said] = _LAST_ROW * spread
+        for part in ("q", "k"):
+            head.weight(f"blk.1.attn_{part}_norm.weight").fill_(_SHARPNESS)

@@ -9,7 +9,7 @@ from pyllama_spec.engine.checks import instance
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.door import Opening, run_training
-from pyllama_spec.train.run.target_weights import default_layers
+from pyllama_spec.train.run.target_weights import block_layers
 
 if TYPE_CHECKING:
     from pyllama_spec.train.run.pipeline import TrainReport
@@ -29,7 +29,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
     instance(config, DFlashTrainConfig, "config")
 
     def layers(info: ModelInfo) -> tuple[int, ...]:
-        return default_layers(info.n_layer)
+        return block_layers(info.n_layer)
 
     def opening() -> Opening:
         from pyllama_spec.train.dflash.kind import DFlashKind, shape_of

@@ -69,14 +69,14 @@ class DFlashKind(Kind[DFlashHead]):
         mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
         wanted = config.head
         shape = DFlashShape(
-            **common_sizes(start, wanted, grouped=not wanted.sample_from_anchor),
+            **common_sizes(start, wanted, grouped=not wanted.from_anchor),
             n_layer=wanted.n_layer,
             block_size=wanted.block_size,
             mask_token=mask,
             causal=wanted.causal,
             markov_rank=wanted.markov_rank,
             confidence=wanted.confidence,
-            sample_from_anchor=wanted.sample_from_anchor,
+            sample_from_anchor=wanted.from_anchor,
         )
         head = DFlashHead(shape, weights.embedding, start.vocab.d2t)
         some = start.train[:_SAMPLE_SEQUENCES]
@@ -85,7 +85,7 @@ class DFlashKind(Kind[DFlashHead]):
         told = begin_with_copying(
             head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, config.fit.seed
         )
-        if wanted.sample_from_anchor:
+        if wanted.from_anchor:
             reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
         piece = start.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
         reporter.line(f"mask token: {mask} ({piece!r})")

@@ -64,6 +64,15 @@ def default_layers(n_layer: int, *, is_plain: bool = False) -> tuple[int, ...]:
     return tuple(range(first, min(first + 3, n_layer + 1)))
 
 
+def block_layers(n_layer: int) -> tuple[int, ...]:
+    """The same for a draft that proposes blocks: the last layer's input instead of its output.
+
+    Stock llama.cpp refuses a DFlash draft that reads what leaves the target's last layer.
+    """
+    layers = set(default_layers(n_layer)) - {n_layer}
+    return tuple(sorted(layers | {n_layer - 1})) if n_layer > 1 else (0,)
+
+
 def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
     """Reads them.
 
