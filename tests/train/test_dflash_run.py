@@ -122,6 +122,19 @@ def test_two_kinds_share_text_and_features(
     assert again.trained == trained[0].trained, "and neither spoils what the other has"
 
 
+def test_features_of_other_layers_are_left_alone(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    """By default the kinds read other layers, and share a work folder all the same."""
+    work = tmp_path / "work"
+    shutil.copytree(trained[1] / "draft.gguf.train", work)
+    before = {p: p.stat().st_mtime_ns for p in work.rglob("shard-*.npy")}
+    report = train_eagle3(quick_config(tmp_path, epochs=0.2, work=work, target_layers=(1, 2)))
+    assert report.n_answer_tokens == trained[0].n_answer_tokens
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert list(work.glob("features-1-2/shard-*"))
+
+
 def test_training_goes_on_with_the_weights_of_a_draft(
     tmp_path: Path, trained: tuple[TrainReport, Path]
 ) -> None:

@@ -22,6 +22,15 @@ INDEX = "index.json"
 _PARTS = ("rows", "top_ids", "top_log_p")
 
 
+def feature_folder(work: Path, layers: Sequence[int]) -> Path:
+    """Where the features of some layers lie: those of others, of another kind of draft, stay."""
+    first = work / "features"
+    index = read_json(first / INDEX)
+    if index is None or index["identity"].get("target_layers") == list(layers):
+        return first
+    return work / "-".join(["features", *map(str, layers)])
+
+
 class FeatureStore:
     """Features of whole shards.
 

@@ -21,7 +21,7 @@ from pyllama_spec.train.corpus.draft_vocab import (
     ending_tokens,
     known_draft_vocab,
 )
-from pyllama_spec.train.corpus.feature_store import FeatureStore
+from pyllama_spec.train.corpus.feature_store import FeatureStore, feature_folder
 from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
@@ -120,7 +120,7 @@ class Pipeline(Generic[H]):
         identity = corpus_identity(config.corpus, target_sha256)
         width = len(layers) * model.info.n_embd
         store = FeatureStore(
-            self._work / "features",
+            feature_folder(self._work, layers),
             {**identity, "target_layers": list(layers), "n_top": config.n_top},
             # float16 rows, uint32 ids, float16 log-probabilities.
             2 * width + 6 * config.n_top,
