@@ -53,6 +53,7 @@ class IsolatedDrafter:
         self.name = drafter.name
         # The layer inputs to give it: none while it is off for good.
         self.target_layers = tuple(drafter.target_layers)
+        self.is_stepwise, self.has_copies = drafter.is_stepwise, drafter.has_copies
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
