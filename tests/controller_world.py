@@ -119,7 +119,8 @@ def simulate(
     """
     rng, out = random.Random(seed), Outcome()
     has_copies = any(place.n_same for text in texts for place in text)
-    controller.attach(Room(max_draft, is_stepwise, has_copies, n_together > 1, 32))
+    width = n_together * (1 + max_draft)
+    controller.attach(Room(max_draft, is_stepwise, has_copies, n_together > 1, width))
 
     def noisy(ms: float) -> float:
         ms *= rng.lognormvariate(0.0, costs.noise)
@@ -166,14 +167,15 @@ def _round(
             continue
         stop = None if place.n_same or not is_stepwise else controller.stop_of(turn)
         p: list[float] = []
-        for one in place.p[:n_asked]:
+        n_wanted = max(n_asked, turn.n_copy) if place.n_same else n_asked
+        for one in place.p[:n_wanted]:
             p.append(one)
             if stop is not None and stop(one):
                 break
         # What comes true are the ids of the places; what does not is -1.
         ids = [at + i if i < place.n_right else -1 for i in range(len(p))]
         turn.draft = Draft(ids, None if place.n_same else p, n_same=place.n_same)
-        if not place.n_same:
+        if place.p and not place.n_same:  # where there is nothing to copy, it cost nothing
             n_steps = max(n_steps, len(ids) if is_stepwise else n_asked)
     controller.cut(turns)
     n_most = max(turn.n_verified for turn in turns)

@@ -110,6 +110,7 @@ class DraftRequest(NamedTuple):
         prior: who else has a say in each token, for drafters that can mix; None for nobody.
         stop: where to end, for drafters that draft a token at a time; None for n tokens.
         is_copy: only what costs no call of a model is wanted; for drafters with has_copies.
+        n_copy: the most tokens that are wanted of a copy, where that is more than n; else 0.
 
     """
 
@@ -119,6 +120,7 @@ class DraftRequest(NamedTuple):
     prior: TokenPrior | None = None
     stop: DraftStop | None = None
     is_copy: bool = False
+    n_copy: int = 0
 
 
 class Committed(NamedTuple):

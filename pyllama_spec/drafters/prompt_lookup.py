@@ -114,7 +114,7 @@ class PromptLookup(Drafter):
         """
         history = self._sequences[request.seq]
         tokens = history.tokens
-        n = min(request.n, self.max_draft)
+        n = min(max(request.n, request.n_copy), self.max_draft)
         for size in self._sizes:
             if size >= len(tokens) or n < 1:
                 continue

@@ -147,7 +147,8 @@ class Scheduler:
         turn, run = span.turn, span.run
         assert turn is not None
         stop = self.controller.stop_of(turn)
-        return DraftRequest(run.seq_id, run.view, span.n_draft, None, stop, turn.is_copy)
+        n_copy = min(turn.n_copy, turn.n_max)
+        return DraftRequest(run.seq_id, run.view, span.n_draft, None, stop, turn.is_copy, n_copy)
 
     def cut(self, spans: Sequence[Span]) -> None:
         """Leaves of each draft what is to be verified."""

@@ -188,6 +188,25 @@ def test_copies_alone_call_no_model() -> None:
     assert inner.n_calls > n_calls or found.ids
 
 
+def test_a_copy_may_be_longer_than_a_block() -> None:
+    """A block of one is asked for, or a copy of four."""
+    drafter = WithLookup(DFlash(model_path("dflash")), 2)
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
+    seq = SequenceState()
+    generate(loop, seq, prompt_tokens(9) * 3, 4, GREEDY)
+    text = list(seq.tokens)
+    rows = [loop.target.layer_input(layer)[:1] for layer in drafter.target_layers]
+    for more, is_copy in (([250, 251], False), (text[:3], True)):
+        for token in more:
+            at = len(text)
+            loop.drafter.commit([Committed(0, [token], at, rows, at - 1)])
+            text.append(token)
+        request = DraftRequest(0, text, 1, n_copy=4)
+        draft = loop.drafter.propose([request])[0]
+        assert len(draft.ids) == (4 if draft.n_same else 1)
+        assert (draft.n_same > 0) == is_copy
+
+
 def test_a_copy_says_how_long_its_match_is() -> None:
     lookup = PromptLookup(min_ngram=2)
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 50, 3, 4, 5, 6, 7, 8, 9, 10]

@@ -44,6 +44,7 @@ class Turn:
         n_past: tokens of it in the target's memory.
         n_max: the most tokens that may be drafted.
         n_asked: how many the drafter is asked for; set by ask(), 0 for not at all.
+        n_copy: how many it is asked for where that can be copied; 0 for n_asked.
         is_copy: ask() sets it where only what costs no call of a model is wanted.
         draft: all that was proposed.
         n_verified: how many of them are verified; set by cut().
@@ -57,6 +58,7 @@ class Turn:
     n_past: int
     n_max: int
     n_asked: int = 0
+    n_copy: int = 0
     is_copy: bool = False
     draft: Draft = NO_DRAFT
     n_verified: int = 0

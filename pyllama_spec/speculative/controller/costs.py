@@ -65,6 +65,10 @@ class Curve:
         samples.append(seconds)
         self._medians[size] = median(samples)
 
+    def seen(self, size: int) -> float | None:
+        """The median of a size; None where it is a guess."""
+        return self._medians.get(size)
+
     def at(self, size: int) -> float:
         """Seconds; 0 where nothing was seen."""
         found = self._medians.get(size)
@@ -149,8 +153,8 @@ class VerifyCosts:
     def add(self, n_seqs: int, n_past: int, rows: int, seconds: float) -> None:
         """A round's."""
         curve = self.curve(n_seqs, n_past)
-        expected = curve.at(rows)
+        expected = curve.seen(rows)
         curve.add(rows, seconds / self.speed.now)
-        if expected > 0.0:
+        if expected is not None:  # a guess says nothing of the machine's speed
             self.speed.add(seconds / expected)
         self.n_samples += 1

@@ -180,6 +180,7 @@ class ProfitController(Controller):
                 # A chain is ended by stop_of(), and a copy by cut().
                 is_block = not (turn.is_copy or self._room.is_stepwise)
                 turn.n_asked = min(n, prices.n_block) if is_block else n
+                turn.n_copy = n
 
     def stop_of(self, turn: Turn) -> DraftStop | None:
         """What ends the chain of a sequence."""

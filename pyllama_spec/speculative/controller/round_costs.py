@@ -71,8 +71,8 @@ class RoundCosts:
             self._verify.add(n_seqs, n_past, rows, spent.verify_s)
         else:
             # The engine makes a graph for a width that the batch before did not have.
-            known, switch = self._verify.curve(n_seqs, n_past).at(rows), self.switch_s
-            if known > 0.0:
+            known, switch = self._verify.curve(n_seqs, n_past).seen(rows), self.switch_s
+            if known is not None:
                 self._switch.add(0, max(spent.verify_s / speed - known, 0.0))
             self._verify.add(n_seqs, n_past, rows, max(spent.verify_s - switch * speed, 1e-9))
         self._last_rows = rows
