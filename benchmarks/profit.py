@@ -78,7 +78,12 @@ def table(times: Times) -> dict[str, Any]:
             for key, runs in times[name].items() for run in runs
         )  # fmt: skip
         least = min(worst, key=lambda key: worst[key])
+        cpu = {
+            side: sum(run.cpu_s for runs in times[side].values() for run in runs)
+            for side in (name, "plain")
+        }
         out[name] = {
+            "cpu": cpu["plain"] / cpu[name] if cpu[name] else 0.0,
             "total": statistics.median(totals), "low": min(totals), "high": max(totals),
             "worst": worst[least], "worst_prompt": least, "tokens_per_round": tokens / rounds,
             "without_draft": plain_rounds / rounds, "same_text": same,
@@ -123,6 +128,7 @@ def main() -> None:
                     f"{repeat + 1} {name:8} {row['total']:.3f} ({row['low']:.3f} .. "
                     f"{row['high']:.3f}) worst {row['worst']:.3f} {row['worst_prompt']}, "
                     f"{row['tokens_per_round']:.2f} tokens a round, "
+                    f"processor time with prompts {row['cpu']:.3f}, "
                     f"{row['without_draft']:.0%} without, same text {row['same_text']}",
                     flush=True,
                 )
