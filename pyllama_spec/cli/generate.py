@@ -179,6 +179,10 @@ def _print_figures(stats: SpeculationStats, timing: Timing) -> None:
             f"({100 * stats.acceptance_rate:.0f}%); draft {timing.draft_s:.2f} s, "
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
         )
+        lines.append(
+            f"controller {stats.controller}: asked in {stats.asked} rounds, {stats.probes} of them "
+            f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified"
+        )
     if stats.reason_off is not None:
         lines.append(f"the drafter is off: {stats.reason_off}")
     for line in lines:
