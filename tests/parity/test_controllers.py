@@ -155,6 +155,44 @@ def test_what_is_cut_is_not_verified() -> None:
     assert run.stats.proposed > 90
 
 
+@pytest.mark.parametrize("where", ["ask", "stop_of", "cut", "learn"])
+def test_a_controller_that_fails(where: str) -> None:
+    """Its exception comes out, and the next request gets its text."""
+
+    class Broken(Controller):
+        def __init__(self) -> None:
+            self.is_broken = True
+
+        def _called(self, name: str) -> None:
+            if self.is_broken and name == where:
+                self.is_broken = False
+                raise RuntimeError("broken")
+
+        def ask(self, turns: Sequence[Turn]) -> None:
+            self._called("ask")
+            super().ask(turns)
+
+        def stop_of(self, turn: Turn) -> Callable[[float], bool] | None:
+            self._called("stop_of")
+            return None
+
+        def cut(self, turns: Sequence[Turn]) -> None:
+            self._called("cut")
+            super().cut(turns)
+
+        def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+            self._called("learn")
+
+    prompt = prompt_tokens(12)
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    reference = generate(plain, SequenceState(), prompt, 30, GREEDY).text
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect(reference), None, Broken())
+    seq = SequenceState()
+    with pytest.raises(RuntimeError, match="broken"):
+        generate(loop, seq, prompt, 30, GREEDY)
+    assert generate(loop, seq, prompt, 30, GREEDY).text == reference
+
+
 def test_a_chain_ends_where_it_is_told_to() -> None:
     drafter = head()
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)

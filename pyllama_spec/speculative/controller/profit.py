@@ -127,6 +127,7 @@ class ProfitController(Controller):
         # Seconds and tokens of the last rounds, faded.
         self._pace_s = self._pace_tokens = 0.0
         self._prices: dict[tuple[int, int], tuple[int, Prices]] = {}
+        self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
 
     def attach(self, room: Room) -> None:
