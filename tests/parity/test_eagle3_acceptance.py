@@ -106,7 +106,12 @@ def test_a_shared_cached_prefix(kv_unified: bool) -> None:
 
 def test_two_alternating_chats() -> None:
     with Llama(
-        model_path("perm"), draft=model_path("perm_eagle3"), n_ctx=512, lookup=0, n_threads=1
+        model_path("perm"),
+        draft=model_path("perm_eagle3"),
+        n_ctx=512,
+        lookup=0,
+        controller="fixed",
+        n_threads=1,
     ) as llm:
         chats = [perm_prompt(30, seed=1), perm_prompt(41, seed=2)]
         for turn in range(4):
