@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.speculative import ControllerChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class BenchConfig:
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it gives a lower probability; None for no such limit.
         lookup: as of Llama; synthetic_acceptance goes without.
+        controller: as of Llama; synthetic_acceptance goes without.
         temperature: 0 is greedy; all other sampling options are those of Llama.
         seed: of the draws, and of the coins of synthetic_acceptance.
         chat: True puts every prompt through the chat template, False none; None does with each one
@@ -50,6 +52,7 @@ class BenchConfig:
     n_draft: int | None = None
     p_min: float | None = None
     lookup: int | None = None
+    controller: ControllerChoice = None
     temperature: float = 0.0
     seed: int = 1
     chat: bool | None = None
@@ -102,6 +105,7 @@ class BenchConfig:
         words += ["-n", str(self.n_tokens), "--repeat", str(self.repeats)]
         optional = (
             ("--n-draft", self.n_draft), ("--p-min", self.p_min), ("--lookup", self.lookup),
+            ("--controller", self.controller),
             ("-t", self.n_threads), ("-c", self.n_ctx), ("--peer", self.peer),
             ("-ngl", self.n_gpu_layers or None),
         )  # fmt: skip

@@ -23,7 +23,12 @@ from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.llama.open_model import OpenModel
-from pyllama_spec.speculative import RowObserver, SequenceState, SpeculativeLoop
+from pyllama_spec.speculative import (
+    RowObserver,
+    SequenceState,
+    SpeculativeLoop,
+    make_controller,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +166,13 @@ def _open_spec(
         p_min = config.p_min
         if config.also and not is_file:  # they are of the others
             lookup = p_min = None
+        choice = "fixed" if config.synthetic_acceptance else config.controller
+        controller = make_controller(choice, p_min)
         drafter = make_drafter(
-            draft, DraftOptions(n_draft, p_min, lookup, n_gpu_layers=config.n_gpu_layers)
+            draft,
+            DraftOptions(
+                n_draft, p_min, lookup, config.n_gpu_layers, is_adaptive=controller.wants_costs
+            ),
         )
         own = None if drafter is draft else drafter
         if own is not None:
@@ -172,7 +182,7 @@ def _open_spec(
             synthetic = SyntheticDrafter(
                 drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
             )
-        runtime = open_runtime(model, params, synthetic or drafter, n_draft)
+        runtime = open_runtime(model, params, synthetic or drafter, n_draft, controller=controller)
         side = Side(runtime, options, own, synthetic)
         stack.pop_all()
     return side

@@ -36,6 +36,10 @@ def add_bench(commands: _Commands) -> None:
         "--lookup", type=int, default=None, metavar="N",
         help="copy where the last N tokens stood before, without asking the draft (0: never)",
     )  # fmt: skip
+    add(
+        "--controller", default=None, choices=("profit", "fixed", "off"),
+        help="how much is drafted: as much as pays (profit), --n-draft tokens in every round",
+    )  # fmt: skip
     add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
@@ -85,6 +89,7 @@ def run_bench(args: argparse.Namespace) -> int:
         n_draft=args.n_draft,
         p_min=args.p_min,
         lookup=args.lookup,
+        controller=args.controller,
         temperature=args.temp,
         seed=args.seed,
         chat=args.chat,

@@ -56,6 +56,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--lookup", type=int, default=None, metavar="N",
         help="copy where the last N tokens stood before, without asking the draft (0: never)",
     )  # fmt: skip
+    parser.add_argument(
+        "--controller", default=None, choices=("profit", "fixed", "off"),
+        help="how much is drafted: as much as pays (profit), --n-draft tokens in every round",
+    )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument("-t", "--threads", type=int, default=None, help="CPU threads")
     parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
@@ -83,6 +87,7 @@ def _open(args: argparse.Namespace) -> Llama:
         n_draft=args.n_draft,
         p_min=args.p_min,
         lookup=args.lookup,
+        controller=args.controller,
         n_ctx=n_ctx,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,
@@ -173,6 +178,10 @@ def _print_figures(stats: SpeculationStats, timing: Timing) -> None:
             f"{stats.accepted} of {stats.drafted} drafted tokens accepted "
             f"({100 * stats.acceptance_rate:.0f}%); draft {timing.draft_s:.2f} s, "
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
+        )
+        lines.append(
+            f"controller {stats.controller}: asked in {stats.asked} rounds, {stats.probes} of them "
+            f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified"
         )
     if stats.reason_off is not None:
         lines.append(f"the drafter is off: {stats.reason_off}")

@@ -25,12 +25,15 @@ class Draft(NamedTuple):
         probabilities: [len(ids)] the drafter's probability of each one, or None.
         candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
             likeliest first, where the drafter has more than one; or None.
+        n_same: of a copy: how many tokens stood before the place that it was taken from as they
+            stand at the end of the text; 0 for what is no copy.
 
     """
 
     ids: Sequence[int] = ()
     probabilities: Sequence[float] | None = None
     candidates: Sequence[Sequence[tuple[int, float]]] | None = None
+    n_same: int = 0
 
     def cut(self, n: int) -> Draft:
         """The first n places of it."""
@@ -38,7 +41,10 @@ class Draft(NamedTuple):
             return self
         p, others = self.probabilities, self.candidates
         return Draft(
-            self.ids[:n], None if p is None else p[:n], None if others is None else others[:n]
+            self.ids[:n],
+            None if p is None else p[:n],
+            None if others is None else others[:n],
+            self.n_same,
         )
 
 
@@ -64,6 +70,9 @@ class Vote:
 # Given what has been drafted behind the text: what else has a say in the next token. The weights
 # are those of a mixture of distributions, in which the drafter's own counts 1.
 TokenPrior = Callable[[Sequence[int]], Sequence[Vote]]
+
+# Called once for each drafted token, in order, with its probability: whether the draft ends there.
+DraftStop = Callable[[float], bool]
 
 
 class TokenView(Sequence[int]):
@@ -99,6 +108,9 @@ class DraftRequest(NamedTuple):
             decoded it.
         n: the most tokens that are wanted, at least 1.
         prior: who else has a say in each token, for drafters that can mix; None for nobody.
+        stop: where to end, for drafters that draft a token at a time; None for n tokens.
+        is_copy: only what costs no call of a model is wanted; for drafters with has_copies.
+        n_copy: the most tokens that are wanted of a copy, where that is more than n; else 0.
 
     """
 
@@ -106,6 +118,9 @@ class DraftRequest(NamedTuple):
     tokens: Sequence[int]
     n: int
     prior: TokenPrior | None = None
+    stop: DraftStop | None = None
+    is_copy: bool = False
+    n_copy: int = 0
 
 
 class Committed(NamedTuple):
@@ -175,12 +190,18 @@ class Drafter(Closeable):
         name: what the statistics call it.
         target_layers: the layer inputs that it wants from the target; () for none.
         max_draft: the most tokens that it proposes at once.
+        is_stepwise: whether each token of a draft is a step that costs, behind which
+            DraftRequest.stop is asked; else a draft costs by how many tokens were asked for.
+        has_copies: whether it also has drafts that cost no call of a model, and heeds
+            DraftRequest.is_copy.
 
     """
 
     name: str = "custom"
     target_layers: tuple[int, ...] = ()
     max_draft: int = 8
+    is_stepwise: bool = False
+    has_copies: bool = False
 
     # ---- drafting
 

@@ -21,6 +21,8 @@ class DraftOptions:
             asking the draft; None for the default, 0 for never, and no n-grams beside it either.
         n_gpu_layers: layers of the draft's file on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
+        is_adaptive: somebody ends drafts where they do not pay, so that the kind's own number may
+            be larger.
 
     Raises:
         ArgumentError: a number is out of range.
@@ -32,6 +34,7 @@ class DraftOptions:
     lookup: int | None = None
     n_gpu_layers: int = 0
     progress: Progress | None = None
+    is_adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.max_draft is not None:

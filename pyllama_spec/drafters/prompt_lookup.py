@@ -19,6 +19,8 @@ from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, Draf
 from pyllama_spec.errors import ArgumentError
 
 NGram = tuple[int, ...]
+# What has been the same for so long goes on being so; looking further costs time.
+_MAX_SAME = 24
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt-lookup"
+    has_copies = True
 
     def __init__(self, max_draft: int = 7, *, max_ngram: int = 6, min_ngram: int = 3) -> None:
         if not 1 <= min_ngram <= max_ngram:
@@ -111,7 +114,7 @@ class PromptLookup(Drafter):
         """
         history = self._sequences[request.seq]
         tokens = history.tokens
-        n = min(request.n, self.max_draft)
+        n = min(max(request.n, request.n_copy), self.max_draft)
         for size in self._sizes:
             if size >= len(tokens) or n < 1:
                 continue
@@ -121,7 +124,7 @@ class PromptLookup(Drafter):
                 period = len(tokens) - start
                 while len(ids) < n:
                     ids.append(ids[len(ids) - period])
-                return Draft(ids)
+                return Draft(ids, n_same=_n_same(tokens, start, size))
         return NO_DRAFT
 
     def truncate(self, seq: int, n_keep: int) -> None:
@@ -137,3 +140,15 @@ class PromptLookup(Drafter):
     def close(self) -> None:
         """Frees the index."""
         self._sequences.clear()
+
+
+def _n_same(tokens: array[int], start: int, size: int) -> int:
+    """How many tokens before `start` are those at the text's end, of which `size` are known to be.
+
+    Longer matches than _MAX_SAME are not told apart.
+    """
+    end = len(tokens)
+    most = min(_MAX_SAME, start)
+    while size < most and tokens[start - size - 1] == tokens[end - size - 1]:
+        size += 1
+    return size

@@ -91,6 +91,8 @@ class WithLookup(Drafter):
 
     """
 
+    has_copies = True
+
     def __init__(
         self, drafter: Drafter, min_ngram: int = MIN_NGRAM, table: NgramTable | None = None
     ) -> None:
@@ -98,7 +100,7 @@ class WithLookup(Drafter):
         self.min_ngram = count(min_ngram, "min_ngram", 1)
         self.name = drafter.name
         self.target_layers = drafter.target_layers
-        self.max_draft = drafter.max_draft
+        self.max_draft, self.is_stepwise = drafter.max_draft, drafter.is_stepwise
         # One size: among places that end alike the newest is as good as the one that does so for
         # longest, and an index of four sizes takes a kilobyte per token.
         self._lookup = PromptLookup(drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
@@ -127,8 +129,8 @@ class WithLookup(Drafter):
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A copy where there is one; what the model drafts for all the others together."""
         drafts = [self._lookup.propose_one(request) for request in requests]
-        others = [i for i, draft in enumerate(drafts) if not draft.ids]
-        self.n_copied += len(requests) - len(others)
+        self.n_copied += sum(1 for draft in drafts if draft.ids)
+        others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.is_copy]
         if not others:
             return drafts
         asked = [requests[i]._replace(prior=self._prior(requests[i])) for i in others]

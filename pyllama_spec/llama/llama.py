@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any, Literal, overload
 
-from pyllama_spec.drafters import Drafter, DraftOptions, make_drafter
+from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.log import thread_log_level
@@ -35,11 +35,13 @@ from pyllama_spec.llama.batch import (
 from pyllama_spec.llama.loading import (
     KEYWORD_HINTS,
     check_parallel,
+    open_drafter,
     open_runtime,
     progress_for,
 )
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.responses import Envelope, Response, Stream
+from pyllama_spec.speculative import ControllerChoice, make_controller
 
 __all__ = ["Llama", "LlamaState"]
 
@@ -60,8 +62,12 @@ class Llama(OpenModel):
         draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", the path of
             a draft's GGUF, or a Drafter. It changes how fast the text comes, never the text.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
-        p_min: end a draft before a token that it is less sure of, for drafts from a file: 0 drafts
-            n_draft tokens in every round, which is most accepted tokens but not always most speed.
+        p_min: end a draft before a token that it is less sure of, for drafts from a file, and
+            nowhere else: the controller is off then. 0 drafts n_draft tokens in every round, which
+            is most accepted tokens but not always most speed.
+        controller: how much is drafted. None or "profit": as much as makes the text come soonest
+            here, nothing at all where plain decoding is faster; "fixed": n_draft tokens in every
+            round; "off": nothing; or a speculative.Controller.
         lookup: where the last so many tokens stood in the text before, propose what followed there
             instead of asking the draft of a file: None for 5. 0 for never, and no n-grams beside
             it either: the head of the file alone.
@@ -104,6 +110,7 @@ class Llama(OpenModel):
         n_draft: int | None = None,
         p_min: float | None = None,
         lookup: int | None = None,
+        controller: ControllerChoice = None,
         n_ctx: int | None = 512,
         n_parallel: int = 1,
         n_batch: int = 2048,
@@ -142,16 +149,15 @@ class Llama(OpenModel):
         )  # fmt: skip
         check_parallel(n_parallel, params)
         with thread_log_level("info") if verbose else contextlib.nullcontext():
-            drafter = make_drafter(draft, DraftOptions(
-                n_draft, p_min, lookup, n_gpu_layers, progress_for(str(draft), verbose),
-            ))  # fmt: skip
+            chosen = make_controller(controller, p_min)
+            drafter = open_drafter(draft, n_draft, p_min, lookup, n_gpu_layers, verbose, chosen)
             model = Model(
                 model_path, n_gpu_layers=n_gpu_layers, main_gpu=main_gpu, split_mode=split_mode,
                 tensor_split=tensor_split, use_mmap=use_mmap, use_mlock=use_mlock,
                 progress=progress_for(model_path, verbose),
             )  # fmt: skip
             self.model_path, self.verbose = os.fspath(model_path), verbose
-            runtime = open_runtime(model, params, drafter, n_draft, n_parallel)
+            runtime = open_runtime(model, params, drafter, n_draft, n_parallel, chosen)
         # What was made here is closed here; a drafter of the caller's is not.
         super().__init__(runtime, None if drafter is draft else drafter)
         self._choose_template(chat_format, chat_template)

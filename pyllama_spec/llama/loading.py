@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters import Drafter, DraftOptions, make_drafter
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -16,7 +16,8 @@ from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedErro
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.parallel import ParallelRunner
 from pyllama_spec.generation.runner import Runner, SerialRunner
-from pyllama_spec.speculative import Round
+from pyllama_spec.speculative import Controller, Round
+from pyllama_spec.speculative.probe import measure_rows
 from pyllama_spec.speculative.round import most_drafted
 from pyllama_spec.terminal import ProgressBar
 
@@ -86,12 +87,34 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
         )
 
 
+def open_drafter(
+    draft: object,
+    n_draft: int | None,
+    p_min: float | None,
+    lookup: int | None,
+    n_gpu_layers: int,
+    verbose: bool,
+    controller: Controller,
+) -> Drafter:
+    """The drafter that Llama's `draft=` means, with what Llama says of it.
+
+    Raises:
+        PyllamaSpecError: whatever make_drafter() raises.
+
+    """
+    progress = progress_for(str(draft), verbose)
+    is_adaptive = controller.wants_costs
+    options = DraftOptions(n_draft, p_min, lookup, n_gpu_layers, progress, is_adaptive)
+    return make_drafter(draft, options)
+
+
 def open_runtime(
     model: Model,
     params: ContextParams,
     drafter: Drafter,
     n_draft: int | None,
     n_parallel: int = 1,
+    controller: Controller | None = None,
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -101,6 +124,7 @@ def open_runtime(
         drafter: who proposes.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         n_parallel: how many requests are computed side by side.
+        controller: how long drafts are; None for as long as n_draft says.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -135,7 +159,9 @@ def open_runtime(
             f"{error}; n_ctx is that of n_parallel={n_parallel} requests together: a smaller "
             "n_parallel helps as well"
         ) from None
-    round_ = Round(context, drafter, n_draft)
+    round_ = Round(context, drafter, n_draft, controller)
+    if controller is not None and controller.wants_costs and round_.n_draft:
+        controller.learn_costs(measure_rows(context, 1 + round_.n_draft))
     runner: Runner = SerialRunner(round_) if n_parallel == 1 else ParallelRunner(round_)
     return Runtime(model, context, round_, runner)
 

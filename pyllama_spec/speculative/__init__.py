@@ -7,6 +7,14 @@ from pyllama_spec.speculative.acceptance import (
     TokenSampler,
     sample_and_match,
 )
+from pyllama_spec.speculative.controller import (
+    Controller,
+    ControllerChoice,
+    FixedLength,
+    Off,
+    ProfitController,
+    make_controller,
+)
 from pyllama_spec.speculative.loop import SpeculativeLoop
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.scheduler import Limits, Scheduler
@@ -15,7 +23,12 @@ from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 __all__ = [
     "AcceptanceRule",
+    "Controller",
+    "ControllerChoice",
+    "FixedLength",
     "Limits",
+    "Off",
+    "ProfitController",
     "Round",
     "RowObserver",
     "Scheduler",
@@ -27,5 +40,6 @@ __all__ = [
     "StepSampler",
     "Timing",
     "TokenSampler",
+    "make_controller",
     "sample_and_match",
 ]

@@ -53,6 +53,7 @@ class IsolatedDrafter:
         self.name = drafter.name
         # The layer inputs to give it: none while it is off for good.
         self.target_layers = tuple(drafter.target_layers)
+        self.is_stepwise, self.has_copies = drafter.is_stepwise, drafter.has_copies
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
@@ -168,7 +169,7 @@ class IsolatedDrafter:
             if len(found) != len(asked):
                 raise ValueError(f"propose() gave {len(found)} drafts for {len(asked)} requests")
             if len(requests) == 1:
-                return [self._checked(found[0], requests[0].n)]
+                return [self._checked(found[0], requests[0])]
             drafts = dict(zip([r.seq for r in asked], found, strict=True))
         except SequenceErrors as failed:
             self._blame("propose", failed, [r.seq for r in asked])
@@ -183,14 +184,15 @@ class IsolatedDrafter:
         if not self._is_on(request.seq):  # not asked, or it has just failed
             return NO_DRAFT
         try:
-            return self._checked(draft, request.n)
+            return self._checked(draft, request)
         except Exception as error:  # noqa: BLE001 - what it gave is no draft
             self._fail(request.seq, "propose", error)
             return NO_DRAFT
 
-    def _checked(self, draft: Draft, n: int) -> Draft:
-        """The draft up to its n-th token, or to the first that is none of the vocabulary."""
+    def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
+        """The draft as far as it was asked for, or to the first that is none of the vocabulary."""
         try:
+            n = max(request.n, request.n_copy) if draft.n_same else request.n
             # A copy: the drafter may go on writing to its own list, and what is verified must be
             # what is compared.
             ids = list(islice(draft.ids, n))

@@ -8,6 +8,7 @@ from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.engine.context import Context
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
+from pyllama_spec.speculative.controller.base import Controller
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
@@ -21,6 +22,7 @@ class SpeculativeLoop:
         target: the target's context, opened with the drafter's target_layers.
         drafter: who proposes.
         n_draft: the most tokens to draft per round; None for the drafter's max_draft.
+        controller: how many of them are drafted and verified; None for all, in every round.
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, or the
@@ -28,8 +30,14 @@ class SpeculativeLoop:
 
     """
 
-    def __init__(self, target: Context, drafter: Drafter, n_draft: int | None = None) -> None:
-        self._use(Round(target, drafter, n_draft))
+    def __init__(
+        self,
+        target: Context,
+        drafter: Drafter,
+        n_draft: int | None = None,
+        controller: Controller | None = None,
+    ) -> None:
+        self._use(Round(target, drafter, n_draft, controller))
 
     @classmethod
     def of(cls, round_: Round) -> SpeculativeLoop:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest, Features
+from pyllama_spec.drafters.base import Committed, Drafter, Features
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import (
@@ -27,10 +27,12 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
+from pyllama_spec.speculative.controller.base import Controller
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, Span
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
+from pyllama_spec.speculative.spans import count_seconds, learn, room_of, slices_of
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
@@ -43,6 +45,7 @@ class Round:
         target: the target's context, opened with the drafter's target_layers.
         drafter: who proposes.
         n_draft: the most tokens to draft per round and sequence; None for the drafter's max_draft.
+        controller: how many of them are drafted and verified; None for all, in every round.
         limits: fields of Limits that differ from what the context says.
 
     Raises:
@@ -56,6 +59,7 @@ class Round:
         target: Context,
         drafter: Drafter,
         n_draft: int | None = None,
+        controller: Controller | None = None,
         **limits: Any,
     ) -> None:
         if not isinstance(drafter, Drafter):
@@ -74,7 +78,8 @@ class Round:
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
         self.rollback = rollback_of(target)
-        self.scheduler = Scheduler(self._limits(n, limits))
+        self.scheduler = Scheduler(self._limits(n, limits), controller)
+        self.scheduler.controller.attach(room_of(self.scheduler.limits, self.drafter))
         self._batch = TargetBatch(target)
         # Whose prompt the last batch ended with, and who has not drawn a token from it yet.
         self._ready: list[SequenceRun] = []
@@ -128,6 +133,8 @@ class Round:
             )
         start = perf_counter()
         run.stats.drafter = self.drafter.name
+        run.stats.controller = self.scheduler.controller.name
+        self.scheduler.controller.begin(state.seq_id)
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
         n_keep = self.drafter.resume_at(state.seq_id, n_keep, state.tokens)
         if not self.rollback.keep(state, n_keep):
@@ -197,7 +204,8 @@ class Round:
         try:
             if self.n_draft:
                 self._draft(spans)
-            draft_s, verify_s = perf_counter() - start, 0.0
+            propose_s = draft_s = perf_counter() - start
+            verify_s = 0.0
             for decode in self.scheduler.decodes(spans):
                 begun = perf_counter()
                 if self._compute(decode, out):
@@ -210,7 +218,8 @@ class Round:
             raise
         round_s = perf_counter() - start
         for span in spans:
-            _count(span, round_s, draft_s, verify_s)
+            count_seconds(span, round_s, draft_s, verify_s)
+        learn(self.scheduler, self.drafter, spans, propose_s, verify_s, round_s)
         return out
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
@@ -223,9 +232,10 @@ class Round:
         asked = [span for span in spans if span.n_draft]
         if not asked:
             return
-        requests = [DraftRequest(s.run.seq_id, s.run.view, s.n_draft) for s in asked]
+        requests = [self.scheduler.request(span) for span in asked]
         for span, draft in zip(asked, self.drafter.propose(requests), strict=True):
             span.draft = draft
+        self.scheduler.cut(spans)
 
     def _compute(self, decode: Decode, out: Ended) -> bool:
         """One decode of the target; False where it failed, and its sequences with it."""
@@ -293,7 +303,7 @@ class Round:
             else:
                 step = self._draw_first(run, span.first_row + n - 1)
                 tokens += step.tokens
-        done.append(Committed(state.seq_id, tokens, first, _slices(rows, span, n), first))
+        done.append(Committed(state.seq_id, tokens, first, slices_of(rows, span, n), first))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
@@ -329,6 +339,8 @@ class Round:
         tokens, error = self._accept(run, span.first_row, ids)
         n_past, n = state.n_decoded, len(tokens)
         if tokens:
+            if span.turn is not None:
+                span.turn.tokens = tokens
             state.tokens += tokens
             state.n_decoded = n_past + n
             run.n_generated += n
@@ -336,7 +348,7 @@ class Round:
             if n < 1 + len(ids) + span.n_pad:
                 self.rollback.undo(state.seq_id, state.n_decoded)
             if self.drafter.listens:
-                features = _slices(rows, span, n) if rows else ()
+                features = slices_of(rows, span, n) if rows else ()
                 done.append(Committed(state.seq_id, tokens, n_past + 1, features, n_past))
         if error is not None:
             self.rollback.recover(state)
@@ -373,23 +385,6 @@ def most_drafted(drafter: Drafter, n_draft: int | None) -> int:
     """
     most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
     return most if n_draft is None else min(count(n_draft, "n_draft", 0), most)
-
-
-def _count(span: Span, round_s: float, draft_s: float, verify_s: float) -> None:
-    """The seconds of a round, as one sequence sees them: it waits for all of them."""
-    timing = span.run.timing
-    if span.n_prompt:
-        timing.prompt_s += round_s
-        return
-    timing.decode_s += round_s
-    timing.draft_s += draft_s
-    timing.verify_s += verify_s
-    timing.n_decoded = span.run.n_generated - 1
-
-
-def _slices(rows: Features, span: Span, n: int) -> Features:
-    """The first n rows of a span, of each layer."""
-    return [layer[span.first_row : span.first_row + n] for layer in rows]
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:

@@ -2,7 +2,9 @@
 
 The scheduler sees counts and answers with counts. plan() says which sequences take part, how much
 of a prompt each reads and how many drafted tokens each may ask for; decodes() says, once the drafts
-are there, which of them share a decode of the target, and with what padding.
+are there, which of them share a decode of the target, and with what padding. How long a draft is
+worth its rows is the controller's to say: it is asked before and behind the drafts, and told what
+became of them.
 
 Padding: where each sequence has a stream of its own in the memory, the engine computes sequences
 together only while their ids follow each other and each has as many tokens as the others; for the
@@ -15,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest
+from pyllama_spec.speculative.controller.base import Controller, FixedLength, Spent, Turn
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
@@ -75,6 +78,7 @@ class Span:
         draft: what was proposed.
         n_pad: tokens behind the draft that nobody reads.
         first_row: its first row in the decode's batch.
+        turn: what the controller says of it; None for a prompt, and where nothing is ever drafted.
 
     """
 
@@ -84,6 +88,7 @@ class Span:
     draft: Draft = NO_DRAFT
     n_pad: int = 0
     first_row: int = 0
+    turn: Turn | None = None
 
     @property
     def n_rows(self) -> int:
@@ -108,13 +113,70 @@ class Decode:
 
 
 class Scheduler:
-    """The policy. Its answers depend on the runs alone, in the order in which they are given."""
+    """The policy. Its answers depend on the runs, in the order in which they are given.
 
-    def __init__(self, limits: Limits) -> None:
+    Args:
+        limits: what rounds must keep to.
+        controller: how long drafts are; None for as long as they may be.
+
+    """
+
+    def __init__(self, limits: Limits, controller: Controller | None = None) -> None:
         self.limits = limits
+        self.controller = FixedLength() if controller is None else controller
 
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
         """The spans of a round, before anything is drafted."""
+        spans = self._spans(runs)
+        if self.limits.n_draft:
+            turns = []
+            for span in spans:
+                if not span.n_prompt:
+                    turn = Turn(span.run.seq_id, span.run.state.n_decoded, span.n_draft)
+                    span.turn = turn
+                    turns.append(turn)
+            if turns:
+                self.controller.ask(turns)
+            for span in spans:
+                if span.turn is not None:
+                    span.n_draft = max(min(span.turn.n_asked, span.n_draft), 0)
+        return spans
+
+    def request(self, span: Span) -> DraftRequest:
+        """What is asked of the drafter for a span with n_draft above 0."""
+        turn, run = span.turn, span.run
+        assert turn is not None
+        stop = self.controller.stop_of(turn)
+        n_copy = min(turn.n_copy, turn.n_max)
+        return DraftRequest(run.seq_id, run.view, span.n_draft, None, stop, turn.is_copy, n_copy)
+
+    def cut(self, spans: Sequence[Span]) -> None:
+        """Leaves of each draft what is to be verified."""
+        turns = []
+        for span in spans:
+            turn = span.turn
+            if turn is not None:
+                turn.draft = span.draft
+                turns.append(turn)
+        if not turns:
+            return
+        self.controller.cut(turns)
+        for span in spans:
+            turn = span.turn
+            if turn is not None and turn.n_verified < len(span.draft.ids):
+                span.draft = span.draft.cut(max(turn.n_verified, 0))
+
+    def learn(self, spans: Sequence[Span], spent: Spent) -> None:
+        """What became of a round, for the controller and the statistics."""
+        turns = [span.turn for span in spans if span.turn is not None]
+        if not turns:
+            return
+        self.controller.learn(turns, spent)
+        for span in spans:
+            if span.turn is not None and span.turn.tokens:
+                span.run.stats.count_turn(span.turn)
+
+    def _spans(self, runs: Sequence[SequenceRun]) -> list[Span]:
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick
             return [Span(runs[0], 0, self._n_draft(runs[0], self.limits.n_draft))]
         texts = [run for run in runs if not run.n_missing]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from pyllama_spec.speculative.controller.base import Turn
+
 
 @dataclass(slots=True)
 class SpeculationStats:
@@ -19,6 +21,14 @@ class SpeculationStats:
         drafted: tokens that were proposed and verified.
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
+        controller: the name of what said how long drafts are.
+        asked: rounds in which the drafter was asked, be it for copies alone.
+        copied: of those, the rounds with a copy.
+        probes: of those, the ones that tried a drafter which was off.
+        proposed: tokens that were proposed; `drafted` of them were verified.
+        verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
+        expected: how many tokens the controller expected to be accepted; 0 for one that expects
+            nothing.
         reason_off: why the drafter was not used, or not to the end; None if it was.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
 
@@ -29,6 +39,13 @@ class SpeculationStats:
     drafted: int = 0
     accepted: int = 0
     accepted_histogram: list[int] = field(default_factory=lambda: [0])
+    controller: str = "fixed"
+    asked: int = 0
+    copied: int = 0
+    probes: int = 0
+    proposed: int = 0
+    verified_histogram: list[int] = field(default_factory=lambda: [0])
+    expected: float = 0.0
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
 
@@ -37,9 +54,17 @@ class SpeculationStats:
         self.rounds += 1
         self.drafted += n_drafted
         self.accepted += n_accepted
-        missing = n_accepted + 1 - len(self.accepted_histogram)
-        self.accepted_histogram.extend([0] * missing)
-        self.accepted_histogram[n_accepted] += 1
+        _count_in(self.accepted_histogram, n_accepted)
+        _count_in(self.verified_histogram, n_drafted)
+
+    def count_turn(self, turn: Turn) -> None:
+        """Counts what the controller said in a finished round."""
+        if turn.n_asked:
+            self.asked += 1
+            self.copied += turn.draft.n_same > 0
+            self.probes += turn.is_probe
+            self.proposed += len(turn.draft.ids)
+            self.expected += turn.n_expected
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
@@ -47,10 +72,16 @@ class SpeculationStats:
         self.rounds += other.rounds
         self.drafted += other.drafted
         self.accepted += other.accepted
-        missing = len(other.accepted_histogram) - len(self.accepted_histogram)
-        self.accepted_histogram.extend([0] * missing)
+        self.controller = other.controller
+        self.asked += other.asked
+        self.copied += other.copied
+        self.probes += other.probes
+        self.proposed += other.proposed
+        self.expected += other.expected
         for i, n in enumerate(other.accepted_histogram):
-            self.accepted_histogram[i] += n
+            _count_in(self.accepted_histogram, i, n)
+        for i, n in enumerate(other.verified_histogram):
+            _count_in(self.verified_histogram, i, n)
         self.reason_off = self.reason_off or other.reason_off
         self.reason_off_error = self.reason_off_error or other.reason_off_error
 
@@ -75,7 +106,21 @@ class SpeculationStats:
             "tokens_per_round": self.tokens_per_round,
             "accepted_histogram": list(self.accepted_histogram),
             "reason_off": self.reason_off,
+            "controller": self.controller,
+            "asked": self.asked,
+            "copied": self.copied,
+            "probes": self.probes,
+            "proposed": self.proposed,
+            "expected": round(self.expected, 3),
+            "verified_histogram": list(self.verified_histogram),
         }
+
+
+def _count_in(histogram: list[int], value: int, n: int = 1) -> None:
+    missing = value + 1 - len(histogram)
+    if missing > 0:
+        histogram.extend([0] * missing)
+    histogram[value] += n
 
 
 @dataclass(slots=True)

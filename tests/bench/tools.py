@@ -32,7 +32,7 @@ def tiny_config(folder: Path, **options: Any) -> BenchConfig:
     """Two prompts on a PERM model whose text repeats itself, on one thread."""
     values: dict[str, Any] = {
         "model_path": model_path("perm", n_cycles=20), "draft": "prompt-lookup", "n_threads": 1,
-        "n_tokens": 40, "repeats": 2,
+        "n_tokens": 40, "repeats": 2, "controller": "fixed",
     }  # fmt: skip
     values |= options
     if "prompts" not in values:

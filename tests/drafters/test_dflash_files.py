@@ -62,7 +62,10 @@ def test_a_draft_by_its_path(kind: str) -> None:
         assert draft.describe()["block_size"] == 6
         assert most == 5 + draft.block.guesses_behind
     for n_draft in (None, 1, 3, 50):
-        with Llama(model_path("llama"), draft=path, n_draft=n_draft, lookup=0, n_threads=1) as llm:
+        with Llama(
+            model_path("llama"), draft=path, n_draft=n_draft, lookup=0, controller="fixed",
+            n_threads=1,
+        ) as llm:  # fmt: skip
             stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]
         assert stats["reason_off"] is None
         assert stats["drafter"] == "dflash"
@@ -73,7 +76,10 @@ def test_a_draft_by_its_path(kind: str) -> None:
 def test_p_min_of_a_file_given_by_path() -> None:
     path, counts = model_path("dflash", output_scale=0.1), []
     for p_min in (None, 0.0, 0.9):
-        with Llama(model_path("llama"), draft=path, p_min=p_min, lookup=0, n_threads=1) as llm:
+        with Llama(
+            model_path("llama"), draft=path, p_min=p_min, lookup=0, controller="fixed",
+            n_threads=1,
+        ) as llm:  # fmt: skip
             result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
             counts.append(result["speculation"]["drafted"])
     assert counts[0] == counts[1] > 0
@@ -127,11 +133,11 @@ def test_a_draft_without_its_target() -> None:
 
 def test_a_draft_drafts_for_one_open_model() -> None:
     with DFlash(model_path("dflash")) as drafter:
-        with Llama(model_path("llama"), draft=drafter, n_threads=1) as first:
+        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as first:
             with pytest.raises(ArgumentError, match="drafts for another open model"):
                 Llama(model_path("llama"), draft=drafter, n_threads=1)
             result = first.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None
-        with Llama(model_path("llama"), draft=drafter, n_threads=1) as second:
+        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as second:
             result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None

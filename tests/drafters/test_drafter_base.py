@@ -229,7 +229,9 @@ def test_one_request_of_many_fails() -> None:
             return super().propose_one(request)
 
     drafter = Picky(texts)
-    with Llama(model_path("llama"), draft=drafter, n_ctx=256, n_threads=1, n_parallel=3) as llm:
+    with Llama(
+        model_path("llama"), draft=drafter, controller="fixed", n_ctx=256, n_threads=1, n_parallel=3
+    ) as llm:
         for is_angry in (True, False):
             drafter.is_angry = is_angry
             choices = llm(PROMPTS, max_tokens=N_TOKENS, **GREEDY)["choices"]

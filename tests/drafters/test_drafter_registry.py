@@ -143,7 +143,7 @@ def test_one_call_registers_a_kind() -> None:
 
 def test_a_registered_kind_drafts_for_llama(toys: Opened, tmp_path: Path) -> None:
     path = write_toy(tmp_path / "toy.gguf")
-    with Llama(model_path("perm"), draft=path, n_ctx=256, n_threads=1) as llm:
+    with Llama(model_path("perm"), draft=path, controller="fixed", n_ctx=256, n_threads=1) as llm:
         for i in (2, 0, 1):
             steps = llm.generate_steps(prompt_of(i), max_tokens=N_TOKENS, **GREEDY)
             ids = [token for piece in steps for token in piece.tokens]
@@ -161,7 +161,9 @@ def test_it_drafts_for_several_sequences_at_once(toys: Opened, tmp_path: Path) -
     path, prompts = write_toy(tmp_path / "toy.gguf"), [prompt_of(i) for i in range(3)]
     with Llama(model_path("perm"), n_ctx=256, n_threads=1) as llm:
         expected = [llm(p, max_tokens=N_TOKENS, **GREEDY)["choices"][0]["text"] for p in prompts]
-    with Llama(model_path("perm"), draft=path, n_ctx=256, n_threads=1, n_parallel=3) as llm:
+    with Llama(
+        model_path("perm"), draft=path, controller="fixed", n_ctx=256, n_threads=1, n_parallel=3
+    ) as llm:
         for _ in range(2):  # and once more on what is held
             choices = llm(prompts, max_tokens=N_TOKENS, **GREEDY)["choices"]
             assert [choice["text"] for choice in choices] == expected

@@ -216,7 +216,7 @@ def test_another_vocabulary_of_the_same_size(tmp_path: Path) -> None:
 
 def test_a_padded_vocabulary_is_taken() -> None:
     path = model_path("eagle3", n_vocab=400, output_scale=1.0)
-    with Llama(model_path("llama"), draft=path, n_threads=1) as llm:
+    with Llama(model_path("llama"), draft=path, controller="fixed", n_threads=1) as llm:
         result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
         assert result["speculation"]["reason_off"] is None
         assert result["speculation"]["drafter"] == "eagle3"
@@ -225,7 +225,9 @@ def test_a_padded_vocabulary_is_taken() -> None:
 def test_p_min_of_a_file_given_by_path() -> None:
     path, counts = model_path("eagle3", output_scale=0.1), []
     for p_min in (None, 0.0, 0.9):
-        with Llama(model_path("llama"), draft=path, p_min=p_min, n_threads=1) as llm:
+        with Llama(
+            model_path("llama"), draft=path, p_min=p_min, controller="fixed", n_threads=1
+        ) as llm:
             result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
             assert result["speculation"]["drafter"] == "eagle3"
             counts.append(result["speculation"]["drafted"])
@@ -324,18 +326,18 @@ def test_a_quantised_head_keeps_its_table(kind: str, tmp_path: Path) -> None:
     )
     assert np.array_equal(before, after)
     assert out.stat().st_size < source.stat().st_size
-    with Llama(model_path("perm"), draft=out, lookup=0, n_threads=1) as llm:
+    with Llama(model_path("perm"), draft=out, lookup=0, controller="fixed", n_threads=1) as llm:
         stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]
     assert stats["accepted"] == stats["drafted"] > 0
 
 
 def test_a_head_drafts_for_one_open_model() -> None:
     with Eagle3(model_path("eagle3")) as drafter:
-        with Llama(model_path("llama"), draft=drafter, n_threads=1) as first:
+        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as first:
             with pytest.raises(ArgumentError, match="drafts for another open model"):
                 Llama(model_path("llama"), draft=drafter, n_threads=1)
             result = first.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None
-        with Llama(model_path("llama"), draft=drafter, n_threads=1) as second:
+        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as second:
             result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None

@@ -18,7 +18,8 @@ from tests.models import model_path
 
 SPECULATION = {
     "drafter", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
-    "accepted_histogram", "reason_off",
+    "accepted_histogram", "reason_off", "controller", "asked", "copied", "probes", "proposed",
+    "expected", "verified_histogram",
 }  # fmt: skip
 TIMING = {
     "load_s", "prompt_s", "decode_s", "draft_s", "verify_s", "overhead_s", "decode_tps",
@@ -84,7 +85,7 @@ def test_n_draft_limits_the_draft(perm: Path) -> None:
 
 
 def test_p_min_reaches_the_draft() -> None:
-    files = ("-d", model_path("eagle3", output_scale=0.1), "-n", 20)
+    files = ("-d", model_path("eagle3", output_scale=0.1), "-n", 20, "--controller", "fixed")
     free = generate(model_path("llama"), "-p", "abc", *files)["speculation"]
     held = generate(model_path("llama"), "-p", "abc", *files, "--p-min", 0.9)["speculation"]
     assert free["drafted"] > 0

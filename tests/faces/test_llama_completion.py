@@ -285,7 +285,7 @@ def test_json_of_a_real_model_parses_and_is_the_same_with_drafts(smollm2_q4_0: P
     assert isinstance(value, dict)
     assert plain["choices"][0]["finish_reason"] == "stop"
     for draft in (Perfect(tokens), Hostile(tokens, 49152, 2)):
-        with Llama(smollm2_q4_0, draft=draft, n_threads=1) as llm:
+        with Llama(smollm2_q4_0, draft=draft, controller="fixed", n_threads=1) as llm:
             response = llm.create_chat_completion(messages, **options)
         assert lasting(response) == lasting(plain)
         assert response["speculation"]["accepted"] > 0
@@ -329,7 +329,7 @@ def test_real_model_copies_faster_rounds_with_prompt_lookup(smollm2_q4_0: Path) 
     messages = [{"role": "user", "content": f"Repeat this code exactly:\n{lines}"}]
     seen = []
     for draft in (None, "prompt-lookup"):
-        with Llama(smollm2_q4_0, draft=draft, n_threads=1) as llm:
+        with Llama(smollm2_q4_0, draft=draft, controller="fixed", n_threads=1) as llm:
             response = llm.create_chat_completion(messages, max_tokens=40, **GREEDY)
             seen.append(lasting(response))
     assert seen[0] == seen[1]

@@ -27,7 +27,9 @@ N = len(PROMPT)
 @contextmanager
 def side_by_side(n_parallel: int = 2, draft: Any = None, **options: Any) -> Iterator[Llama]:
     """A tiny model for some requests at once."""
-    values: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "draft": draft, **options}
+    values: dict[str, Any] = {
+        "n_ctx": 1024, "n_threads": 1, "draft": draft, "controller": "fixed", **options,
+    }  # fmt: skip
     with Llama(model_path("llama"), n_parallel=n_parallel, **values) as llm:
         yield llm
 

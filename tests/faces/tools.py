@@ -24,8 +24,10 @@ VOLATILE = ("id", "created", "speculation", "timing")
 
 
 def open_tiny(draft: Drafter | str | None = None, kind: str = "llama", **overrides: Any) -> Llama:
-    """A tiny model on one thread."""
-    values: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "draft": draft}
+    """A tiny model on one thread, which drafts in every round: clocks decide nothing in a test."""
+    values: dict[str, Any] = {
+        "n_ctx": 256, "n_threads": 1, "draft": draft, "controller": "fixed",
+    }  # fmt: skip
     return Llama(model_path(kind), **{**values, **overrides})
 
 

@@ -208,7 +208,9 @@ def test_a_file_brings_its_table(tmp_path: Path) -> None:
     arrays = Model(path).ngram_arrays()
     assert arrays is not None
     assert [a.dtype for a in arrays] == [np.uint32, np.int32, np.int8]
-    with Llama(model_path("llama"), draft=path, n_threads=1, verbose=False) as llm:
+    with Llama(
+        model_path("llama"), draft=path, controller="fixed", n_threads=1, verbose=False
+    ) as llm:
         drafter = llm._runtime.round.drafter._drafter
         assert isinstance(drafter, WithLookup)
         assert drafter.table is not None
@@ -220,7 +222,9 @@ def test_a_file_brings_its_table(tmp_path: Path) -> None:
         last = tokens[-1]
         # A head that is sure of nothing goes along with a table that is.
         assert proposed(drafter, tokens, 4) == [last ^ 1, last, last ^ 1, last]
-    with Llama(model_path("llama"), draft=path, lookup=0, n_threads=1, verbose=False) as llm:
+    with Llama(
+        model_path("llama"), draft=path, lookup=0, controller="fixed", n_threads=1, verbose=False
+    ) as llm:
         assert isinstance(llm._runtime.round.drafter._drafter, Eagle3)
 
 

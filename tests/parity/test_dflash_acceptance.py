@@ -305,6 +305,7 @@ def test_two_alternating_chats() -> None:
         draft=model_path("perm_dflash", mask_token=ENDOFTEXT),
         n_ctx=512,
         lookup=0,
+        controller="fixed",
         n_threads=1,
     ) as llm:
         chats = [perm_prompt(30, seed=1), perm_prompt(41, seed=2)]

@@ -106,7 +106,12 @@ def test_a_shared_cached_prefix(kv_unified: bool) -> None:
 
 def test_two_alternating_chats() -> None:
     with Llama(
-        model_path("perm"), draft=model_path("perm_eagle3"), n_ctx=512, lookup=0, n_threads=1
+        model_path("perm"),
+        draft=model_path("perm_eagle3"),
+        n_ctx=512,
+        lookup=0,
+        controller="fixed",
+        n_threads=1,
     ) as llm:
         chats = [perm_prompt(30, seed=1), perm_prompt(41, seed=2)]
         for turn in range(4):
@@ -131,13 +136,16 @@ def test_a_conversation_that_goes_on_before_its_end(cut: int) -> None:
 def test_after_save_and_restore() -> None:
     target, draft = model_path("perm"), model_path("perm_eagle3")
     prompt = perm_prompt(40)
-    with Llama(target, draft=draft, n_ctx=512, lookup=0, n_threads=1) as llm:
+    with Llama(target, draft=draft, n_ctx=512, lookup=0, controller="fixed", n_threads=1) as llm:
         llm.create_completion(prompt, max_tokens=21, temperature=0)
         state = llm.save_state()
         llm.create_completion(perm_prompt(90, seed=5), max_tokens=9, temperature=0)
         assert state.drafter is not None
         goes_on = [*state.tokens, 5]
-        for other in (llm, Llama(target, draft=draft, n_ctx=512, lookup=0, n_threads=1)):
+        for other in (
+            llm,
+            Llama(target, draft=draft, n_ctx=512, lookup=0, controller="fixed", n_threads=1),
+        ):
             other.load_state(state)
             told = spied_commit(draft_of(other))
             stats = other.create_completion(goes_on, max_tokens=21, temperature=0)["speculation"]

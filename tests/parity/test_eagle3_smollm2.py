@@ -33,7 +33,9 @@ def test_a_head_of_random_weights(smollm2_q4_0: Path) -> None:
     drafted = accepted = 0
     with (
         Llama(smollm2_q4_0, n_ctx=512) as plain,
-        Llama(smollm2_q4_0, draft=head, n_draft=2, lookup=0, n_ctx=512) as speculative,
+        Llama(
+            smollm2_q4_0, draft=head, n_draft=2, lookup=0, controller="fixed", n_ctx=512
+        ) as speculative,
     ):
         for prompt in PROMPTS:
             messages = [{"role": "user", "content": prompt}]
@@ -56,7 +58,7 @@ def test_sampled_text_with_a_seed(smollm2_bf16: Path, temperature: float) -> Non
     head = random_head(smollm2_bf16)
     texts = []
     for draft in (None, head):
-        with Llama(smollm2_bf16, draft=draft, n_ctx=256) as llm:
+        with Llama(smollm2_bf16, draft=draft, controller="fixed", n_ctx=256) as llm:
             result = llm.create_completion(
                 "Once upon a time", max_tokens=48, temperature=temperature, seed=3
             )

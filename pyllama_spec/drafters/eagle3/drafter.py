@@ -65,6 +65,8 @@ class Eagle3(ModelDrafter[Pairs]):
 
     """
 
+    is_stepwise = True
+
     def __init__(
         self,
         model: Model | str | os.PathLike[str],
@@ -126,6 +128,9 @@ class Eagle3(ModelDrafter[Pairs]):
         chain.ids.append(token)
         chain.p.append(p)
         chain.candidates.append(choice.candidates)
+        stop = chain.request.stop
+        if stop is not None and stop(p):
+            return False
         return len(chain.ids) < min(chain.request.n, self.max_draft)
 
     def _step_all(self, chains: Sequence[_Chain]) -> None:

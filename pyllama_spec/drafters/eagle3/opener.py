@@ -11,6 +11,8 @@ from pyllama_spec.drafters.options import DraftOptions
 
 # Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
 _MAX_DRAFT = 4
+# And where only those are drafted that pay.
+_MAX_ADAPTIVE = 8
 
 
 def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
@@ -20,9 +22,10 @@ def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
 
     """
+    own = _MAX_ADAPTIVE if options.is_adaptive else _MAX_DRAFT
     head = Eagle3(
         path,
-        _MAX_DRAFT if options.max_draft is None else max(options.max_draft, 1),
+        own if options.max_draft is None else max(options.max_draft, 1),
         p_min=options.p_min or 0.0,
         n_gpu_layers=options.n_gpu_layers,
         progress=options.progress,

@@ -1,0 +1,88 @@
+"""Records what a draft would have proposed at every token of some answers, for the simulations.
+
+    python benchmarks/record_traces.py -m TARGET.gguf -d DRAFT.gguf -o tests/traces/NAME.json.gz
+
+Every round asks for a full draft and verifies nothing of it: the text is plain decoding's, and at
+each of its places there is a draft with its probabilities and how much of it came true. A policy
+that is simulated on it (tests/controller_world.py) may begin a draft at any place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec import Llama
+from pyllama_spec.bench.prompt_file import load_prompts
+from pyllama_spec.speculative.controller import Controller, Spent, Turn
+
+
+class Recorder(Controller):
+    """Asks for everything, verifies nothing, and keeps what was proposed."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self.drafts: list[Turn] = []
+
+    def cut(self, turns: Sequence[Turn]) -> None:
+        """Nothing is verified."""
+
+    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+        """Keeps the turn, in its place of the text."""
+        self.drafts.extend(turns)
+
+
+def trace_of(drafts: Sequence[Turn]) -> list[list[Any]]:
+    """For each place: tokens of the match of a copy, how many were right, the probabilities."""
+    text = [turn.tokens[0] for turn in drafts]
+    out: list[list[Any]] = []
+    for at, turn in enumerate(drafts):
+        n_right = 0
+        for token, true in zip(turn.draft.ids, text[at:], strict=False):
+            if token != true:
+                break
+            n_right += 1
+        p = [round(p, 3) for p in turn.draft.probabilities or ()]
+        out.append([turn.draft.n_same, n_right, p or len(turn.draft.ids)])
+    return out
+
+
+def main() -> None:
+    """Records."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("-d", "--draft", required=True)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("-n", "--max-tokens", type=int, default=256)
+    parser.add_argument("--n-draft", type=int, default=8)
+    parser.add_argument("--prompts", type=Path, default=None)
+    args = parser.parse_args()
+    traces = {}
+    for prompt in load_prompts(args.prompts):
+        recorder = Recorder()
+        with Llama(
+            args.model, draft=args.draft, n_draft=args.n_draft, controller=recorder, n_ctx=1024
+        ) as llm:
+            said = prompt.as_chat(None)
+            if said.messages:
+                steps = llm.generate_chat_steps(
+                    said.messages, max_tokens=args.max_tokens, temperature=0.0
+                )
+            else:
+                steps = llm.generate_steps(said.text, max_tokens=args.max_tokens, temperature=0.0)
+            for _ in steps:
+                pass
+        traces[prompt.id] = trace_of(recorder.drafts)
+        print(prompt.id, len(traces[prompt.id]), flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(args.out, "wt") as file:
+        json.dump(traces, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""How long a draft each round asks for and verifies: policy alone, no engine."""
+
+from pyllama_spec.speculative.controller.base import (
+    Controller,
+    FixedLength,
+    Off,
+    Room,
+    Spent,
+    Turn,
+)
+from pyllama_spec.speculative.controller.choice import ControllerChoice, make_controller
+from pyllama_spec.speculative.controller.profit import ProfitController
+
+__all__ = [
+    "Controller",
+    "ControllerChoice",
+    "FixedLength",
+    "Off",
+    "ProfitController",
+    "Room",
+    "Spent",
+    "Turn",
+    "make_controller",
+]

@@ -1,0 +1,259 @@
+"""How often drafted tokens are accepted, given what is known of them.
+
+Every drafted token that is reached (all before it were right) says something, verified or not: the
+text comes out the same either way, so what was drafted and cut is compared with what came.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyllama_spec.drafters.base import Draft
+
+# Probabilities are told apart in these steps: a draft's own are near 0 or near 1 most of the time.
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+_MIDDLES = (0.01, 0.035, 0.07, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.935, 0.985)
+# Depths with cells of their own; deeper ones share the last.
+_N_DEPTHS = 4
+# What a cell begins with weighs as much as so many observations.
+_PRIOR = 4.0
+# An observation counts half after 64 others of its cell.
+_KEEP = 0.5 ** (1 / 64)
+# And after 8 others of the same text.
+_KEEP_LOCAL = 0.5 ** (1 / 8)
+_LOCAL_PRIOR = 3.0
+_LOW, _HIGH = 0.002, 0.995
+# What follows a token is told apart by how likely that one was.
+_NEXT_EDGES = (0.2, 0.4, 0.6, 0.8, 0.9)
+_NEXT_MIDDLES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
+
+
+def clipped(p: float) -> float:
+    """Nothing is certain."""
+    return _LOW if p < _LOW else _HIGH if p > _HIGH else p
+
+
+class Cell:
+    """A rate with a memory that fades."""
+
+    __slots__ = ("n", "right")
+
+    def __init__(self) -> None:
+        self.n = self.right = 0.0
+
+    def add(self, was_right: bool) -> None:
+        """An observation."""
+        self.n = self.n * _KEEP + 1.0
+        self.right = self.right * _KEEP + was_right
+
+    def rate(self, prior: float) -> float:
+        """Its rate, drawn to what one would think without it."""
+        return (self.right + _PRIOR * prior) / (self.n + _PRIOR)
+
+
+class Local:
+    """How much more or less often than expected tokens are right in the text at hand."""
+
+    __slots__ = ("expected", "right")
+
+    def __init__(self) -> None:
+        self.expected = self.right = 0.0
+
+    def add(self, expected: float, was_right: bool) -> None:
+        """An observation beside what was expected of it."""
+        self.expected = self.expected * _KEEP_LOCAL + expected
+        self.right = self.right * _KEEP_LOCAL + was_right
+
+    @property
+    def ratio(self) -> float:
+        """1 for as often."""
+        return (self.right + _LOCAL_PRIOR) / (self.expected + _LOCAL_PRIOR)
+
+
+class Calibration:
+    """From a draft's probability and a depth to a rate of acceptance, given that it is reached.
+
+    A cell per depth and step of probability begins with the rate of that step over all depths,
+    which begins with the probability. Where a draft says no probabilities, there are the depths.
+    """
+
+    def __init__(self) -> None:
+        self._bins = [Cell() for _ in _MIDDLES]
+        self._cells = [[Cell() for _ in _MIDDLES] for _ in range(_N_DEPTHS)]
+        self._depths: list[Cell] = []
+        self._next = [Cell() for _ in _NEXT_MIDDLES]
+
+    def rate(self, depth: int, p: float | None) -> float:
+        """The chance that the token at a depth, from 0, is right."""
+        if p is None:
+            return clipped(self.mean(depth))
+        i = _bin(p)
+        at = depth if depth < _N_DEPTHS else _N_DEPTHS - 1
+        return clipped(self._cells[at][i].rate(self._bins[i].rate(_MIDDLES[i])))
+
+    def mean(self, depth: int) -> float:
+        """The same before anything is known of the token: by its depth alone."""
+        rate = 0.5
+        for cell in self._depths[: depth + 1]:
+            rate = cell.rate(rate)  # a depth begins as the one before
+        return rate
+
+    def next_rate(self, kind: int) -> float:
+        """The chance of a token that is not drafted yet, behind one of a kind of next_kind()."""
+        return clipped(self._next[kind].rate(_NEXT_MIDDLES[kind]))
+
+    def add_next(self, rate: float, was_right: bool) -> None:
+        """What became of a token that was reached, behind one with such a rate."""
+        self._next[next_kind(rate)].add(was_right)
+
+    def add(self, depth: int, p: float | None, was_right: bool) -> None:
+        """What became of a token that was reached."""
+        while len(self._depths) <= depth:
+            self._depths.append(Cell())
+        self._depths[depth].add(was_right)
+        if p is not None:
+            i = _bin(p)
+            self._bins[i].add(was_right)
+            self._cells[min(depth, _N_DEPTHS - 1)][i].add(was_right)
+
+    def table(self) -> list[tuple[float, float, float]]:
+        """For a plot: the middle of each step of probability, its rate, how much is behind it."""
+        return [
+            (middle, cell.rate(middle), cell.n)
+            for middle, cell in zip(_MIDDLES, self._bins, strict=True)
+        ]
+
+
+def next_kind(rate: float) -> int:
+    """Which step of likelihood a rate is in: a draft that was sure goes on being so, mostly."""
+    i = 0
+    for edge in _NEXT_EDGES:
+        if rate < edge:
+            return i
+        i += 1
+    return i
+
+
+def _bin(p: float) -> int:
+    i = 0
+    for edge in _EDGES:
+        if p < edge:
+            return i
+        i += 1
+    return i
+
+
+class CopyCalibration:
+    """From how long a match is to a rate: a token that is right makes the match longer by one.
+
+    A length begins with Laplace's rule of succession: what held m times in a row holds the next
+    time with (m + 1) / (m + 2).
+    """
+
+    _EDGES = (2, 3, 4, 5, 6, 7, 9, 13, 21)
+
+    def __init__(self) -> None:
+        self._cells = [Cell() for _ in range(len(self._EDGES) + 1)]
+
+    def rate(self, n_same: int) -> float:
+        """The chance that the token behind n_same equal ones is right."""
+        prior = (n_same + 1.0) / (n_same + 2.0)
+        return clipped(self._cells[self._index(n_same)].rate(prior))
+
+    def add(self, n_same: int, was_right: bool) -> None:
+        """What became of one."""
+        self._cells[self._index(n_same)].add(was_right)
+
+    def _index(self, n_same: int) -> int:
+        i = 0
+        for edge in self._EDGES:
+            if n_same < edge:
+                return i
+            i += 1
+        return i
+
+
+@dataclass(slots=True)
+class Watched:
+    """A draft whose tokens have not all met the text yet.
+
+    Attributes:
+        ids: the tokens.
+        rates: what the calibration says of each, given those before; without the text's ratio.
+        probabilities: the draft's own; None where it has none.
+        n_same: of a copy, how long its match was; 0 for the model's.
+        n_met: how many have met the text and were right.
+
+    """
+
+    ids: Sequence[int]
+    rates: Sequence[float]
+    probabilities: Sequence[float] | None
+    n_same: int
+    n_met: int = 0
+
+
+@dataclass(slots=True)
+class TextState:
+    """What is known of the text of one sequence.
+
+    Attributes:
+        watched: drafts that go on beyond what was committed.
+        model, copies: how the two kinds of drafts do here.
+
+    """
+
+    watched: deque[Watched] = field(default_factory=lambda: deque(maxlen=4))
+    model: Local = field(default_factory=Local)
+    copies: Local = field(default_factory=Local)
+
+
+class Acceptance:
+    """Both calibrations, and what each text adds to them."""
+
+    def __init__(self) -> None:
+        self.model = Calibration()
+        self.copies = CopyCalibration()
+
+    def rates(self, draft: Draft) -> list[float]:
+        """The chance of each token, given those before, in no text in particular."""
+        n = len(draft.ids)
+        if draft.n_same:
+            rate = self.copies.rate
+            return [rate(draft.n_same + i) for i in range(n)]
+        p = draft.probabilities
+        return [self.model.rate(i, None if p is None else p[i]) for i in range(n)]
+
+    def watch(self, text: TextState, draft: Draft, rates: Sequence[float]) -> None:
+        """Will compare a draft with the text that comes."""
+        text.watched.append(Watched(draft.ids, rates, draft.probabilities, draft.n_same))
+
+    def meet(self, text: TextState, tokens: Sequence[int]) -> None:
+        """Compares what is watched with what was committed, and learns from it."""
+        watched = text.watched
+        for _ in range(len(watched)):
+            one = watched.popleft()
+            if self._meet(text, one, tokens):
+                watched.append(one)
+
+    def _meet(self, text: TextState, one: Watched, tokens: Sequence[int]) -> bool:
+        """Whether the draft goes on."""
+        ids, at, n = one.ids, one.n_met, len(one.ids)
+        for token in tokens:
+            was_right = ids[at] == token
+            if one.n_same:
+                self.copies.add(one.n_same + at, was_right)
+                text.copies.add(one.rates[at], was_right)
+            else:
+                p = None if one.probabilities is None else one.probabilities[at]
+                self.model.add(at, p, was_right)
+                if at:
+                    self.model.add_next(one.rates[at - 1], was_right)
+                text.model.add(one.rates[at], was_right)
+            at += 1
+            if not was_right or at == n:
+                return False
+        one.n_met = at
+        return True

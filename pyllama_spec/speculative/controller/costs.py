@@ -1,0 +1,160 @@
+"""What batches cost here and now: running medians, apart from how fast the machine runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+# Samples behind a median: odd, and enough that two hiccups in a row move nothing.
+_N_SAMPLES = 9
+# The shortest context that has costs of its own: below it attention is a small part of a row.
+_MIN_BUCKET = 8  # 2 ** 8 positions
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one, or the mean of the two in the middle."""
+    ordered = sorted(values)
+    n = len(ordered)
+    half = n // 2
+    return ordered[half] if n % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+
+
+def rising(values: list[float]) -> list[float]:
+    """The nearest row of numbers that never falls, half way between what its two ends say.
+
+    The first is no more than any other: what a wider batch did, a single row does in the same time.
+    """
+    upper, high = [], 0.0
+    for value in values:
+        high = max(high, value)
+        upper.append(high)
+    lower, low = list(values), float("inf")
+    for i in range(len(values) - 1, -1, -1):
+        low = lower[i] = min(low, values[i])
+    return lower[:1] + [0.5 * (a + b) for a, b in zip(upper[1:], lower[1:], strict=True)]
+
+
+class Curve:
+    """Seconds by a size, from running medians; between sizes that were seen on a straight line.
+
+    Args:
+        is_proportional: whether beyond what was seen cost grows with the size, through zero; else
+            it stays.
+        start: a curve to begin with: each of its points counts as one sample.
+
+    """
+
+    def __init__(self, *, is_proportional: bool, start: Curve | None = None) -> None:
+        self._is_proportional = is_proportional
+        self._seen: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._sizes: list[int] = []
+        if start is not None:
+            for size, value in start._medians.items():
+                self.add(size, value)
+
+    def __bool__(self) -> bool:
+        return bool(self._medians)
+
+    def add(self, size: int, seconds: float) -> None:
+        """A sample."""
+        samples = self._seen.get(size)
+        if samples is None:
+            samples = self._seen[size] = deque(maxlen=_N_SAMPLES)
+            self._sizes = sorted(self._seen)
+        samples.append(seconds)
+        self._medians[size] = median(samples)
+
+    def seen(self, size: int) -> float | None:
+        """The median of a size; None where it is a guess."""
+        return self._medians.get(size)
+
+    def at(self, size: int) -> float:
+        """Seconds; 0 where nothing was seen."""
+        found = self._medians.get(size)
+        if found is not None:
+            return found
+        sizes = self._sizes
+        if not sizes:
+            return 0.0
+        above = next((s for s in sizes if s > size), None)
+        below = next((s for s in reversed(sizes) if s < size), None)
+        m = self._medians
+        if above is None or below is None:
+            edge = sizes[0] if below is None else sizes[-1]
+            if not self._is_proportional:
+                return m[edge]
+            if below is not None and len(sizes) > 1:  # on with the last slope
+                before = sizes[-2]
+                slope = max((m[edge] - m[before]) / (edge - before), 0.0)
+                return m[edge] + slope * (size - edge)
+            return m[edge] * size / edge
+        share = (size - below) / (above - below)
+        return m[below] + share * (m[above] - m[below])
+
+    def points(self) -> dict[int, float]:
+        """What was seen."""
+        return {size: self._medians[size] for size in self._sizes}
+
+
+class Speed:
+    """How fast the machine runs now, over what the curves say: shared cores drift by half.
+
+    Curves hold seconds at speed 1. What all sizes have in common goes into the speed, at once; what
+    a size has for itself goes into its median.
+    """
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=_N_SAMPLES)
+        self.now = 1.0
+
+    def add(self, ratio: float) -> None:
+        """Seconds that something took, over what its curve says."""
+        self._ratios.append(ratio)
+        self.now = median(self._ratios)
+
+
+class VerifyCosts:
+    """Seconds of a round's decodes by their rows, for each number of sequences and context.
+
+    A context of more than 256 positions has a curve of its own for each doubling, which begins
+    with that of the one before.
+    """
+
+    def __init__(self) -> None:
+        self._curves: dict[tuple[int, int], Curve] = {}
+        self.speed = Speed()
+        self.n_samples = 0
+
+    def start(self, seconds: Mapping[int, float]) -> None:
+        """What was measured when the target was opened."""
+        curve = self.curve(1, 0)
+        for rows, value in seconds.items():
+            curve.add(rows, value)
+
+    def curve(self, n_seqs: int, n_past: int) -> Curve:
+        """That of a number of sequences and a context."""
+        key = (n_seqs, max(n_past.bit_length(), _MIN_BUCKET))
+        found = self._curves.get(key)
+        if found is None:
+            start = self._nearest(key)
+            found = self._curves[key] = Curve(is_proportional=True, start=start)
+        return found
+
+    def _nearest(self, key: tuple[int, int]) -> Curve | None:
+        """The curve that is most alike: of as many sequences, else of one."""
+        best = None
+        for (n, bucket), curve in self._curves.items():
+            distance = (abs(n - key[0]), abs(bucket - key[1]))
+            if curve and (best is None or distance < best[0]):
+                best = (distance, curve)
+        return None if best is None else best[1]
+
+    def add(self, n_seqs: int, n_past: int, rows: int, seconds: float) -> None:
+        """A round's."""
+        curve = self.curve(n_seqs, n_past)
+        expected = curve.seen(rows)
+        curve.add(rows, seconds / self.speed.now)
+        if expected is not None:  # a guess says nothing of the machine's speed
+            self.speed.add(seconds / expected)
+        self.n_samples += 1

@@ -1,0 +1,173 @@
+"""What drafting and verifying n tokens costs one sequence, and from which chance on it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from pyllama_spec.speculative.controller.base import Room, Turn
+
+
+@dataclass(slots=True)
+class Prices:
+    """The prices of a round, in seconds at speed 1, for each of n_seqs sequences alike.
+
+    A token more is worth the seconds that it takes otherwise. So n tokens of a draft are worth
+    token_s * (S[1] + ... + S[n]) for survivals S, the chances that all up to the i-th are right,
+    and cost verify[n] - verify[0]. That is the choice of n which makes the ratio of tokens to
+    seconds over many rounds largest (Dinkelbach's method, with the ratio of the last rounds).
+
+    Attributes:
+        verify: [0 .. n] a round's decode with n drafted tokens.
+        draft: [0 .. n] drafting them.
+        rest: all else of a round.
+        token_s: what a token more is worth.
+        ends: thresholds() by the kind of the last token (calibration.next_kind), as they were
+            asked for.
+        n_block: how long a block to ask for.
+
+    """
+
+    verify: Sequence[float]
+    draft: Sequence[float]
+    rest: float
+    token_s: float
+    ends: dict[int, Sequence[float]] = field(default_factory=dict)
+    n_block: int = 1
+
+    @property
+    def plain_s(self) -> float:
+        """A round of plain decoding, which gives a token."""
+        return self.verify[0] + self.rest
+
+    def best(self, survivals: Sequence[float], switch_s: float, last: int) -> tuple[int, float]:
+        """How many tokens of a draft to verify, and the seconds that it is expected to save.
+
+        Args:
+            survivals: of the tokens of a draft that is there: what it has cost does not count.
+            switch_s: what a batch costs more that is not as wide as the one before.
+            last: how many tokens that had.
+
+        """
+        verify, value = self.verify, self.token_s
+        # What not to verify at all costs is the measure.
+        zero = switch_s if last else 0.0
+        best, most, sum_ = 0, 0.0, 0.0
+        for n, s in enumerate(survivals, 1):
+            sum_ += s
+            gain = value * sum_ - (verify[n] - verify[0]) + zero
+            if n != last:
+                gain -= switch_s
+            if gain > most:
+                best, most = n, gain
+        return best, most
+
+    def length(self, drafts: Iterable[Sequence[float]], means: Sequence[float]) -> int:
+        """How long a block to ask for, before anything is known of its tokens; at least 1.
+
+        A longer one costs more to draft, and may be cut where it turns out to be unsure: how often
+        that is, the last drafts say.
+
+        Args:
+            drafts: survivals of the tokens of the last drafts.
+            means: the chance of each token, given that those before are right: of what a draft was
+                too short for, and of all where there was none.
+
+        """
+        n_most = len(means)
+        gains, n_drafts = [0.0] * (n_most + 1), 0
+        for survivals in (*drafts, ()):
+            if not survivals and n_drafts:
+                break
+            n_drafts += 1
+            survival, sum_, most = 1.0, 0.0, 0.0
+            for n in range(1, n_most + 1):
+                survival = survivals[n - 1] if n <= len(survivals) else survival * means[n - 1]
+                sum_ += survival
+                most = max(most, self.token_s * sum_ - self.verify[n] + self.verify[0])
+                gains[n] += most
+        best, least = 1, float("inf")
+        for n in range(1, n_most + 1):
+            loss = self.draft[n] - gains[n] / n_drafts
+            if loss < least:
+                best, least = n, loss
+        return best
+
+
+def thresholds(
+    verify: Sequence[float], draft: Sequence[float], token_s: float, chance: float
+) -> list[float]:
+    """[0 .. n] the survival of i drafted tokens under which drafting more of them does not pay.
+
+    Going on from i tokens with survival P up to m gives P * A seconds, A = token_s times the sum of
+    chance, chance ** 2, ... for verify[m] - verify[i] + draft[m] - draft[i]. It pays for some m
+    where P is at least the smallest quotient.
+
+    Args:
+        verify: see Prices.
+        draft: see Prices.
+        token_s: see Prices.
+        chance: of each token behind the last one, given that those before are right.
+
+    """
+    n = len(verify) - 1
+    out: list[float] = []
+    for i in range(n):
+        least, product, worth, spent = 2.0, token_s, 0.0, verify[i] + draft[i]
+        for m in range(i + 1, n + 1):
+            product *= chance
+            worth += product
+            quotient = (verify[m] + draft[m] - spent) / worth
+            if quotient < least:
+                least = quotient
+        out.append(least)
+    out.append(2.0)  # nothing comes behind the last one
+    return out
+
+
+def cut_together(
+    prices: Prices, drafted: Sequence[tuple[Turn, Sequence[float]]], n_seqs: int, room: Room
+) -> None:
+    """Sequences that share a batch share its cost: the likeliest tokens of all come first.
+
+    Args:
+        prices: of n_seqs sequences.
+        drafted: those that have a draft, with its survivals; n_verified of each is set.
+        n_seqs: how many share the batch.
+        room: whether they are padded.
+
+    """
+    curve, most = prices.verify, 0.0
+    if room.is_padded:
+        # All are as long as the longest: what is as deep costs the others nothing.
+        best = 0
+        for n in range(1, min(len(curve), 1 + max(len(s) for _, s in drafted))):
+            sum_ = sum(sum(s[:n]) for _, s in drafted)
+            gain = prices.token_s * sum_ - n_seqs * (curve[n] - curve[0])
+            if gain > most:
+                best, most = n, gain
+        for turn, survivals in drafted:
+            turn.n_verified = min(best, len(survivals))
+    else:
+        ordered = sorted(
+            ((s, -i) for i, (_, survivals) in enumerate(drafted) for s in survivals), reverse=True
+        )[: max(room.max_rows - n_seqs, 0)]
+        total, n_best = 0.0, 0
+        for n, (s, _) in enumerate(ordered, 1):
+            total += s
+            gain = prices.token_s * total - _batch_s(curve, n_seqs, n) + n_seqs * curve[0]
+            if gain > most:
+                n_best, most = n, gain
+        # Survivals fall along a draft, so that what is taken of each is its beginning.
+        for _, i in ordered[:n_best]:
+            drafted[-i][0].n_verified += 1
+    for turn, survivals in drafted:
+        turn.n_expected = sum(survivals[: turn.n_verified])
+
+
+def _batch_s(curve: Sequence[float], n_seqs: int, n_taken: int) -> float:
+    """A decode of n_seqs sequences with n_taken drafted tokens together."""
+    n, part = divmod(n_taken, n_seqs)
+    if n + 1 >= len(curve):
+        return n_seqs * curve[-1]
+    return (n_seqs - part) * curve[n] + part * curve[n + 1]

@@ -1,0 +1,338 @@
+"""The profit controller: drafts where that is faster here than not to, and as much as pays."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyllama_spec.drafters.base import DraftStop
+from pyllama_spec.speculative.controller.base import Controller, Room, Spent, Turn
+from pyllama_spec.speculative.controller.calibration import (
+    Acceptance,
+    Calibration,
+    TextState,
+    clipped,
+    next_kind,
+)
+from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
+from pyllama_spec.speculative.controller.round_costs import RoundCosts
+
+# A drafter that takes less than this share of a plain round is asked in every round: ten times less
+# than the loss that is promised not to happen, and less than a probe would win.
+_FREE_SHARE = 0.01
+# On and off are this far apart, in shares of a plain round.
+_HYSTERESIS = 0.02
+# Rounds until a drafter that is off is tried again: the first time, and the most.
+_FIRST_PROBE, _MAX_PROBE = 4, 64
+# All probes together take no more than this share of the time.
+_PROBE_SHARE = 0.015
+# Rounds without a plain one after which there is one, so that its price stays known.
+_PLAIN_EVERY = 128
+# A round counts half after so many others: of the text at hand, and of all texts.
+_KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
+# What all texts say of a drafter weighs as much as so many rounds of the text at hand.
+_LONG_WEIGHT = 4.0
+# And before there is any: innocent, a little.
+_FIRST_GAIN, _FIRST_WEIGHT = 0.05, 2.0
+# How much what was realised counts beside what was expected, which is less noisy.
+_REALISED = 0.2
+# Seconds per token: the memory of the last rounds.
+_KEEP_PACE = 0.5 ** (1 / 16)
+# Blocks that say how long the next ones should be.
+_N_BLOCKS = 16
+# Prices are made anew after so many rounds.
+_REFRESH = 12
+REASON = "it does not pay here: plain decoding is faster; it is tried again now and then"
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What is known of one sequence.
+
+    Attributes:
+        text: what its text says of drafts.
+        gain, weight: sum and weight of the gains of rounds in which the model was asked, in plain
+            rounds.
+        is_on: whether the model is asked.
+        wait, interval: rounds until it is tried again, and between tries.
+        last: how many drafted tokens were in the last round's batch.
+        since_plain: rounds since one without a draft.
+        n_waiting: tokens since the model was asked.
+
+    """
+
+    text: TextState = field(default_factory=TextState)
+    gain: float = 0.0
+    weight: float = 0.0
+    is_on: bool = True
+    wait: int = 0
+    interval: int = _FIRST_PROBE
+    last: int = 0
+    since_plain: int = 0
+    n_waiting: int = 0
+    stop: _ChainStop | None = None
+
+
+class _ChainStop:
+    """Ends a chain where a step more is not worth it. Called with each token's probability."""
+
+    __slots__ = ("_calibration", "_n", "_prices", "_ratio", "rates", "survivals")
+
+    def __init__(self, calibration: Calibration, ratio: float, prices: Prices, n: int) -> None:
+        self._calibration, self._ratio, self._prices, self._n = calibration, ratio, prices, n
+        self.rates: list[float] = []
+        self.survivals: list[float] = []
+
+    def __call__(self, p: float) -> bool:
+        depth = len(self.rates)
+        rate = self._calibration.rate(depth, p)
+        survival = clipped(rate * self._ratio)
+        if depth:
+            survival *= self.survivals[-1]
+        self.rates.append(rate)
+        self.survivals.append(survival)
+        depth += 1
+        if depth >= self._n:
+            return True
+        kind, prices = next_kind(rate), self._prices
+        ends = prices.ends.get(kind)
+        if ends is None:
+            chance = self._calibration.next_rate(kind)
+            ends = thresholds(prices.verify, prices.draft, prices.token_s, chance)
+            prices.ends[kind] = ends
+        return survival < ends[depth]
+
+
+class ProfitController(Controller):
+    """Each round, for each sequence: the n, 0 and the cap among them, that saves most seconds.
+
+    Chances come from the drafts' own probabilities, or the lengths of copies, as they turned out
+    until now; costs from running medians of this machine's rounds. A drafter that loses is asked
+    no more but for probes, which come more and more seldom.
+    """
+
+    name = "profit"
+    wants_costs = True
+
+    def __init__(self) -> None:
+        self._room = Room(0)
+        self.costs = RoundCosts()
+        self.acceptance = Acceptance()
+        # Survivals of the last blocks.
+        self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
+        self._sequences: dict[int, _Sequence] = {}
+        self._gain, self._weight = _FIRST_GAIN * _FIRST_WEIGHT, _FIRST_WEIGHT
+        # Seconds and tokens of the last rounds, faded.
+        self._pace_s = self._pace_tokens = 0.0
+        self._prices: dict[tuple[int, int], tuple[int, Prices]] = {}
+        self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
+        self._n_rounds = 0
+
+    def attach(self, room: Room) -> None:
+        """Another target has other costs."""
+        self._room = self.costs.room = room
+        self._prices.clear()
+
+    def learn_costs(self, seconds: dict[int, float]) -> None:
+        """Begins with what was measured at opening."""
+        self.costs.start(seconds)
+        self._prices.clear()
+
+    # ---- before a round
+
+    def begin(self, seq: int) -> None:
+        """A new text: what others have shown of the drafter is what is known of it."""
+        state = self._sequences[seq] = _Sequence()
+        state.is_on = self._gain >= 0.0
+        state.wait = _FIRST_PROBE // 2
+
+    def _of(self, seq: int) -> _Sequence:
+        found = self._sequences.get(seq)
+        if found is None:
+            self.begin(seq)
+            found = self._sequences[seq]
+        return found
+
+    def ask(self, turns: Sequence[Turn]) -> None:
+        """The whole length of a chain, which stop_of() ends; the best one of a block."""
+        if not turns:
+            return
+        prices = self._priced(turns)
+        n_most = len(prices.verify) - 1
+        for turn in turns:
+            state = self._of(turn.seq)
+            n = min(turn.n_max, n_most)
+            if n < 1:
+                continue
+            state.since_plain += 1
+            if state.since_plain > _PLAIN_EVERY:
+                continue
+            is_on = state.is_on or prices.draft[1] < _FREE_SHARE * prices.plain_s
+            if not is_on:
+                state.wait -= 1
+                # The text goes on: what it said of the drafter fades, asked or not.
+                state.gain *= _KEEP_LOCAL
+                state.weight *= _KEEP_LOCAL
+                turn.is_probe = is_on = state.wait <= 0
+            turn.is_copy = not is_on and self._room.has_copies
+            if is_on or turn.is_copy:
+                # A chain is ended by stop_of(), and a copy by cut().
+                is_block = not (turn.is_copy or self._room.is_stepwise)
+                turn.n_asked = min(n, prices.n_block) if is_block else n
+                turn.n_copy = n
+
+    def stop_of(self, turn: Turn) -> DraftStop | None:
+        """What ends the chain of a sequence."""
+        if not self._room.is_stepwise or turn.is_copy:
+            return None
+        state = self._of(turn.seq)
+        state.stop = _ChainStop(
+            self.acceptance.model, state.text.model.ratio, self._prices_of_last, turn.n_asked
+        )
+        return state.stop
+
+    def _priced(self, turns: Sequence[Turn]) -> Prices:
+        """The prices for as many sequences with such contexts."""
+        n_seqs = len(turns)
+        n_past = turns[0].n_past if n_seqs == 1 else sum(t.n_past for t in turns) // n_seqs
+        key = (n_seqs, n_past.bit_length())
+        made = self._prices.get(key)
+        if made is None or self._n_rounds >= made[0]:
+            prices = self._make_prices(n_seqs, n_past)
+            # While little is known, every round changes much.
+            self._prices[key] = made = (self._n_rounds + min(_REFRESH, self._n_rounds // 4), prices)
+        self._prices_of_last = made[1]
+        return made[1]
+
+    def _make_prices(self, n_seqs: int, n_past: int) -> Prices:
+        room, costs = self._room, self.costs
+        n_most = max(min(room.max_draft, room.max_rows // n_seqs - 1), 0)
+        verify = costs.verify(n_seqs, n_past, n_most)
+        draft, rest = costs.draft(n_seqs, n_most), costs.rest(n_seqs)
+        plain = verify[0] + rest
+        pace = self._pace_s / self._pace_tokens if self._pace_tokens > 1.0 else plain
+        # Before anything was measured, nothing is known to be slow.
+        token_s = min(plain, pace) or 1e-9
+        prices = Prices(verify, draft, rest, token_s, n_block=n_most)
+        if not room.is_stepwise and draft[-1]:
+            means = [self.acceptance.model.mean(i) for i in range(n_most)]
+            prices.n_block = prices.length(self._blocks, means)
+        return prices
+
+    # ---- once drafts are there
+
+    def cut(self, turns: Sequence[Turn]) -> None:
+        """As many of each draft as pay."""
+        prices = self._prices_of_last
+        drafted = [(turn, self._survivals(turn)) for turn in turns if turn.draft.ids]
+        if not drafted:
+            return
+        if len(turns) == 1:
+            turn, survivals = drafted[0]
+            switch = self.costs.switch_s
+            survivals = survivals[: len(prices.verify) - 1]
+            n, _ = prices.best(survivals, switch, self._of(turn.seq).last)
+            turn.n_verified, turn.n_expected = n, sum(survivals[:n])
+            return
+        cut_together(prices, drafted, len(turns), self._room)
+
+    def _survivals(self, turn: Turn) -> list[float]:
+        """Of each token of a draft, the chance that it and all before are right."""
+        state, draft = self._of(turn.seq), turn.draft
+        stop, state.stop = state.stop, None
+        n = len(draft.ids)
+        if stop is not None and not draft.n_same and len(stop.rates) >= n:
+            self.acceptance.watch(state.text, draft, stop.rates)
+            return stop.survivals[:n]
+        rates = self.acceptance.rates(draft)
+        self.acceptance.watch(state.text, draft, rates)
+        ratio = state.text.copies.ratio if draft.n_same else state.text.model.ratio
+        survival = 1.0
+        out: list[float] = []
+        for rate in rates:
+            survival *= clipped(rate * ratio)
+            out.append(survival)
+        if not draft.n_same:
+            self._blocks.append(out)
+        return out
+
+    # ---- behind a round
+
+    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+        """Costs, acceptance, and whether the model pays."""
+        done = [turn for turn in turns if turn.tokens]
+        if not done:
+            return
+        prices = self._prices_of_last
+        if spent.is_pure and len(done) == len(turns):
+            self.costs.learn(turns, spent, [self._of(turn.seq).n_waiting for turn in turns])
+        for turn in done:
+            self._learn_text(turn, prices)
+        self._n_rounds += 1
+
+    def _learn_text(self, turn: Turn, prices: Prices) -> None:
+        state, n, tokens = self._of(turn.seq), turn.n_verified, turn.tokens
+        self.acceptance.meet(state.text, tokens)
+        state.last = n
+        if not n:
+            state.since_plain = 0
+        n_steps = 0
+        by_model = turn.n_asked and not turn.is_copy and not turn.draft.n_same
+        if by_model:
+            n_steps = max(len(turn.draft.ids), 1) if self._room.is_stepwise else turn.n_asked
+        cost = prices.verify[n] + prices.rest + prices.draft[n_steps]
+        self._pace_s = self._pace_s * _KEEP_PACE + cost
+        self._pace_tokens = self._pace_tokens * _KEEP_PACE + len(tokens)
+        if not by_model:
+            state.n_waiting += len(tokens)
+            return
+        plain = prices.plain_s
+        if plain > 0.0:
+            # What was expected is less noisy than what was realised, and may be wrong: half each.
+            n_tokens = 1.0 + turn.n_expected
+            n_tokens += _REALISED * (len(tokens) - n_tokens)
+            self._note_gain(state, turn, n_tokens - cost / plain, prices)
+        state.n_waiting = len(tokens)
+
+    def _note_gain(self, state: _Sequence, turn: Turn, gain: float, prices: Prices) -> None:
+        """On or off: what the last rounds of this text gained, beside those of all texts."""
+        state.gain = state.gain * _KEEP_LOCAL + gain
+        state.weight = state.weight * _KEEP_LOCAL + 1.0
+        self._gain = self._gain * _KEEP_LONG + gain
+        self._weight = self._weight * _KEEP_LONG + 1.0
+        long = self._gain / self._weight
+        value = (state.gain + _LONG_WEIGHT * long) / (state.weight + _LONG_WEIGHT)
+        if state.is_on:
+            if value < 0.0:
+                state.is_on, state.interval = False, _FIRST_PROBE
+                state.wait = self._interval(state, prices)
+        elif value > _HYSTERESIS:
+            state.is_on = True
+        elif turn.is_probe:
+            state.interval = min(2 * state.interval, _MAX_PROBE)
+            state.wait = self._interval(state, prices)
+
+    def _interval(self, state: _Sequence, prices: Prices) -> int:
+        """Rounds to the next probe: no sooner than its costs are a small share of."""
+        probe = prices.draft[1] + self.costs.catch_up_s(state.interval) + 2 * self.costs.switch_s
+        n = probe / (_PROBE_SHARE * prices.plain_s) if prices.plain_s > 0 else 0.0
+        return min(max(state.interval, int(n)), _MAX_PROBE)
+
+    # ---- for people
+
+    def reason_off(self, seq: int) -> str | None:
+        """While it is off."""
+        state = self._sequences.get(seq)
+        if state is None or state.is_on:
+            return None
+        return REASON
+
+    def describe(self) -> dict[str, Any]:
+        """Curves, calibration and the gain of a round."""
+        return {
+            **self.costs.describe(),
+            "gain": self._gain / self._weight,
+            "calibration": [list(row) for row in self.acceptance.model.table()],
+        }

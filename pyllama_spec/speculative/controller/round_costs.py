@@ -1,0 +1,113 @@
+"""What the parts of a round cost: verifying, drafting, the rest, and a change of width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyllama_spec.speculative.controller.base import Room, Spent, Turn
+from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts, rising
+
+
+class RoundCosts:
+    """Running medians of all parts of a round, in seconds at speed 1."""
+
+    def __init__(self) -> None:
+        self.room = Room(0)
+        self._verify = VerifyCosts()
+        # By the number of sequences that draft together: seconds by drafted tokens.
+        self._draft: dict[int, Curve] = {}
+        self._rest = Curve(is_proportional=False)
+        self._switch = Curve(is_proportional=False)
+        self._catch_up = Curve(is_proportional=True)
+        self._last_rows = 0
+
+    def start(self, seconds: dict[int, float]) -> None:
+        """What verify batches took when the target was opened."""
+        self._verify.start(seconds)
+
+    def verify(self, n_seqs: int, n_past: int, n_most: int) -> list[float]:
+        """[0 .. n_most] each one's share of a decode in which all have n drafted tokens."""
+        curve = self._verify.curve(n_seqs, n_past)
+        return rising([curve.at(n_seqs * (1 + n)) / n_seqs for n in range(n_most + 1)])
+
+    def draft(self, n_seqs: int, n_most: int) -> list[float]:
+        """[0 .. n_most] each one's share of drafting n tokens for all of them."""
+        found = self._draft.get(n_seqs) or self._draft.get(1)
+        if not found:
+            return [0.0] * (n_most + 1)
+        return [0.0, *(found.at(n) / n_seqs for n in range(1, n_most + 1))]
+
+    def rest(self, n_seqs: int) -> float:
+        """Each one's share of all else."""
+        return self._rest.at(n_seqs) / n_seqs
+
+    @property
+    def switch_s(self) -> float:
+        """What a batch costs more that is not as wide as the one before."""
+        return self._switch.at(0)
+
+    def catch_up_s(self, n_tokens: int) -> float:
+        """What a draft costs more that was not asked for so many tokens."""
+        return self._catch_up.at(n_tokens)
+
+    def learn(self, turns: Sequence[Turn], spent: Spent, n_waiting: Sequence[int]) -> None:
+        """Takes a round.
+
+        Args:
+            turns: all of it.
+            spent: its seconds.
+            n_waiting: tokens of each one since its model was asked.
+
+        """
+        n_seqs = len(turns)
+        n_past = sum(turn.n_past for turn in turns) // n_seqs
+        if self.room.is_padded:
+            rows = n_seqs * (1 + max(turn.n_verified for turn in turns))
+        else:
+            rows = n_seqs + sum(turn.n_verified for turn in turns)
+        speed = self._verify.speed.now
+        if rows == self._last_rows:
+            self._verify.add(n_seqs, n_past, rows, spent.verify_s)
+        else:
+            # The engine makes a graph for a width that the batch before did not have.
+            known, switch = self._verify.curve(n_seqs, n_past).seen(rows), self.switch_s
+            if known is not None:
+                self._switch.add(0, max(spent.verify_s / speed - known, 0.0))
+            self._verify.add(n_seqs, n_past, rows, max(spent.verify_s - switch * speed, 1e-9))
+        self._last_rows = rows
+        self._rest.add(n_seqs, spent.rest_s / speed)
+        self._learn_draft(turns, spent.draft_s / speed, n_waiting)
+
+    def _learn_draft(self, turns: Sequence[Turn], seconds: float, n_waiting: Sequence[int]) -> None:
+        asked = [i for i, turn in enumerate(turns) if turn.n_asked and not turn.is_copy]
+        by_model = [i for i in asked if not turns[i].draft.n_same]
+        if not by_model or len(by_model) < len(asked):
+            return
+        if self.room.is_stepwise:
+            n = max(1, *(len(turns[i].draft.ids) for i in by_model))
+        else:
+            n = max(turns[i].n_asked for i in by_model)
+        n_tokens = max(n_waiting[i] for i in by_model)
+        curve = self._draft.get(len(turns))
+        if curve is None:
+            curve = self._draft[len(turns)] = Curve(is_proportional=self.room.is_stepwise)
+        if n_tokens > 2 * (1 + self.room.max_draft) and curve:
+            # More rows than a round leaves were fed first: that is what being off has cost.
+            self._catch_up.add(n_tokens, max(seconds - curve.at(n), 0.0))
+        else:
+            curve.add(n, seconds)
+
+    def describe(self) -> dict[str, Any]:
+        """Milliseconds, of one sequence in a short context."""
+        draft = self._draft.get(1)
+        return {
+            "verify_ms": _ms(self._verify.curve(1, 0)),
+            "draft_ms": _ms(draft) if draft else {},
+            "switch_ms": 1e3 * self.switch_s,
+            "rest_ms": 1e3 * self._rest.at(1),
+        }
+
+
+def _ms(curve: Curve) -> dict[int, float]:
+    return {n: round(1e3 * seconds, 4) for n, seconds in curve.points().items()}

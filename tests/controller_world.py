@@ -1,0 +1,298 @@
+"""A world of costs and texts in which controllers are simulated, with a clock of its own.
+
+Texts are traces: at each place a draft of some length with its probabilities, and how much of it
+comes true. Every policy meets the same drafts at the same places. Costs are functions of rows,
+positions and drafted tokens, with noise.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.drafters import Draft
+from pyllama_spec.speculative.controller import Controller, Room, Spent, Turn
+
+_TRACES = Path(__file__).parent / "traces"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The draft at a place of a text.
+
+    Attributes:
+        n_right: how many of its tokens come true.
+        p: the draft's probabilities, [n].
+        true_p: the chances that its tokens are right, each given those before; () if unknown.
+        n_same: of a copy, how long its match is.
+
+    """
+
+    n_right: int
+    p: Sequence[float]
+    true_p: Sequence[float] = ()
+    n_same: int = 0
+
+
+Text = Sequence[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Milliseconds.
+
+    Attributes:
+        verify: of rows and the mean number of positions.
+        draft: of drafted tokens, 1 and on, for all sequences together.
+        rest: of a round.
+        noise: the spread of a sample, as a share.
+        hiccups: how often a sample takes three times as long.
+
+    """
+
+    verify: Callable[[int, int], float]
+    draft: Callable[[int], float]
+    rest: float = 0.02
+    noise: float = 0.04
+    hiccups: float = 0.01
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a policy took.
+
+    Attributes:
+        seconds: by the costs, without noise.
+        n_tokens: committed.
+        lengths: for each round, tokens asked for and verified, of the first sequence.
+        at: for each round, the place in the first text where it began.
+
+    """
+
+    seconds: float = 0.0
+    n_tokens: int = 0
+    lengths: list[tuple[int, int]] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+
+
+class Fixed(Controller):
+    """n tokens in every round; of a chain those up to a probability."""
+
+    def __init__(self, n: int, p_min: float = 0.0) -> None:
+        self.n, self.p_min = n, p_min
+
+    def ask(self, turns: Sequence[Turn]) -> None:
+        """Always the same."""
+        for turn in turns:
+            turn.n_asked = min(self.n, turn.n_max)
+
+    def cut(self, turns: Sequence[Turn]) -> None:
+        """Up to the first that is unsure."""
+        for turn in turns:
+            p = turn.draft.probabilities
+            turn.n_verified = len(turn.draft.ids)
+            if p is not None and self.p_min:
+                unsure = (i for i, one in enumerate(p) if one < self.p_min)
+                turn.n_verified = next(unsure, len(p))
+
+
+def simulate(
+    controller: Controller,
+    texts: Sequence[Text],
+    costs: Costs,
+    *,
+    max_draft: int = 8,
+    is_stepwise: bool = True,
+    seed: int = 1,
+    n_prompt: int = 100,
+    probe: bool = True,
+    n_together: int = 1,
+) -> Outcome:
+    """Decodes texts, n_together at a time, and says how long it took.
+
+    Nothing of a text is told to the controller but what a round would tell it.
+    """
+    rng, out = random.Random(seed), Outcome()
+    has_copies = any(place.n_same for text in texts for place in text)
+    width = n_together * (1 + max_draft)
+    controller.attach(Room(max_draft, is_stepwise, has_copies, n_together > 1, width))
+
+    def noisy(ms: float) -> float:
+        ms *= rng.lognormvariate(0.0, costs.noise)
+        return 3.0 * ms if rng.random() < costs.hiccups else ms
+
+    if probe and controller.wants_costs:
+        rows = range(1, max_draft + 2)
+        controller.learn_costs({n: noisy(costs.verify(n, 0)) / 1e3 for n in rows})
+    waiting, places = list(texts), dict[int, tuple[Text, int]]()
+    is_first = True
+    while waiting or places:
+        for seq in range(n_together):
+            if seq not in places and waiting:
+                places[seq] = (waiting.pop(0), 0)
+                controller.begin(seq)
+        _round(controller, places, costs, noisy, out, is_stepwise, n_prompt, is_first)
+        is_first = False
+    return out
+
+
+def _round(
+    controller: Controller,
+    places: dict[int, tuple[Text, int]],
+    costs: Costs,
+    noisy: Callable[[float], float],
+    out: Outcome,
+    is_stepwise: bool,
+    n_prompt: int,
+    is_first: bool,
+) -> None:
+    turns = []
+    for seq, (text, at) in places.items():
+        left = len(text) - at - 1
+        turns.append(Turn(seq, n_prompt + at, max(min(len(text[at].p) or 8, left), 0)))
+    controller.ask(turns)
+    n_steps = 0
+    for turn in turns:
+        text, at = places[turn.seq]
+        n_asked = min(turn.n_asked, turn.n_max)
+        if not n_asked:
+            continue
+        place = text[at]
+        if turn.is_copy and not place.n_same:
+            continue
+        stop = None if place.n_same or not is_stepwise else controller.stop_of(turn)
+        p: list[float] = []
+        n_wanted = max(n_asked, turn.n_copy) if place.n_same else n_asked
+        for one in place.p[:n_wanted]:
+            p.append(one)
+            if stop is not None and stop(one):
+                break
+        # What comes true are the ids of the places; what does not is -1.
+        ids = [at + i if i < place.n_right else -1 for i in range(len(p))]
+        turn.draft = Draft(ids, None if place.n_same else p, n_same=place.n_same)
+        if place.p and not place.n_same:  # where there is nothing to copy, it cost nothing
+            n_steps = max(n_steps, len(ids) if is_stepwise else n_asked)
+    controller.cut(turns)
+    n_most = max(turn.n_verified for turn in turns)
+    rows = len(turns) * (1 + n_most)
+    n_past = sum(turn.n_past for turn in turns) // len(turns)
+    draft_ms = costs.draft(n_steps) if n_steps else 0.0
+    verify_ms = costs.verify(rows, n_past)
+    out.seconds += (draft_ms + verify_ms + costs.rest) / 1e3
+    first = turns[0]
+    if first.seq == 0:
+        out.lengths.append((first.n_asked, first.n_verified))
+        out.at.append(places[0][1])
+    for turn in turns:
+        text, at = places[turn.seq]
+        n = min(turn.n_verified, text[at].n_right) + 1
+        turn.tokens = [at + i for i in range(n)]
+        out.n_tokens += n
+        if at + n >= len(text):
+            del places[turn.seq]
+        else:
+            places[turn.seq] = (text, at + n)
+    spent = Spent(noisy(draft_ms) / 1e3, noisy(verify_ms) / 1e3, costs.rest / 1e3)
+    controller.learn(turns, spent)
+
+
+def made_up(
+    n: int,
+    rate: Callable[[int], float],
+    seed: int = 1,
+    *,
+    max_draft: int = 8,
+    spread: float = 0.35,
+    exponent: float = 1.0,
+) -> list[Place]:
+    """A text whose drafts are right at certain rates, and say so more or less well.
+
+    Args:
+        n: places.
+        rate: the mean chance that a drafted token at a place is right, given those before.
+        seed: of the coins.
+        max_draft: the length of each draft.
+        spread: how much chances differ between places.
+        exponent: the draft says chance ** exponent: below 1 it is too sure.
+
+    """
+    rng = random.Random(seed)
+    chances, coins = [], []
+    for at in range(n + max_draft + 1):
+        chance = rate(at)
+        if spread and 0.0 < chance < 1.0:
+            k = 1.0 / spread**2
+            chance = rng.betavariate(chance * k, (1.0 - chance) * k)
+        chances.append(chance)
+        coins.append(rng.random())
+    out = []
+    for at in range(n):
+        true_p = [chances[at + i] * 0.98**i for i in range(max_draft)]
+        n_right = 0
+        while n_right < max_draft and coins[at + n_right] < true_p[n_right]:
+            n_right += 1
+        p = [min(max(c**exponent, 0.001), 0.999) for c in true_p]
+        out.append(Place(n_right, p, true_p))
+    return out
+
+
+def recorded(name: str) -> dict[str, list[Place]]:
+    """The texts of a file of benchmarks/record_traces.py."""
+    with gzip.open(_TRACES / f"{name}.json.gz", "rt") as file:
+        found: dict[str, list[list[Any]]] = json.load(file)
+    return {
+        key: [Place(n, p if isinstance(p, list) else [0.5] * p, (), same) for same, n, p in text]
+        for key, text in found.items()
+    }
+
+
+def oracle(
+    texts: Sequence[Text], costs: Costs, *, is_stepwise: bool = True, n_prompt: int = 100
+) -> float:
+    """Seconds of whoever knows all costs and the chance of each token, and not the coins.
+
+    It chooses each round's length by the ratio of tokens to seconds that it will have had in the
+    end (Dinkelbach), which it finds by trying again with the one of the last time.
+    """
+    token_s = costs.verify(1, n_prompt) + costs.rest
+    total = 0.0
+    for _ in range(6):
+        total, n_tokens = 0.0, 0
+        for text in texts:
+            at = 0
+            while at < len(text):
+                n = _best(text[at], at, len(text), costs, token_s, is_stepwise, n_prompt)
+                ms = costs.verify(1 + n, n_prompt + at) + costs.rest
+                total += ms + (costs.draft(n) if n and not text[at].n_same else 0.0)
+                n_committed = min(n, text[at].n_right) + 1
+                at, n_tokens = at + n_committed, n_tokens + n_committed
+        token_s = total / n_tokens
+    return total / 1e3
+
+
+def _best(
+    place: Place, at: int, end: int, costs: Costs, token_s: float, is_stepwise: bool, n_prompt: int
+) -> int:
+    best, most, survival, sum_ = 0, -costs.verify(1, n_prompt + at), 1.0, 0.0
+    for n in range(1, min(len(place.true_p), end - at - 1) + 1):
+        survival *= place.true_p[n - 1]
+        sum_ += survival
+        gain = token_s * sum_ - costs.verify(1 + n, n_prompt + at) - costs.draft(n)
+        if gain > most:
+            best, most = n, gain
+    return best
+
+
+def plain(texts: Sequence[Text], costs: Costs, *, n_prompt: int = 100) -> float:
+    """Seconds of plain decoding."""
+    return (
+        sum(
+            costs.verify(1, n_prompt + at) + costs.rest for text in texts for at in range(len(text))
+        )
+        / 1e3
+    )

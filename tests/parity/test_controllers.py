@@ -1,0 +1,254 @@
+"""The text is plain decoding's whatever a controller decides, and drafters miss nothing by it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pyllama_spec.drafters import (
+    Committed,
+    DFlash,
+    Draft,
+    Drafter,
+    DraftRequest,
+    NoDrafter,
+    PromptLookup,
+    WithLookup,
+)
+from pyllama_spec.engine import Sampler, SamplerParams
+from pyllama_spec.speculative import (
+    Controller,
+    Off,
+    ProfitController,
+    Round,
+    SequenceRun,
+    SequenceState,
+    SpeculativeLoop,
+)
+from pyllama_spec.speculative.controller import Spent, Turn
+from tests.eagle3_tools import head, target_context
+from tests.models import model_path
+from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
+from tests.scripted import Perfect
+
+
+class Whims(Controller):
+    """Asks, ends and cuts as its coins fall, and notes that it is told the truth."""
+
+    name = "whims"
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.told: dict[int, list[int]] = {}
+        self.turns: list[Turn] = []
+
+    def ask(self, turns: Sequence[Turn]) -> None:
+        """Too much at times, which is cut."""
+        for turn in turns:
+            turn.n_asked = self.rng.choice([0, 1, turn.n_max, turn.n_max, turn.n_max + 3])
+            turn.is_copy = self.rng.random() < 0.2
+
+    def stop_of(self, turn: Turn) -> Callable[[float], bool] | None:
+        """Anywhere."""
+        return lambda p: self.rng.random() < 0.3 or p != p
+
+    def cut(self, turns: Sequence[Turn]) -> None:
+        """Anywhere."""
+        for turn in turns:
+            turn.n_verified = self.rng.randrange(len(turn.draft.ids) + 1)
+
+    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+        """Keeps everything."""
+        assert min(spent.draft_s, spent.verify_s, spent.rest_s) >= 0.0
+        for turn in turns:
+            self.told.setdefault(turn.seq, []).extend(turn.tokens)
+            self.turns.append(turn)
+
+
+def drafter_of(kind: str) -> Drafter:
+    """One of each."""
+    if kind == "prompt-lookup":
+        return PromptLookup(min_ngram=1)
+    if kind == "eagle3":
+        return WithLookup(head(), 2)
+    if kind == "dflash":
+        return WithLookup(DFlash(model_path("dflash")), 2)
+    raise AssertionError(kind)
+
+
+PARAMS = sampled(5, temperature=1.2)
+KINDS = ["prompt-lookup", "eagle3", "dflash"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("params", [GREEDY, PARAMS], ids=["greedy", "hot"])
+@pytest.mark.parametrize("name", ["whims", "profit", "off"])
+def test_one_sequence(kind: str, params: SamplerParams, name: str) -> None:
+    prompt = prompt_tokens(12) * 3
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    expected = generate(plain, SequenceState(), prompt, 90, params)
+    makers: dict[str, Callable[[], Controller]] = {
+        "whims": lambda: Whims(1), "profit": ProfitController, "off": Off,
+    }  # fmt: skip
+    controller, drafter = makers[name](), drafter_of(kind)
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter, None, controller)
+    seq = SequenceState()
+    run = generate(loop, seq, prompt, 90, params)
+    assert run.tokens == expected.tokens
+    assert loop.drafter.failure(0) is None
+    assert run.stats.controller == name
+    if name == "off":
+        assert run.stats.asked == run.stats.drafted == 0
+        assert run.stats.reason_off is not None
+    if isinstance(controller, Whims):
+        assert controller.told[0] == run.tokens[1:]
+        assert any(t.n_verified < len(t.draft.ids) for t in controller.turns)
+        # And again, behind what was drafted and not verified.
+        more = [*seq.tokens, *prompt_tokens(4, seed=3)]
+        again = generate(loop, seq, more, 40, params)
+        fresh = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+        assert again.tokens == generate(fresh, SequenceState(), more, 40, params).tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_whim", [True, False])
+def test_sequences_together(kind: str, is_whim: bool) -> None:
+    prompts = [prompt_tokens(10, seed=i) * 2 for i in range(4)]
+    drafter = drafter_of(kind)
+    target = target_context(tiny("llama"), drafter, n_ctx=1024, n_seq_max=4)
+    controller: Controller = Whims(7) if is_whim else ProfitController()
+    round_ = Round(target, drafter, None, controller)
+    runs = [
+        SequenceRun(SequenceState(i), prompt, Sampler(tiny("llama"), GREEDY), 50)
+        for i, prompt in enumerate(prompts)
+    ]
+    for run in runs:
+        round_.begin(run)
+    while left := [run for run in runs if not run.is_over]:
+        for _, step in round_.step(left):
+            assert step.error is None
+    for run, prompt in zip(runs, prompts, strict=True):
+        plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+        expected = generate(plain, SequenceState(), prompt, 50, GREEDY)
+        assert run.state.tokens[len(prompt) :] == expected.tokens
+        run.sampler.close()  # type: ignore[union-attr]
+
+
+def test_what_is_cut_is_not_verified() -> None:
+    """Perfect drafts of eight, of which two are verified: three tokens a round."""
+
+    class Two(Controller):
+        def cut(self, turns: Sequence[Turn]) -> None:
+            for turn in turns:
+                turn.n_verified = 2
+
+    prompt = prompt_tokens(12)
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    reference = generate(plain, SequenceState(), prompt, 40, GREEDY).text
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect(reference), None, Two())
+    run = generate(loop, SequenceState(), prompt, 40, GREEDY)
+    assert run.text == reference
+    assert run.stats.verified_histogram[2] == run.stats.rounds == 13
+    assert run.stats.drafted == run.stats.accepted == 26
+    assert run.stats.proposed > 90
+
+
+@pytest.mark.parametrize("where", ["ask", "stop_of", "cut", "learn"])
+def test_a_controller_that_fails(where: str) -> None:
+    """Its exception comes out, and the next request gets its text."""
+
+    class Broken(Controller):
+        def __init__(self) -> None:
+            self.is_broken = True
+
+        def _called(self, name: str) -> None:
+            if self.is_broken and name == where:
+                self.is_broken = False
+                raise RuntimeError("broken")
+
+        def ask(self, turns: Sequence[Turn]) -> None:
+            self._called("ask")
+            super().ask(turns)
+
+        def stop_of(self, turn: Turn) -> Callable[[float], bool] | None:
+            self._called("stop_of")
+            return None
+
+        def cut(self, turns: Sequence[Turn]) -> None:
+            self._called("cut")
+            super().cut(turns)
+
+        def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+            self._called("learn")
+
+    prompt = prompt_tokens(12)
+    plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
+    reference = generate(plain, SequenceState(), prompt, 30, GREEDY).text
+    loop = SpeculativeLoop(tiny_context(tiny("llama")), Perfect(reference), None, Broken())
+    seq = SequenceState()
+    with pytest.raises(RuntimeError, match="broken"):
+        generate(loop, seq, prompt, 30, GREEDY)
+    assert generate(loop, seq, prompt, 30, GREEDY).text == reference
+
+
+def test_a_chain_ends_where_it_is_told_to() -> None:
+    drafter = head()
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
+    seq = SequenceState()
+    generate(loop, seq, prompt_tokens(30), 10, PARAMS)
+    seen: list[float] = []
+
+    def stop(p: float) -> bool:
+        seen.append(p)
+        return len(seen) == 3
+
+    n_calls = drafter.n_calls
+    draft: Draft = drafter.propose([DraftRequest(0, seq.tokens, 8, None, stop)])[0]
+    assert len(draft.ids) == 3
+    assert list(draft.probabilities or ()) == seen
+    assert drafter.n_calls == n_calls + 3
+
+
+def test_copies_alone_call_no_model() -> None:
+    inner = head()
+    drafter = WithLookup(inner, 2)
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
+    seq = SequenceState()
+    generate(loop, seq, prompt_tokens(30), 10, PARAMS)
+    n_calls = inner.n_calls
+    text = seq.tokens
+    found = drafter.propose([DraftRequest(0, text, 4, is_copy=True)])[0]
+    assert inner.n_calls == n_calls
+    assert not found.ids or found.n_same >= 2
+    drafter.propose([DraftRequest(0, text, 4)])
+    assert inner.n_calls > n_calls or found.ids
+
+
+def test_a_copy_may_be_longer_than_a_block() -> None:
+    """A block of one is asked for, or a copy of four."""
+    drafter = WithLookup(DFlash(model_path("dflash")), 2)
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
+    seq = SequenceState()
+    generate(loop, seq, prompt_tokens(9) * 3, 4, GREEDY)
+    text = list(seq.tokens)
+    rows = [loop.target.layer_input(layer)[:1] for layer in drafter.target_layers]
+    for more, is_copy in (([250, 251], False), (text[:3], True)):
+        for token in more:
+            at = len(text)
+            loop.drafter.commit([Committed(0, [token], at, rows, at - 1)])
+            text.append(token)
+        request = DraftRequest(0, text, 1, n_copy=4)
+        draft = loop.drafter.propose([request])[0]
+        assert len(draft.ids) == (4 if draft.n_same else 1)
+        assert (draft.n_same > 0) == is_copy
+
+
+def test_a_copy_says_how_long_its_match_is() -> None:
+    lookup = PromptLookup(min_ngram=2)
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 50, 3, 4, 5, 6, 7, 8, 9, 10]
+    for n, expected in ((19, 8), (13, 2), (16, 5)):
+        lookup.truncate(0, 0)
+        lookup.commit([Committed(0, text[:n], 0)])
+        assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].n_same == expected

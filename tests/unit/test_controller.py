@@ -1,0 +1,296 @@
+"""The parts of the profit controller, each by itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from time import perf_counter
+
+import pytest
+
+from pyllama_spec.drafters import Draft
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.speculative.controller import (
+    Controller,
+    FixedLength,
+    Off,
+    ProfitController,
+    Room,
+    Spent,
+    Turn,
+    make_controller,
+)
+from pyllama_spec.speculative.controller.base import Room as BaseRoom
+from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
+from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts, median, rising
+from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
+from pyllama_spec.speculative.probe import _order
+from tests.controller_world import Costs, made_up, simulate
+
+
+def test_medians() -> None:
+    rng = random.Random(1)
+    for n in range(1, 12):
+        values = [rng.random() for _ in range(n)]
+        below = sum(v < median(values) for v in values)
+        above = sum(v > median(values) for v in values)
+        assert below == above == n // 2
+
+
+def test_a_curve_between_and_beyond_what_was_seen() -> None:
+    for is_proportional in (False, True):
+        curve = Curve(is_proportional=is_proportional)
+        assert curve.at(3) == 0.0
+        curve.add(2, 10.0)
+        assert curve.at(2) == 10.0
+        assert curve.at(4) == (20.0 if is_proportional else 10.0)
+        curve.add(4, 14.0)
+        assert curve.at(3) == 12.0
+        assert curve.at(6) == (18.0 if is_proportional else 14.0)
+        assert curve.at(1) == (5.0 if is_proportional else 10.0)
+
+
+def test_hiccups_move_no_median() -> None:
+    curve = Curve(is_proportional=True)
+    for i in range(9):
+        curve.add(1, 100.0 if i in (2, 3, 7) else 1.0)
+    assert curve.at(1) == 1.0
+
+
+def test_costs_never_fall_with_the_width() -> None:
+    assert rising([1.0, 2.0, 4.0]) == [1.0, 2.0, 4.0]
+    found = rising([5.0, 2.0, 1.0, 4.0])
+    assert found == sorted(found)
+    # A single row that was held up takes no more than what is wider took.
+    assert found[0] == 1.0
+
+
+def test_a_slower_machine_changes_no_proportion() -> None:
+    costs = VerifyCosts()
+    costs.start({1: 1.0, 2: 1.5, 4: 3.0})
+    for _ in range(40):
+        costs.add(1, 10, 4, 6.0)  # half the speed, and only this width
+    assert costs.speed.now == pytest.approx(2.0, rel=0.05)
+    curve = costs.curve(1, 10)
+    assert curve.at(4) / curve.at(1) == pytest.approx(3.0, rel=0.1)
+
+
+def test_a_width_that_became_dearer_is_noticed() -> None:
+    costs = VerifyCosts()
+    costs.start({1: 1.0, 4: 2.0})
+    for _ in range(40):
+        costs.add(1, 10, 1, 1.0)
+        costs.add(1, 10, 4, 4.0)
+    curve = costs.curve(1, 10)
+    assert curve.at(4) / curve.at(1) == pytest.approx(4.0, rel=0.15)
+
+
+def test_contexts_have_their_own_costs() -> None:
+    costs = VerifyCosts()
+    costs.start({1: 1.0, 4: 2.0})
+    assert costs.curve(1, 5000).at(4) == 2.0  # until something was seen there
+    for _ in range(20):
+        costs.add(1, 5000, 4, 8.0)
+        costs.add(1, 5000, 1, 2.0)
+    assert costs.curve(1, 5000).at(4) / costs.curve(1, 5000).at(1) == pytest.approx(4.0, rel=0.1)
+    assert costs.curve(1, 10).at(4) == 2.0
+
+
+def test_a_calibration_learns_what_a_draft_means() -> None:
+    """One that is too sure, by far: it says 0.95 and is right one time in five."""
+    rng, calibration = random.Random(2), Calibration()
+    assert calibration.rate(0, 0.95) > 0.9
+    for _ in range(300):
+        calibration.add(0, 0.95, rng.random() < 0.2)
+        calibration.add(0, 0.3, rng.random() < 0.6)
+    assert calibration.rate(0, 0.95) == pytest.approx(0.2, abs=0.1)
+    assert calibration.rate(0, 0.3) == pytest.approx(0.6, abs=0.12)
+    # Other depths begin with what all have shown.
+    assert calibration.rate(2, 0.95) < 0.4
+
+
+def test_a_calibration_forgets() -> None:
+    calibration = Calibration()
+    for was_right, expected in ((True, 0.97), (False, 0.1)):
+        for _ in range(250):
+            calibration.add(1, 0.5, was_right)
+        assert abs(calibration.rate(1, 0.5) - expected) < 0.12
+
+
+def observed(draft: Draft, rounds: Sequence[Sequence[int]]) -> list[tuple[int, bool]]:
+    """The tokens of a draft that count as observed: depth, and whether it was right."""
+    found: list[tuple[int, bool]] = []
+
+    class Noting(Calibration):
+        def add(self, depth: int, p: float | None, was_right: bool) -> None:
+            found.append((depth, was_right))
+
+    acceptance, text = Acceptance(), TextState()
+    acceptance.model = Noting()
+    acceptance.watch(text, draft, acceptance.rates(draft))
+    for tokens in rounds:
+        acceptance.meet(text, tokens)
+    return found
+
+
+def test_only_tokens_that_are_reached_are_observed() -> None:
+    """Behind the first wrong token nothing is known; behind a full acceptance nothing was said."""
+    p = [0.5, 0.5, 0.5]
+    right, wrong = True, False
+    assert observed(Draft([1, 2, 3], p), [[1, 9]]) == [(0, right), (1, wrong)]
+    assert observed(Draft([1, 2, 3], p), [[9, 2, 3]]) == [(0, wrong)]
+    assert observed(Draft([1, 2, 3], p), [[1, 2, 3, 4]]) == [(0, right), (1, right), (2, right)]
+
+
+def test_what_was_cut_is_observed_all_the_same() -> None:
+    """Plain rounds show what a draft would have been worth."""
+    found = observed(Draft([1, 2, 3], [0.5] * 3), [[1], [2], [7], [3]])
+    assert found == [(0, True), (1, True), (2, False)]
+    assert observed(Draft([1, 2, 3], [0.5] * 3), [[1], [2]]) == [(0, True), (1, True)]
+
+
+def test_copies_are_judged_by_the_length_of_their_match() -> None:
+    rng, acceptance, text = random.Random(3), Acceptance(), TextState()
+    for _ in range(300):
+        for n_same, chance in ((3, 0.2), (12, 0.97)):
+            draft = Draft([1], n_same=n_same)
+            acceptance.watch(text, draft, acceptance.rates(draft))
+            acceptance.meet(text, [1 if rng.random() < chance else 2])
+    short, long = (acceptance.rates(Draft([1], n_same=n))[0] for n in (3, 12))
+    assert short < 0.4
+    assert long > 0.85
+
+
+VERIFY, DRAFT = [4.0, 4.3, 5.8, 7.7], [0.0, 0.5, 1.0, 1.5]
+
+
+def brute_force(survivals: Sequence[float], token_s: float) -> int:
+    """The best n by trying all."""
+    gains = [token_s * sum(survivals[:n]) - VERIFY[n] for n in range(len(survivals) + 1)]
+    return max(range(len(gains)), key=lambda n: (gains[n], -n))
+
+
+def test_the_best_length_is_that_of_all_lengths() -> None:
+    rng = random.Random(4)
+    chosen = set()
+    for _ in range(500):
+        survivals = sorted((rng.random() for _ in range(3)), reverse=True)
+        prices = Prices(VERIFY, DRAFT, 0.0, rng.uniform(0.1, 4.0))
+        n, gain = prices.best(survivals, 0.0, 0)
+        assert n == brute_force(survivals, prices.token_s)
+        assert gain >= 0.0
+        chosen.add(n)
+    assert chosen == {0, 1, 2, 3}
+
+
+def test_a_chain_ends_where_no_continuation_pays() -> None:
+    found = thresholds(VERIFY, DRAFT, 4.0, 0.7)
+    for i in range(3):
+        for survival in (found[i] - 0.01, found[i] + 0.01):
+            pays = False
+            for m in range(i + 1, 4):
+                product, worth = survival, 0.0
+                for _ in range(i, m):
+                    product *= 0.7
+                    worth += 4.0 * product
+                pays |= worth > VERIFY[m] - VERIFY[i] + DRAFT[m] - DRAFT[i]
+            assert pays == (survival > found[i])
+    assert found[3] > 1.0
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
+    """Against all ways to cut two drafts."""
+    rng = random.Random(5)
+    room = Room(3, is_padded=is_padded)
+    for _ in range(200):
+        a, b = (sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2))
+        turns = [Turn(i, 0, 3, draft=Draft([1, 2, 3])) for i in range(2)]
+        prices = Prices(VERIFY, DRAFT, 0.0, rng.uniform(1.0, 4.0))
+        cut_together(prices, [(turns[0], a), (turns[1], b)], 2, room)
+
+        def gain(
+            n: int, m: int, a: list[float] = a, b: list[float] = b, t: float = prices.token_s
+        ) -> float:
+            whole, part = divmod(n + m, 2)
+            if is_padded:
+                cost = 2 * VERIFY[max(n, m)]
+            elif part:
+                cost = VERIFY[whole] + VERIFY[whole + 1]
+            else:
+                cost = 2 * VERIFY[whole]
+            return t * (sum(a[:n]) + sum(b[:m])) - cost
+
+        best = max(gain(n, m) for n in range(4) for m in range(4))
+        assert gain(turns[0].n_verified, turns[1].n_verified) == pytest.approx(best)
+
+
+def test_the_ends_are_probed_first() -> None:
+    for n in range(1, 20):
+        order = _order(n)
+        assert sorted(order) == list(range(1, n + 1))
+        assert order[:2] == [1, n][: len(order)]
+
+
+def test_which_controller_is_meant() -> None:
+    assert isinstance(make_controller(None), ProfitController)
+    # Who says where drafts end by hand is not overruled.
+    assert isinstance(make_controller(None, 0.4), FixedLength)
+    assert isinstance(make_controller(None, 0.0), FixedLength)
+    assert isinstance(make_controller("profit", 0.4), ProfitController)
+    assert isinstance(make_controller("fixed"), FixedLength)
+    assert isinstance(make_controller("off"), Off)
+    mine = Controller()
+    assert make_controller(mine) is mine
+    bad: object
+    for bad in ("best", 3, object(), ProfitController):
+        with pytest.raises(ArgumentError, match="controller="):
+            make_controller(bad)  # type: ignore[arg-type]
+
+
+def test_a_drafter_that_is_wrong_is_asked_seldom_and_says_so() -> None:
+    controller = ProfitController()
+    text = made_up(600, lambda at: 0.0)
+    costs = Costs(lambda rows, n_past: 4.0 + 0.9 * (rows - 1), lambda n: 0.5 * n)
+    out = simulate(controller, [text], costs)
+    asked = sum(n_asked > 0 for n_asked, _ in out.lengths)
+    assert 3 <= asked < 30
+    assert sum(n for n, _ in out.lengths[-60:]) <= 2 * 8
+    assert controller.reason_off(0) is not None
+
+
+def test_a_drafter_that_becomes_good_is_found_again() -> None:
+    controller = ProfitController()
+    text = made_up(1200, lambda at: 0.0 if at < 600 else 0.9)
+    costs = Costs(lambda rows, n_past: 4.0 + 0.9 * (rows - 1), lambda n: 0.5 * n)
+    out = simulate(controller, [text], costs)
+    verified = [(at, n) for (_, n), at in zip(out.lengths, out.at, strict=True)]
+    begun = next(at for at, n in verified if at >= 600 and n >= 2)
+    assert begun < 600 + 64 + 8
+    assert controller.reason_off(0) is None
+
+
+def test_what_a_round_of_it_costs() -> None:
+    """Under 20 microseconds where nothing else runs; here with room for shared cores."""
+    controller = ProfitController()
+    controller.attach(BaseRoom(8, is_stepwise=True))
+    controller.learn_costs({n: 0.004 + 0.0003 * n for n in range(1, 10)})
+    controller.begin(0)
+    seconds = []
+    for i in range(2000):
+        start = perf_counter()
+        turn = Turn(0, 100 + i, 8)
+        controller.ask([turn])
+        spent_s = perf_counter() - start
+        stop = controller.stop_of(turn)
+        assert stop is not None
+        ids = list(range(5))
+        start = perf_counter()
+        for _ in ids:
+            stop(0.8)
+        turn.draft = Draft(ids, [0.8] * 5)
+        controller.cut([turn])
+        turn.tokens = [*range(3), 99]
+        controller.learn([turn], Spent(0.002, 0.0055, 0.0001))
+        seconds.append(spent_s + perf_counter() - start)
+    assert median(seconds[200:]) < 200e-6
