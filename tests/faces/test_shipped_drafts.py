@@ -23,7 +23,7 @@ def test_a_shipped_draft_is_accepted_and_changes_nothing(
     assert (DRAFTS / name).stat().st_size <= 25_000_000
     texts = []
     for draft in (None, DRAFTS / name):
-        with Llama(smollm2_bf16, draft=draft, n_ctx=512, n_threads=2) as llm:
+        with Llama(smollm2_bf16, draft=draft, n_ctx=512, controller="fixed") as llm:
             answer = llm.create_chat_completion(
                 [{"role": "user", "content": PROMPT}], max_tokens=96, temperature=0.0
             )
