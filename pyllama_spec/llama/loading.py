@@ -17,7 +17,7 @@ from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.parallel import ParallelRunner
 from pyllama_spec.generation.runner import Runner, SerialRunner
 from pyllama_spec.speculative import Round
-from pyllama_spec.speculative.round import most_drafted
+from pyllama_spec.speculative.isolated_drafter import most_drafted
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.

@@ -20,17 +20,17 @@ from typing import Any
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest, Features
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter, most_drafted
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, Span
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
+from pyllama_spec.speculative.spans import add_seconds, n_common, slices
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
@@ -43,6 +43,8 @@ class Round:
         target: the target's context, opened with the drafter's target_layers.
         drafter: who proposes.
         n_draft: the most tokens to draft per round and sequence; None for the drafter's max_draft.
+        replay: whether drafts are verified by a target whose recurrent state has no snapshots: its
+            state is copied before each draft, and what was accepted decoded once more.
         limits: fields of Limits that differ from what the context says.
 
     Raises:
@@ -56,6 +58,8 @@ class Round:
         target: Context,
         drafter: Drafter,
         n_draft: int | None = None,
+        *,
+        replay: bool = True,
         **limits: Any,
     ) -> None:
         if not isinstance(drafter, Drafter):
@@ -73,7 +77,7 @@ class Round:
         drafter.attach(target)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
-        self.rollback = rollback_of(target)
+        self.rollback = rollback_of(target, replay=replay)
         self.scheduler = Scheduler(self._limits(n, limits))
         self._batch = TargetBatch(target)
         # Whose prompt the last batch ended with, and who has not drawn a token from it yet.
@@ -94,9 +98,10 @@ class Round:
             n_draft=min(n, n_outputs - 1),
             # One physical batch at a time, so that Ctrl-C is answered within one.
             max_chunk=min(target.n_batch, target.n_ubatch),
-            mixes_prompts=is_parallel and params.kv_unified and not self.rollback.needs_equal_rows,
-            has_streams=is_parallel and not params.kv_unified,
+            mixes_prompts=is_parallel and params.kv_unified and self.rollback.is_cut,
+            has_streams=is_parallel and not params.kv_unified and self.rollback.can_pad,
             needs_equal_rows=self.rollback.needs_equal_rows,
+            keeps_whole=self.rollback.keeps_whole,
             can_fill=self.rollback.can_fill,
         )
         found = replace(found, **limits)
@@ -129,21 +134,31 @@ class Round:
         start = perf_counter()
         run.stats.drafter = self.drafter.name
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
-        n_keep = self.drafter.resume_at(state.seq_id, n_keep, state.tokens)
-        if not self.rollback.keep(state, n_keep):
-            n_keep = 0
-            self.target.memory.remove(state.seq_id)
+        n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
         state.n_decoded = n_keep
         self.drafter.truncate(state.seq_id, n_keep)
         run.timing.prompt_s += perf_counter() - start
 
+    def _keep(self, state: SequenceState, n_keep: int) -> int:
+        """Brings the memory to as much of the first n_keep tokens as it and the drafter can use."""
+        while True:
+            n_keep = self.drafter.resume_at(state.seq_id, n_keep, state.tokens)
+            n_held = self.rollback.keep(state, n_keep)
+            if n_held == 0:
+                self.target.memory.remove(state.seq_id)
+            if n_held == n_keep:
+                return n_keep
+            state.n_decoded = n_keep = n_held  # a checkpoint, and the drafter may want less still
+
     def recover(self, state: SequenceState) -> None:
         """Brings memory and drafter back to what a sequence holds, after it was left in between."""
         self.rollback.recover(state)
-        # The drafter knows the pending token too, and is not told again; of a prompt it knows less.
-        n_keep = state.n_decoded + 1 if state.n_decoded else 0
-        self.drafter.truncate(state.seq_id, n_keep)
+        # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
+        # and it is told again of text that the memory has lost.
+        n_keep = state.n_decoded
+        is_whole = 0 < n_keep == len(state.tokens) - 1
+        self.drafter.truncate(state.seq_id, n_keep + is_whole)
 
     def forget(self, state: SequenceState) -> None:
         """Empties a sequence, its memory and what the drafter knows of it."""
@@ -162,6 +177,7 @@ class Round:
         memory = self.target.memory
         memory.remove(seq_id)
         memory.copy(state.seq_id, seq_id)
+        self.rollback.fork(state.seq_id, seq_id)
         self.drafter.copy(state.seq_id, seq_id)
         return SequenceState(seq_id, list(state.tokens), state.n_decoded)
 
@@ -210,7 +226,7 @@ class Round:
             raise
         round_s = perf_counter() - start
         for span in spans:
-            _count(span, round_s, draft_s, verify_s)
+            add_seconds(span, round_s, draft_s, verify_s)
         return out
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
@@ -229,10 +245,10 @@ class Round:
 
     def _compute(self, decode: Decode, out: Ended) -> bool:
         """One decode of the target; False where it failed, and its sequences with it."""
-        while self._ready:
-            self._ready.pop().ready_row = None
+        self._forget_rows()
         spans = decode.spans
         try:
+            self.rollback.prepare([s.run.state for s in spans if s.draft.ids or s.n_pad])
             self._batch.compute(decode)
         except ContextFullError as error:
             # In a memory that sequences share one may leave no room for the others: each by itself.
@@ -254,7 +270,24 @@ class Round:
             return False
         return True
 
+    def _forget_rows(self) -> None:
+        """Another batch is computed: nobody can draw from the last one any more."""
+        while self._ready:
+            self._ready.pop().ready_row = None
+
     def _settle(self, spans: Sequence[Span], out: Ended) -> float:
+        """After a decode: accepts and commits, then decodes again what could not be taken back."""
+        try:
+            draft_s = self._commit(spans, out)
+            if self.rollback.settle():
+                self._forget_rows()
+        except CancelledError:  # in the second decode: what was committed is read again
+            for span in spans:
+                self.recover(span.run.state)
+            return 0.0
+        return draft_s
+
+    def _commit(self, spans: Sequence[Span], out: Ended) -> float:
         """Accepts, rolls back and commits what a decode gave; returns the drafter's seconds."""
         layers = self.drafter.target_layers
         rows = [self.target.layer_input(layer) for layer in layers] if layers else ()
@@ -283,8 +316,10 @@ class Round:
         state.n_decoded += n
         tokens, step = state.tokens[first : first + n], None
         if span.n_pad:
-            self.rollback.undo(state.seq_id, state.n_decoded)
+            self.rollback.undo(state)
         if not run.n_missing:
+            if not run.n_generated:
+                self.rollback.mark(state)
             if run.n_generated:  # text that was lost: the pending token was, too
                 tokens.append(state.tokens[-1])
             elif run.sampler is None:
@@ -293,7 +328,7 @@ class Round:
             else:
                 step = self._draw_first(run, span.first_row + n - 1)
                 tokens += step.tokens
-        done.append(Committed(state.seq_id, tokens, first, _slices(rows, span, n), first))
+        done.append(Committed(state.seq_id, tokens, first, slices(rows, span, n), first))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
@@ -334,12 +369,12 @@ class Round:
             run.n_generated += n
             run.stats.count_round(len(ids), n - 1)
             if n < 1 + len(ids) + span.n_pad:
-                self.rollback.undo(state.seq_id, state.n_decoded)
+                self.rollback.undo(state)
             if self.drafter.listens:
-                features = _slices(rows, span, n) if rows else ()
+                features = slices(rows, span, n) if rows else ()
                 done.append(Committed(state.seq_id, tokens, n_past + 1, features, n_past))
         if error is not None:
-            self.rollback.recover(state)
+            self.rollback.recover(state, is_computed=True)
             return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error)
         run.finish_reason = self._finish_reason(run, tokens)
         return Step(tuple(tokens), len(ids), n - 1, run.finish_reason)
@@ -362,39 +397,3 @@ class Round:
             return "stop"
         is_full = run.state.n_decoded >= self.target.n_ctx_seq
         return "length" if run.n_left <= 0 or is_full else None
-
-
-def most_drafted(drafter: Drafter, n_draft: int | None) -> int:
-    """The most tokens that a drafter is asked for: its own number, and no more than n_draft.
-
-    Raises:
-        ArgumentError: one of them is no whole number from 0 on.
-
-    """
-    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
-    return most if n_draft is None else min(count(n_draft, "n_draft", 0), most)
-
-
-def _count(span: Span, round_s: float, draft_s: float, verify_s: float) -> None:
-    """The seconds of a round, as one sequence sees them: it waits for all of them."""
-    timing = span.run.timing
-    if span.n_prompt:
-        timing.prompt_s += round_s
-        return
-    timing.decode_s += round_s
-    timing.draft_s += draft_s
-    timing.verify_s += verify_s
-    timing.n_decoded = span.run.n_generated - 1
-
-
-def _slices(rows: Features, span: Span, n: int) -> Features:
-    """The first n rows of a span, of each layer."""
-    return [layer[span.first_row : span.first_row + n] for layer in rows]
-
-
-def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    for i, (a, b) in enumerate(zip(held, wanted, strict=False)):
-        if a != b:
-            return i
-    return min(len(held), len(wanted))
