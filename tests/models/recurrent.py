@@ -31,6 +31,8 @@ def qwen35(m: Sketch) -> None:
     """Gated delta net on even layers, gated attention on odd ones, dense feed-forward."""
     cfg = m.cfg
     head, k_heads, v_heads = 16, 2, 4
+    if cfg.n_embd >= 512:  # of a size to be timed: as in the published models
+        head, k_heads, v_heads = 128, cfg.n_embd // 64, cfg.n_embd // 64
     require_attention_layer(m)
     parts.header(m)
     ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
