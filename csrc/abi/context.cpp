@@ -3,6 +3,7 @@
 #include "checks/memory_room.h"
 #include "hooks/layer_inputs.h"
 #include "hooks/output_buffers.h"
+#include "hooks/snapshots.h"
 
 #include "llama-ext.h"
 
@@ -125,7 +126,9 @@ void prepare_undo(context_state & state) {
                 std::to_string(n_rs_seq) + " snapshots; it must be at least n_rs_seq + 2");
     }
     state.n_undo.assign(llama_n_seq_max(state.ctx), 0);
+    state.n_undone.assign(state.n_undo.size(), 0);
     state.seq_counts.assign(state.n_undo.size(), 0);
+    state.states = recurrent_part(llama_get_memory(state.ctx));
 }
 
 // What the engine would assert on, or read outside a tensor for, if the draft belonged to another target.
@@ -275,6 +278,7 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->n_seq_max     = llama_n_seq_max(c);
         out->n_rs_seq      = llama_n_rs_seq(c);
         out->n_outputs_max = 0;
+        out->n_host_copies = ctx->state->n_host_copies;
         out->n_threads     = ctx->state->compute->n_threads;
         out->memory_bytes  = memory_bytes(c);
         out->n_candidates  = ctx->state->draft ? ctx->state->draft->n_candidates() : 0;

@@ -1,7 +1,9 @@
 #include "abi/handles.h"
 #include "abi/model_facts.h"
+#include "hooks/snapshots.h"
 
 #include "llama-ext.h"
+#include "llama-memory-recurrent.h"
 
 #include <algorithm>
 #include <cmath>
@@ -124,32 +126,30 @@ void note_snapshots(context_state & state, const llama_spec_batch & b) {
     auto & counts = state.seq_counts;
     std::fill(counts.begin(), counts.end(), 0);
     bool    is_shared = false;      // a cell that several sequences share cannot go back for one of them
-    bool    is_in_order = true;     // the engine computes sequences together only where their ids follow each other
-    int32_t n_seqs = 0, n_most = 0, last = -1;
+    int32_t n_seqs = 0;
     const int32_t * seq = b.seq;
     for (int32_t i = 0; i < b.n_tokens; ++i) {
         const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
         is_shared = is_shared || n > 1;
         for (int32_t k = 0; k < n; ++k, ++seq) {
-            int32_t & count = counts[(size_t) *seq];
-            if (count++ == 0) {
-                is_in_order = is_in_order && (n_seqs == 0 || *seq == last + 1);
-                last = *seq;
-                ++n_seqs;
-            }
-            n_most = std::max(n_most, count);
+            n_seqs += counts[(size_t) *seq]++ == 0;
         }
     }
-    // Of three or more sequences, one that is finished may be moved when the rest is computed together.
-    const bool is_one_piece = is_in_order && n_most * n_seqs == b.n_tokens && b.n_tokens <= (int32_t) llama_n_ubatch(state.ctx);
-    const bool is_kept = !is_shared && (n_seqs <= 2 || is_one_piece);
+    const llama_memory_recurrent * states = state.states;
     const int32_t n_rs_seq = (int32_t) llama_n_rs_seq(state.ctx);
     for (size_t s = 0; s < counts.size(); ++s) {
+        // Where every token has an output embedding the engine cuts a sequence anywhere.
+        const bool is_cut = state.outputs_all && counts[s] > (int32_t) llama_n_ubatch(state.ctx);
+        // In a memory of another kind nobody says what was moved: one sequence's snapshots are safe alone.
+        const bool is_moved = states != nullptr ? states->is_moved[s] : n_seqs > 1;
+        // A decode of others may have promoted a snapshot: the planes behind it then count from another state.
+        const bool is_promoted = states != nullptr && state.n_undone[s] != states->rs_idx[s];
         if (counts[s] > 0) {
-            state.n_undo[s] = is_kept ? std::min(counts[s] - 1, n_rs_seq) : 0;
-        } else if (n_seqs > 1) {
+            state.n_undo[s] = is_shared || is_cut || is_moved ? 0 : std::min(counts[s] - 1, n_rs_seq);
+        } else if (is_moved || is_promoted) {
             state.n_undo[s] = 0;
         }
+        state.n_undone[s] = states != nullptr ? states->rs_idx[s] : 0;
     }
 }
 

@@ -13,6 +13,8 @@
 #include <memory>
 #include <vector>
 
+class llama_memory_recurrent;
+
 namespace llama_spec {
 
 struct model_state {
@@ -62,6 +64,10 @@ struct context_state {
     // Per sequence, how many of its last tokens can be taken back out of a recurrent state; empty where
     // the model has none.
     std::vector<int32_t> n_undo;
+    // How many were taken back since its last decode, as the engine notes it.
+    std::vector<uint32_t> n_undone;
+    llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory, where the engine has it apart
+    uint64_t n_host_copies = 0;                 // of states, by llama_spec_state_get() and _set()
     // Scratch that decode fills, kept so that a round allocates nothing.
     std::vector<llama_seq_id *> seq_ptrs;
     std::vector<int32_t>        ones;

@@ -94,6 +94,7 @@ struct llama_spec_model_info {
     bool has_encoder, has_decoder, is_recurrent, is_hybrid, is_diffusion, can_roll_back;
     int32_t n_device_layers;    /* the layers, the output as one, whose weights lie on a GPU or another machine */
     int32_t n_target_layers;    /* of a draft: how many target layers it reads */
+    uint64_t state_bytes;       /* of the recurrent state of a sequence, without snapshots; 0 where there is none */
 };
 
 int  llama_spec_model_load(const char * path, const struct llama_spec_model_params * params, llama_spec_model ** out);
@@ -158,6 +159,7 @@ struct llama_spec_context_info {
     uint32_t n_ctx, n_ctx_seq, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max;
     int32_t  n_threads;
     uint64_t memory_bytes;      /* of its memory of past tokens, on all devices */
+    uint64_t n_host_copies;     /* how often a sequence's state went to the host, or came from there */
     int32_t  n_candidates, n_draft_row; /* of a draft's context: what llama_spec_draft_candidates() gives at most */
 };
 
@@ -223,9 +225,11 @@ int llama_spec_seq_keep(llama_spec_context * ctx, int32_t seq);
 int llama_spec_seq_positions(llama_spec_context * ctx, int32_t seq, int32_t * first, int32_t * last);
 /* The number of the form that the engine gives states in; it takes no other. */
 int32_t llama_spec_state_version(void);
-int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, size_t * out);
-int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, uint8_t * data, size_t size, size_t * written);
-int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, const uint8_t * data, size_t size);
+/* partial: what cannot be cut by position alone, such as a recurrent state. back: as it was so many tokens earlier, of
+ * a recurrent state alone; UNSUPPORTED where a rollback could not go there. */
+int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, bool partial, size_t * out);
+int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, int32_t back, uint8_t * data, size_t size, size_t * written);
+int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, bool partial, const uint8_t * data, size_t size);
 
 /* ---- sampling ------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,10 @@
 #include "abi/handles.h"
 #include "abi/model_facts.h"
+#include "hooks/snapshots.h"
+
+#include "llama-ext.h"
+#include "llama-memory-recurrent.h"
+#include "llama-memory.h"
 
 #include <algorithm>
 #include <string>
@@ -37,7 +42,22 @@ bool can_remove(const context_state & state, int32_t seq, int32_t p0, int32_t p1
 void forget_snapshots(context_state & state, int32_t seq) {
     if (!state.n_undo.empty()) {
         state.n_undo[(size_t) seq] = 0;
+        state.n_undone[(size_t) seq] = state.states != nullptr ? state.states->rs_idx[(size_t) seq] : 0;
     }
+}
+
+// After positions from p0 on were removed: the snapshots in front of them are still there.
+void note_rollback(context_state & state, int32_t seq, int32_t p0, int32_t last) {
+    const bool is_undone = !state.n_undo.empty() && state.states != nullptr && p0 > 0;
+    const int32_t n_left = is_undone ? state.n_undo[(size_t) seq] - (last - p0 + 1) : 0;
+    forget_snapshots(state, seq);
+    if (is_undone) {
+        state.n_undo[(size_t) seq] = n_left;
+    }
+}
+
+llama_state_seq_flags state_flags(bool partial) {
+    return partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : 0;
 }
 
 } // namespace
@@ -47,6 +67,7 @@ int llama_spec_memory_clear(llama_spec_context * ctx) {
         context_call call(ctx);
         llama_memory_clear(memory_of(call.state), false);
         std::fill(call.state.n_undo.begin(), call.state.n_undo.end(), 0);
+        std::fill(call.state.n_undone.begin(), call.state.n_undone.end(), 0);
     });
 }
 
@@ -59,12 +80,16 @@ int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t
         if (p0 <= 0 && p1 > last) {
             p1 = -1;    // all of it: the engine then resets what it knows of snapshots, too
         }
-        if (!can_remove(call.state, seq, p0, p1, last) || !llama_memory_seq_rm(memory, seq, p0, p1)) {
+        const auto remove = [&] {
+            const bool is_tail = p0 > 0 && p0 <= last && (p1 < 0 || p1 > last);
+            return is_tail ? roll_back(memory, call.state.states, seq, p0) : llama_memory_seq_rm(memory, seq, p0, p1);
+        };
+        if (!can_remove(call.state, seq, p0, p1, last) || !remove()) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the engine cannot remove positions " + std::to_string(p0) + " .. " +
                     std::to_string(p1) + " of sequence " + std::to_string(seq) + " alone");
         }
         if (p0 <= last) {
-            forget_snapshots(call.state, seq);
+            note_rollback(call.state, seq, p0, last);
         }
     });
 }
@@ -83,6 +108,9 @@ int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_
         } catch (const engine_abort &) {
             // Asserted before anything is copied: streams of their own can be copied whole only.
             fail(LLAMA_SPEC_UNSUPPORTED, "a part of a sequence can only be copied in a context with kv_unified");
+        }
+        if (call.state.states != nullptr && from != to) {
+            copy_depth(call.state.states, from, to);
         }
         // They share a cell now, which cannot go back for one of them.
         forget_snapshots(call.state, from);
@@ -117,31 +145,42 @@ int32_t llama_spec_state_version(void) {
     return LLAMA_STATE_SEQ_VERSION;
 }
 
-int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, size_t * out) {
+int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, bool partial, size_t * out) {
     return guarded([&] {
         context_call call(ctx);
         check_seq(call.state, seq);
-        *out = llama_state_seq_get_size(call.state.ctx, seq);
+        *out = llama_state_seq_get_size_ext(call.state.ctx, seq, state_flags(partial));
     });
 }
 
-int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, uint8_t * data, size_t size, size_t * written) {
+int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, int32_t back, uint8_t * data, size_t size,
+                         size_t * written) {
     return guarded([&] {
         context_call call(ctx);
         check_seq(call.state, seq);
-        *written = llama_state_seq_get_data(call.state.ctx, data, size, seq);
+        if (back != 0) {
+            require(partial && back > 0, "only a partial state can be had as it was before");
+            if (call.state.states == nullptr || back > call.state.n_undo[(size_t) seq]) {
+                fail(LLAMA_SPEC_UNSUPPORTED, "there is no snapshot of " + std::to_string(back) + " tokens ago");
+            }
+        }
+        ++call.state.n_host_copies;
+        const earlier_state earlier(call.state.states, seq, back);
+        *written = llama_state_seq_get_data_ext(call.state.ctx, data, size, seq, state_flags(partial));
         if (*written == 0) {
             fail(LLAMA_SPEC_ENGINE, "the state of the sequence could not be read");
         }
     });
 }
 
-int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, const uint8_t * data, size_t size) {
+int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, bool partial, const uint8_t * data, size_t size) {
     return guarded([&] {
         context_call call(ctx);
         check_seq(call.state, seq);
+        ++call.state.n_host_copies;
+        const size_t n_read = llama_state_seq_set_data_ext(call.state.ctx, data, size, seq, state_flags(partial));
         forget_snapshots(call.state, seq);
-        if (llama_state_seq_set_data(call.state.ctx, data, size, seq) == 0) {
+        if (n_read == 0) {
             llama_memory_seq_rm(memory_of(call.state), seq, -1, -1);
             fail(LLAMA_SPEC_ARGUMENT, "the state does not fit this context; the sequence is empty now");
         }

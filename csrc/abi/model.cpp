@@ -104,6 +104,7 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->is_diffusion  = llama_model_is_diffusion(m);
         out->can_roll_back = llama_spec_arch_can_roll_back(m);
         out->n_device_layers = llama_spec_n_device_layers(m);
+        out->state_bytes     = llama_spec_state_bytes(m);
         out->n_target_layers = (int32_t) llama_model_target_layer_ids_n(m);
     });
 }

@@ -1,5 +1,7 @@
 #include "abi/model_facts.h"
 
+#include "hooks/llama-spec-hooks.h"
+
 #include "llama-arch.h"
 #include "llama-model.h"
 
@@ -15,7 +17,26 @@ const char * llama_spec_arch_name(const llama_model * model) {
 }
 
 bool llama_spec_arch_can_roll_back(const llama_model * model) {
-    return llm_arch_supports_rs_rollback(model->arch);
+    return llama_spec_has_snapshots(*model);
+}
+
+uint64_t llama_spec_state_bytes(const llama_model * model) {
+    const llama_hparams & h = model->hparams;
+    if (h.vocab_only || !(llm_arch_is_recurrent(model->arch) || llm_arch_is_hybrid(model->arch)) || model->arch == LLM_ARCH_DEEPSEEK4) {
+        return 0;
+    }
+    const bool is_nemotron = model->arch == LLM_ARCH_NEMOTRON_H || model->arch == LLM_ARCH_NEMOTRON_H_MOE;
+    uint64_t n = 0;
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        // The filters of llama_model::create_memory.
+        const bool has_state = llm_arch_is_recurrent(model->arch) || model->arch == LLM_ARCH_FALCON_H1 ||
+            (h.is_recr(il) && (!is_nemotron || h.n_ff(il) == 0));
+        if (has_state) {
+            n += h.n_embd_r() + h.n_embd_s();
+            n += h.ple_conv_state() > 0 && h.is_ple(il) ? h.ple_conv_state() : 0;
+        }
+    }
+    return n * sizeof(float);
 }
 
 int32_t llama_spec_n_pos_per_row(const llama_model * model) {

@@ -11,6 +11,8 @@ const char * llama_spec_arch_name(const llama_model * model);
 
 // Whether the engine keeps recurrent-state snapshots (n_rs_seq) for this architecture.
 bool llama_spec_arch_can_roll_back(const llama_model * model);
+// Bytes of the recurrent state of one sequence, of all layers; snapshots take as much each.
+uint64_t llama_spec_state_bytes(const llama_model * model);
 
 // How many layers, the output counted as one, have their weights on a GPU or on another machine. 0 of a vocabulary.
 int32_t llama_spec_n_device_layers(const llama_model * model);

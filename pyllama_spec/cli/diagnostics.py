@@ -57,15 +57,22 @@ def report() -> dict[str, Any]:
     }
 
 
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**20 else f"{n_bytes / 2**10:.0f} KiB"
+
+
 def describe_model(model: Model) -> dict[str, Any]:
     """The facts about a model that matter for speculation."""
     info = model.info
     if not info.has_recurrent_state:
         rollback = "any number of tokens"
     elif info.can_roll_back:
-        rollback = "as many tokens as the context keeps snapshots (n_rs_seq)"
+        rollback = f"by snapshots of its state: {_size(info.state_bytes)} a sequence and token"
     else:
-        rollback = "none: speculation is off for this architecture"
+        rollback = (
+            f"by a copy of its state ({_size(info.state_bytes)} a sequence) before each draft, and "
+            "a second decode of what was accepted"
+        )
     return {
         "path": str(model.path),
         "architecture": info.arch,
@@ -77,6 +84,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "n_vocab": info.n_vocab,
         "n_ctx_train": info.n_ctx_train,
         "rollback": rollback,
+        "state_bytes": info.state_bytes,
     }
 
 

@@ -41,8 +41,9 @@ class Memory:
     def rollback(self, seq: int, n_keep: int) -> bool:
         """Keeps the first n_keep positions of a sequence; False if the engine cannot go back there.
 
-        A recurrent state goes back at most n_rs_seq positions, and once between two decodes. After
-        False the sequence is as it was, and the caller may clear it and decode again.
+        A recurrent state goes back into the last batch of its sequence: behind its first token or
+        any later one, at most n_rs_seq tokens in all since that batch. After False the sequence is
+        as it was, and the caller may clear it and decode again.
         """
         code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
@@ -68,18 +69,19 @@ class Memory:
         """Forgets everything."""
         check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
 
+    @property
+    def n_host_copies(self) -> int:
+        """How often the state of a sequence was copied to the host's memory, or back from there."""
+        info = ffi.new("struct llama_spec_context_info *")
+        code = lib.llama_spec_context_get_info(self._handle.pointer, info)
+        check(code, "cannot read the context")
+        n: int = info.n_host_copies
+        return n
+
     def save(self, seq: int = 0) -> bytes:
         """The state of a sequence, for restore() in a context of the same model and settings."""
-        size, written = ffi.new("size_t *"), ffi.new("size_t *")
-        handle = self._handle.pointer
-        check(lib.llama_spec_state_size(handle, _seq(seq), size), f"cannot save sequence {seq}")
-        data = bytearray(HEADER_BYTES + size[0])
-        body = ffi.from_buffer("uint8_t[]", data, require_writable=True) + HEADER_BYTES
-        check(
-            lib.llama_spec_state_get(handle, seq, body, size[0], written),
-            f"cannot save sequence {seq}",
-        )
-        return seal(memoryview(data)[: HEADER_BYTES + written[0]], _MAGIC, _VERSION)
+        data = self._get(seq, HEADER_BYTES)
+        return seal(data, _MAGIC, _VERSION)
 
     def restore(self, seq: int, data: bytes) -> None:
         """Puts back what save() gave; the sequence's old content is gone.
@@ -90,12 +92,43 @@ class Memory:
         """
         instance(data, (bytes, bytearray, memoryview), "the saved state")
         payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
-        check(
-            lib.llama_spec_state_set(
-                self._handle.pointer, _seq(seq), ffi.from_buffer("uint8_t[]", payload), len(payload)
-            ),
-            f"cannot restore sequence {seq}",
-        )
+        self._set(seq, payload, partial=False)
+
+    def checkpoint(self, seq: int, back: int = 0) -> memoryview:
+        """The part of a sequence's state that cannot be cut by position, such as a recurrent one.
+
+        Args:
+            seq: the sequence.
+            back: as it was so many tokens earlier, where rollback() could go there.
+
+        Raises:
+            UnsupportedError: there is no snapshot of then.
+
+        """
+        return self._get(seq, 0, partial=True, back=back)
+
+    def return_to(self, seq: int, checkpoint: memoryview, n_keep: int) -> None:
+        """Brings a sequence back to n_keep positions, where checkpoint() was taken of it.
+
+        It must hold them still, but for the state itself.
+        """
+        self._set(seq, checkpoint, partial=True)
+        self.remove(seq, n_keep)
+
+    def _get(self, seq: int, n_header: int, *, partial: bool = False, back: int = 0) -> memoryview:
+        size, written = ffi.new("size_t *"), ffi.new("size_t *")
+        handle, doing = self._handle.pointer, f"cannot save sequence {seq}"
+        check(lib.llama_spec_state_size(handle, _seq(seq), partial, size), doing)
+        data = bytearray(n_header + size[0])
+        body = ffi.from_buffer("uint8_t[]", data, require_writable=True) + n_header
+        code = lib.llama_spec_state_get(handle, seq, partial, back, body, size[0], written)
+        check(code, doing)
+        return memoryview(data)[: n_header + written[0]]
+
+    def _set(self, seq: int, body: memoryview, *, partial: bool) -> None:
+        raw = ffi.from_buffer("uint8_t[]", body)
+        code = lib.llama_spec_state_set(self._handle.pointer, _seq(seq), partial, raw, len(body))
+        check(code, f"cannot restore sequence {seq}")
 
 
 def _seq(value: int) -> int:

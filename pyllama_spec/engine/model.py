@@ -92,11 +92,20 @@ class ModelInfo:
     can_roll_back: bool
     n_device_layers: int
     n_target_layers: int
+    state_bytes: int
 
     @property
     def has_recurrent_state(self) -> bool:
         """Whether past tokens live in a state that cannot simply be cut back."""
         return self.is_recurrent or self.is_hybrid
+
+    def snapshot_bytes(self, n_seq_max: int, n_rs_seq: int) -> int:
+        """What a context's recurrent states take, with n_rs_seq snapshots of each sequence's.
+
+        n_seq_max * (1 + n_rs_seq) * 4 bytes * the numbers of a state in all layers that have one;
+        0 where the memory consists of positions, or of another kind (DeepSeek 4).
+        """
+        return n_seq_max * (1 + n_rs_seq) * self.state_bytes
 
 
 @ffi.def_extern(onerror=lambda *_: False)  # type: ignore[untyped-decorator]

@@ -21,7 +21,7 @@ from pyllama_spec.generation.job import Job
 from pyllama_spec.generation.request_lock import COLLECT_AFTER_S
 from pyllama_spec.generation.ticket import Ticket, copy_of
 from pyllama_spec.speculative import Round, SequenceState
-from pyllama_spec.speculative.round import n_common
+from pyllama_spec.speculative.spans import n_common
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64

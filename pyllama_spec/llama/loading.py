@@ -17,8 +17,8 @@ from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.parallel import ParallelRunner
 from pyllama_spec.generation.runner import Runner, SerialRunner
 from pyllama_spec.speculative import Controller, Round
+from pyllama_spec.speculative.isolated_drafter import most_drafted
 from pyllama_spec.speculative.probe import measure_rows
-from pyllama_spec.speculative.round import most_drafted
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.

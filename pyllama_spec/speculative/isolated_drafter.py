@@ -228,3 +228,14 @@ class IsolatedDrafter:
         reason = f"the drafter failed in {what}(): {type(error).__name__}: {error}"
         self._failures[seq] = DrafterFailure(reason, error)
         self._n_known.pop(seq, None)
+
+
+def most_drafted(drafter: Drafter, n_draft: int | None) -> int:
+    """The most tokens that a drafter is asked for: its own number, and no more than n_draft.
+
+    Raises:
+        ArgumentError: one of them is no whole number from 0 on.
+
+    """
+    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
+    return most if n_draft is None else min(count(n_draft, "n_draft", 0), most)

@@ -1,14 +1,20 @@
-"""How far the target's memory can go back: by positions, within windows, by snapshots.
+"""How far the target's memory can go back: by positions, within windows, by snapshots, by replay.
 
-The round calls undo() after it has accepted, keep() when a request begins and recover() after a
-failure; none of its callers asks what kind of memory a model has.
+The round calls prepare() before a decode, undo() for each sequence after it has accepted and
+settle() after the last of them; mark() at the end of a prompt, keep() when a request begins and
+recover() after a failure. None of its callers asks what kind of memory a model has.
 """
 
 from __future__ import annotations
 
-from pyllama_spec.engine import Context
+from collections.abc import Sequence
+
+from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.speculative.checkpoints import Checkpoints
 from pyllama_spec.speculative.sequence import SequenceState
+
+_N_CHECKPOINTS = 3
 
 
 class Rollback:
@@ -19,6 +25,11 @@ class Rollback:
         reason_off: why drafts cannot be verified at all; None if they can.
         needs_equal_rows: whether sequences can be taken back after a common decode only if it had
             as many tokens of each, with sequence ids that follow each other.
+        keeps_whole: whether the engine computes a sequence's tokens of a decode in one piece, and
+            each sequence that has more than its neighbours by itself.
+        is_cut: whether any range of positions can be cut, so that several kinds of tokens may
+            share a decode.
+        can_pad: whether tokens behind a draft, which nobody reads, are taken back at no cost.
         can_fill: whether tokens can be decoded into an idle sequence and taken back.
 
     """
@@ -26,48 +37,73 @@ class Rollback:
     max_draft: int | None = None
     reason_off: str | None = None
     needs_equal_rows = False
+    keeps_whole = False
+    is_cut = True
+    can_pad = True
     can_fill = True
 
     def __init__(self, target: Context) -> None:
         self._target = target
 
-    def undo(self, seq_id: int, n_keep: int) -> None:
-        """Takes back what a round decoded behind the first n_keep tokens.
+    def prepare(self, states: Sequence[SequenceState]) -> None:
+        """Before a decode of which a part may be undone in these sequences."""
+
+    def undo(self, state: SequenceState) -> None:
+        """Takes back what a round decoded behind the tokens that are decoded and committed.
 
         Raises:
             PyllamaSpecError: the engine refuses.
 
         """
-        if not self._target.memory.rollback(seq_id, n_keep):
+        if not self._target.memory.rollback(state.seq_id, state.n_decoded):
             arch = self._target.model.info.arch
             raise PyllamaSpecError(
-                f"the engine could not roll {arch!r} back to {n_keep} tokens; run it with "
+                f"the engine could not roll {arch!r} back to {state.n_decoded} tokens; run it with "
                 "draft=None and report this"
             )
 
-    def keep(self, state: SequenceState, n_keep: int) -> bool:
-        """Brings the memory to the first n_keep tokens; False where it holds too little of them."""
+    def settle(self) -> bool:
+        """After the sequences of a decode were read; True if it has decoded, over their rows."""
+        return False
+
+    def mark(self, state: SequenceState) -> None:
+        """At the end of a prompt: a later request may begin here."""
+
+    def keep(self, state: SequenceState, n_keep: int) -> int:
+        """Brings the memory to the first n_keep tokens.
+
+        Returns:
+            How many it holds now: n_keep, or fewer where it can go back further only, or 0 where it
+            holds too little; then it is to be emptied.
+
+        """
         memory = self._target.memory
         first, last = memory.positions(state.seq_id)
         if n_keep == 0 or last + 1 != state.n_decoded or not self._is_whole(first, n_keep):
-            return False
-        return memory.rollback(state.seq_id, n_keep)
+            return 0
+        return n_keep if memory.rollback(state.seq_id, n_keep) else 0
 
     def _is_whole(self, first: int, n_keep: int) -> bool:
         """Whether what is held from position `first` on is enough to go on at n_keep."""
         return first == 0
 
-    def recover(self, state: SequenceState) -> None:
-        """After a failure in mid-round: back to what was committed, or to nothing."""
+    def recover(self, state: SequenceState, *, is_computed: bool = False) -> None:
+        """After a failure in mid-round: back to what was committed, or before it, or to nothing.
+
+        Args:
+            state: the sequence; n_decoded becomes what it holds.
+            is_computed: whether the last decode succeeded, and something behind it failed.
+
+        """
         try:
-            if not self._recover(state):
+            if not self._recover(state, is_computed):
                 self._target.memory.remove(state.seq_id)
                 state.n_decoded = 0
         except PyllamaSpecError:
             # The context is closed or broken; its next use says so.
             state.n_decoded = 0
 
-    def _recover(self, state: SequenceState) -> bool:
+    def _recover(self, state: SequenceState, is_computed: bool) -> bool:
         return self._target.memory.rollback(state.seq_id, state.n_decoded)
 
     def forget(self, state: SequenceState) -> None:
@@ -75,6 +111,9 @@ class Rollback:
         self._target.memory.remove(state.seq_id)
         state.tokens.clear()
         state.n_decoded = 0
+
+    def fork(self, source: int, target: int) -> None:
+        """After a sequence was copied in the memory."""
 
 
 class WindowRollback(Rollback):
@@ -88,35 +127,138 @@ class WindowRollback(Rollback):
         return first == 0 or first <= n_keep - self._target.model.info.n_swa
 
 
-class SnapshotRollback(Rollback):
-    """A recurrent state, which goes back by snapshots that the last decode has written."""
+class StateRollback(Rollback):
+    """A recurrent state: what it cannot take back, it comes to again from a checkpoint.
 
-    needs_equal_rows = True
+    Args:
+        target: the target's context.
+        n_checkpoints: how many copies of a sequence's state are kept, at the ends of prompts.
+
+    """
+
+    is_cut = False
     can_fill = False
 
-    def __init__(self, target: Context) -> None:
+    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
         super().__init__(target)
-        info = target.model.info
-        self.max_draft = target.n_rs_seq
-        if target.n_rs_seq == 0:
-            why = "open the context with n_rs_seq" if info.can_roll_back else "the engine has none"
-            self.reason_off = (
-                f"the state of {info.arch!r} cannot be rolled back without snapshots: {why}"
-            )
+        self.checkpoints = Checkpoints(target, n_checkpoints)
+
+    def mark(self, state: SequenceState) -> None:
+        """See Rollback.mark()."""
+        self.checkpoints.add(state)
+
+    def keep(self, state: SequenceState, n_keep: int) -> int:
+        """See Rollback.keep()."""
+        self.checkpoints.drop(state.seq_id, n_keep)
+        if self._target.memory.positions(state.seq_id)[1] + 1 != state.n_decoded:
+            return 0
+        return super().keep(state, n_keep) or self.checkpoints.return_to(state.seq_id, n_keep)
 
     def _is_whole(self, first: int, n_keep: int) -> bool:
         return True
 
-    def _recover(self, state: SequenceState) -> bool:
-        # A whole batch cannot be undone, and a failed one may have changed the state already.
-        return False
+    def _recover(self, state: SequenceState, is_computed: bool) -> bool:
+        # A failed decode may have changed the state already, whatever the engine says of positions.
+        if is_computed and self._target.memory.rollback(state.seq_id, state.n_decoded):
+            return True
+        state.n_decoded = self.checkpoints.return_to(state.seq_id, state.n_decoded)
+        return state.n_decoded > 0
+
+    def forget(self, state: SequenceState) -> None:
+        """See Rollback.forget()."""
+        super().forget(state)
+        self.checkpoints.drop(state.seq_id, 0)
+
+    def fork(self, source: int, target: int) -> None:
+        """See Rollback.fork()."""
+        self.checkpoints.copy(source, target)
 
 
-def rollback_of(target: Context) -> Rollback:
-    """The one for a context's memory."""
+class SnapshotRollback(StateRollback):
+    """A recurrent state that goes back by snapshots, which the last decode has written."""
+
+    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
+        super().__init__(target, n_checkpoints)
+        self.max_draft = target.n_rs_seq
+        # In one cache for all the engine computes sequences together that do not follow each other,
+        # and moves states for it.
+        self.needs_equal_rows = target.params.kv_unified
+        self.keeps_whole = True
+
+
+class ReplayRollback(StateRollback):
+    """A recurrent state without snapshots: it is copied before a draft is verified.
+
+    What was accepted of a draft is decoded once more, from the copy on.
+    """
+
+    can_pad = False
+
+    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
+        super().__init__(target, n_checkpoints)
+        self._before: dict[int, tuple[int, memoryview]] = {}
+        self._undone: list[SequenceState] = []
+        self._batch = Batch(target.n_batch)
+
+    def prepare(self, states: Sequence[SequenceState]) -> None:
+        """See Rollback.prepare()."""
+        memory = self._target.memory
+        self._undone.clear()
+        self._before = {s.seq_id: (s.n_decoded, memory.checkpoint(s.seq_id)) for s in states}
+
+    def undo(self, state: SequenceState) -> None:
+        """See Rollback.undo()."""
+        self._undone.append(state)
+
+    def settle(self) -> bool:
+        """See Rollback.settle()."""
+        undone, self._undone = self._undone, []
+        self._batch.clear()
+        for state in undone:
+            n, data = self._before[state.seq_id]
+            self._target.memory.return_to(state.seq_id, data, n)
+            if n < state.n_decoded:
+                self._batch.extend(state.tokens[n : state.n_decoded], n, state.seq_id)
+        if self._batch.n_tokens:
+            self._target.decode(self._batch)
+        return bool(self._batch.n_tokens)
+
+    def keep(self, state: SequenceState, n_keep: int) -> int:
+        """See Rollback.keep()."""
+        self._before.pop(state.seq_id, None)  # the text may go on otherwise
+        return super().keep(state, n_keep)
+
+    def _recover(self, state: SequenceState, is_computed: bool) -> bool:
+        self._undone = [other for other in self._undone if other is not state]
+        n, data = self._before.pop(state.seq_id, (0, None))
+        if data is None:
+            return super()._recover(state, is_computed)
+        self._target.memory.return_to(state.seq_id, data, n)
+        state.n_decoded = n
+        return True
+
+
+class NoRollback(StateRollback):
+    """A recurrent state that nothing takes back: texts are generated without drafts."""
+
+    max_draft = 0
+
+    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
+        super().__init__(target, n_checkpoints)
+        info = target.model.info
+        why = "open the context with n_rs_seq" if info.can_roll_back else "the engine has none"
+        self.reason_off = (
+            f"the state of {info.arch!r} cannot be rolled back without snapshots: {why}"
+        )
+
+
+def rollback_of(target: Context, *, replay: bool = True) -> Rollback:
+    """The one for a context's memory; for `replay` see Round."""
     info = target.model.info
     if info.has_recurrent_state:
-        return SnapshotRollback(target)
+        if target.n_rs_seq:
+            return SnapshotRollback(target)
+        return ReplayRollback(target) if replay else NoRollback(target)
     if info.n_swa > 0:
         return WindowRollback(target)
     return Rollback(target)

@@ -20,7 +20,6 @@ from typing import Any
 
 from pyllama_spec.drafters.base import Committed, Drafter, Features
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -28,11 +27,19 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
 )
 from pyllama_spec.speculative.controller.base import Controller
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter, most_drafted
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, Span
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
-from pyllama_spec.speculative.spans import count_seconds, learn, room_of, slices_of
+from pyllama_spec.speculative.spans import (
+    count_seconds,
+    drawn,
+    finish_reason,
+    learn,
+    n_common,
+    room_of,
+    slices_of,
+)
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
@@ -46,6 +53,8 @@ class Round:
         drafter: who proposes.
         n_draft: the most tokens to draft per round and sequence; None for the drafter's max_draft.
         controller: how many of them are drafted and verified; None for all, in every round.
+        replay: whether drafts are verified by a target whose recurrent state has no snapshots: its
+            state is copied before each draft, and what was accepted decoded once more.
         limits: fields of Limits that differ from what the context says.
 
     Raises:
@@ -60,6 +69,8 @@ class Round:
         drafter: Drafter,
         n_draft: int | None = None,
         controller: Controller | None = None,
+        *,
+        replay: bool = True,
         **limits: Any,
     ) -> None:
         if not isinstance(drafter, Drafter):
@@ -77,7 +88,7 @@ class Round:
         drafter.attach(target)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
-        self.rollback = rollback_of(target)
+        self.rollback = rollback_of(target, replay=replay)
         self.scheduler = Scheduler(self._limits(n, limits), controller)
         self.scheduler.controller.attach(room_of(self.scheduler.limits, self.drafter))
         self._batch = TargetBatch(target)
@@ -99,9 +110,10 @@ class Round:
             n_draft=min(n, n_outputs - 1),
             # One physical batch at a time, so that Ctrl-C is answered within one.
             max_chunk=min(target.n_batch, target.n_ubatch),
-            mixes_prompts=is_parallel and params.kv_unified and not self.rollback.needs_equal_rows,
-            has_streams=is_parallel and not params.kv_unified,
+            mixes_prompts=is_parallel and params.kv_unified and self.rollback.is_cut,
+            has_streams=is_parallel and not params.kv_unified and self.rollback.can_pad,
             needs_equal_rows=self.rollback.needs_equal_rows,
+            keeps_whole=self.rollback.keeps_whole,
             can_fill=self.rollback.can_fill,
         )
         found = replace(found, **limits)
@@ -136,21 +148,31 @@ class Round:
         run.stats.controller = self.scheduler.controller.name
         self.scheduler.controller.begin(state.seq_id)
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
-        n_keep = self.drafter.resume_at(state.seq_id, n_keep, state.tokens)
-        if not self.rollback.keep(state, n_keep):
-            n_keep = 0
-            self.target.memory.remove(state.seq_id)
+        n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
         state.n_decoded = n_keep
         self.drafter.truncate(state.seq_id, n_keep)
         run.timing.prompt_s += perf_counter() - start
 
+    def _keep(self, state: SequenceState, n_keep: int) -> int:
+        """Brings the memory to as much of the first n_keep tokens as it and the drafter can use."""
+        while True:
+            n_keep = self.drafter.resume_at(state.seq_id, n_keep, state.tokens)
+            n_held = self.rollback.keep(state, n_keep)
+            if n_held == 0:
+                self.target.memory.remove(state.seq_id)
+            if n_held == n_keep:
+                return n_keep
+            state.n_decoded = n_keep = n_held  # a checkpoint, and the drafter may want less still
+
     def recover(self, state: SequenceState) -> None:
         """Brings memory and drafter back to what a sequence holds, after it was left in between."""
         self.rollback.recover(state)
-        # The drafter knows the pending token too, and is not told again; of a prompt it knows less.
-        n_keep = state.n_decoded + 1 if state.n_decoded else 0
-        self.drafter.truncate(state.seq_id, n_keep)
+        # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
+        # and it is told again of text that the memory has lost.
+        n_keep = state.n_decoded
+        is_whole = 0 < n_keep == len(state.tokens) - 1
+        self.drafter.truncate(state.seq_id, n_keep + is_whole)
 
     def forget(self, state: SequenceState) -> None:
         """Empties a sequence, its memory and what the drafter knows of it."""
@@ -169,6 +191,7 @@ class Round:
         memory = self.target.memory
         memory.remove(seq_id)
         memory.copy(state.seq_id, seq_id)
+        self.rollback.fork(state.seq_id, seq_id)
         self.drafter.copy(state.seq_id, seq_id)
         return SequenceState(seq_id, list(state.tokens), state.n_decoded)
 
@@ -239,10 +262,10 @@ class Round:
 
     def _compute(self, decode: Decode, out: Ended) -> bool:
         """One decode of the target; False where it failed, and its sequences with it."""
-        while self._ready:
-            self._ready.pop().ready_row = None
+        self._forget_rows()
         spans = decode.spans
         try:
+            self.rollback.prepare([s.run.state for s in spans if s.draft.ids or s.n_pad])
             self._batch.compute(decode)
         except ContextFullError as error:
             # In a memory that sequences share one may leave no room for the others: each by itself.
@@ -264,7 +287,24 @@ class Round:
             return False
         return True
 
+    def _forget_rows(self) -> None:
+        """Another batch is computed: nobody can draw from the last one any more."""
+        while self._ready:
+            self._ready.pop().ready_row = None
+
     def _settle(self, spans: Sequence[Span], out: Ended) -> float:
+        """After a decode: accepts and commits, then decodes again what could not be taken back."""
+        try:
+            draft_s = self._commit(spans, out)
+            if self.rollback.settle():
+                self._forget_rows()
+        except CancelledError:  # in the second decode: what was committed is read again
+            for span in spans:
+                self.recover(span.run.state)
+            return 0.0
+        return draft_s
+
+    def _commit(self, spans: Sequence[Span], out: Ended) -> float:
         """Accepts, rolls back and commits what a decode gave; returns the drafter's seconds."""
         layers = self.drafter.target_layers
         rows = [self.target.layer_input(layer) for layer in layers] if layers else ()
@@ -293,8 +333,10 @@ class Round:
         state.n_decoded += n
         tokens, step = state.tokens[first : first + n], None
         if span.n_pad:
-            self.rollback.undo(state.seq_id, state.n_decoded)
+            self.rollback.undo(state)
         if not run.n_missing:
+            if not run.n_generated:
+                self.rollback.mark(state)
             if run.n_generated:  # text that was lost: the pending token was, too
                 tokens.append(state.tokens[-1])
             elif run.sampler is None:
@@ -327,16 +369,16 @@ class Round:
         return step
 
     def _draw_first(self, run: SequenceRun, row: int) -> Step:
-        tokens, error = self._accept(run, row, ())
+        tokens, error = drawn(run, self.target, row, ())
         run.state.tokens += tokens
         run.n_generated += len(tokens)
-        run.finish_reason = self._finish_reason(run, tokens) if error is None else None
+        run.finish_reason = finish_reason(run, self.target, tokens) if error is None else None
         return Step(tuple(tokens), 0, 0, run.finish_reason, error)
 
     def _verify(self, span: Span, rows: Features, done: list[Committed]) -> Step | None:
         """After a decode of the pending token and its draft."""
         run, state, ids = span.run, span.run.state, span.draft.ids
-        tokens, error = self._accept(run, span.first_row, ids)
+        tokens, error = drawn(run, self.target, span.first_row, ids)
         n_past, n = state.n_decoded, len(tokens)
         if tokens:
             if span.turn is not None:
@@ -346,50 +388,12 @@ class Round:
             run.n_generated += n
             run.stats.count_round(len(ids), n - 1)
             if n < 1 + len(ids) + span.n_pad:
-                self.rollback.undo(state.seq_id, state.n_decoded)
+                self.rollback.undo(state)
             if self.drafter.listens:
                 features = slices_of(rows, span, n) if rows else ()
                 done.append(Committed(state.seq_id, tokens, n_past + 1, features, n_past))
         if error is not None:
-            self.rollback.recover(state)
+            self.rollback.recover(state, is_computed=True)
             return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error)
-        run.finish_reason = self._finish_reason(run, tokens)
+        run.finish_reason = finish_reason(run, self.target, tokens)
         return Step(tuple(tokens), len(ids), n - 1, run.finish_reason)
-
-    def _accept(
-        self, run: SequenceRun, row: int, ids: Sequence[int]
-    ) -> tuple[list[int], BaseException | None]:
-        """What the sampler takes, and what a callback of the user's or the chain itself raised."""
-        tokens: list[int] = []
-        assert run.sampler is not None
-        try:
-            run.accept(run.sampler, self.target, row, ids, tokens, run.observe)
-        except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
-            run.error = error
-            return tokens, error
-        return tokens, None
-
-    def _finish_reason(self, run: SequenceRun, tokens: Sequence[int]) -> str | None:
-        if self.target.model.vocab.is_eog(tokens[-1]):
-            return "stop"
-        is_full = run.state.n_decoded >= self.target.n_ctx_seq
-        return "length" if run.n_left <= 0 or is_full else None
-
-
-def most_drafted(drafter: Drafter, n_draft: int | None) -> int:
-    """The most tokens that a drafter is asked for: its own number, and no more than n_draft.
-
-    Raises:
-        ArgumentError: one of them is no whole number from 0 on.
-
-    """
-    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
-    return most if n_draft is None else min(count(n_draft, "n_draft", 0), most)
-
-
-def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    for i, (a, b) in enumerate(zip(held, wanted, strict=False)):
-        if a != b:
-            return i
-    return min(len(held), len(wanted))

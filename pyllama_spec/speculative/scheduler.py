@@ -45,7 +45,7 @@ class Limits:
             computed otherwise then than alone; it pays where all sequences share one cache, which
             the engine goes through once for all of them.
         has_streams: whether each sequence has a stream of its own in the memory.
-        needs_equal_rows, can_fill: see Rollback.
+        needs_equal_rows, keeps_whole, can_fill: see Rollback.
 
     """
 
@@ -59,6 +59,7 @@ class Limits:
     mixes_prompts: bool = False
     has_streams: bool = False
     needs_equal_rows: bool = False
+    keeps_whole: bool = False
     can_fill: bool = False
 
     @property
@@ -287,7 +288,7 @@ class Scheduler:
             return Decode(spans)
         if not limits.has_streams:
             return Decode(spans)
-        plain = _PASS_ROWS * n_passes(ids, rows) + sum(rows)
+        plain = _PASS_ROWS * n_passes(ids, rows, limits.keeps_whole) + sum(rows)
         padded = _PASS_ROWS * n_passes(ids, [most] * len(ids)) + most * len(ids)
         filled = _PASS_ROWS + most * n_span
         can_fill = limits.can_fill and most * n_span <= limits.width
@@ -299,7 +300,7 @@ class Scheduler:
         return Decode(spans)
 
 
-def n_passes(ids: Sequence[int], rows: Sequence[int]) -> int:
+def n_passes(ids: Sequence[int], rows: Sequence[int], keeps_whole: bool = False) -> int:
     """How often the engine goes over the weights for a batch of sequences with own streams.
 
     Each time it takes the first sequence that has tokens left and those whose ids follow it, and of
@@ -308,6 +309,8 @@ def n_passes(ids: Sequence[int], rows: Sequence[int]) -> int:
     Args:
         ids: the sequences, rising.
         rows: how many tokens of each.
+        keeps_whole: see Rollback; of those together then the first ones that end together, or the
+            first one alone.
 
     """
     left = dict(zip(ids, rows, strict=True))
@@ -318,6 +321,9 @@ def n_passes(ids: Sequence[int], rows: Sequence[int]) -> int:
         while group[-1] + 1 in left:
             group.append(group[-1] + 1)
         taken = min(left[i] for i in group)
+        if keeps_whole:
+            n_first = next((k for k, i in enumerate(group) if left[i] != taken), len(group))
+            group, taken = group[: max(n_first, 1)], left[first]
         for i in group:
             left[i] -= taken
             if not left[i]:

@@ -1,13 +1,15 @@
-"""What a round notes of its spans: seconds, rows, and what the controller learns of them."""
+"""What a round notes of its spans, reads of its rows, and tells the controller."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pyllama_spec.drafters.base import Features
+from pyllama_spec.engine import Context
 from pyllama_spec.speculative.controller.base import Room, Spent
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.scheduler import Limits, Scheduler, Span
+from pyllama_spec.speculative.sequence import SequenceRun
 
 
 def room_of(limits: Limits, drafter: IsolatedDrafter) -> Room:
@@ -53,3 +55,33 @@ def count_seconds(span: Span, round_s: float, draft_s: float, verify_s: float) -
 def slices_of(rows: Features, span: Span, n: int) -> Features:
     """The first n rows of a span, of each layer."""
     return [layer[span.first_row : span.first_row + n] for layer in rows]
+
+
+def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """The length of the common prefix."""
+    for i, (a, b) in enumerate(zip(held, wanted, strict=False)):
+        if a != b:
+            return i
+    return min(len(held), len(wanted))
+
+
+def drawn(
+    run: SequenceRun, target: Context, row: int, ids: Sequence[int]
+) -> tuple[list[int], BaseException | None]:
+    """What the sampler takes, and what a callback of the user's or the chain itself raised."""
+    tokens: list[int] = []
+    assert run.sampler is not None
+    try:
+        run.accept(run.sampler, target, row, ids, tokens, run.observe)
+    except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
+        run.error = error
+        return tokens, error
+    return tokens, None
+
+
+def finish_reason(run: SequenceRun, target: Context, tokens: Sequence[int]) -> str | None:
+    """Why a request ends with these tokens; None where it goes on."""
+    if target.model.vocab.is_eog(tokens[-1]):
+        return "stop"
+    is_full = run.state.n_decoded >= target.n_ctx_seq
+    return "length" if run.n_left <= 0 or is_full else None

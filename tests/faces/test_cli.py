@@ -92,10 +92,12 @@ def test_p_min_reaches_the_draft() -> None:
     assert held["drafted"] == 0
 
 
-def test_a_target_without_rollback_says_why() -> None:
-    result = generate(model_path("mamba2"), "-p", REPEATED, "-n", 8, "-d", "prompt-lookup")
-    assert result["speculation"]["drafted"] == 0
-    assert "mamba2" in result["speculation"]["reason_off"]
+@pytest.mark.parametrize("arch", ["mamba2", "rwkv7"])
+def test_a_recurrent_target(arch: str) -> None:
+    plain = generate(model_path(arch), "-p", REPEATED, "-n", 8)
+    result = generate(model_path(arch), "-p", REPEATED, "-n", 8, "-d", "prompt-lookup")
+    assert result["speculation"]["reason_off"] is None
+    assert result["text"] == plain["text"]
 
 
 def test_prompt_from_a_file_and_from_stdin(perm: Path, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from .build import (
     HYBRID,
     RECURRENT,
     SLIDING,
+    STATES,
+    STATES_WITHOUT_SNAPSHOTS,
     build,
 )
 from .cache import CACHE_VARIABLE, cache_directory, model_path
@@ -69,6 +71,8 @@ __all__ = [
     "SLIDING",
     "SPECIAL_IDS",
     "SPECIAL_TOKENS",
+    "STATES",
+    "STATES_WITHOUT_SNAPSHOTS",
     "DFlashConfig",
     "Eagle3Config",
     "RopeScaling",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import dense, encoder, moe, recurrent
+from . import dense, encoder, hybrid, moe, recurrent
 from .config import TinyConfig
 from .sketch import Sketch
 
@@ -30,13 +30,37 @@ ARCHITECTURES: dict[str, Callable[[Sketch], None]] = {
     "lfm2": recurrent.lfm2,
     "mamba2": recurrent.mamba2,
     "mamba": recurrent.mamba,
+    "qwen35moe": hybrid.qwen35moe,
+    "qwen3next": hybrid.qwen3next,
+    "falcon-h1": hybrid.falcon_h1,
+    "granitehybrid": hybrid.granite_hybrid,
+    "nemotron_h": hybrid.nemotron_h,
+    "jamba": hybrid.jamba,
+    "plamo2": hybrid.plamo2,
+    "kimi-linear": hybrid.kimi_linear,
+    "rwkv7": hybrid.rwkv7,
     "bert": encoder.bert,
 }
 """The builder of each architecture, by the engine's name for it."""
 
 SLIDING = frozenset({"gemma2", "gemma3", "gpt-oss"})
-HYBRID = frozenset({"qwen35", "lfm2"})
-RECURRENT = frozenset({"mamba", "mamba2"})
+HYBRID = frozenset(
+    {
+        "qwen35",
+        "qwen35moe",
+        "qwen3next",
+        "lfm2",
+        "falcon-h1",
+        "granitehybrid",
+        "nemotron_h",
+        "jamba",
+        "plamo2",
+        "kimi-linear",
+    }
+)
+RECURRENT = frozenset({"mamba", "mamba2", "rwkv7"})
+STATES = tuple(arch for arch in ARCHITECTURES if arch in HYBRID | RECURRENT)
+STATES_WITHOUT_SNAPSHOTS = ("rwkv7",)
 ENCODERS = frozenset({"bert"})
 DECODERS = tuple(arch for arch in ARCHITECTURES if arch not in ENCODERS)
 

@@ -10,7 +10,8 @@ from .sketch import Sketch
 _CONV_KERNEL = 4
 
 
-def _ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | None) -> None:
+def ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | None) -> None:
+    """Add the keys of a state space."""
     m.key("ssm.conv_kernel", _CONV_KERNEL)
     m.key("ssm.inner_size", inner)
     m.key("ssm.state_size", state)
@@ -19,7 +20,8 @@ def _ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | N
         m.key("ssm.group_count", groups)
 
 
-def _require_attention_layer(m: Sketch) -> None:
+def require_attention_layer(m: Sketch) -> None:
+    """Refuse a model that the engine would abort on."""
     # the engine does not refuse a hybrid without attention layers: it aborts on the first decode
     if m.cfg.n_layer < 2:
         raise ValueError(f"{m.cfg.arch} needs n_layer >= 2: its odd layers are the attention")
@@ -29,9 +31,11 @@ def qwen35(m: Sketch) -> None:
     """Gated delta net on even layers, gated attention on odd ones, dense feed-forward."""
     cfg = m.cfg
     head, k_heads, v_heads = 16, 2, 4
-    _require_attention_layer(m)
+    if cfg.n_embd >= 512:  # of a size to be timed: as in the published models
+        head, k_heads, v_heads = 128, cfg.n_embd // 64, cfg.n_embd // 64
+    require_attention_layer(m)
     parts.header(m)
-    _ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
+    ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
     m.key("full_attention_interval", 2)
     m.key("attention.key_length", cfg.head_dim)
     m.key("attention.value_length", cfg.head_dim)
@@ -48,12 +52,15 @@ def qwen35(m: Sketch) -> None:
             m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
             parts.head_norms(m, blk)
         else:
-            _delta_net(m, blk, head, k_heads, v_heads)
+            delta_net(m, blk, head, k_heads, v_heads)
         parts.gated_ffn(m, blk)
     m.output()
 
 
-def _delta_net(m: Sketch, blk: str, head: int, k_heads: int, v_heads: int) -> None:
+def delta_net(
+    m: Sketch, blk: str, head: int, k_heads: int, v_heads: int, *, joined: bool = False
+) -> None:
+    """Add a gated delta net; `joined`: beta and alpha are one projection."""
     n_embd, inner = m.cfg.n_embd, head * v_heads
     width = 2 * head * k_heads + inner
     m.matrix(f"{blk}attn_qkv.weight", width, n_embd)
@@ -62,8 +69,11 @@ def _delta_net(m: Sketch, blk: str, head: int, k_heads: int, v_heads: int) -> No
     m.normal(f"{blk}ssm_dt.bias", v_heads, std=0.5)
     # small decay rates: what happened dozens of tokens ago must still show in the logits
     m.uniform(f"{blk}ssm_a", v_heads, low=-0.2, high=-0.02)
-    m.matrix(f"{blk}ssm_beta.weight", v_heads, n_embd)
-    m.matrix(f"{blk}ssm_alpha.weight", v_heads, n_embd)
+    if joined:
+        m.matrix(f"{blk}ssm_ba.weight", 2 * v_heads, n_embd)
+    else:
+        m.matrix(f"{blk}ssm_beta.weight", v_heads, n_embd)
+        m.matrix(f"{blk}ssm_alpha.weight", v_heads, n_embd)
     m.norm(f"{blk}ssm_norm", head)
     m.matrix(f"{blk}ssm_out.weight", n_embd, inner, gain=2.0)
 
@@ -72,7 +82,7 @@ def lfm2(m: Sketch) -> None:
     """Gated short convolution on even layers, attention on odd ones."""
     cfg = m.cfg
     kernel = 3
-    _require_attention_layer(m)
+    require_attention_layer(m)
     parts.header(m)
     m.key("attention.head_count_kv", [cfg.n_head_kv if i % 2 else 0 for i in range(cfg.n_layer)])
     m.key("shortconv.l_cache", kernel)
@@ -90,26 +100,46 @@ def lfm2(m: Sketch) -> None:
     m.output(norm="token_embd_norm")  # the file format's name for lfm2's final norm
 
 
+def mamba_mixer(m: Sketch, blk: str, *, inner: int, state: int, rank: int) -> None:
+    """Add a selective state space with a decay per number of the state."""
+    cfg = m.cfg
+    m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
+    m.normal(f"{blk}ssm_conv1d.weight", inner, _CONV_KERNEL, std=0.7)
+    m.normal(f"{blk}ssm_conv1d.bias", inner, std=0.1)
+    m.matrix(f"{blk}ssm_x.weight", rank + 2 * state, inner, gain=1.5)
+    m.matrix(f"{blk}ssm_dt.weight", inner, rank)
+    m.normal(f"{blk}ssm_dt.bias", inner, mean=-2.0, std=0.5)
+    rates = np.tile(np.linspace(0.05, 2.0, state), (inner, 1))
+    m.put(f"{blk}ssm_a", -rates)
+    m.put(f"{blk}ssm_d", np.ones(inner, np.float32))
+    m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=2.0)
+
+
 def mamba(m: Sketch) -> None:
     """Selective state space, first version."""
     cfg = m.cfg
     inner, state, rank = 2 * cfg.n_embd, 16, 4
     parts.header(m, attention=False)
-    _ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
+    ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
     m.embedding()
     for _, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm")
-        m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
-        m.normal(f"{blk}ssm_conv1d.weight", inner, _CONV_KERNEL, std=0.7)
-        m.normal(f"{blk}ssm_conv1d.bias", inner, std=0.1)
-        m.matrix(f"{blk}ssm_x.weight", rank + 2 * state, inner, gain=1.5)
-        m.matrix(f"{blk}ssm_dt.weight", inner, rank)
-        m.normal(f"{blk}ssm_dt.bias", inner, mean=-2.0, std=0.5)
-        rates = np.tile(np.linspace(0.05, 2.0, state), (inner, 1))
-        m.put(f"{blk}ssm_a", -rates)
-        m.put(f"{blk}ssm_d", np.ones(inner, np.float32))
-        m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=2.0)
+        mamba_mixer(m, blk, inner=inner, state=state, rank=rank)
     m.output()
+
+
+def mamba2_mixer(m: Sketch, blk: str, *, inner: int, state: int, heads: int, groups: int) -> None:
+    """Add a selective state space with a decay per head."""
+    cfg = m.cfg
+    conv = inner + 2 * groups * state
+    m.matrix(f"{blk}ssm_in.weight", inner + conv + heads, cfg.n_embd)
+    m.normal(f"{blk}ssm_conv1d.weight", conv, _CONV_KERNEL, std=0.7)
+    m.normal(f"{blk}ssm_conv1d.bias", conv, std=0.1)
+    m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
+    m.uniform(f"{blk}ssm_a", heads, 1, low=-1.0, high=-0.1)
+    m.put(f"{blk}ssm_d", np.ones((heads, 1), np.float32))
+    m.normal(f"{blk}ssm_norm.weight", groups, inner // groups, mean=1.0, std=0.1)
+    m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=1.5)
 
 
 def mamba2(m: Sketch) -> None:
@@ -117,18 +147,10 @@ def mamba2(m: Sketch) -> None:
     cfg = m.cfg
     # state 128 and heads of 32: the sizes for which GPU kernels exist
     inner, state, heads, groups = 2 * cfg.n_embd, 128, 4, 1
-    conv = inner + 2 * groups * state
     parts.header(m, attention=False)
-    _ssm_header(m, inner=inner, state=state, rank=heads, groups=groups)
+    ssm_header(m, inner=inner, state=state, rank=heads, groups=groups)
     m.embedding()
     for _, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm")
-        m.matrix(f"{blk}ssm_in.weight", inner + conv + heads, cfg.n_embd)
-        m.normal(f"{blk}ssm_conv1d.weight", conv, _CONV_KERNEL, std=0.7)
-        m.normal(f"{blk}ssm_conv1d.bias", conv, std=0.1)
-        m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
-        m.uniform(f"{blk}ssm_a", heads, 1, low=-1.0, high=-0.1)
-        m.put(f"{blk}ssm_d", np.ones((heads, 1), np.float32))
-        m.normal(f"{blk}ssm_norm.weight", groups, inner // groups, mean=1.0, std=0.1)
-        m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=1.5)
+        mamba2_mixer(m, blk, inner=inner, state=state, heads=heads, groups=groups)
     m.output()

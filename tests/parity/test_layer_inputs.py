@@ -27,7 +27,10 @@ from tests.parity.numpy_forward import forward
 from tests.tiers import mostly_slow
 
 # Upstream taps llama, qwen3, qwen3moe, qwen35 and gpt-oss; the others are ours alone.
-ARCHS = models.DECODERS
+# RWKV normalizes the embedding before layer 0: that input is not where other graphs have it.
+ARCHS = tuple(arch for arch in models.DECODERS if arch != "rwkv7")
+# The engine opens a context of Kimi Linear only if n_ubatch is a multiple of n_seq_max.
+STEP = {"kimi-linear": 4}
 N_LAYER = 4
 LAYERS = tuple(range(N_LAYER + 1))
 LENGTHS = (13, 5, 9, 1)
@@ -98,7 +101,9 @@ def test_rows_are_those_of_single_tokens(arch: str, outputs: str) -> None:
     The last layer drops rows without an output in the engine's own graph; the hook keeps them.
     """
     places = interleaved(seed=len(arch))
-    for n_ubatch, (mode, (options, _)) in itertools.product((1, 3, 7, 32), MODES.items()):
+    for width, (mode, (options, _)) in itertools.product((1, 3, 7, 32), MODES.items()):
+        step = STEP.get(arch, 1)
+        n_ubatch = -(-width // step) * step
         options = {"n_ubatch": n_ubatch, "n_seq_max": 4, "n_rs_seq": 0, **options}
         with (
             tiny_context(tiny(arch), target_layers=LAYERS, **options) as context,

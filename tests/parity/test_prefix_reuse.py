@@ -22,7 +22,7 @@ from tests.oracles import (
 )
 from tests.scripted import Intermittent, Pattern, ScriptedDrafter
 
-ARCHS = ("llama", "qwen3moe", "gemma3", "gpt-oss", "qwen35", "lfm2", "mamba2")
+ARCHS = ("llama", "qwen3moe", "gemma3", "gpt-oss", "qwen35", "lfm2", "mamba2", "jamba", "rwkv7")
 DRAFTERS = ("prompt-lookup", "pattern", "intermittent")
 PARAMS = sampled(4)
 

@@ -17,8 +17,9 @@ import pytest
 
 from pyllama_spec.drafters import Drafter, PromptLookup
 from pyllama_spec.engine import Context, Model, SamplerParams
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from pyllama_spec.speculative import Round, SequenceState, SpeculativeLoop
 from tests import models
+from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS
 from tests.oracles import (
     GREEDY,
     LoopRun,
@@ -35,7 +36,7 @@ from tests.oracles import (
 from tests.scripted import Hostile, Intermittent, Pattern, Perfect, ScriptedDrafter, Wrong
 from tests.tiers import mostly_slow
 
-ARCHS = ("llama", "qwen3", "qwen3moe", "gemma3", "qwen35", "lfm2")
+ARCHS = ("llama", "qwen3", "qwen3moe", "gemma3", *STATES)
 RECURRENT = ("qwen35", "lfm2")
 PROMPT = prompt_tokens(21, seed=5)
 N_TOKENS = 40
@@ -183,26 +184,30 @@ def test_a_recurrent_state_survives_any_pattern_of_rollbacks(arch: str, seed: in
     assert 0 < run.stats.accepted < run.stats.drafted
 
 
-@pytest.mark.parametrize("arch", ["mamba", "mamba2"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_state_without_snapshots_turns_the_drafter_off(arch: str, sampling: str) -> None:
-    expected, context = plain(arch, sampling), context_of(arch)
-    run = run_once(
-        context, Perfect(expected.text), PROMPT, N_TOKENS, SAMPLINGS[sampling], keep_rows=True
-    )
+@pytest.mark.parametrize("arch", [*STATES_WITHOUT_SNAPSHOTS, "qwen35", "mamba"])
+def test_a_state_without_snapshots_is_copied_and_replayed(arch: str, sampling: str) -> None:
+    expected = plain(arch, sampling)
+    with tiny_context(tiny(arch, output_scale=3.0), n_rs_seq=0) as context:
+        for accepts in ([8], [0, 3, 8, 1], [0]):
+            run = run_once(
+                context, Pattern(expected.text, accepts), PROMPT, N_TOKENS, SAMPLINGS[sampling],
+                keep_rows=True,
+            )  # fmt: skip
+            check_same_rows(run, expected)
+            assert run.stats.drafted > 0
+            assert run.stats.reason_off is None
+
+
+@pytest.mark.parametrize("arch", [*STATES_WITHOUT_SNAPSHOTS, "qwen35"])
+def test_a_state_that_is_not_rolled_back_turns_the_drafter_off(arch: str) -> None:
+    expected = plain(arch, "greedy")
+    with tiny_context(tiny(arch, output_scale=3.0), n_rs_seq=0) as context:
+        round_ = Round(context, Perfect(expected.text), replay=False)
+        run = generate(SpeculativeLoop.of(round_), SequenceState(), PROMPT, N_TOKENS)
     assert run.tokens == expected.tokens
-    check_teacher_forced(context.model, run)
     assert run.stats.drafted == 0
     assert f"{arch!r} cannot be rolled back" in str(run.stats.reason_off)
-
-
-def test_a_context_without_snapshots_turns_the_drafter_off() -> None:
-    expected = plain("qwen35", "greedy")
-    with tiny_context(tiny("qwen35", output_scale=3.0), n_rs_seq=0) as context:
-        run = run_once(context, Perfect(expected.text), PROMPT, N_TOKENS)
-    assert run.tokens == expected.tokens
-    assert run.stats.drafted == 0
-    assert "n_rs_seq" in str(run.stats.reason_off)
 
 
 def test_snapshots_limit_the_draft() -> None:

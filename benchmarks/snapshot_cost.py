@@ -1,0 +1,94 @@
+"""What snapshots of a recurrent state add to a verify batch, and what a replay costs instead.
+
+    python -m benchmarks.snapshot_cost [--arch qwen35] [--rows 8] [--repeats 15]
+
+A random model of some 20 million parameters. All contexts take turns, on one thread, and medians of
+the processor's time of a round are compared (other programs then disturb it less): a batch of
+`rows` tokens of which half are refused.
+
+    plain     the batch alone, in a context without snapshots; its state is not taken back
+    native    the batch with n_rs_seq snapshots, and the rollback
+    replay    the state copied to the host, the batch, the copy put back, the accepted half again
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from time import process_time
+
+from pyllama_spec.engine import Batch, Context, Model
+from tests.models import model_path
+
+DEPTHS = (2, 4, 8, 16)
+# Sizes of an embedding, a feed-forward block and layers that make some 25 million parameters.
+SIZES = {"n_embd": 512, "n_ff": 1536, "n_layer": 6, "n_head": 8, "n_vocab": 4096}
+
+
+class Bench:
+    """One context, with the text that its rounds go on from."""
+
+    def __init__(self, model: Model, n_rs_seq: int, n_rows: int) -> None:
+        self.context = Context(
+            model, n_ctx=2048, n_batch=256, n_ubatch=64, n_rs_seq=n_rs_seq, n_threads=1
+        )
+        self.n_rows, self.at = n_rows, 0
+        self.batch = Batch(256)
+        self._decode(list(range(32)))
+
+    def _decode(self, tokens: list[int]) -> None:
+        self.batch.clear()
+        self.batch.extend(tokens, self.at, 0, output_all=True)
+        self.context.decode(self.batch)
+        self.at += len(tokens)
+
+    def round(self, kind: str) -> float:
+        """The processor's milliseconds of a round."""
+        memory, start = self.context.memory, process_time()
+        rows = list(range(100, 100 + self.n_rows))
+        n_refused = min(self.n_rows // 2, max(self.context.n_rs_seq, 1))
+        if kind == "replay":
+            copy = memory.checkpoint(0)
+            self._decode(rows)
+            self.at -= self.n_rows
+            memory.return_to(0, copy, self.at)
+            self._decode(rows[: self.n_rows - n_refused])
+        else:
+            self._decode(rows)
+            if kind == "native":
+                self.at -= n_refused
+                assert memory.rollback(0, self.at)
+        ms = 1e3 * (process_time() - start)
+        if self.at > 1900:
+            memory.clear()
+            self.at = 0
+            self._decode(list(range(32)))
+        return ms
+
+
+def main() -> None:
+    """Prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", default="qwen35")
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    with Model(model_path(args.arch, **SIZES)) as model:
+        n_params, n_state = model.info.n_params / 1e6, model.info.state_bytes / 2**20
+        print(f"{args.arch}, {n_params:.1f} M parameters, a state of {n_state:.2f} MiB")
+        cases = [("plain", 0), ("replay", 0), *(("native", n) for n in DEPTHS)]
+        benches = [Bench(model, n, args.rows) for _, n in cases]
+        times: list[list[float]] = [[] for _ in cases]
+        for i in range(args.repeats + 1):
+            for (kind, _), bench, found in zip(cases, benches, times, strict=True):
+                ms = bench.round(kind)
+                if i:
+                    found.append(ms)
+        plain = times[0]
+        for (kind, n), found in zip(cases, times, strict=True):
+            ratio = statistics.median(b / a for a, b in zip(plain, found, strict=True))
+            print(f"{kind:<7} n_rs_seq {n:>2}  {statistics.median(found):8.2f} ms  x {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Copies of recurrent states at turn borders, in the host's memory.
+
+A prompt of a later turn often leaves the text in the middle of the last answer: a chat template
+drops what was thought, or an answer is asked for again. A memory of positions is cut there. A
+recurrent state goes back to where it was copied, and the text behind it is read again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyllama_spec.engine import Context
+from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
+from pyllama_spec.speculative.sequence import SequenceState
+
+
+class Checkpoint(NamedTuple):
+    """The state of a sequence that held its first n_tokens."""
+
+    n_tokens: int
+    data: memoryview
+
+
+class Checkpoints:
+    """The last few of each sequence.
+
+    Args:
+        target: the target's context.
+        n_most: how many of each sequence are kept; each takes ModelInfo.state_bytes, and what
+            sliding-window layers hold.
+
+    """
+
+    def __init__(self, target: Context, n_most: int) -> None:
+        self._memory = target.memory
+        self._n_most = n_most
+        self._kept: dict[int, list[Checkpoint]] = {}
+
+    def add(self, state: SequenceState) -> None:
+        """Copies a state at the end of a prompt.
+
+        One token before it, where a snapshot allows: the same prompt can begin there again, since
+        its last token has to be decoded for its logits.
+        """
+        if self._n_most == 0:
+            return
+        seq, n = state.seq_id, state.n_decoded
+        try:
+            found = Checkpoint(n - 1, self._memory.checkpoint(seq, back=1))
+        except UnsupportedError:
+            found = Checkpoint(n, self._memory.checkpoint(seq))
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < found.n_tokens]
+        self._kept[seq] = [*kept, found][-self._n_most :]
+
+    def drop(self, seq: int, n_keep: int) -> None:
+        """Forgets those behind the first n_keep tokens: the text goes on otherwise there."""
+        self._kept[seq] = [one for one in self._kept.get(seq, ()) if one.n_tokens <= n_keep]
+
+    def copy(self, source: int, target: int) -> None:
+        """To be called when a sequence was copied."""
+        self._kept[target] = list(self._kept.get(source, ()))
+
+    def return_to(self, seq: int, n_keep: int) -> int:
+        """Brings the memory to the last one within n_keep tokens; its place, or 0 without one."""
+        for one in reversed(self._kept.get(seq, ())):
+            if 0 < one.n_tokens <= n_keep:
+                try:
+                    self._memory.return_to(seq, one.data, one.n_tokens)
+                except PyllamaSpecError:
+                    return 0
+                # Somebody may have emptied the rest of the sequence's memory.
+                is_there = self._memory.positions(seq)[1] + 1 == one.n_tokens
+                return one.n_tokens if is_there else 0
+        return 0

@@ -1,0 +1,278 @@
+"""More recurrent and hybrid decoders: those whose snapshots our patches add, and their relatives.
+
+Even layers have the recurrent state and odd ones the attention, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import parts
+from .recurrent import (
+    delta_net,
+    mamba2_mixer,
+    mamba_mixer,
+    require_attention_layer,
+    ssm_header,
+)
+from .sketch import Sketch
+
+
+def _kv_heads(m: Sketch, n_head_kv: int | None = None) -> None:
+    n = m.cfg.n_head_kv if n_head_kv is None else n_head_kv
+    m.key("attention.head_count_kv", [n if i % 2 else 0 for i in range(m.cfg.n_layer)])
+
+
+def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
+    """qwen35's layers, with routed experts and a shared one."""
+    cfg = m.cfg
+    head, k_heads, v_heads = 16, 2, 4
+    require_attention_layer(m)
+    parts.header(m)
+    parts.moe_header(m)
+    ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
+    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
+    m.key("full_attention_interval", 2)
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim)
+    m.key("rope.dimension_count", cfg.head_dim // 2)
+    if not joined:
+        m.key("rope.dimension_sections", [2, 1, 1, 0])
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "post_attention_norm")
+        if index % 2:
+            m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
+            for part in "kv":
+                m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)
+            m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
+            parts.head_norms(m, blk)
+        else:
+            delta_net(m, blk, head, k_heads, v_heads, joined=joined)
+        parts.experts(m, blk)
+        m.matrix(f"{blk}ffn_gate_inp_shexp.weight", cfg.n_embd)
+        for part in ("gate", "up"):
+            m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
+        m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+    m.output()
+
+
+def qwen35moe(m: Sketch) -> None:
+    """Gated delta net and gated attention, mixture of experts."""
+    _gated_delta_moe(m, joined=False)
+
+
+def qwen3next(m: Sketch) -> None:
+    """Likewise, beta and alpha in one projection, and rotation by one position."""
+    _gated_delta_moe(m, joined=True)
+
+
+def falcon_h1(m: Sketch) -> None:
+    """Mamba-2 and attention side by side in every layer."""
+    cfg = m.cfg
+    parts.header(m)
+    sizes = {"inner": 2 * cfg.n_embd, "state": 32, "heads": 4, "groups": 2}
+    ssm_header(m, inner=sizes["inner"], state=32, rank=4, groups=2)
+    m.embedding()
+    for _, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm")
+        m.norm(f"{blk}ffn_norm", cfg.n_embd)
+        m.tensors[f"{blk}ffn_norm"] = m.tensors.pop(f"{blk}ffn_norm.weight")
+        mamba2_mixer(m, blk, **sizes)
+        parts.attention(m, blk)
+        parts.gated_ffn(m, blk)
+    m.output()
+
+
+def granite_hybrid(m: Sketch) -> None:
+    """Mamba-2 or attention, each with a dense feed-forward block."""
+    cfg = m.cfg
+    require_attention_layer(m)
+    parts.header(m)
+    _kv_heads(m)
+    sizes = {"inner": 2 * cfg.n_embd, "state": 32, "heads": 4, "groups": 1}
+    ssm_header(m, inner=sizes["inner"], state=32, rank=4, groups=1)
+    for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"):
+        m.key(key, 0.25 if key == "attention.scale" else 1.0)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        if index % 2:
+            parts.attention(m, blk)
+        else:
+            mamba2_mixer(m, blk, **sizes)
+        parts.gated_ffn(m, blk)
+    m.output()
+
+
+def nemotron_h(m: Sketch) -> None:
+    """One thing per layer: Mamba-2, attention, Mamba-2, feed-forward, and so on."""
+    cfg = m.cfg
+    kinds = [("mamba", "attention", "mamba", "ffn")[i % 4] for i in range(cfg.n_layer)]
+    require_attention_layer(m)
+    parts.header(m)
+    m.key("attention.layer_norm_epsilon", cfg.norm_eps)
+    m.key("attention.head_count_kv", [cfg.n_head_kv * (kind == "attention") for kind in kinds])
+    m.key("feed_forward_length", [cfg.n_ff * (kind == "ffn") for kind in kinds])
+    sizes = {"inner": 2 * cfg.n_embd, "state": 32, "heads": 4, "groups": 2}
+    ssm_header(m, inner=sizes["inner"], state=32, rank=4, groups=2)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm")
+        if kinds[index] == "mamba":
+            mamba2_mixer(m, blk, **sizes)
+        elif kinds[index] == "attention":
+            parts.attention(m, blk)
+        else:
+            m.matrix(f"{blk}ffn_up.weight", cfg.n_ff, cfg.n_embd)
+            m.matrix(f"{blk}ffn_down.weight", cfg.n_embd, cfg.n_ff, gain=1.5)
+    m.output()
+
+
+def jamba(m: Sketch) -> None:
+    """Mamba with norms of B, C and dt, or attention without rotation."""
+    cfg = m.cfg
+    inner, state, rank = 2 * cfg.n_embd, 16, 4
+    require_attention_layer(m)
+    parts.header(m)
+    _kv_heads(m)
+    ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        if index % 2:
+            parts.attention(m, blk)
+        else:
+            mamba_mixer(m, blk, inner=inner, state=state, rank=rank)
+            m.norm(f"{blk}ssm_dt_norm", rank)
+            m.norm(f"{blk}ssm_b_norm", state)
+            m.norm(f"{blk}ssm_c_norm", state)
+        parts.gated_ffn(m, blk)
+    m.output()
+
+
+def plamo2(m: Sketch) -> None:
+    """Mamba with a decay per head, or attention with one norm per head."""
+    cfg = m.cfg
+    inner, state, heads, dt = 2 * cfg.n_embd, 16, 4, 64
+    require_attention_layer(m)
+    parts.header(m)
+    _kv_heads(m)
+    ssm_header(m, inner=inner, state=state, rank=heads, groups=0)
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            m.normal(f"{blk}{name}", cfg.n_embd, mean=1.0, std=0.1)
+        if index % 2:
+            parts.fused_attention(m, blk)
+            for part, n in (("q", cfg.n_head), ("k", cfg.n_head_kv)):
+                m.normal(f"{blk}attn_{part}_norm.weight", n, cfg.head_dim, mean=1.5, std=0.1)
+        else:
+            m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
+            m.normal(f"{blk}ssm_conv1d.weight", inner, 4, std=0.7)
+            m.matrix(f"{blk}ssm_x.weight", dt + 2 * state, inner, gain=1.5)
+            m.matrix(f"{blk}ssm_dt.weight", heads, dt)
+            m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
+            m.uniform(f"{blk}ssm_a", heads, low=-1.0, high=-0.1)
+            m.put(f"{blk}ssm_d", np.ones(heads, np.float32))
+            for name, size in (("dt", dt), ("b", state), ("c", state)):
+                m.normal(f"{blk}ssm_{name}_norm", size, mean=1.0, std=0.1)
+            m.matrix(f"{blk}ssm_out.weight", cfg.n_embd, inner, gain=2.0)
+        parts.fused_gated_ffn(m, blk)
+    m.output()
+
+
+def kimi_linear(m: Sketch) -> None:
+    """Delta attention with a decay per channel, or latent attention without rotation."""
+    cfg = m.cfg
+    head, kv_rank, rope, nope = 16, 16, 8, 8
+    require_attention_layer(m)
+    parts.header(m)
+    parts.moe_header(m)
+    _kv_heads(m, 1)
+    m.key("ssm.conv_kernel", 4)
+    m.key("kda.head_dim", head)
+    m.key("attention.kv_lora_rank", kv_rank)
+    m.key("attention.key_length", kv_rank + rope)
+    m.key("attention.value_length", kv_rank)
+    m.key("attention.key_length_mla", nope + rope)
+    m.key("attention.value_length_mla", cfg.head_dim)
+    m.key("rope.dimension_count", rope)
+    m.key("leading_dense_block_count", 2)
+    m.key("expert_shared_count", 1)
+    m.key("expert_weights_scale", 1.5)
+    m.key("expert_gating_func", 2)  # sigmoid
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        if index % 2:
+            m.matrix(f"{blk}attn_q.weight", cfg.n_head * (nope + rope), cfg.n_embd, gain=1.5)
+            m.matrix(f"{blk}attn_kv_a_mqa.weight", kv_rank + rope, cfg.n_embd, gain=1.5)
+            m.norm(f"{blk}attn_kv_a_norm", kv_rank)
+            m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, kv_rank, nope, gain=1.5)
+            m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, kv_rank)
+            m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
+        else:
+            _delta_attention(m, blk, head)
+        if index < 2:
+            parts.gated_ffn(m, blk)
+            continue
+        parts.experts(m, blk)
+        m.normal(f"{blk}exp_probs_b.bias", cfg.n_expert, std=0.1)
+        for part in ("gate", "up"):
+            m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
+        m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+    m.output()
+
+
+def _delta_attention(m: Sketch, blk: str, head: int) -> None:
+    cfg = m.cfg
+    inner = head * cfg.n_head
+    for part in "qkv":
+        m.matrix(f"{blk}attn_{part}.weight", inner, cfg.n_embd)
+        m.normal(f"{blk}ssm_conv1d_{part}.weight", inner, 1, 4, std=0.7)
+    for part in "fg":
+        m.matrix(f"{blk}ssm_{part}_a.weight", head, cfg.n_embd)
+        m.matrix(f"{blk}ssm_{part}_b.weight", inner, head)
+    m.matrix(f"{blk}ssm_beta.weight", cfg.n_head, cfg.n_embd)
+    m.uniform(f"{blk}ssm_a", cfg.n_head, 1, low=-0.2, high=-0.02)
+    m.normal(f"{blk}ssm_dt.bias", inner, std=0.5)
+    m.norm(f"{blk}ssm_norm", head)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, inner, gain=2.0)
+
+
+def rwkv7(m: Sketch) -> None:
+    """RWKV 7: no attention, a state per head and the shifted rows of two places per layer."""
+    cfg = m.cfg
+    n, rank, head = cfg.n_embd, 8, 64  # the kernel reads whole vectors of a head
+    parts.header(m, layer_norm=True, attention=False)
+    m.key("feed_forward_length", cfg.n_ff)
+    m.key("wkv.head_size", head)
+    m.key("token_shift_count", 2)
+    for name in ("decay", "iclr", "value_residual_mix", "gate"):
+        m.key(f"attention.{name}_lora_rank", rank)
+    m.embedding()
+    m.norm("token_embd_norm", n, bias=True)
+    for _, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "attn_norm_2", bias=True)
+        mix = f"{blk}time_mix_"
+        for name in "wav":
+            m.normal(f"{mix}{name}0.weight", n, std=0.5)
+            m.matrix(f"{mix}{name}1.weight", rank, n)
+            m.matrix(f"{mix}{name}2.weight", n, rank)
+        m.matrix(f"{mix}g1.weight", rank, n)
+        m.matrix(f"{mix}g2.weight", n, rank, gain=2.0)
+        m.uniform(f"{mix}lerp_fused.weight", 6, 1, 1, n, low=0.0, high=1.0)
+        m.normal(f"{mix}k_k.weight", n, mean=1.0, std=0.1)
+        m.normal(f"{mix}k_a.weight", n, mean=1.0, std=0.1)
+        m.normal(f"{mix}r_k.weight", n, std=0.1)
+        for name in ("key", "value", "receptance", "output"):
+            m.matrix(f"{mix}{name}.weight", n, n, gain=1.5)
+        m.norm(f"{mix}ln", n, bias=True)
+        m.uniform(f"{blk}channel_mix_lerp_k.weight", 1, 1, n, low=0.0, high=1.0)
+        m.matrix(f"{blk}channel_mix_key.weight", cfg.n_ff, n)
+        m.matrix(f"{blk}channel_mix_value.weight", n, cfg.n_ff, gain=1.5)
+    m.output(bias=True)

@@ -1,0 +1,115 @@
+"""Turns of a conversation with recurrent targets: as little as possible is read again."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.engine import Context
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS, model_path
+from tests.oracles import GREEDY, check_same_rows, generate, prompt_tokens, run_once, tiny
+from tests.parity.test_prefix_reuse import Session, count_decoded, make
+from tests.scripted import Pattern
+from tests.tiers import mostly_slow
+
+QUICK = ("qwen35", "mamba2", "rwkv7")
+all_states = pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
+
+
+@all_states
+def test_a_second_turn_on_the_whole_text(arch: str) -> None:
+    session = Session(arch, make("pattern"), GREEDY)
+    run = session.request(prompt_tokens(60), 9)
+    sizes = count_decoded(session.context)
+    session.request([*run.text, *prompt_tokens(6)], 1)
+    assert sum(sizes) == 7  # the pending token of the last round, and the new ones
+
+
+@all_states
+def test_a_turn_that_leaves_the_answer_in_its_middle(arch: str) -> None:
+    """As templates do that drop what was thought: read again from the end of the prompt on."""
+    session = Session(arch, make("pattern"), GREEDY)
+    prompt = prompt_tokens(60)
+    for turn in range(4):
+        run = session.request(prompt, 25)
+        following = [*run.text[: len(prompt) + 3], *prompt_tokens(7, seed=turn)]
+        sizes = count_decoded(session.context)
+        session.request(following, 1)
+        # The border lies behind the prompt, or one token before where a snapshot allows.
+        assert 0 <= sum(sizes) - (len(following) - len(prompt)) <= 1
+        prompt = following
+
+
+@all_states
+def test_an_answer_that_is_asked_for_again(arch: str) -> None:
+    session = Session(arch, make("pattern"), GREEDY)
+    prompt = prompt_tokens(60)
+    session.request(prompt, 25)
+    sizes = count_decoded(session.context)
+    session.request(prompt, 1)
+    # A state without snapshots was copied behind the prompt's last token, whose row is wanted.
+    assert sum(sizes) == (60 if arch in STATES_WITHOUT_SNAPSHOTS else 1)
+
+
+@all_states
+def test_copies_are_not_taken_for_another_text(arch: str) -> None:
+    """The second text begins differently, and has a border at the same place."""
+    session = Session(arch, make("pattern"), GREEDY)
+    first, second = prompt_tokens(40, seed=1), prompt_tokens(40, seed=2)
+    run = session.request([*first, *second], 20)
+    session.request([*first, *second[::-1]], 20)
+    session.request([*second, *first], 20)
+    session.request(run.text[:90], 9)
+    for cut in (85, 70, 41, 40, 39, 20, 1):
+        session.request([*run.text[:cut], 7], 9)
+
+
+@all_states
+@pytest.mark.parametrize("n_rs_seq", [10, 0], ids=["snapshots", "replay"])
+def test_both_ways_on_from_a_fork(arch: str, n_rs_seq: int) -> None:
+    """In mid-text, right after a rollback: each goes on as if it were alone, with drafts."""
+    model = tiny(arch, output_scale=3.0)
+    prompt = prompt_tokens(30)
+
+    def opened() -> Context:
+        return Context(
+            model, n_ctx=512, n_batch=64, n_ubatch=32, n_seq_max=2, n_rs_seq=n_rs_seq, n_threads=1
+        )
+
+    with opened() as context, opened() as cold:
+        expected = run_once(cold, None, prompt, 20, GREEDY)
+        drafter = Pattern(expected.text, [3, 0, 8, 1])
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        assert generate(loop, seq, prompt, 20, GREEDY).tokens == expected.tokens
+        other = loop.fork(seq, 1)
+        for state, tail in ((other, [1, 2]), (seq, [3]), (other, [4, 5, 6])):
+            prompt = [*state.tokens, *tail]
+            cold.memory.clear()
+            want = run_once(cold, None, prompt, 12, GREEDY, keep_rows=True)
+            drafter.reference = want.text
+            check_same_rows(generate(loop, state, prompt, 12, GREEDY, keep_rows=True), want)
+
+
+@all_states
+def test_save_and_load_with_the_state_of_the_draft(arch: str) -> None:
+    path, draft = model_path(arch, output_scale=3.0), model_path("eagle3")
+    prompt = prompt_tokens(30)
+
+    def text(llm: Llama, prompt: list[int]) -> object:
+        done = llm.create_completion(prompt, max_tokens=16, temperature=0.0)
+        return done["choices"][0]["text"]
+
+    with Llama(str(path), draft=str(draft), n_ctx=256, n_threads=1) as llm:
+        text(llm, prompt)
+        saved = llm.save_state()
+        following = [*saved.tokens, 5, 6]
+        want = text(llm, following)
+        for _ in range(2):
+            text(llm, prompt_tokens(20, seed=8))
+            llm.load_state(saved)
+            context = llm._runtime.context
+            sizes = count_decoded(context)
+            assert text(llm, following) == want
+            # What was pending and what is new, and no token of the text before.
+            assert sizes[0] == len(following) - saved.n_decoded <= 3
