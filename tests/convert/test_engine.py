@@ -51,7 +51,9 @@ def perm_head(**options: Any) -> Head:
 
 def acceptance(draft: Path) -> tuple[int, int]:
     """Accepted and drafted tokens of 40 generated ones; the text is PERM's."""
-    with Llama(model_path("perm"), draft=str(draft), n_draft=4, n_ctx=256, n_threads=1) as llama:
+    with Llama(
+        model_path("perm"), draft=str(draft), n_draft=4, controller="fixed", n_ctx=256, n_threads=1
+    ) as llama:
         generation = llama.generate_steps(PROMPT, max_tokens=40, temperature=0.0)
         with generation:
             for _ in generation:

@@ -95,7 +95,8 @@ def test_p_min_reaches_the_draft() -> None:
 @pytest.mark.parametrize("arch", ["mamba2", "rwkv7"])
 def test_a_recurrent_target(arch: str) -> None:
     plain = generate(model_path(arch), "-p", REPEATED, "-n", 8)
-    result = generate(model_path(arch), "-p", REPEATED, "-n", 8, "-d", "prompt-lookup")
+    files = ("-d", "prompt-lookup", "--controller", "fixed")
+    result = generate(model_path(arch), "-p", REPEATED, "-n", 8, *files)
     assert result["speculation"]["reason_off"] is None
     assert result["text"] == plain["text"]
 

@@ -73,7 +73,10 @@ def test_the_file_drafts(trained: tuple[TrainReport, Path]) -> None:
     prompt, n = [5, 9, 17], 60
     with Llama(perm(), n_ctx=128, n_threads=1) as llm:
         expected = llm.create_completion(prompt, max_tokens=n, temperature=0)
-    with Llama(perm(), draft=report.path, n_ctx=128, n_threads=1, lookup=0) as llm:
+    options: dict[str, Any] = {
+        "n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"
+    }  # fmt: skip
+    with Llama(perm(), draft=report.path, **options) as llm:
         found = llm.create_completion(prompt, max_tokens=n, temperature=0)
     assert found["choices"][0]["text"] == expected["choices"][0]["text"]
     assert found["speculation"]["reason_off"] is None

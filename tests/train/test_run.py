@@ -49,7 +49,10 @@ def test_the_measured_acceptance_is_what_decoding_sees(
     trained: tuple[TrainReport, Path],
 ) -> None:
     report, _ = trained
-    with Llama(perm(), draft=report.path, lookup=0, n_ctx=128, n_threads=1, verbose=False) as llama:
+    options: dict[str, Any] = {
+        "n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"
+    }  # fmt: skip
+    with Llama(perm(), draft=report.path, **options) as llama:
         speculation = [
             llama.create_completion(text, max_tokens=30, temperature=0)["speculation"]
             for text in ("quick", "brown fox", "over, a")
