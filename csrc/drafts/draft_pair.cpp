@@ -125,6 +125,40 @@ std::string leftover_fault(const llama_model_loader & ml, const std::set<std::st
     return "";
 }
 
+std::string types_fault(const llama_model_loader & ml, const std::set<std::string> & ids) {
+    for (const auto & entry : ml.weights_map) {
+        const ggml_tensor * tensor = entry.second.tensor;
+        if (ids.count(entry.first) != 0) {
+            continue;
+        }
+        const bool is_number = tensor->type == GGML_TYPE_F32 || tensor->type == GGML_TYPE_F16 ||
+                tensor->type == GGML_TYPE_BF16 || ggml_is_quantized(tensor->type);
+        if (!is_number || (ggml_n_dims(tensor) == 1 && tensor->ne[0] > 1 && tensor->type != GGML_TYPE_F32)) {
+            return "the tensor " + entry.first + " is of type " + ggml_type_name(tensor->type) +
+                    (is_number ? "; a vector has to be f32" : ", which holds no weights");
+        }
+    }
+    return "";
+}
+
+std::string layers_fault(const llama_hparams & hparams, const std::string & arch) {
+    const auto differs = [&](const char * key, uint32_t first, uint32_t here) {
+        return first == here ? std::string() : arch + "." + key + " differs from layer to layer: " + std::to_string(first) +
+                " and " + std::to_string(here);
+    };
+    for (uint32_t il = 1; il < hparams.n_layer(); ++il) {
+        for (const std::string & fault : {
+                differs("attention.head_count",    hparams.n_head(0),    hparams.n_head(il)),
+                differs("attention.head_count_kv", hparams.n_head_kv(0), hparams.n_head_kv(il)),
+                differs("feed_forward_length",     hparams.n_ff(0),      hparams.n_ff(il)) }) {
+            if (!fault.empty()) {
+                return fault;
+            }
+        }
+    }
+    return "";
+}
+
 std::string flag_fault(const llama_model_loader & ml, const char * key, bool * out) {
     const int64_t id = gguf_find_key(ml.metadata, key);
     if (id < 0) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+struct llama_hparams;
 struct llama_model;
 struct llama_model_loader;
 
@@ -31,6 +32,10 @@ std::string d2t_fault(llama_model_loader & ml, int64_t n_vocab, int64_t * n_voca
 // Of tensors that are none of the known ones; `doc` says what the keys mean that some of them need. The engine counts
 // what is left over, and does not say what it is.
 std::string leftover_fault(const llama_model_loader & ml, const std::set<std::string> & known, const char * doc);
+// Of tensors whose type no product or norm can take; those in `ids`, which hold numbers of tokens, are left out.
+std::string types_fault(const llama_model_loader & ml, const std::set<std::string> & ids);
+// Of sizes that differ from layer to layer: a draft's layers are alike.
+std::string layers_fault(const llama_hparams & hparams, const std::string & arch);
 // Of a flag; sets it, if the key is there.
 std::string flag_fault(const llama_model_loader & ml, const char * key, bool * out);
 

@@ -68,9 +68,10 @@ def _add_dflash(kinds: _Commands) -> None:
     parser.add_argument("--ngrams", type=int, metavar="N",
         help=f"contexts of the n-gram table; 0 for stock llama.cpp [{N_NGRAMS}]")  # fmt: skip
     _add_corpus(parser)
-    head = _add_head(
+    sizes_group = _add_head(
         parser, "the target's, all of them from the anchor", "six from the first to the last"
-    ).add_argument
+    )
+    head = sizes_group.add_argument
     head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
     head("--block", type=int, default=sizes.block_size, metavar="N",
         help="slots of a block, the token before it included [%(default)s]")  # fmt: skip
@@ -79,9 +80,10 @@ def _add_dflash(kinds: _Commands) -> None:
         help="of the matrix of what follows a token; 0 for none [%(default)s]")  # fmt: skip
     head("--confidence", action="store_true",
         help="a number per slot that says how likely it is accepted; with --markov")  # fmt: skip
-    head("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
+    first = sizes_group.add_mutually_exclusive_group().add_argument
+    first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
         help="the known token's slot does not draft: the default without --markov")  # fmt: skip
-    head("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
+    first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
         help="it drafts, too: the default with --markov")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1").add_argument
     fit("--anchor-share", type=float, default=default.anchor_share, metavar="SHARE",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec.errors import ConversionError
+
+# What a float32 of a GGUF can hold.
+_MAX_NUMBER = 3.4028234e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Fields:
         if value is None and default is not None:
             return default
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value is None or not is_number or not 0 < value < math.inf:
-            raise self.fail(key, "a positive number")
+        if value is None or not is_number or not 0 < value <= _MAX_NUMBER:
+            raise self.fail(key, "a positive number that float32 holds")
         return float(value)
 
     def optional_flag(self, key: str) -> bool | None:
@@ -99,7 +101,7 @@ class Fields:
         value = self.values.get(key)
         if not isinstance(value, list) or any(type(x) not in (int, float) for x in value):
             raise self.fail(key, f"a list of {n} numbers")
-        if len(value) != n or not all(0 < x < math.inf for x in value):
+        if len(value) != n or not all(0 < x <= _MAX_NUMBER for x in value):
             raise self.fail(key, f"a list of {n} positive numbers")
         return [float(x) for x in value]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import pickletools
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -36,7 +37,7 @@ _STORAGES = {
     "BoolStorage": "BOOL",
 }
 # Names and places of the tensors, no numbers: a real one has some kilobytes.
-_MAX_PICKLE_BYTES = 64 << 20
+_MAX_PICKLE_BYTES = 4 << 20
 # What a broken or hostile pickle, or zip, makes the standard library raise.
 _FAULTS = (
     ArithmeticError, AttributeError, EOFError, ImportError, IndexError, KeyError, MemoryError,
@@ -191,7 +192,20 @@ def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:
             raise ValueError("it was written on a big-endian machine")
     if archive.getinfo(pickles[0]).file_size > _MAX_PICKLE_BYTES:
         raise ValueError("its data.pkl is far too long")
-    return root, _Unpickler(BytesIO(archive.read(pickles[0])), encoding="utf-8").load()
+    program = archive.read(pickles[0])
+    _check_program(program)
+    return root, _Unpickler(BytesIO(program), encoding="utf-8").load()
+
+
+def _check_program(program: bytes) -> None:
+    """Refuses a pickle that takes far more memory than its length before it can be refused.
+
+    The unpickler has a table as long as the largest place that a value is noted at.
+    """
+    for opcode, argument, _ in pickletools.genops(program):
+        is_place = "PUT" in opcode.name or "GET" in opcode.name
+        if is_place and isinstance(argument, int) and not 0 <= argument < len(program):
+            raise pickle.UnpicklingError(f"it notes a value at place {argument}")
 
 
 def _views(found: Any) -> dict[str, _View | int]:

@@ -46,6 +46,14 @@ def test_there_is_no_default_block(tmp_path: Path, layout: str, value: object) -
     refused(tmp_path, draft, "config.json.*block_size", layout)
 
 
+def test_a_block_that_the_engine_refuses_is_refused_here(tmp_path: Path) -> None:
+    draft = make_draft("dspark")
+    draft.config["block_size"] = 33
+    refused(tmp_path, draft, "block_size.*Markov head the engine takes 32", "deepspec")
+    draft.config["block_size"] = 32
+    assert convert_written(tmp_path, "deepspec", draft).block_size == 32
+
+
 @pytest.mark.parametrize("value", [None, "<mask>", -1, True, 1.5, N_VOCAB])
 @pytest.mark.parametrize("layout", ["zlab", "flat", "speculators"])
 def test_there_is_no_default_mask(tmp_path: Path, layout: str, value: object) -> None:
@@ -78,6 +86,8 @@ TOP: list[tuple[str, dict[str, Any], str]] = [
     ("zlab", {"v_head_dim": 8}, "v_head_dim is 8"),
     ("zlab", {"kv_lora_rank": 512}, "kv_lora_rank"),
     ("zlab", {"rope_theta": None}, "no rope_theta"),
+    ("zlab", {"rope_theta": 10**40}, "not a positive number that float32 holds"),
+    ("zlab", {"rope_theta": 10**400}, "not a positive number that float32 holds"),
     ("zlab", {"logit_scale": 0.5}, "logit_scale is 0.5"),
     ("zlab", {"num_target_layers": 36}, r"made for a target of 36 layers \(num_target_layers\)"),
     ("zlab", {"block_size": 16, "dflash_config": {"block_size": 8}}, "block_size is 8 and block"),

@@ -185,7 +185,10 @@ HOSTILE = [
     (pickle.dumps({1: 2}), "holds a dict, no tensors by their names"),
     (pickle.dumps({"epoch": 3}), "'epoch' is a int, not a tensor"),
     (pickle.dumps({"model": {}}), "'model' is a dict, not a tensor"),
-    (b"", "Ran out of input|damaged"),
+    # Gigabytes for a table with one entry.
+    (b"\x80\x02Nr\x00\x00\x00\x20.", "notes a value at place 536870912"),
+    (b"\x80\x02Np536870912\n.", "notes a value at place 536870912"),
+    (b"", "Ran out of input|exhausted|damaged"),
     (b"\x80\x02K\x01", "damaged"),
     (b"\x80\x63.", "unsupported pickle protocol"),
 ]  # fmt: skip

@@ -196,7 +196,9 @@ def random_draft(target: Path, **options: Any) -> Path:
 def test_smollm2_says_the_same(smollm2_bf16: Path, kind: str) -> None:
     texts = []
     for path in (None, random_draft(smollm2_bf16, **KINDS[kind])):
-        own: dict[str, Any] = {} if path is None else {"draft": path, "lookup": 0}
+        own: dict[str, Any] = {"draft": path, "controller": "fixed"}
+        if path is not None:
+            own["lookup"] = 0
         with Llama(smollm2_bf16, n_ctx=256, n_threads=1, **own) as llm:
             for temperature in (0.0, 0.9):
                 result = llm.create_completion(

@@ -44,7 +44,9 @@ def _draft(
 
 def _text(draft: Path | None) -> tuple[str, dict[str, Any]]:
     """What is generated with it, and how that went."""
-    own: dict[str, Any] = {} if draft is None else {"draft": draft, "lookup": 0}
+    # In every round, whether it pays or not.
+    always: dict[str, Any] = {"draft": draft, "lookup": 0, "controller": "fixed"}
+    own = {} if draft is None else always
     with Llama(tiny(), n_ctx=64, n_threads=1, **own) as llm:
         result = llm.create_completion([72, 101, 108], max_tokens=12, temperature=0)
         text: str = result["choices"][0]["text"]
@@ -108,6 +110,40 @@ CASES.table(
         "mask_2_32": (_use(mask_token=2**32 - 1), ModelLoadError, _MASK),
         "mask_text": (_use(None, {_MASK: "<mask>"}, mask_token=None), ModelLoadError, _MASK),
         "mask_list": (_use(None, {_MASK: [3]}, mask_token=None), ModelLoadError, _MASK),
+    },
+)  # fmt: skip
+
+_HEADS = "dflash.attention.head_count"
+CASES.table(
+    "alike",
+    {
+        "heads": (_key("attention.head_count", [4, 8]), ModelLoadError, f"{_HEADS} differs"),
+        "no_heads": (_key("attention.head_count", [4, 0]), ModelLoadError, _HEADS),
+        "kv_heads": (
+            _key("attention.head_count_kv", [2, 4]), ModelLoadError, f"{_HEADS}_kv differs",
+        ),
+        "no_kv_heads": (_key("attention.head_count_kv", [2, 0]), ModelLoadError, f"{_HEADS}_kv"),
+        "widths": (
+            _key("feed_forward_length", [96, 64]), ModelLoadError, "feed_forward_length differs",
+        ),
+        "window_2_31": (
+            _key("attention.sliding_window", 2**31, sliding_window=8), ModelLoadError,
+            "dflash.attention.sliding_window is 2147483648",
+        ),
+        "integer_weights": (
+            _use(lambda t: t.update({"fc.weight": t["fc.weight"].astype(np.int32)})),
+            ModelLoadError, "fc.weight is of type i32",
+        ),
+        "double_weights": (
+            _use(lambda t: t.update({"fc.weight": t["fc.weight"].astype(np.float64)})),
+            ModelLoadError, "fc.weight is of type f64",
+        ),
+        "half_norm": (
+            _use(lambda t: t.update(
+                {"enc.output_norm.weight": t["enc.output_norm.weight"].astype(np.float16)}
+            )),
+            ModelLoadError, "enc.output_norm.weight is of type f16",
+        ),
     },
 )  # fmt: skip
 

@@ -201,6 +201,7 @@ def test_work_of_other_settings_is_refused(
     [
         ({"block_size": 1}, "block_size=1"),
         ({"block_size": 65}, "block_size=65 is above 64"),
+        ({"block_size": 33, "markov_rank": 8}, "block_size=33 is above 32 with a markov_rank"),
         ({"n_layer": 0}, "n_layer=0"),
         ({"confidence": True}, "confidence needs a markov_rank"),
         ({"sample_from_anchor": True}, "sample_from_anchor needs a markov_rank"),

@@ -13,6 +13,7 @@ using namespace llama_spec;
 
 namespace {
 
+constexpr uint32_t MAX_WINDOW = 1u << 30;   // positions are signed numbers of 32 bits, and differences of them
 constexpr int64_t MAX_TOP_K = 64;   // candidates of a selector: k x k scores of each slot go to the host
 
 [[noreturn]] void refuse(const std::string & why) {
@@ -110,6 +111,7 @@ void llama_model_dflash::load_arch_hparams(llama_model_loader & ml) {
     ml.get_key(LLM_KV_FINAL_LOGIT_SOFTCAPPING, hparams.f_final_logit_softcapping, false);
     ml.get_key_or_arr(LLM_KV_ROPE_DIMENSION_SECTIONS, hparams.rope_sections, 4, false);
     hparams.llm_ffn_op = activation(ml);
+    check(layers_fault(hparams, "dflash"));
 
     ml.get_arr(LLM_KV_TARGET_LAYERS, target_layer_ids, false);
     check(target_layers_fault("dflash", target_layer_ids));
@@ -127,6 +129,9 @@ void llama_model_dflash::load_arch_hparams(llama_model_loader & ml) {
     read_size(ml, LLM_KV_DFLASH_SELECTOR_TOP_K,   "selector_top_k",   &hparams.dflash_selector_top_k);
 
     if (ml.get_key(LLM_KV_ATTENTION_SLIDING_WINDOW, hparams.n_swa, false) && hparams.n_swa > 0) {
+        if (hparams.n_swa > MAX_WINDOW) {
+            refuse("dflash.attention.sliding_window is " + std::to_string(hparams.n_swa) + ", above " + std::to_string(MAX_WINDOW));
+        }
         check_flags(ml, "dflash.attention.sliding_window_pattern", hparams.n_layer());
         ml.get_arr(LLM_KV_ATTENTION_SLIDING_WINDOW_PATTERN, hparams.is_swa_impl);
         // The engine asserts that a model with a window has a layer that uses it.
@@ -242,6 +247,8 @@ void llama_model_dflash::load_arch_tensors(llama_model_loader &) {
     check(ngrams_fault(*ml, &spec.ngrams, &table));
     known.insert(table.begin(), table.end());
     check(leftover_fault(*ml, known, "docs/dflash.md"));
+    table.push_back("d2t");
+    check(types_fault(*ml, std::set<std::string>(table.begin(), table.end())));
     const int n_confidence = dspark_conf_proj != nullptr ? 1 : 0;
     const uint32_t k = has_selector ? hparams.dflash_selector_top_k : 0;
     hparams.n_embd_out_impl = has_selector ? k + k * k : 2 * LLAMA_SPEC_DFLASH_CANDIDATES + n_confidence;

@@ -139,6 +139,8 @@ void llama_model_eagle3::load_arch_tensors(llama_model_loader &) {
     check(ngrams_fault(*ml, &spec.ngrams, &table));
     known.insert(table.begin(), table.end());
     check(leftover_fault(*ml, known, "docs/eagle3.md"));
+    table.push_back("d2t");
+    check(types_fault(*ml, std::set<std::string>(table.begin(), table.end())));
 }
 
 namespace {

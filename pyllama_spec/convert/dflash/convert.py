@@ -19,6 +19,8 @@ from pyllama_spec.gguf.reader import GgufKey
 from pyllama_spec.gguf.target import Target
 
 _UINT32 = 4
+# LLAMA_SPEC_DFLASH_MAX_CHAIN of csrc: each slot's choice is a part of the graph.
+_MAX_CHAIN = 32
 
 
 def make_dflash(job: Job) -> Draft:
@@ -90,6 +92,10 @@ def _check_logits(config: DflashConfig, plan: Plan) -> None:
     least = 1 if plan.heads.sample_from_anchor else 2
     if config.block_size < least:
         raise config.options.refuse("block_size", f"a block that drafts has {least} slots or more")
+    if plan.heads.markov_rank is not None and config.block_size > _MAX_CHAIN:
+        raise config.options.refuse(
+            "block_size", f"with a Markov head the engine takes {_MAX_CHAIN} slots at most"
+        )
     if plan.heads.markov_rank is None:
         return
     if config.logit_scale is not None:

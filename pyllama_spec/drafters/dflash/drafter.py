@@ -32,13 +32,16 @@ from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import DraftBlock, Model, Progress
 from pyllama_spec.errors import ArgumentError, EngineError
 
+_DEFAULT_MAX_DRAFT = 15
+
 
 class DFlash(ModelDrafter[Injected]):
     """Drafts with a DFlash draft, a block at a time; DFlash2 and DSpark are read from the file.
 
     Args:
         model: the draft, or the path of its GGUF (docs/dflash.md).
-        max_draft: the most tokens to draft at once; None for as many as a block was trained with.
+        max_draft: the most tokens to draft at once; None for as many as a block was trained with,
+            up to 15: a longer block pays on no machine that was seen.
         n_ctx: rows of a sequence that it remembers; None for as many as the target, or, where all
             of its layers look back over a window, for that. Fewer make a window: the oldest are
             forgotten, and it goes on.
@@ -76,9 +79,9 @@ class DFlash(ModelDrafter[Injected]):
             self.close()
             raise ArgumentError(
                 f"max_draft={wanted}: a block of {self.model.path.name} was trained with "
-                f"{self.block.n_slots} slots and guesses {most} tokens"
+                f"{self.block.n_slots} slots and guesses {most} tokens; give {most} or fewer"
             )
-        self.max_draft = most if wanted is None else wanted
+        self.max_draft = min(most, _DEFAULT_MAX_DRAFT) if wanted is None else wanted
 
     def open_memory(self, target: Context) -> Injected:
         """Room for the rows that it sees, and for a block."""
@@ -102,7 +105,10 @@ class DFlash(ModelDrafter[Injected]):
         """
         memory = self.memory_or_fail()
         errors: dict[int, Exception] = {}
-        asked = passed(requests, self.can_draft, errors)
+        # A draft may lack the target's last ids: nothing is guessed behind one, and others go on.
+        n_vocab = self.model.info.n_vocab
+        known = [r for r in requests if r.tokens[-1] < n_vocab]
+        asked = passed(known, self.can_draft, errors)
         drafts: dict[int, Draft] = {}
         if asked:
             n = min(max(r.n for r in asked), self.max_draft)

@@ -13,6 +13,8 @@ from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig, chec
 WEIGHTS = ("decay", "dpace")
 # More slots than that no CPU pays for, and no text of ours is accepted so far.
 _MAX_BLOCK = 64
+# And with a Markov head none that the engine takes: its chain is unrolled in the graph.
+_MAX_CHAIN = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,10 @@ class DFlashHeadConfig(HeadSettings):
         count(self.n_layer, "n_layer", 1)
         count(self.block_size, "block_size", 2)
         count(self.markov_rank, "markov_rank", 0)
-        if self.block_size > _MAX_BLOCK:
-            raise ArgumentError(f"block_size={self.block_size} is above {_MAX_BLOCK}")
+        most = _MAX_CHAIN if self.markov_rank else _MAX_BLOCK
+        if self.block_size > most:
+            what = " with a markov_rank" if self.markov_rank else ""
+            raise ArgumentError(f"block_size={self.block_size} is above {most}{what}")
         for name in ("confidence", "sample_from_anchor"):
             if getattr(self, name) and not self.markov_rank:
                 raise ArgumentError(f"{name} needs a markov_rank above 0")
