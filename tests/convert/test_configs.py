@@ -190,6 +190,12 @@ SUPPORTED = {
         flat(5120, 17920, 40, 10, 100352, model_type="phi3", rope_theta=250000.0),
         (40, 5120), (2, 20, 37),
     ),
+    "SpecForge qwen3.5-4b": Case(
+        flat(2560, 9216, 16, 4, 248320, head_dim=256, rope_theta=10000000, rope_scaling=None,
+             rms_norm_eps=1e-6, max_position_embeddings=32768, attention_dropout=0.0,
+             use_sliding_window=False),
+        (32, 2560), (2, 16, 29),
+    ),
     "SpecForge qwen3.5-35b-a3b": Case(
         flat(2048, 16384, 16, 2, 248320, head_dim=256, rope_theta=10000000, num_experts=256,
              decoder_sparse_step=1),

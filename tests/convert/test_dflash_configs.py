@@ -220,6 +220,13 @@ CASES = {
              block_size=7, inner=DSPARK_OPTIONS),
         "qwen3", 36, OF_36, "DSpark", keys={"sample_from_anchor": True},
     ),
+    "SpecForge qwen3.5-4b-dspark": Case(
+        zlab(QWEN35, 5, 32, [1, 8, 15, 22, 29], 248070, architectures=["DSparkDraftModel"],
+             auto_map={"AutoModel": "dspark.DSparkDraftModel"}, tie_word_embeddings=True,
+             inner={key: DSPARK_OPTIONS[key] for key in DSPARK_OPTIONS if key != "attention_mode"}),
+        "qwen35", 32, (2, 9, 16, 23, 30), "DSpark", target=MROPE,
+        keys={"sample_from_anchor": True, "block_size": 16},
+    ),
     "RadixArk/Qwen3.8-27B-DSpark": Case(
         {**deepspec(248070, vocab_size=QWEN35, num_target_layers=64, rope_theta=10000000,
                     rope_parameters=None, target_layer_ids=[5, 19, 33, 47, 61], num_anchors=None,
@@ -272,16 +279,17 @@ REFUSED = {
 }  # fmt: skip
 
 
-def convert_small(folder: Path, case: Case) -> ConversionReport:
-    """Writes the case with small sizes, and converts it."""
+def convert_small(folder: Path, case: Case, target: Path | None = None) -> ConversionReport:
+    """Writes the case with small sizes, and converts it: for a target without weights, if none."""
     folder.mkdir()
     config = _shrink(case.config)
     body = config.get("transformer_layer_config", config)
     tensors = _tensors(case, config, body)
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", tensors)
-    sizes = {"block_count": case.n_layer, "embedding_length": body["hidden_size"]}
-    target = write_target(folder / "t.gguf", case.arch, **sizes, **case.target)
+    if target is None:
+        sizes = {"block_count": case.n_layer, "embedding_length": body["hidden_size"]}
+        target = write_target(folder / "t.gguf", case.arch, **sizes, **case.target)
     return convert_draft(folder, target, folder / "out.gguf")
 
 

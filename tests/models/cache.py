@@ -18,12 +18,13 @@ from .dflash import build_dflash
 from .dflash_perm import build_perm_dflash
 from .eagle3 import build_eagle3
 from .eagle3_perm import build_perm_eagle3
-from .toys import build_constant, build_perm
+from .toys import build_constant, build_hybrid_perm, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
 
 _BUILDERS: dict[str, Callable[..., Path]] = {
     "perm": build_perm,
+    "hybrid_perm": build_hybrid_perm,
     "constant": build_constant,
     "eagle3": build_eagle3,
     "perm_eagle3": build_perm_eagle3,

@@ -37,6 +37,8 @@ class TinyConfig:
     n_expert_used: int = 2
     n_ff_exp: int = 64
     sliding_window: int = 16
+    attention_interval: int = 2
+    """Of qwen35 and its relatives: every so many layers one has attention."""
     norm_eps: float = 1e-5
     rope_freq_base: float = 10000.0
     suppress_special: bool = True

@@ -32,7 +32,7 @@ def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
     parts.moe_header(m)
     ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
     m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("full_attention_interval", 2)
+    m.key("full_attention_interval", cfg.attention_interval)
     m.key("attention.key_length", cfg.head_dim)
     m.key("attention.value_length", cfg.head_dim)
     m.key("rope.dimension_count", cfg.head_dim // 2)
@@ -41,7 +41,7 @@ def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
     m.embedding()
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "post_attention_norm")
-        if index % 2:
+        if (index + 1) % cfg.attention_interval == 0:
             m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
             for part in "kv":
                 m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)

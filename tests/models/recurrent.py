@@ -23,12 +23,13 @@ def ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | No
 def require_attention_layer(m: Sketch) -> None:
     """Refuse a model that the engine would abort on."""
     # the engine does not refuse a hybrid without attention layers: it aborts on the first decode
-    if m.cfg.n_layer < 2:
-        raise ValueError(f"{m.cfg.arch} needs n_layer >= 2: its odd layers are the attention")
+    n = m.cfg.attention_interval
+    if m.cfg.n_layer < n:
+        raise ValueError(f"{m.cfg.arch} needs n_layer >= {n}: its attention is in every {n}th")
 
 
 def qwen35(m: Sketch) -> None:
-    """Gated delta net on even layers, gated attention on odd ones, dense feed-forward."""
+    """Gated delta net, gated attention in the last layer of each interval, dense feed-forward."""
     cfg = m.cfg
     head, k_heads, v_heads = 16, 2, 4
     if cfg.n_embd >= 512:  # of a size to be timed: as in the published models
@@ -36,7 +37,7 @@ def qwen35(m: Sketch) -> None:
     require_attention_layer(m)
     parts.header(m)
     ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
-    m.key("full_attention_interval", 2)
+    m.key("full_attention_interval", cfg.attention_interval)
     m.key("attention.key_length", cfg.head_dim)
     m.key("attention.value_length", cfg.head_dim)
     m.key("rope.dimension_count", cfg.head_dim // 2)
@@ -44,7 +45,7 @@ def qwen35(m: Sketch) -> None:
     m.embedding()
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "post_attention_norm")
-        if index % 2:
+        if (index + 1) % cfg.attention_interval == 0:
             # each head's query is followed by its gate
             m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
             for part in "kv":

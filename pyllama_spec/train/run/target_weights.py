@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float32]
 # What models have that do not say otherwise, as in the engine (llama_model::load_hparams).
 _ROPE_BASE, _RMS_EPS = 10000.0, 1e-5
 _FF_WIDTHS = 3
+# Their files call the last norm as others call the first one (llama-arch.cpp, OUTPUT_NORM_LFM2).
+_LATE_EMBD_NORM = ("lfm2", "lfm2moe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
     output = floats("output.weight")
     if output is None or output.shape != embedding.shape:
         output = embedding
-    norm = floats("output_norm.weight")
+    norm = floats("token_embd_norm.weight" if arch in _LATE_EMBD_NORM else "output_norm.weight")
     name = keys.get("general.name")
     n_ff = keys.get(f"{arch}.feed_forward_length")
     has_n_ff = n_ff is not None and type(n_ff.value) is int and n_ff.value > 0
