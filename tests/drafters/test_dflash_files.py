@@ -15,6 +15,7 @@ from pyllama_spec.drafters import DFlash
 from pyllama_spec.engine import Context, Model
 from tests.dflash_tools import KINDS
 from tests.models import model_path
+from tests.models.dflash import DFlashConfig, dflash_tensors, write_dflash
 from tests.oracles import tiny
 from tests.scripted import proposed, told
 
@@ -141,3 +142,21 @@ def test_a_draft_drafts_for_one_open_model() -> None:
         with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as second:
             result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_token_that_the_draft_lacks_stops_no_other(n_parallel: int, tmp_path: Path) -> None:
+    """A draft may lack the target's last ids: nothing is guessed behind one of them."""
+    cfg = DFlashConfig(n_vocab=308, target_layers=(0, 1, 2))
+    path = write_dflash(tmp_path / "draft.gguf", cfg, dflash_tensors(cfg), {})
+    prompts = [[5, 9, 316], [7, 8, 9], [1, 2, 3]]
+    options = {"n_ctx": 128, "n_threads": 1, "n_parallel": n_parallel}
+    texts = []
+    for draft in ({}, {"draft": path, "lookup": 0, "controller": "fixed"}):
+        with Llama(model_path("llama"), **options, **draft) as llm:  # type: ignore[arg-type]
+            done = llm.create_completion(prompts, max_tokens=12, temperature=0.0)
+        texts.append([choice["text"] for choice in done["choices"]])
+    assert texts[0] == texts[1]
+    for choice in done["choices"]:
+        assert choice["speculation"]["reason_off"] is None
+        assert choice["speculation"]["drafted"] > 0
