@@ -101,6 +101,10 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "prompt_tokens": prompt.n_prompt,
         "accepted_histogram": accepted_histogram(runs),
         "reason_off": next((run.reason_off for run in runs if run.reason_off), None),
+        "asked": sum(run.asked for run in runs),
+        "probes": sum(run.probes for run in runs),
+        "proposed": sum(run.proposed for run in runs),
+        "expected": round(sum(run.expected for run in runs), 3),
         "peer": _answers(prompt.peer),
     }
 

@@ -44,6 +44,7 @@ class Run:
         draft_s, verify_s: of those, in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
         reason_off: why the drafter was not used, or not to the end.
+        asked, probes, proposed, expected: as of SpeculationStats.
 
     """
 
@@ -56,6 +57,10 @@ class Run:
     verify_s: float = 0.0
     cpu_s: float = 0.0
     reason_off: str | None = None
+    asked: int = 0
+    probes: int = 0
+    proposed: int = 0
+    expected: float = 0.0
 
     @property
     def n_decoded(self) -> int:
@@ -111,7 +116,7 @@ class Side(Closeable):
         finally:
             sampler.close()
         cpu_s = process_time() - start
-        timing = loop.timing
+        timing, stats = loop.timing, loop.stats
         return Run(
             tokens=tuple(token for step in steps for token in step.tokens),
             rounds=tuple((step.n_drafted, step.n_accepted) for step in steps[1:]),
@@ -121,7 +126,11 @@ class Side(Closeable):
             draft_s=timing.draft_s,
             verify_s=timing.verify_s,
             cpu_s=cpu_s,
-            reason_off=loop.stats.reason_off,
+            reason_off=stats.reason_off,
+            asked=stats.asked,
+            probes=stats.probes,
+            proposed=stats.proposed,
+            expected=stats.expected,
         )
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ _NOTHING = "-"
 def table(result: BenchResult) -> str:
     """The figures, for people: prompts, totals, where the time went, acceptance, bandwidth."""
     blocks = [_head(result), _prompts(result), _categories(result), _time(result)]
-    blocks += [_acceptance(result), _bandwidth(result)]
+    blocks += [_controller(result), _acceptance(result), _bandwidth(result)]
     own = "\n\n".join("\n".join(lines) for lines in blocks if lines)
     if not result.others:
         return own
@@ -127,6 +127,25 @@ def _categories(result: BenchResult) -> list[str]:
         ]
         for name, one in result.categories.items()
     ]  # fmt: skip
+    return _aligned([head, *rows])
+
+
+def _controller(result: BenchResult) -> list[str]:
+    """What was asked of the drafter in each prompt, and what came of it; [] where it never was."""
+    rows = []
+    for prompt in result.prompts:
+        runs = [pair.spec for pair in prompt.pairs]
+        spec, is_off = prompt.comparison.spec, any(run.reason_off for run in runs)
+        counts = (
+            spec.rounds, sum(run.asked for run in runs), sum(run.probes for run in runs),
+            sum(run.proposed for run in runs), spec.drafted, spec.accepted,
+        )  # fmt: skip
+        expected = sum(run.expected for run in runs)
+        rows.append([prompt.id, *map(str, counts), _number(expected, 1), "yes" if is_off else "no"])
+    if not any(run.asked for prompt in result.prompts for run in (p.spec for p in prompt.pairs)):
+        return []
+    head = ["drafts asked for", "rounds", "asked", "probes", "proposed", "verified", "accepted",
+            "expected", "off"]  # fmt: skip
     return _aligned([head, *rows])
 
 

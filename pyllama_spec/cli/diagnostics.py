@@ -22,6 +22,9 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
+from pyllama_spec.speculative import ProfitController
+from pyllama_spec.speculative.controller.base import Room
+from pyllama_spec.speculative.probe import measure_rows
 
 MAX_ROWS = 16
 _N_PREFIX = 128
@@ -139,10 +142,43 @@ def describe_draft(
 
     """
     drafter.check(target)
-    return {
-        **drafter.describe(),
-        "step_ms": _measure_step(drafter, target, repeats, n_threads),
-    }
+    step_ms = _measure_step(drafter, target, repeats, n_threads)
+    opening = _opening(drafter, target, n_threads)
+    return {**drafter.describe(), "step_ms": step_ms, "opening": pays_above(opening, step_ms)}
+
+
+def _opening(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
+    """Milliseconds of verify batches by rows, as the controller begins with them."""
+    n_most = 1 + drafter.max_draft
+    layers = tuple(drafter.target_layers)
+    with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
+        controller = ProfitController()
+        controller.attach(Room(drafter.max_draft, drafter.is_stepwise, max_rows=n_most))
+        controller.learn_costs(measure_rows(context, n_most))
+        found: dict[int, float] = controller.describe()["verify_ms"]
+    return found
+
+
+def pays_above(verify_ms: dict[int, float], step_ms: float) -> list[dict[str, float]]:
+    """For each number of drafted tokens, the tokens per round above which the round pays.
+
+    (verify(1 + n) + n * step) / verify(1): what the round takes, in tokens of plain decoding.
+
+    Args:
+        verify_ms: milliseconds of a verify batch by its rows; 1 is among them.
+        step_ms: milliseconds of each drafted token.
+
+    """
+    plain = verify_ms[1]
+    return [
+        {
+            "n_drafted": rows - 1,
+            "verify_ms": ms,
+            "draft_ms": (rows - 1) * step_ms,
+            "pays_above": (ms + (rows - 1) * step_ms) / plain,
+        }
+        for rows, ms in sorted(verify_ms.items())
+    ]
 
 
 def _measure_step(drafter: Drafter, target: Model, repeats: int, n_threads: int | None) -> float:

@@ -98,3 +98,8 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     for cost in costs[1:]:
         n = cost["n_rows"] - 1
         print(f"{n:>8}   {cost['ratio'] + n * step / costs[0]['ms']:.2f} tokens per round")
+    print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
+    print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")
+    for one in draft["opening"]:
+        pays = f"{one['pays_above']:.2f} tokens per round" if one["n_drafted"] else ""
+        print(f"{one['n_drafted']:>8} {one['verify_ms']:>10.2f} {one['draft_ms']:>9.2f}   {pays}")

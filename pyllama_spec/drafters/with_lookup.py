@@ -128,6 +128,10 @@ class WithLookup(Drafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A copy where there is one; what the model drafts for all the others together."""
+        if len(requests) == 1 and requests[0].is_copy:
+            draft = self._lookup.propose_one(requests[0])
+            self.n_copied += bool(draft.ids)
+            return (draft,)
         drafts = [self._lookup.propose_one(request) for request in requests]
         self.n_copied += sum(1 for draft in drafts if draft.ids)
         others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.is_copy]

@@ -187,6 +187,10 @@ class Context(Closeable):
         self.n_ctx_seq = self.n_ctx if params.kv_unified else self.n_ctx // params.n_seq_max
         self._row = ffi.new("float **")
         self._n_rows = ffi.new("int32_t *")
+        # Of each layer that was read: where its rows lay, and the view of them. Making one takes
+        # longer than copying the row of a plain round, and the next batch leaves its own there too.
+        self._layer_views: dict[int, tuple[int, Rows]] = {}
+        self._n_last = 0
         self._n_draft_row: int = info.n_draft_row
         n = info.n_candidates
         self._candidates = ffi.new("int32_t[]", n), ffi.new("float[]", n), ffi.new("int32_t *")
@@ -264,6 +268,9 @@ class Context(Closeable):
                 "shorten the text or open the context with a larger n_ctx"
             )
         handle = self.handle
+        if batch.n_tokens != self._n_last:
+            self._layer_views.clear()  # the buffer may be too small for this one
+            self._n_last = batch.n_tokens
         check(lib.llama_spec_decode(handle, batch.as_struct(), encode), "cannot decode")
         check(lib.llama_spec_synchronize(handle), "cannot decode")
 
@@ -331,10 +338,17 @@ class Context(Closeable):
         index = int32(layer, "layer")
         code = lib.llama_get_output_layer_inp(self.handle, index, self._row, self._n_rows)
         check(code, f"cannot read the input of layer {layer}")
-        n_embd = self.model.info.n_embd
-        if self._n_rows[0] == 0:
+        n_rows, n_embd = self._n_rows[0], self.model.info.n_embd
+        if n_rows == 0:
             return np.zeros((0, n_embd), dtype=np.float32)
-        return self._view((self._n_rows[0], n_embd))
+        address = int(ffi.cast("uintptr_t", self._row[0]))
+        known = self._layer_views.get(index)
+        if known is None or known[0] != address or len(known[1]) != n_rows:
+            if known is not None:
+                # All of them: a buffer that was replaced is freed once no view is left.
+                self._layer_views.clear()
+            known = self._layer_views[index] = address, self._view((n_rows, n_embd))
+        return known[1]
 
     def _view(self, shape: tuple[int, ...]) -> Rows:
         address = int(ffi.cast("uintptr_t", self._row[0]))
@@ -356,6 +370,7 @@ class Context(Closeable):
 
     def close(self) -> None:
         """Frees the context, once no array points into it. May be called twice, in any order."""
+        self._layer_views.clear()
         self._handle.close()
 
 

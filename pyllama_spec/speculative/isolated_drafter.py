@@ -191,6 +191,8 @@ class IsolatedDrafter:
 
     def _checked(self, draft: Draft, request: DraftRequest) -> Draft:
         """The draft as far as it was asked for, or to the first that is none of the vocabulary."""
+        if draft is NO_DRAFT:  # as in most rounds of a text that is only looked up
+            return draft
         try:
             n = max(request.n, request.n_copy) if draft.n_same else request.n
             # A copy: the drafter may go on writing to its own list, and what is verified must be

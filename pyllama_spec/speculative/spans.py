@@ -54,7 +54,10 @@ def count_seconds(span: Span, round_s: float, draft_s: float, verify_s: float) -
 
 def slices_of(rows: Features, span: Span, n: int) -> Features:
     """The first n rows of a span, of each layer."""
-    return [layer[span.first_row : span.first_row + n] for layer in rows]
+    first = span.first_row
+    if not rows or (first == 0 and n == len(rows[0])):
+        return rows  # alone, and nothing was refused: each slice would be the whole
+    return [layer[first : first + n] for layer in rows]
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:

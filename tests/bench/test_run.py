@@ -32,6 +32,20 @@ PROMPT_KEYS = {
 SUMMARY_KEYS = {"plain_tps", "spec_tps", "speedup", "acceptance_rate", "tokens_per_round"}
 
 
+def test_the_controllers_counts_are_those_of_the_runs(result: bench.BenchResult) -> None:
+    found = bench.to_json(result)["prompts"]
+    for prompt, line in zip(result.prompts, found, strict=True):
+        runs = [pair.spec for pair in prompt.pairs]
+        for key in ("asked", "probes", "proposed"):
+            assert line[key] == sum(getattr(run, key) for run in runs)
+    assert sum(line["asked"] for line in found) > 0, "the drafter was asked"
+    assert sum(line["proposed"] for line in found) > 0
+    (head,) = [line for line in bench.table(result).split("\n") if "drafts asked for" in line]
+    assert head.split()[3:] == [
+        "rounds", "asked", "probes", "proposed", "verified", "accepted", "expected", "off",
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> bench.BenchResult:
     return bench.run(tiny_config(tmp_path_factory.mktemp("bench"), repeats=3))
@@ -46,6 +60,9 @@ def test_json_holds_what_the_design_says(result: bench.BenchResult) -> None:
         assert prompt["plain_tps"] > 0 and prompt["spec_tps"] > 0
         assert prompt["speedup"] == pytest.approx(prompt["spec_tps"] / prompt["plain_tps"])
         assert prompt["n_texts"] == 3
+        assert 0 <= prompt["probes"] <= prompt["asked"] <= prompt["rounds"]
+        assert prompt["accepted"] <= prompt["drafted"] <= prompt["proposed"]
+        assert 0.0 <= prompt["expected"] <= prompt["drafted"]
     assert set(found["summary"]) >= SUMMARY_KEYS
     assert set(found["categories"]) == {"a", "b"}
     assert set(found["versions"]) >= {"pyllama_spec", "engine", "python", "numpy"}

@@ -185,9 +185,17 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
     draft = json.loads(done.stdout)["draft"]
     assert draft["target_layers"] == [1, 2, 3]
     assert draft["step_ms"] > 0
+    opening = draft["opening"]
+    assert opening[0]["n_drafted"] == 0 and opening[0]["pays_above"] == 1.0
+    assert len(opening) > 1 and opening[-1]["n_drafted"] > 0
+    for one in opening:
+        assert one["verify_ms"] > 0 and one["draft_ms"] == one["n_drafted"] * draft["step_ms"]
+        cost = one["verify_ms"] + one["draft_ms"]
+        assert one["pays_above"] == pytest.approx(cost / opening[0]["verify_ms"])
     done = cli("doctor", "-m", target, "-d", head, *quick)
     assert done.returncode == 0, done.stderr
     assert "fits" in done.stdout
+    assert "As the controller begins with it" in done.stdout
     other = cli("doctor", "-m", target, "-d", model_path("eagle3", n_vocab=512), *quick)
     assert other.returncode == 1
     assert "a vocabulary of 512, this one has 320" in other.stderr

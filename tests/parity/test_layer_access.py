@@ -81,6 +81,27 @@ def test_the_number_of_rows_is_that_of_the_last_batch() -> None:
             rows[...] = 0
 
 
+def test_a_view_is_made_once_for_batches_of_one_length() -> None:
+    """And shows what the last batch left there."""
+    layers = (1, 3)
+    with tiny_context(tiny("llama"), target_layers=layers) as context:
+        batch, seen = Batch(8), []
+        for i, n in enumerate((1, 1, 8, 1)):
+            batch.clear()
+            batch.extend(prompt_tokens(n, seed=i), 0, output_all=True)
+            context.memory.clear()
+            context.decode(batch)
+            rows = [context.layer_input(layer) for layer in layers]
+            seen.append(rows[0])
+            with tiny_context(tiny("llama"), target_layers=layers) as fresh:
+                fresh.decode(batch)
+                for layer, row in zip(layers, rows, strict=True):
+                    assert row.shape == (n, 64)
+                    assert np.array_equal(row, fresh.layer_input(layer))
+        assert seen[0] is seen[1]
+        assert seen[2] is not seen[1]
+
+
 class TestEncoder:
     """The engine does not flag bert as an encoder, decodes it without a mask, and returns zeros."""
 
