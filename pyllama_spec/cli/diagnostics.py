@@ -135,16 +135,26 @@ def measure_verify_cost(
 def describe_draft(
     drafter: Drafter, target: Model, *, repeats: int = 5, n_threads: int | None = None
 ) -> dict[str, Any]:
-    """The facts about a draft, and the milliseconds of each token that it drafts.
+    """The facts about a draft, and the milliseconds that drafts take.
+
+    `step_ms` is a full draft's share for each token, `draft_ms` what drafts of 1, 2 ... tokens
+    take: so many steps, or a block, which is one call whatever its length.
 
     Raises:
         ArgumentError: it was made for another target, with the first difference.
 
     """
     drafter.check(target)
-    step_ms = _measure_step(drafter, target, repeats, n_threads)
+    draft_ms = _measure_drafts(drafter, target, repeats, n_threads)
     opening = _opening(drafter, target, n_threads)
-    return {**drafter.describe(), "step_ms": step_ms, "opening": pays_above(opening, step_ms)}
+    return {
+        **drafter.describe(),
+        "max_draft": drafter.max_draft,
+        "is_stepwise": drafter.is_stepwise,
+        "step_ms": draft_ms[-1] / len(draft_ms),
+        "draft_ms": draft_ms,
+        "opening": pays_above(opening, draft_ms),
+    }
 
 
 def _opening(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
@@ -159,32 +169,43 @@ def _opening(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int
     return found
 
 
-def pays_above(verify_ms: dict[int, float], step_ms: float) -> list[dict[str, float]]:
+def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[str, float]]:
     """For each number of drafted tokens, the tokens per round above which the round pays.
 
-    (verify(1 + n) + n * step) / verify(1): what the round takes, in tokens of plain decoding.
+    (verify(1 + n) + draft(n)) / verify(1): what the round takes, in tokens of plain decoding.
 
     Args:
         verify_ms: milliseconds of a verify batch by its rows; 1 is among them.
-        step_ms: milliseconds of each drafted token.
+        draft_ms: milliseconds of drafts of 1, 2 ... tokens, of as many as are verified.
 
     """
-    plain = verify_ms[1]
+    plain, drafts = verify_ms[1], [0.0, *draft_ms]
     return [
         {
             "n_drafted": rows - 1,
             "verify_ms": ms,
-            "draft_ms": (rows - 1) * step_ms,
-            "pays_above": (ms + (rows - 1) * step_ms) / plain,
+            "draft_ms": drafts[rows - 1],
+            "pays_above": (ms + drafts[rows - 1]) / plain,
         }
         for rows, ms in sorted(verify_ms.items())
     ]
 
 
-def _measure_step(drafter: Drafter, target: Model, repeats: int, n_threads: int | None) -> float:
-    """Median milliseconds per drafted token, over drafts of full length after a short prefix."""
-    layers = tuple(drafter.target_layers)
-    times: list[float] = []
+def _measure_drafts(
+    drafter: Drafter, target: Model, repeats: int, n_threads: int | None
+) -> list[float]:
+    """Median milliseconds of drafts of 1, 2 ... tokens, after a short prefix."""
+    layers, most = tuple(drafter.target_layers), max(drafter.max_draft, 1)
+
+    def measure(n: int, tokens: list[int]) -> float:
+        """Of drafts of n tokens, by token."""
+        times: list[float] = []
+        for _ in range(repeats + 1):
+            start = perf_counter()
+            (draft,) = drafter.propose([DraftRequest(0, tokens, n)])
+            times.append((perf_counter() - start) / max(len(draft.ids), 1))
+        return 1e3 * statistics.median(times[1:])
+
     with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
         drafter.attach(context)
         batch, token = Batch(_N_PREFIX), target.vocab.bos or 0
@@ -194,11 +215,10 @@ def _measure_step(drafter: Drafter, target: Model, repeats: int, n_threads: int 
         rows = [context.layer_input(layer) for layer in layers]
         tokens.append(token)
         drafter.commit([Committed(0, tokens, 0, rows)])
-        for _ in range(repeats + 1):
-            start = perf_counter()
-            (draft,) = drafter.propose([DraftRequest(0, tokens, drafter.max_draft)])
-            times.append((perf_counter() - start) / max(len(draft.ids), 1))
-    return 1e3 * statistics.median(times[1:])
+        if drafter.is_stepwise:
+            step = measure(most, tokens)
+            return [step * n for n in range(1, most + 1)]
+        return [measure(n, tokens) * n for n in range(1, most + 1)]
 
 
 def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> list[float]:

@@ -92,12 +92,15 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
     print(f"\n{'draft':<13} {draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
     print(f"{'reads':<13} the inputs of layers {', '.join(map(str, draft['target_layers']))}")
-    share = step / costs[0]["ms"]
-    print(f"{'a step':<13} {step:.2f} ms for each drafted token, {share:.3f} x one row")
-    print("\n drafted   a round pays above")
-    for cost in costs[1:]:
-        n = cost["n_rows"] - 1
-        print(f"{n:>8}   {cost['ratio'] + n * step / costs[0]['ms']:.2f} tokens per round")
+    share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
+    if draft["is_stepwise"]:
+        print(f"{'a step':<13} {step:.2f} ms for each drafted token, {share:.3f} x one row")
+    else:
+        print(f"{'a draft':<13} one call for up to {draft['max_draft']} tokens")
+    print("\n drafted  draft ms   a round pays above")
+    for cost, ms in zip(costs[1:], draft_ms, strict=False):
+        n, pays = cost["n_rows"] - 1, cost["ratio"] + ms / costs[0]["ms"]
+        print(f"{n:>8} {ms:>9.2f}   {pays:.2f} tokens per round")
     print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
     print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")
     for one in draft["opening"]:

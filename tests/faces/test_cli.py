@@ -177,6 +177,23 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert f"row kernels   {kernels or 'none'}" in plain.stdout
 
 
+def test_doctor_lists_what_a_block_can_draft_and_no_more() -> None:
+    target, head = model_path("llama"), model_path("dflash", block_size=4)
+    quick = ("--max-rows", 8, "--repeat", 1, "-t", 1)
+    done = cli("doctor", "-m", target, "-d", head, *quick, "--json")
+    assert done.returncode == 0, done.stderr
+    draft = json.loads(done.stdout)["draft"]
+    assert draft["block_size"] == 4
+    assert draft["max_draft"] == len(draft["draft_ms"]) == 3
+    assert not draft["is_stepwise"]
+    assert all(ms > 0 for ms in draft["draft_ms"])
+    done = cli("doctor", "-m", target, "-d", head, *quick)
+    assert "one call for up to 3 tokens" in done.stdout
+    table = done.stdout[done.stdout.index("drafted  draft ms") :]
+    assert "\n       3 " in table
+    assert "\n       4 " not in table
+
+
 def test_doctor_tells_whether_a_draft_fits() -> None:
     target, head = model_path("llama"), model_path("eagle3")
     quick = ("--max-rows", 4, "--repeat", 1, "-t", 1)
@@ -189,7 +206,8 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
     assert opening[0]["n_drafted"] == 0 and opening[0]["pays_above"] == 1.0
     assert len(opening) > 1 and opening[-1]["n_drafted"] > 0
     for one in opening:
-        assert one["verify_ms"] > 0 and one["draft_ms"] == one["n_drafted"] * draft["step_ms"]
+        assert one["verify_ms"] > 0
+        assert one["draft_ms"] == pytest.approx(one["n_drafted"] * draft["step_ms"])
         cost = one["verify_ms"] + one["draft_ms"]
         assert one["pays_above"] == pytest.approx(cost / opening[0]["verify_ms"])
     done = cli("doctor", "-m", target, "-d", head, *quick)

@@ -21,7 +21,7 @@ from .cases_fuzz import ARCHS, N_FLIPS
 from .harness import Case, Outcome, cases_of, run_module
 
 MODULES = (
-    "cases_files", "cases_dflash", "cases_blocks", "cases_decode", "cases_state",
+    "cases_files", "cases_dflash", "cases_alike", "cases_blocks", "cases_decode", "cases_state",
     "cases_sampling", "cases_llama", "cases_cli",
 )  # fmt: skip
 FUZZ = ("cases_fuzz", "cases_heads")
