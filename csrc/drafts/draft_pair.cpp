@@ -133,7 +133,9 @@ std::string types_fault(const llama_model_loader & ml, const std::set<std::strin
         }
         const bool is_number = tensor->type == GGML_TYPE_F32 || tensor->type == GGML_TYPE_F16 ||
                 tensor->type == GGML_TYPE_BF16 || ggml_is_quantized(tensor->type);
-        if (!is_number || (ggml_n_dims(tensor) == 1 && tensor->ne[0] > 1 && tensor->type != GGML_TYPE_F32)) {
+        // Norms are multiplied with and biases added as they are; a matrix may have a single row.
+        const bool is_vector = entry.first.find("norm") != std::string::npos || entry.first.find(".bias") != std::string::npos;
+        if (!is_number || (is_vector && tensor->type != GGML_TYPE_F32)) {
             return "the tensor " + entry.first + " is of type " + ggml_type_name(tensor->type) +
                     (is_number ? "; a vector has to be f32" : ", which holds no weights");
         }
