@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:
-        print("pyllama-spec: interrupted", file=sys.stderr)
+        hint = getattr(args, "if_interrupted", "")
+        print(f"pyllama-spec: interrupted{hint}", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; say nothing, not even at exit.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Group: TypeAlias = "argparse._ArgumentGroup"
 _GB = 1_000_000_000
+_GOES_ON = "; what was made so far is kept, and the same command goes on with it"
 
 
 def add_train(commands: _Commands) -> None:
@@ -58,7 +59,7 @@ def _add_eagle3(kinds: _Commands) -> None:
     fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
     fit.add_argument("--steps", type=int, default=default.n_steps, metavar="N",
         help="how deep it learns to draft [%(default)s]")  # fmt: skip
-    parser.set_defaults(run=run_eagle3)
+    parser.set_defaults(run=run_eagle3, if_interrupted=_GOES_ON)
 
 
 def _add_dflash(kinds: _Commands) -> None:
@@ -95,7 +96,7 @@ def _add_dflash(kinds: _Commands) -> None:
     fit("--hard-share", type=float, default=default.hard_share, metavar="SHARE",
         help="of the loss, what goes to the text's token and not to the target's distribution "
         "[%(default)g]")  # fmt: skip
-    parser.set_defaults(run=run_dflash)
+    parser.set_defaults(run=run_dflash, if_interrupted=_GOES_ON)
 
 
 def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:

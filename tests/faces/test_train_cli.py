@@ -200,6 +200,17 @@ def test_every_kind_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--tokens" in text
 
 
+def test_an_interrupted_command_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_train, "train_eagle3", interrupted)
+    assert train("-m", "t.gguf", "-o", tmp_path / "d.gguf") == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_contradictory_settings_are_refused() -> None:
     with pytest.raises(ArgumentError, match="n_top=65 is more than n_candidates=64"):
         Eagle3TrainConfig(Path("a"), Path("b"), n_top=65)
