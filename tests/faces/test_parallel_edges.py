@@ -59,9 +59,10 @@ def fails_once(llm: Llama, error: BaseException) -> None:
 def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
     """Who waits in line has its turn next, and each reader has an exception of its own."""
     prompts = [[*PROMPT, 97 + i] for i in range(4)]
-    gate = threading.Event()
+    gate, entered = threading.Event(), threading.Event()
 
     def waits(ids: Any, scores: Any) -> Any:
+        entered.set()
         assert gate.wait(30)
         return scores
 
@@ -74,6 +75,7 @@ def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
             futures.append(pool.submit(asked, llm, prompt, options))
             while len(runner._placed) + len(runner._waiting) <= i:
                 time.sleep(0.001)
+            assert entered.wait(30)  # else a busy machine may break the first round already
         fails_once(llm, RuntimeError("the round is broken"))
         gate.set()
         errors: list[Any] = [future.exception(timeout=30) for future in futures[:2]]
