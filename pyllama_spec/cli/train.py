@@ -253,11 +253,13 @@ def _print_report(report: TrainReport, work: Path) -> None:
     before, after = report.untrained, report.trained
     by_depth = " / ".join(f"{share:.2f}" for share in after.by_depth)
     print(f"{report.path}: {report.n_bytes / 1e6:.1f} MB")
-    print(f"held-out greedy text: accepted {by_depth}, {after.tokens_per_round:.2f} tokens per "
-          f"round (untrained {before.tokens_per_round:.2f})")  # fmt: skip
+    if after.n_rounds:
+        print(f"held-out greedy text: accepted {by_depth}, {after} "
+              f"(untrained {before.tokens_per_round:.2f})")  # fmt: skip
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
     print(
-        f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; {stages}"
+        f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; "
+        f"this run: {stages}"
     )
     print(f"text, features, checkpoints and curves are in {work}; the draft does not need them")
     for note in report.notes:

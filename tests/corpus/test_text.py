@@ -14,9 +14,8 @@ from pyllama_spec.bench.prompt_file import OWN_PROMPTS
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.train import CheckpointError, TrainError
-from pyllama_spec.train.corpus.build import build_corpus, corpus_identity
+from pyllama_spec.train.corpus.build import build_corpus
 from pyllama_spec.train.corpus.features import (
-    FeatureSource,
     LiveFeatures,
 )
 from pyllama_spec.train.corpus.prompt_seeds import (
@@ -26,16 +25,13 @@ from pyllama_spec.train.corpus.prompt_seeds import (
     read_subjects,
 )
 from pyllama_spec.train.corpus.quality import Seen, distinct_ratio, ends_in_loop, is_repetitive
-from pyllama_spec.train.corpus.store import CorpusStore
-from pyllama_spec.train.corpus.tasks import FilePrompts, OwnPrompts, read_prompts
+from pyllama_spec.train.corpus.tasks import FilePrompts, OwnPrompts, has_template, read_prompts
 from pyllama_spec.train.corpus.top_k import draw, top_k_of
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,
     config,
-    feature_store,
     make,
-    no_live_features,
     tokens,
 )
 from tests.models import model_path
@@ -278,54 +274,6 @@ def test_the_mask_is_the_answer_and_nothing_follows_its_end(writer: Model, tmp_p
     assert any(writer.vocab.is_eog(int(s.tokens[-1])) for s in corpus.sequences)
 
 
-class _Stop(Exception):  # noqa: N818 - it stands for an interruption
-    pass
-
-
-@pytest.mark.parametrize("from_file", [True, False])
-@pytest.mark.parametrize("n_steps", [5, 60, 110])
-def test_an_interrupted_corpus_goes_on_to_the_same_text(
-    from_file: bool, n_steps: int, writer: Model, tmp_path: Path, prompts: Path
-) -> None:
-    settings = config(prompts if from_file else None)
-    whole_store = feature_store(tmp_path / "wf", settings)
-    options = {"target_layers": LAYERS, "n_top": N_TOP}
-    whole = make(writer, tmp_path / "whole", settings, features=whole_store, **options)
-    left, n_runs = n_steps, 0
-    store = feature_store(tmp_path / "pf", settings)
-
-    def stop(_: object) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise _Stop
-
-    for _ in range(40):
-        left, n_runs = n_steps, n_runs + 1
-        try:
-            parts = make(
-                writer, tmp_path / "parts", settings, features=store, on_progress=stop, **options
-            )
-        except _Stop:
-            n_steps += 20
-        else:
-            break
-    assert n_runs > 1
-    assert tokens(parts) == tokens(whole)
-    assert parts.sha256 == whole.sha256
-    sources = [
-        FeatureSource(
-            c, CorpusStore(tmp_path / n, corpus_identity(settings, "target")), s, no_live_features
-        )
-        for c, n, s in ((whole, "whole", whole_store), (parts, "parts", store))
-    ]
-    for i in range(len(whole.sequences)):
-        a, b = (source.get(i) for source in sources)
-        assert (a.rows == b.rows).all()
-        assert (a.top_ids == b.top_ids).all()
-        assert (a.top_log_p == b.top_log_p).all()
-
-
 def test_more_tokens_are_appended_and_fewer_are_a_beginning(
     writer: Model, tmp_path: Path, prompts: Path
 ) -> None:
@@ -373,3 +321,26 @@ def test_a_full_disk_keeps_what_was_there(
     assert not list(tmp_path.rglob("*.part"))
     again = make(writer, tmp_path / "c", config(prompts, n_tokens=400))
     assert tokens(again)[: len(few.sequences)] == tokens(few)
+
+
+# --- a model without a chat template
+
+
+def test_a_base_model_writes_documents(tmp_path: Path) -> None:
+    """In ChatML, which it never saw, it would write nonsense, and a draft would learn that."""
+    path = model_path("llama", suppress_special=False, output_scale=3.0, chat_template=None)
+    settings = config(None, n_tokens=600, max_user=2)
+    with Model(path) as base:
+        assert not has_template(base)
+        corpus = make(base, tmp_path / "c", settings)
+        openings = set()
+        for sequence in corpus.sequences:
+            n = int(np.argmax(sequence.mask))
+            assert sequence.tokens[0] == base.vocab.bos
+            assert 1 + 4 <= n <= 1 + 24
+            openings.add(tuple(sequence.tokens[:n].tolist()))
+            text = base.vocab.detokenize(sequence.tokens.tolist(), special=True)
+            assert b"<|im_start|>assistant" not in text
+        assert len(openings) == len(corpus.sequences) > 4
+        assert any(s.is_greedy for s in corpus.sequences)
+        assert tokens(make(base, tmp_path / "again", settings)) == tokens(corpus)

@@ -20,6 +20,7 @@ from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
+from pyllama_spec.train.run.objective import AcceptanceMeter
 from pyllama_spec.train.run.pipeline import TrainReport
 from pyllama_spec.train.run.target_weights import read_weights
 from tests.models import model_path, perm_next
@@ -93,6 +94,20 @@ def test_the_file_has_a_table_of_what_follows(
     assert len((Model(few).ngram_arrays() or ((),))[0]) == 7
     none = train_eagle3(replace(config, n_ngrams=0)).path
     assert Model(none).ngram_arrays() is None
+
+
+def test_acceptance_says_how_sure_it_is() -> None:
+    """A mean of 26 rounds was quoted as if it were one of thousands."""
+    meter = AcceptanceMeter(3)
+    accepted = [0, 1, 3, 2, 0, 3, 3, 1, 0, 2]
+    starts = [100 * i for i in range(10)]
+    meter.add(starts, accepted)
+    found = meter.result()
+    assert found.n_rounds == 10
+    assert found.tokens_per_round == pytest.approx(1 + np.mean(accepted))
+    assert found.margin == pytest.approx(1.96 * np.std(accepted) / 10**0.5)
+    assert str(found) == f"2.50 +- {found.margin:.2f} tokens per round (10 rounds)"
+    assert str(AcceptanceMeter(3).result()) == "not measured: there is no held-out text"
 
 
 def course(folder: Path) -> list[dict[str, Any]]:

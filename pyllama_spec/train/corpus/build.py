@@ -7,9 +7,10 @@ same text comes out however often the work is interrupted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from pyllama_spec.train.corpus.store import (
     load_corpus,
 )
 from pyllama_spec.train.corpus.tasks import make_source
+from pyllama_spec.train.corpus.waiting import load_waiting, save_waiting
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.interrupt import interruptions
@@ -36,6 +38,8 @@ from pyllama_spec.train.interrupt import interruptions
 _REVISION = 3
 # Tokens of a shard: what an interruption that nobody sees coming can cost.
 _SHARD_TOKENS = 16_384
+# Seconds between two moments at which what waits for a slower sequence is written.
+_SAVE_EVERY_S = 30.0
 # After so many tasks without one sequence that is worth keeping, none is to be expected.
 _MAX_VAIN = 256
 
@@ -45,16 +49,25 @@ class CorpusProgress:
     """How far it is.
 
     Attributes:
-        n_answer: answer tokens that are kept.
+        n_answer: answer tokens of finished sequences, those that wait for an earlier one included.
         n_wanted: as many as there are to be.
-        n_kept, n_dropped: sequences.
+        n_texts, n_dropped: finished sequences that are kept, or wait to be judged; the others.
+        n_running: sequences that are being written.
+        n_begun: their answer tokens so far.
 
     """
 
     n_answer: int
     n_wanted: int
-    n_kept: int
+    n_texts: int
     n_dropped: int
+    n_running: int
+    n_begun: int
+
+    @property
+    def fraction(self) -> float:
+        """0.0 .. 1.0. What is begun counts on both sides: as much of it is left at the end."""
+        return min((self.n_answer + self.n_begun) / (self.n_wanted + self.n_begun), 1.0)
 
 
 def corpus_identity(config: CorpusConfig, target_sha256: str) -> dict[str, Any]:
@@ -81,7 +94,10 @@ class _Keeper:
         self, store: CorpusStore, features: FeatureStore | None, config: CorpusConfig
     ) -> None:
         self._store, self._features, self._config = store, features, config
+        # Finished, and not yet in the store: those that wait for an earlier one, and those behind
+        # the last shard.
         self._waiting: dict[int, Generated] = {}
+        self._judged: dict[int, Generated] = {}
         self._kept: list[tuple[TextSequence, TargetFeatures | None]] = []
         self._seen = Seen()
         self._dropped: Counter[str] = Counter(store.dropped)
@@ -92,10 +108,28 @@ class _Keeper:
         for shard in range(store.n_shards):
             for sequence in store.read(shard):
                 self._note(sequence)
+        self._saved_at = monotonic()
+        for done in load_waiting(store.folder, store.identity):
+            if done.number >= self._next:
+                self.take(done)
 
-    def progress(self) -> CorpusProgress:
-        """How far it is."""
-        return CorpusProgress(self.n_answer, self._config.n_tokens, self.n_kept, self.n_dropped)
+    def progress(self, running: tuple[int, int]) -> CorpusProgress:
+        """How far it is; `running` are sequences that are being written, and their answers."""
+        waiting = [len(done.tokens) - done.n_prompt for done in self._waiting.values()]
+        return CorpusProgress(
+            self.n_answer + sum(waiting), self._config.n_tokens, self.n_kept + len(waiting),
+            self.n_dropped, *running,
+        )  # fmt: skip
+
+    @property
+    def next_number(self) -> int:
+        """The first task that has not been judged."""
+        return self._next
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Tasks behind it that are finished."""
+        return frozenset(self._waiting)
 
     @property
     def n_dropped(self) -> int:
@@ -112,9 +146,12 @@ class _Keeper:
         self._waiting[done.number] = done
         while not self.is_done and (ready := self._waiting.pop(self._next, None)) is not None:
             self._next += 1
+            self._judged[ready.number] = ready
             self._judge(ready)
             if self._n_tokens >= _SHARD_TOKENS:
                 self.flush()
+        if monotonic() - self._saved_at >= _SAVE_EVERY_S:
+            self._save_waiting(with_features=False)
 
     def _judge(self, done: Generated) -> None:
         reason = self._why_not(done)
@@ -159,7 +196,20 @@ class _Keeper:
             self._features.put(self._store.n_shards, hash_tokens(sequences), features)
         self._store.append(sequences, self._next, dict(self._dropped))
         self._kept.clear()
+        self._judged.clear()
         self._n_tokens = 0
+
+    def close(self) -> None:
+        """Stores all that is finished."""
+        self.flush()
+        self._save_waiting(with_features=self._features is not None)
+
+    def _save_waiting(self, *, with_features: bool) -> None:
+        finished = [*self._judged.values(), *self._waiting.values()]
+        save_waiting(
+            self._store.folder, self._store.identity, finished, with_features=with_features
+        )
+        self._saved_at = monotonic()
 
 
 def _vain(dropped: Counter[str]) -> str:
@@ -212,10 +262,10 @@ def build_corpus(
         )  # fmt: skip
 
         try:
-            _collect(generator.run(store.next_number), keeper, on_progress)
+            _collect(generator, keeper, on_progress)
         finally:
             generator.close()
-            keeper.flush()
+            keeper.close()
     corpus = load_corpus(store, config.n_tokens)
     if not corpus.sequences:
         raise TrainError(_vain(Counter(store.dropped)))
@@ -223,16 +273,16 @@ def build_corpus(
 
 
 def _collect(
-    generated: Iterator[Generated | None],
+    generator: Generator,
     keeper: _Keeper,
     on_progress: Callable[[CorpusProgress], None] | None,
 ) -> None:
     with interruptions() as interrupted:
-        for done in generated:
+        for done in generator.run(keeper.next_number, keeper.known):
             if done is not None:
                 keeper.take(done)
             elif on_progress is not None:
-                on_progress(keeper.progress())
+                on_progress(keeper.progress(generator.running))
             if keeper.is_done:
                 return
             if interrupted.is_set():

@@ -55,6 +55,11 @@ class FeatureStore:
         self._open: dict[int, list[npt.NDArray[Any]]] = {}
 
     @property
+    def token_bytes(self) -> int:
+        """What the features of one token take."""
+        return self._token_bytes
+
+    @property
     def n_bytes(self) -> int:
         """What they take on disk."""
         return sum(int(shard["bytes"]) for shard in self._index["shards"].values())

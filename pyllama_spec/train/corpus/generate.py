@@ -9,7 +9,7 @@ with types whose rows do not depend on the batch, and an interrupted run can go 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -212,11 +212,19 @@ class Generator:
         )  # fmt: skip
         self._places = [_Place(SequenceState(seq)) for seq in range(n)]
 
-    def run(self, first: int) -> Iterator[Generated | None]:
+    @property
+    def running(self) -> tuple[int, int]:
+        """How many sequences are being written, and how many answer tokens they have so far."""
+        busy = [p for p in self._places if p.task is not None]
+        n = sum(len(p.state.tokens) - p.n_prompt for p in busy if not p.in_user)
+        return len(busy), max(n, 0)
+
+    def run(self, first: int, known: Container[int] = ()) -> Iterator[Generated | None]:
         """Generates tasks first, first + 1, ... and yields them as they end, in any order.
 
         Args:
             first: the number of the first task.
+            known: numbers of tasks to leave out.
 
         Yields:
             None after every round, and every sequence that ends with it.
@@ -229,6 +237,8 @@ class Generator:
         while True:
             for place in self._places:
                 if place.task is None and not is_over:
+                    while number in known:
+                        number += 1
                     task = self._source.task(number)
                     number, is_over = number + 1, task is None
                     if task is not None:
@@ -273,7 +283,8 @@ class Generator:
         room = config.n_ctx - len(prompt)
         if place.in_user:
             features, temperature = None, config.user_temperature
-            room = min(config.max_user, room - len(self._source.after_user))
+            most = config.max_user if task.max_user is None else task.max_user
+            room = min(most, room - len(self._source.after_user))
         else:
             features, temperature = self._collector.of(place.state.seq_id), task.temperature
         sampler = _TaskSampler(task, config.n_candidates, temperature, place.state, features)
@@ -295,7 +306,7 @@ class Generator:
         config, after = self._config, self._source.after_user
         tokens = list(place.state.tokens)
         n = len(tokens) - place.n_user
-        if self._is_eog(tokens[-1]) or tokens[-1] == after[0]:
+        if self._is_eog(tokens[-1]) or tokens[-1] in after[:1]:
             tokens.pop()
         elif n % _LOOP_EVERY == 0 and ends_in_loop(tokens[place.n_user :]):
             return "user"

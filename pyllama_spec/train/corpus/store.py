@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.train.errors import CheckpointError
-from pyllama_spec.train.files import read_array, read_json, write_array, write_json
+from pyllama_spec.train.files import hash_json, read_array, read_json, write_array, write_json
 
 INDEX = "index.json"
 
@@ -68,6 +68,11 @@ class CorpusStore:
             index = {"identity": identity, "next_number": 0, "shards": [], "dropped": {}}
         check_same(index["identity"], identity, folder)
         self._index: dict[str, Any] = index
+
+    @property
+    def identity(self) -> str:
+        """A hash of what decides the text."""
+        return hash_json(self._index["identity"])
 
     @property
     def next_number(self) -> int:

@@ -31,6 +31,7 @@ class Task:
         temperature: of the answer.
         rng: its own random numbers.
         writes_user: whether the target first writes the user's turn.
+        max_user: the most tokens of it; None for the configuration's.
 
     """
 
@@ -39,6 +40,7 @@ class Task:
     temperature: float
     rng: np.random.Generator
     writes_user: bool
+    max_user: int | None = None
 
 
 class TaskSource(Protocol):
@@ -119,6 +121,35 @@ class OwnPrompts:
         return task
 
 
+class Documents:
+    """What a model without a chat template writes by itself: a base model knows no turns.
+
+    The first tokens are drawn at the temperature of user turns, so that no two documents begin
+    alike; what follows is learned from, most of it written at temperature 0.
+    """
+
+    # Tokens that a document begins with.
+    _MIN_BEGUN, _MAX_BEGUN = 4, 24
+
+    def __init__(self, model: Model, config: CorpusConfig) -> None:
+        self._config, vocab = config, model.vocab
+        first = next((t for t in (vocab.bos, vocab.eos) if t is not None), None)
+        if first is None:
+            raise UnsupportedError(
+                f"{model.path.name} has neither a chat template nor a token that begins a text; "
+                "give prompts of your own (--prompts)"
+            )
+        self._first = first
+        self.shared: list[int] = []
+        self.after_user: list[int] = []
+
+    def task(self, number: int) -> Task | None:
+        """There is always another one."""
+        task = _new_task(self._config, number, [self._first], writes_user=True)
+        task.max_user = int(task.rng.integers(self._MIN_BEGUN, self._MAX_BEGUN + 1))
+        return task
+
+
 class FilePrompts:
     """Prompts of a file, in an order that the seed decides; again and again up to max_passes.
 
@@ -185,12 +216,19 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 
 
 def make_source(model: Model, config: CorpusConfig) -> TaskSource:
-    """The prompts of the file, or the target's own where there is none.
+    """The prompts of the file; without one the target's own, or documents of a base model.
 
     Raises:
         TrainError, UnsupportedError: as FilePrompts and OwnPrompts.
 
     """
-    if config.prompts is None:
+    if config.prompts is not None:
+        return FilePrompts(model, config, config.prompts)
+    if has_template(model):
         return OwnPrompts(model, config)
-    return FilePrompts(model, config, config.prompts)
+    return Documents(model, config)
+
+
+def has_template(model: Model) -> bool:
+    """Whether a model's file says how chats are written for it."""
+    return not ChatTemplate.of_model(model).note

@@ -82,7 +82,7 @@ def begin_with_copying(
     end_scale = torch.from_numpy(np.maximum(channel_rms[-d:], 1e-6)).double()
     both = torch.cat((x, torch.from_numpy(last).double() / end_scale), dim=1)
     one = _one_of(both, None)
-    space = _Space(upright / upright.norm(), used, seed)
+    space = _Space(upright / upright.norm(), used, n, seed)
     _copy(head, space, directions, told / scale, torch.from_numpy(last))
     with torch.no_grad():
         fc = head.weight("fc.weight")
@@ -114,16 +114,18 @@ class _Space:
         upright: [n_embd], which slots are on one side of, and rows of features on the other.
         axes: [n_embd, n_embd - 1], the others.
         used: numbers of the heads that are set.
+        n_told, n_said: how many axes tell the token, and how many behind them what was said.
 
     """
 
-    def __init__(self, upright: Tensor, used: int, seed: int) -> None:
+    def __init__(self, upright: Tensor, used: int, n_told: int, seed: int) -> None:
         d = len(upright)
         generator = torch.Generator().manual_seed(seed + 1)
         drawn = torch.randn(d, d - 1, generator=generator, dtype=torch.float64)
         self.upright = upright
         self.axes = torch.linalg.qr(torch.cat((upright[:, None], drawn), dim=1)).Q[:, 1:]
-        self.used = used
+        self.used, self.n_told = used, n_told
+        self.n_said = min(used, d - 1 - n_told)
 
 
 def _copy(head: DFlashHead, space: _Space, directions: Tensor, told: Tensor, last: Tensor) -> None:
@@ -137,9 +139,9 @@ def _copy(head: DFlashHead, space: _Space, directions: Tensor, told: Tensor, las
         last: as for begin_with_copying().
 
     """
-    d, n, size, used = head.shape.n_embd, len(directions), head.shape.head_size, space.used
+    d, size, used = head.shape.n_embd, head.shape.head_size, space.used
+    n, n_said = space.n_told, space.n_said
     output = head.weight("output.weight").detach().double()
-    n_said = min(used, d - 1 - n)
     widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_said].float()
     said = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
     axes = space.axes.float()
@@ -176,8 +178,7 @@ def _look_back(head: DFlashHead, space: _Space, seed: int) -> None:
     a distance of one fits best; keys of slots are the opposite.
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
-    n = used // size * (size // 2)
-    n_said = min(used, d - 1 - n)
+    n, n_said = space.n_told, space.n_said
     upright = space.upright.float()
     angles = head.frequencies[:_PAIRS].cpu()
     query, key = torch.zeros(2, size // 2), torch.zeros(2, size // 2)

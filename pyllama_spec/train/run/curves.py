@@ -95,8 +95,11 @@ def _png(course: Sequence[Measurement]) -> bytes:
     for axes in (losses, accepted):
         axes.grid(alpha=0.3)
     losses.legend()
-    title = f"{course[-1].tokens_per_round:.2f} tokens per round" if course else ""
-    accepted.set_title(title)
+    if course:
+        # The file holds the weights of this one, not those of the last step.
+        best = max(course, key=lambda point: point.tokens_per_round)
+        accepted.axvline(best.n_tokens, color="grey", linestyle=":")
+        accepted.set_title(f"best: {best.tokens_per_round:.2f} tokens per round, dotted")
     out = io.BytesIO()
     # The version would change the file from one machine to the next.
     figure.savefig(out, format="png", dpi=120, metadata={"Software": None})

@@ -236,14 +236,14 @@ class Fit(Generic[H]):
         by_depth = " ".join(f"{share:.2f}" for share in acceptance.by_depth)
         self._reporter.line(
             f"step {state.step} of {self.n_steps}: loss {point.loss[0]:.3f}, accepted {by_depth}, "
-            f"{acceptance.tokens_per_round:.2f} tokens per round"
+            f"{acceptance}"
         )
         # Without held-out text the last weights are the best that is known.
         if acceptance.tokens_per_round >= state.best or acceptance.n_rounds == 0:
             state.best, state.best_step = acceptance.tokens_per_round, state.step
             self._save("best")
         since = sum(point.step > state.best_step for point in state.course)
-        if since >= self._config.patience:
+        if since >= self._config.patience and state.step < self.n_steps:
             self._reporter.line(f"no progress in {since} measurements: training ends early")
             state.is_over = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -164,6 +165,25 @@ class Acceptance:
     given: list[float]
     tokens_per_round: float
     n_rounds: int
+
+    @property
+    def margin(self) -> float:
+        """What tokens_per_round may be off by: 1.96 standard errors of its mean.
+
+        From the tail sums of the number A of accepted drafts: E[A] is the sum of P(A >= i), and
+        E[A^2] that of (2 i - 1) P(A >= i).
+        """
+        mean = sum(self.by_depth)
+        square = sum((2 * i + 1) * share for i, share in enumerate(self.by_depth))
+        return 1.96 * math.sqrt(max(square - mean * mean, 0.0) / max(self.n_rounds, 1))
+
+    def __str__(self) -> str:
+        if self.n_rounds == 0:
+            return "not measured: there is no held-out text"
+        return (
+            f"{self.tokens_per_round:.2f} +- {self.margin:.2f} tokens per round "
+            f"({self.n_rounds} rounds)"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, as JSON knows it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from pyllama_spec.train.corpus.feature_store import FeatureStore, feature_folder
 from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
+from pyllama_spec.train.corpus.tasks import has_template
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter
@@ -38,6 +40,8 @@ from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.provenance import record
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
+# Tokens of all text for one of an answer, prompts included, and what one takes beside its features.
+_TEXT_SHARE, _TOKEN_BYTES = 1.3, 5
 # A product of the size that training is made of, to see which precision is faster.
 _TRIAL_ROWS, _TRIAL_WIDTH, _TRIAL_REPEATS = 1024, 1024, 5
 
@@ -117,6 +121,16 @@ class Pipeline(Generic[H]):
         """The corpus and its features."""
         config, start = self._config, perf_counter()
         model, layers = self._model, self._layers
+        is_chat = has_template(model)
+        if not is_chat and config.corpus.prompts is None:
+            self._reporter.line(
+                f"{model.path.name} has no chat template: it writes documents, not answers"
+            )
+        elif not is_chat:
+            self._notes.append(
+                f"{model.path.name} has no chat template; prompts with messages were written in "
+                "ChatML, which may not fit it"
+            )
         identity = corpus_identity(config.corpus, target_sha256)
         width = len(layers) * model.info.n_embd
         store = FeatureStore(
@@ -128,10 +142,15 @@ class Pipeline(Generic[H]):
         )
 
         def report(p: CorpusProgress) -> None:
-            note = f"{p.n_answer} of {p.n_wanted} tokens, {p.n_kept} texts, {p.n_dropped} dropped"
-            self._reporter.progress("writing text", p.n_answer / p.n_wanted, note)
+            note = (
+                f"{p.n_answer} of {p.n_wanted} tokens in {p.n_texts} texts, {p.n_begun} more in "
+                f"{p.n_running} being written, {p.n_dropped} dropped"
+            )
+            self._reporter.progress("writing text", p.fraction, note)
 
         folder = self._work / "corpus"
+        n_known = CorpusStore(folder, identity).n_answer
+        self._reporter.line(self._plan(n_known, store))
         corpus = build_corpus(
             model, config.corpus, folder, target_sha256, features=store, target_layers=layers,
             n_top=config.n_top, n_threads=self._n_threads, on_progress=report,
@@ -146,8 +165,26 @@ class Pipeline(Generic[H]):
             self._notes.append(
                 f"the prompts gave {corpus.n_answer} of {config.corpus.n_tokens} answer tokens"
             )
-        self._seconds["text"] = perf_counter() - start
+        if n_known < config.corpus.n_tokens:
+            self._seconds["text"] = perf_counter() - start
         return corpus, self._features(corpus, texts, store)
+
+    def _plan(self, n_known: int, store: FeatureStore) -> str:
+        """What is to be made, and what it will take of the disk."""
+        config = self._config
+        n_wanted = config.corpus.n_tokens
+        if n_known >= n_wanted:
+            return f"text: {n_known} answer tokens of an earlier run"
+        n_bytes = (n_wanted - n_known) * _TEXT_SHARE * (store.token_bytes + _TOKEN_BYTES)
+        need = min(n_bytes, config.max_disk_bytes)
+        free = shutil.disk_usage(self._work).free
+        known = f", {n_known} of an earlier run" if n_known else ""
+        line = (
+            f"text: {n_wanted} answer tokens are to be written{known}; with features about "
+            f"{need / 1e6:.0f} MB, {free / 1e9:.0f} GB are free (--max-disk "
+            f"{config.max_disk_bytes / 1e9:g})"
+        )
+        return line if need < free else f"{line}: NOT ENOUGH, give a smaller --max-disk"
 
     def _features(self, corpus: Corpus, texts: CorpusStore, store: FeatureStore) -> FeatureSource:
         config, start = self._config, perf_counter()
@@ -160,6 +197,7 @@ class Pipeline(Generic[H]):
             note = f"{done} of {total} tokens"
             self._reporter.progress("reading features", done / total, note)
 
+        n_before = store.n_bytes
         n_shards = 1 + max(shard for shard, _ in corpus.places)
         store_features(texts, n_shards, store, live, report)
         source = FeatureSource(corpus, texts, store, live)
@@ -168,7 +206,8 @@ class Pipeline(Generic[H]):
             f"features: {store.n_bytes / 1e9:.2f} GB on disk"
             + (f", those of {n_live} tokens are computed again in every epoch" if n_live else "")
         )
-        self._seconds["features"] = perf_counter() - start
+        if store.n_bytes > n_before:
+            self._seconds["features"] = perf_counter() - start
         return source
 
     def _vocab(self, corpus: Corpus) -> DraftVocab:
@@ -180,7 +219,7 @@ class Pipeline(Generic[H]):
             vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
         self._reporter.line(
             f"draft vocabulary: {len(vocab.d2t)} of {n_vocab} tokens, "
-            f"{100 * vocab.coverage:.2f}% of the answers"
+            f"{_share(vocab.coverage)} of the answers' tokens"
         )
         return vocab
 
@@ -286,6 +325,11 @@ class Pipeline(Generic[H]):
             known = {"bf16": times["bf16"] < 0.8 * times["fp32"], "seconds": times}
             write_json(path, known)
         return bool(known["bf16"])
+
+
+def _share(part: float) -> str:
+    """A share of nearly all as a percentage that says so: 100% is all of them."""
+    return "all" if part >= 1 else f"{min(100 * part, 99.99):.2f}%"
 
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
