@@ -12,9 +12,14 @@ _BAR_WIDTH = 24
 _CLEAR = "\r\x1b[K"
 
 
-def has_colour(stream: TextIO) -> bool:
+def has_colour(stream: TextIO | None) -> bool:
     """Whether to colour what goes there: a terminal, unless NO_COLOR asks for none."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return (
+        stream is not None
+        and stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
 
 
 def paint(text: str, *, is_drafted: bool) -> str:
@@ -22,7 +27,7 @@ def paint(text: str, *, is_drafted: bool) -> str:
     return f"\x1b[32m{text}\x1b[0m" if is_drafted and text else text
 
 
-def dim(text: str, stream: TextIO) -> str:
+def dim(text: str, stream: TextIO | None) -> str:
     """The text in grey where there are colours."""
     return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
 

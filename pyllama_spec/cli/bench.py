@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file
+from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.terminal import ProgressBar
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -30,15 +31,16 @@ def add_bench(commands: _Commands) -> None:
     add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
     add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
-    add("--n-draft", type=int, default=None, help="tokens to draft per round")
+    add("--n-draft", type=int, help="most tokens to draft per round [the drafter's own]")
     add("--p-min", type=float, default=None, help="stop drafting below this probability")
     add(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens stood before, without asking the draft (0: never)",
+        help="copy where the last N tokens stood before, without asking the draft; 0: never [5]",
     )  # fmt: skip
     add(
-        "--controller", default=None, choices=("profit", "fixed", "off"),
-        help="how much is drafted: as much as pays (profit), --n-draft tokens in every round",
+        "--controller", default=None, choices=tuple(NAMES),
+        help="how much is drafted: as much as pays, --n-draft tokens in every round, or nothing "
+        "[profit]",
     )  # fmt: skip
     add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
@@ -48,12 +50,12 @@ def add_bench(commands: _Commands) -> None:
         help="accept by seeded coins with these probabilities by depth: speed apart from quality",
     )  # fmt: skip
     add("--temp", type=float, default=0.0, help="0 is greedy")
-    add("--seed", type=int, default=1)
+    add("--seed", type=int, default=1, help="of the draws")
     add(
         "--chat", action=argparse.BooleanOptionalAction, default=None,
         help="all prompts through the chat template, or none; without it as each line says",
     )  # fmt: skip
-    add("-t", "--threads", type=int, default=None, help="CPU threads")
+    add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")
     add("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
     add("-c", "--n-ctx", type=int, default=None, help="context length; without it what is needed")
     add("--verbose", action="store_true", help="show what the engine says")

@@ -18,6 +18,7 @@ from pyllama_spec.engine import (
     Model,
     devices,
     engine_version,
+    exact_rows,
     row_kernels,
     supports_gpu,
     system_info,
@@ -70,7 +71,10 @@ def describe_model(model: Model) -> dict[str, Any]:
     if not info.has_recurrent_state:
         rollback = "any number of tokens"
     elif info.can_roll_back:
-        rollback = f"by snapshots of its state: {_size(info.state_bytes)} a sequence and token"
+        rollback = f"by snapshots: {_size(info.snapshot_token_bytes)} a sequence and token"
+        if info.snapshot_base_bytes:
+            rollback += f", and {_size(info.snapshot_base_bytes)} a sequence"
+        rollback += f", beside its state of {_size(info.state_bytes)}"
     else:
         rollback = (
             f"by a copy of its state ({_size(info.state_bytes)} a sequence) before each draft, and "
@@ -87,6 +91,7 @@ def describe_model(model: Model) -> dict[str, Any]:
         "n_vocab": info.n_vocab,
         "n_ctx_train": info.n_ctx_train,
         "rollback": rollback,
+        "exact_rows": exact_rows(model),
         "state_bytes": info.state_bytes,
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
+from pyllama_spec.cli.wording import whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
@@ -22,10 +23,17 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("-m", "--model", type=Path, help="the target; without it, no measurement")
     parser.add_argument("-d", "--draft", type=Path, help="a draft's GGUF: does it fit, its cost")
-    parser.add_argument("--max-rows", type=int, default=diagnostics.MAX_ROWS, choices=range(2, 65))
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("-t", "--threads", type=int, default=None)
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0)
+    parser.add_argument(
+        "--max-rows", type=whole(2, 64), default=diagnostics.MAX_ROWS, metavar="N",
+        help="the widest verify batch that is measured, 2 to 64",
+    )  # fmt: skip
+    parser.add_argument(
+        "--repeat", type=whole(1, 10**6), default=5, metavar="N", help="passes over all widths"
+    )
+    parser.add_argument(
+        "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
+    )
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--verbose", action="store_true", help="show what the engine says")
     parser.set_defaults(run=_run_doctor)
@@ -48,12 +56,12 @@ def _run_doctor(args: argparse.Namespace) -> int:
             options = DraftOptions(lookup=0, n_gpu_layers=args.n_gpu_layers)
             with open_draft(args.draft, options) as drafter:
                 result["draft"] = diagnostics.describe_draft(
-                    drafter, model, repeats=max(args.repeat, 1), n_threads=args.threads
+                    drafter, model, repeats=args.repeat, n_threads=args.threads
                 )
         costs = diagnostics.measure_verify_cost(
             model,
             max_rows=args.max_rows,
-            repeats=max(args.repeat, 1),
+            repeats=args.repeat,
             n_threads=args.threads,
             progress=ProgressBar("measuring verify batches"),
         )
@@ -80,6 +88,11 @@ def _run_doctor(args: argparse.Namespace) -> int:
 def _print_model(model: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     print(f"{'model':<13} {model['description']}, {model['n_params'] / 1e6:.0f} M parameters")
     print(f"{'rollback':<13} {model['rollback']}")
+    n = model["exact_rows"]
+    same = (
+        f"batches of up to {n} rows" if n > 1 else "single rows only: a near tie may fall otherwise"
+    )
+    print(f"{'exact rows':<13} {same}")
     print("\nA verify batch of n rows (1 pending + n-1 drafted), over one row:\n")
     print(f"{'rows':>5} {'ms':>9} {'x one row':>10}   a round pays above")
     for cost in costs:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from pyllama_spec._version import __version__
 from pyllama_spec.cli.bench import add_bench
+from pyllama_spec.cli.chat import add_chat
 from pyllama_spec.cli.convert import add_convert
 from pyllama_spec.cli.doctor import add_doctor
-from pyllama_spec.cli.generate import add_chat, add_generate
+from pyllama_spec.cli.generate import add_generate
 from pyllama_spec.cli.train import add_train
+from pyllama_spec.cli.wording import Parser, notes_on_stderr, with_options
 from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
 from pyllama_spec.errors import PyllamaSpecError
 
@@ -27,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when done, 1 after a failure (one line on stderr says why and what to do), 2 for bad
         usage, 130 after Ctrl-C.
     """
+    _open_streams()
     try:
         args = _parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
@@ -34,10 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(args, "verbose", False):
         set_log_level("info")
     try:
-        code: int = args.run(args)
+        with notes_on_stderr():
+            code: int = args.run(args)
         sys.stdout.flush()
     except PyllamaSpecError as error:
-        print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
+        message = with_options(_one_line(error), args)
+        print(f"pyllama-spec: {message}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:
         hint = getattr(args, "if_interrupted", "")
@@ -45,20 +53,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; say nothing, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence(sys.stdout)
+        return EXIT_FAILURE
+    except UnicodeDecodeError as error:
+        print(f"pyllama-spec: the input is not text: {_one_line(error)}", file=sys.stderr)
         return EXIT_FAILURE
     except OSError as error:
-        print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"pyllama-spec: {_one_line(error)}", file=sys.stderr)
+        _silence(sys.stdout)  # a full disk, say: it would fail again at exit
         return EXIT_FAILURE
     return code
 
 
+def _open_streams() -> None:
+    """Makes stdout and stderr such that what was generated can be printed, and no less."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed before the program began
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif isinstance(stream, io.TextIOWrapper):
+            # A terminal of another encoding shows "?" for what it lacks; the text goes on.
+            stream.reconfigure(errors="replace")
+
+
+def _silence(stream: TextIO) -> None:
+    """Sends what a stream still holds to nowhere, so that nothing is said at exit."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        # Not Python's own words, which begin with a number.
+        return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="pyllama-spec",
         description="Speculative decoding for GGUF models: the same text, faster.",
     )

@@ -1,19 +1,21 @@
-"""generate and chat: text on the terminal, with the drafted tokens in another colour."""
+"""generate: text on the terminal, with the drafted tokens in another colour."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.generation.generation import Generation
 from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama import Llama
 from pyllama_spec.speculative import SpeculationStats, Timing
+from pyllama_spec.speculative.controller import Controller
+from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.terminal import dim, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -22,9 +24,14 @@ _Messages = list[dict[str, Any]]
 
 def add_generate(commands: _Commands) -> None:
     """Adds the command `generate`."""
-    parser = commands.add_parser("generate", help="continue a prompt, or answer it with --chat")
-    _add_model(parser)
-    _add_sampling(parser)
+    parser = commands.add_parser(
+        "generate", help="continue a prompt, or answer it with --chat",
+        epilog="The defaults here suit a look at a model. Those of Llama in Python are "
+        "llama-cpp-python's, so that programs keep theirs: a shorter context, fewer tokens, a "
+        "temperature above 0.",
+    )  # fmt: skip
+    add_model_options(parser)
+    add_sampling_options(parser)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("-p", "--prompt", help="the prompt")
     source.add_argument("-f", "--file", type=Path, help="a file that holds the prompt; - for stdin")
@@ -34,52 +41,64 @@ def add_generate(commands: _Commands) -> None:
     parser.set_defaults(run=run_generate)
 
 
-def add_chat(commands: _Commands) -> None:
-    """Adds the command `chat`."""
-    parser = commands.add_parser("chat", help="talk with a model; an empty line or Ctrl-D ends it")
-    _add_model(parser)
-    _add_sampling(parser)
-    parser.add_argument("--system", default=None, help="a system message")
-    parser.set_defaults(run=run_chat)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what says which model is opened, and how."""
     parser.add_argument("-m", "--model", type=Path, required=True, help="the target's GGUF")
     parser.add_argument(
         "-d", "--draft", default="none", help="none, prompt-lookup, or a draft's GGUF"
     )
-    parser.add_argument("--n-draft", type=int, default=None, help="tokens to draft per round")
     parser.add_argument(
-        "--p-min", type=float, default=None, help="stop drafting below this probability"
+        "--n-draft", type=int, help="most tokens to draft per round [the drafter's own]"
+    )
+    parser.add_argument(
+        "--p-min",
+        type=float,
+        default=None,
+        metavar="P",
+        help="stop drafting below this probability, and nowhere else: the controller is off",
     )
     parser.add_argument(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens stood before, without asking the draft (0: never)",
+        help="copy where the last N tokens stood before, without asking the draft; 0: never [5]",
     )  # fmt: skip
     parser.add_argument(
-        "--controller", default=None, choices=("profit", "fixed", "off"),
-        help="how much is drafted: as much as pays (profit), --n-draft tokens in every round",
+        "--controller", default=None, choices=tuple(NAMES),
+        help="how much is drafted: as much as pays, --n-draft tokens in every round, or nothing "
+        "[profit]",
     )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
-    parser.add_argument("-t", "--threads", type=int, default=None, help="CPU threads")
+    parser.add_argument(
+        "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
+    )
     parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
     parser.add_argument("--verbose", action="store_true", help="show what the engine says")
 
 
-def _add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what says how a text is generated."""
     default = RequestOptions()
     parser.add_argument("-n", "--max-tokens", type=int, default=128, help="-1: up to the context")
     parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--top-k", type=int, default=default.top_k)
-    parser.add_argument("--top-p", type=float, default=default.top_p)
-    parser.add_argument("--min-p", type=float, default=default.min_p)
-    parser.add_argument("--repeat-penalty", type=float, default=default.repeat_penalty)
+    parser.add_argument("--seed", type=int, default=1, help="of the draws; -1: another each time")
+    parser.add_argument(
+        "--top-k", type=int, default=default.top_k, help="draw among so many; 0: among all"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=default.top_p, help="among this share of probability"
+    )
+    parser.add_argument(
+        "--min-p", type=float, default=default.min_p, help="and above this share of the likeliest"
+    )
+    parser.add_argument(
+        "--repeat-penalty", type=float, default=default.repeat_penalty,
+        help="divides the logits of what was said; 1: none",
+    )  # fmt: skip
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     parser.add_argument("--grammar", type=Path, default=None, help="a file with GBNF rules")
 
 
-def _open(args: argparse.Namespace) -> Llama:
+def open_llama(args: argparse.Namespace, controller: Controller | None = None) -> Llama:
+    """The model and draft of the options; `controller` stands in for that of the options."""
     n_ctx = args.n_ctx
     return Llama(
         model_path=args.model,
@@ -87,7 +106,7 @@ def _open(args: argparse.Namespace) -> Llama:
         n_draft=args.n_draft,
         p_min=args.p_min,
         lookup=args.lookup,
-        controller=args.controller,
+        controller=controller or args.controller,
         n_ctx=n_ctx,
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,
@@ -95,8 +114,14 @@ def _open(args: argparse.Namespace) -> Llama:
     )
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    grammar = args.grammar.read_text(encoding="utf-8") if args.grammar is not None else None
+def request_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of a request.
+
+    Raises:
+        ArgumentError: the file of a grammar cannot be read.
+
+    """
+    grammar = read_text(args.grammar, "the grammar") if args.grammar is not None else None
     return {
         "max_tokens": args.max_tokens,
         "temperature": args.temp,
@@ -114,27 +139,36 @@ def _prompt(args: argparse.Namespace) -> str:
     if args.prompt is not None:
         return str(args.prompt)
     if str(args.file) == "-":
-        return sys.stdin.read()
-    try:
-        return str(args.file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{args.file} is not UTF-8 text: {error}") from None
+        return _read_stdin()
+    return read_text(args.file, "the prompt")
+
+
+def _read_stdin() -> str:
+    # None where it was closed before the program began.
+    text = "" if sys.stdin is None else sys.stdin.read(MAX_TEXT_BYTES + 1)
+    if not text:
+        raise ArgumentError("there is nothing on stdin; give the prompt with -p, or a file with -f")
+    if len(text) > MAX_TEXT_BYTES:
+        raise ArgumentError(f"stdin has more than {MAX_TEXT_BYTES >> 20} MiB")
+    return text
 
 
 def run_generate(args: argparse.Namespace) -> int:
     """Generates once and prints the text and its figures, or one JSON object."""
+    if args.system is not None and not args.chat:
+        raise ArgumentError("--system is a part of a chat: add --chat")
     prompt = _prompt(args)
-    with _open(args) as llama:
+    with open_llama(args) as llama:
         if args.chat:
             messages: _Messages = [{"role": "user", "content": prompt}]
             if args.system is not None:
                 messages.insert(0, {"role": "system", "content": args.system})
-            generation = llama.generate_chat_steps(messages, **_options(args))
+            generation = llama.generate_chat_steps(messages, **request_options(args))
         else:
-            generation = llama.generate_steps(prompt, **_options(args))
+            generation = llama.generate_steps(prompt, **request_options(args))
         try:
             with generation:
-                _print_pieces(generation, silent=args.json)
+                print_pieces(generation, silent=args.json)
         except PyllamaSpecError:
             # What there is stays on the screen; the reason follows on stderr.
             print()
@@ -142,11 +176,12 @@ def run_generate(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(generation)))
     else:
-        _print_figures(generation.record.stats, generation.record.timing)
+        print_figures(generation.record.stats, generation.record.timing)
     return 0
 
 
-def _print_pieces(generation: Generation, *, silent: bool) -> None:
+def print_pieces(generation: Generation, *, silent: bool) -> None:
+    """Runs a generation and prints its text as it comes, drafted tokens in another colour."""
     colour = has_colour(sys.stdout)
     for piece in generation:
         if not silent:
@@ -167,7 +202,8 @@ def _as_json(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _print_figures(stats: SpeculationStats, timing: Timing) -> None:
+def print_figures(stats: SpeculationStats, timing: Timing) -> None:
+    """Says on stderr how fast it was, and what the drafter gave."""
     speed = (
         f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s"
     )
@@ -187,36 +223,3 @@ def _print_figures(stats: SpeculationStats, timing: Timing) -> None:
         lines.append(f"the drafter is off: {stats.reason_off}")
     for line in lines:
         print(dim(f"[{line}]", sys.stderr), file=sys.stderr)
-
-
-def run_chat(args: argparse.Namespace) -> int:
-    """Reads messages from the terminal until an empty line; the memory keeps the conversation."""
-    messages: _Messages = []
-    if args.system is not None:
-        messages.append({"role": "system", "content": args.system})
-    options = _options(args)
-    with _open(args) as llama:
-        while (text := _ask()).strip():
-            messages.append({"role": "user", "content": text})
-            answer = _answer(llama, messages, options)
-            messages.append({"role": "assistant", "content": answer})
-    return 0
-
-
-def _ask() -> str:
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return ""
-
-
-def _answer(llama: Llama, messages: Sequence[dict[str, Any]], options: dict[str, Any]) -> str:
-    generation = llama.generate_chat_steps(messages, **options)
-    try:
-        with generation:
-            _print_pieces(generation, silent=False)
-    except KeyboardInterrupt:
-        # Ctrl-C ends the answer, not the conversation.
-        print()
-    _print_figures(generation.record.stats, generation.record.timing)
-    return generation.record.text

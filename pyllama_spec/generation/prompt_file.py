@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.files import read_text
 from pyllama_spec.generation.chat_template import ChatTemplate
 from pyllama_spec.generation.prompts import prompt_tokens
 
@@ -74,10 +76,7 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
             names the line.
 
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"cannot read the prompts file {path}: {error}") from None
+    lines = read_text(path, "the prompts file", encoding="utf-8-sig").split("\n")
     prompts: dict[str, Prompt] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -103,7 +102,7 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ArgumentError(f"expected a JSON object, not {line.strip()!r:.60}")
+        raise ArgumentError(f"expected a JSON object, not {shown(line.strip())}")
     unknown = sorted(set(found) - _KEYS)
     if unknown:
         raise ArgumentError(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(_KEYS))}")
@@ -121,13 +120,13 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
 def _text(found: Mapping[str, Any], key: str) -> str:
     value = found.get(key)
     if not isinstance(value, str) or not value:
-        raise ArgumentError(f"expected a text: {key!r} is {value!r:.60}")
+        raise ArgumentError(f"expected a text: {key!r} is {shown(value)}")
     return value
 
 
 def _messages(found: object) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(found, list) or not found:
-        raise ArgumentError(f"expected a list of messages: 'messages' is {found!r:.60}")
+        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(found)}")
     for i, message in enumerate(found):
         is_message = isinstance(message, dict) and all(
             isinstance(message.get(key), str) and message[key] for key in ("role", "content")
@@ -135,6 +134,6 @@ def _messages(found: object) -> tuple[Mapping[str, Any], ...]:
         if not is_message:
             raise ArgumentError(
                 f"expected an object with the texts 'role' and 'content': messages[{i}] is "
-                f"{message!r:.60}"
+                f"{shown(message)}"
             )
     return tuple(found)

@@ -19,7 +19,7 @@ from tests.models import model_path
 SPECULATION = {
     "drafter", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
     "accepted_histogram", "reason_off", "controller", "asked", "copied", "probes", "proposed",
-    "expected", "verified_histogram",
+    "expected", "verified_histogram", "gain_expected", "gain_realised", "probe_s", "drafted_by",
 }  # fmt: skip
 TIMING = {
     "load_s", "prompt_s", "decode_s", "draft_s", "verify_s", "overhead_s", "decode_tps",
@@ -220,12 +220,6 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
     assert cli("doctor", "-d", head).returncode == 2
 
 
-def test_chat_answers_and_ends_with_the_input(perm: Path) -> None:
-    done = cli("chat", "-m", perm, "-n", 4, stdin="hello\nagain\n")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("tokens/s") == 2
-
-
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
@@ -233,9 +227,12 @@ def test_chat_answers_and_ends_with_the_input(perm: Path) -> None:
         (["generate", "-m", "/", "-p", "x"], 1, "folder"),
         (["generate", "-m", "PERM", "-p", "x", "-d", "missing.gguf"], 1, "missing.gguf"),
         (["generate", "-m", "PERM", "-p", "x", "-d", "PERM"], 1, "draft"),
-        (["generate", "-m", "PERM", "-p", "x", "-c", "0"], 1, "n_ctx"),
+        (["generate", "-m", "PERM", "-p", "x", "-c", "-1"], 1, "--n-ctx -1"),
         (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "n_ctx"),
-        (["generate", "-m", "PERM", "-p", "x", "--temp", "-1"], 1, "temperature"),
+        (["generate", "-m", "PERM", "-p", "x", "--repeat-penalty", "-1"], 1, "--repeat-penalty -1"),
+        (["generate", "-m", "PERM", "-p", "x", "--system", "y"], 1, "add --chat"),
+        (["generate", "-m", "PERM", "-f", "missing.txt"], 1, "missing.txt: No such file"),
+        (["doctor", "-m", "PERM", "--max-rows", "99"], 2, "from 2 to 64"),
         (["generate", "-m", "PERM", "-p", "x", "--grammar", "missing.gbnf"], 1, "missing.gbnf"),
         (["quantize", "PERM", "out.gguf", "Q77"], 1, "Q77"),
         (["generate", "-m", "PERM"], 2, "--prompt"),

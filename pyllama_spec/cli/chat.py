@@ -1,0 +1,211 @@
+"""chat: a conversation at the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pyllama_spec.cli.generate import (
+    add_model_options,
+    add_sampling_options,
+    open_llama,
+    print_figures,
+    print_pieces,
+    request_options,
+)
+from pyllama_spec.cli.line_editor import LineEditor, open_editor
+from pyllama_spec.drafters.base import DraftStop
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.llama import Llama
+from pyllama_spec.speculative.controller import Controller, Room, Spent, Turn, make_controller
+from pyllama_spec.terminal import dim
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_HELP = """\
+/help              this text
+/reset             begin anew; the system message stays
+/system TEXT       set the system message; without TEXT, take it away
+/draft on|off      draft, or decode plainly: the text is the same
+/save FILE         the conversation as one line of JSON, as --prompts of bench and train take it
+/quit, Ctrl-D      leave
+Ctrl-C             end the answer, or drop what is typed
+Several lines: paste them, or end a line with \\ (with prompt_toolkit: Alt-Enter)"""
+
+
+def add_chat(commands: _Commands) -> None:
+    """Adds the command `chat`."""
+    parser = commands.add_parser("chat", help="talk with a model; /help there says how")
+    add_model_options(parser)
+    add_sampling_options(parser)
+    parser.add_argument("--system", default=None, help="a system message")
+    parser.add_argument(
+        "--history", type=Path, default=None, metavar="FILE",
+        help="keep what is typed there for the next time; without, for this session only",
+    )  # fmt: skip
+    parser.set_defaults(run=run_chat)
+
+
+def run_chat(args: argparse.Namespace) -> int:
+    """Reads messages until the input ends; the memory keeps the conversation."""
+    switch = Switch(make_controller(args.controller, args.p_min))
+    has_drafter = args.draft != "none"
+    with open_llama(args, switch if has_drafter else None) as llama:
+        with warnings.catch_warnings(record=True) as noted:
+            warnings.simplefilter("always")
+            _ = llama.template
+        for one in noted:
+            print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
+        if sys.stdin is not None and sys.stdin.isatty():
+            print(dim("/help says what can be done, Ctrl-D leaves", sys.stdout))
+        chat = _Chat(llama, request_options(args), args.system, switch if has_drafter else None)
+        with closing(open_editor(args.history)) as editor:
+            while (text := _next_message(editor)) is not None:
+                if not chat.take(text):
+                    break
+    return 0
+
+
+def _next_message(editor: LineEditor) -> str | None:
+    try:
+        return editor.read()
+    except KeyboardInterrupt:
+        print()
+        return ""
+
+
+class Switch(Controller):
+    """A controller that can be switched off and on between requests.
+
+    Attributes:
+        is_on: whether the controller inside decides; nothing is drafted otherwise.
+
+    """
+
+    def __init__(self, inside: Controller) -> None:
+        self.is_on = True
+        self._inside = inside
+        self.name, self.wants_costs = inside.name, inside.wants_costs
+
+    def attach(self, room: Room) -> None:
+        """See Controller."""
+        self._inside.attach(room)
+
+    def learn_costs(self, seconds: dict[int, float]) -> None:
+        """See Controller."""
+        self._inside.learn_costs(seconds)
+
+    def begin(self, seq: int) -> None:
+        """See Controller."""
+        self._inside.begin(seq)
+
+    def ask(self, turns: Sequence[Turn]) -> None:
+        """See Controller."""
+        if self.is_on:
+            self._inside.ask(turns)
+
+    def stop_of(self, turn: Turn) -> DraftStop | None:
+        """See Controller."""
+        return self._inside.stop_of(turn)
+
+    def cut(self, turns: Sequence[Turn]) -> None:
+        """See Controller."""
+        self._inside.cut(turns)
+
+    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+        """See Controller."""
+        if self.is_on:
+            self._inside.learn(turns, spent)
+
+    def reason_off(self, seq: int) -> str | None:
+        """See Controller."""
+        return self._inside.reason_off(seq) if self.is_on else "switched off with /draft"
+
+    def describe(self) -> dict[str, Any]:
+        """See Controller."""
+        return self._inside.describe()
+
+
+class _Chat:
+    """The conversation, and what the commands do to it."""
+
+    def __init__(
+        self, llama: Llama, options: dict[str, Any], system: str | None, switch: Switch | None
+    ) -> None:
+        self._llama, self._options, self._switch = llama, options, switch
+        self._system = system
+        self._turns: list[dict[str, Any]] = []
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": lambda _: print(_HELP),
+            "/reset": self._reset,
+            "/system": self._set_system,
+            "/draft": self._draft,
+            "/save": self._save,
+        }
+
+    def take(self, text: str) -> bool:
+        """Answers a message, or does what a command says; False to leave."""
+        name, _, rest = text.strip().partition(" ")
+        if name in ("/quit", "/exit"):
+            return False
+        if name in self._commands:
+            self._commands[name](rest.strip())
+        elif name.startswith("/") and name[1:].isalpha() and "\n" not in text:
+            print(f"There is no {name}; /help says what there is.")
+        elif text.strip():
+            self._answer(text)
+        return True
+
+    @property
+    def _messages(self) -> list[dict[str, Any]]:
+        head = [] if self._system is None else [{"role": "system", "content": self._system}]
+        return head + self._turns
+
+    def _answer(self, text: str) -> None:
+        self._turns.append({"role": "user", "content": text})
+        generation = None
+        try:
+            generation = self._llama.generate_chat_steps(self._messages, **self._options)
+            with generation:
+                print_pieces(generation, silent=False)
+        except KeyboardInterrupt:
+            # Ctrl-C ends the answer, not the conversation.
+            print()
+        except PyllamaSpecError as error:
+            print(f"\n{error}\nThe conversation stands; /reset begins anew.", file=sys.stderr)
+        if generation is None or not generation.record.text:
+            # A message without an answer would stand before the next one.
+            self._turns.pop()
+            return
+        print_figures(generation.record.stats, generation.record.timing)
+        self._turns.append({"role": "assistant", "content": generation.record.text})
+
+    def _reset(self, _: str) -> None:
+        self._turns = []
+
+    def _set_system(self, text: str) -> None:
+        self._system = text or None
+
+    def _draft(self, text: str) -> None:
+        if text not in ("on", "off"):
+            print("/draft on, or /draft off")
+        elif self._switch is None:
+            print("There is no draft: begin with -d DRAFT.gguf or -d prompt-lookup.")
+        else:
+            self._switch.is_on = text == "on"
+
+    def _save(self, text: str) -> None:
+        if not text:
+            print("/save FILE")
+            return
+        chat = {"id": "chat", "category": "chat", "messages": self._messages}
+        try:
+            Path(text).write_text(json.dumps(chat, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"{text} cannot be written: {error.strerror or error}")

@@ -1,0 +1,85 @@
+"""How the command line speaks: defaults in every help, options instead of Python's names."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pyllama_spec.terminal import dim
+
+# Python's names that are not those of an option.
+_OPTIONS = {
+    "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
+    "repeats": "--repeat", "n_tokens": "--tokens", "n_parallel": "--parallel",
+    "n_draft_vocab": "--draft-vocab", "max_disk_bytes": "--max-disk", "n_steps": "--steps",
+}  # fmt: skip
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Says each default in brackets, unless the text does so itself."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        is_said = text is None or "[" in text or "%(default)" in text
+        if is_said or not action.option_strings or action.nargs == 0:
+            return text
+        if action.default in (None, argparse.SUPPRESS) or action.default == []:
+            return text
+        return f"{text} [%(default)s]"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser, and those of its commands, with HelpFormatter."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        options.setdefault("formatter_class", HelpFormatter)
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """A type of arguments: a whole number from low to high."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {low} to {high}")
+        return value
+
+    return read
+
+
+def with_options(message: str, args: argparse.Namespace) -> str:
+    """A message of Python's about its arguments, in the command's own options.
+
+    "n_ctx=0 is below 1" becomes "--n-ctx 0 is below 1". What is no option stays.
+    """
+    own = {name for name in vars(args) if not name.startswith("_")}
+
+    def option(found: re.Match[str]) -> str:
+        name = found[1]
+        known = _OPTIONS.get(name)
+        if known is None or known[2:].replace("-", "_") not in own:
+            known = f"--{name.replace('_', '-')}" if name in own else None
+        return found[0] if known is None else f"{known} "
+
+    return re.sub(r"\b([a-z][a-z_]*[a-z])=", option, message)
+
+
+@contextmanager
+def notes_on_stderr() -> Iterator[None]:
+    """Around a command: a warning is a line for people, without a file and its source."""
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        print(dim(f"[note: {message}]", sys.stderr), file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield

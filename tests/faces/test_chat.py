@@ -1,0 +1,216 @@
+"""The conversation at the terminal: what is typed, what is pasted, and what the commands do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.models import model_path
+
+_WAIT_S = 60.0
+_READY = r"(?s)leaves.*>"
+_AGAIN = r".*tokens/s.*\n.*>"
+_HIDE_TOOLKIT = "import sys; sys.modules['prompt_toolkit'] = None; "
+_RUN = "from pyllama_spec.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def chat(*args: object, stdin: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pyllama_spec.cli", "chat", *map(str, args)],
+        input=stdin, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+class Terminal:
+    """A chat that believes to be at a terminal."""
+
+    def __init__(self, *args: object, has_toolkit: bool, term: str = "xterm") -> None:
+        hide = "import sys; " if has_toolkit else _HIDE_TOOLKIT
+        self._pid, self._main = pty.fork()
+        if self._pid == 0:
+            # A job in the background of a script ignores it, and so would what it starts.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.environ.update(TERM=term, NO_COLOR="1", PROMPT_TOOLKIT_NO_CPR="1")
+            command = [sys.executable, "-c", hide + _RUN, "chat", *map(str, args)]
+            os.execv(sys.executable, command)
+        self._shown = ""
+
+    def wait_for(self, pattern: str, n: int = 1) -> str:
+        """All that was shown, once the pattern was in it n times."""
+        end = time.monotonic() + _WAIT_S
+        while len(re.findall(pattern, self._shown)) < n:
+            assert time.monotonic() < end, f"{pattern!r} not seen in {self._shown!r}"
+            self._read(0.1)
+        return self._shown
+
+    def send(self, text: str) -> None:
+        os.write(self._main, text.encode())
+
+    def exit_code(self) -> int:
+        """Waits for the end of the program."""
+        end = time.monotonic() + _WAIT_S
+        while True:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._pid = 0
+                return os.waitstatus_to_exitcode(status)
+            assert time.monotonic() < end, f"still there: {self._shown!r}"
+            self._read(0.05)
+
+    def close(self) -> None:
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+        os.close(self._main)
+
+    def _read(self, seconds: float) -> None:
+        if select.select([self._main], [], [], seconds)[0]:
+            try:
+                self._shown += os.read(self._main, 65536).decode(errors="replace")
+            except OSError:  # the other side is closed
+                time.sleep(seconds)
+
+
+@pytest.fixture(scope="module")
+def perm() -> Path:
+    return model_path("perm")
+
+
+@pytest.fixture(params=["prompt_toolkit", "readline"])
+def at_terminal(request: pytest.FixtureRequest, perm: Path) -> Iterator[Terminal]:
+    is_toolkit = request.param == "prompt_toolkit"
+    terminal = Terminal("-m", perm, "-n", 4, "-t", 1, has_toolkit=is_toolkit)
+    yield terminal
+    terminal.close()
+
+
+def test_a_line_of_a_pipe_is_a_message(perm: Path) -> None:
+    done = chat("-m", perm, "-n", 4, "-t", 1, stdin="hello\n\n  \nagain\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tokens/s") == 2
+
+
+def test_what_is_pasted_is_one_message(at_terminal: Terminal) -> None:
+    at_terminal.wait_for(_READY)
+    at_terminal.send("\x1b[200~def f():\n\n    return 1\nf()\x1b[201~")
+    at_terminal.send("\r")
+    at_terminal.wait_for("tokens/s")
+    at_terminal.send("again\r")
+    shown = at_terminal.wait_for(_READY + 2 * _AGAIN)
+    assert shown.count("tokens/s") == 2
+    at_terminal.send("\x04")
+    assert at_terminal.exit_code() == 0
+
+
+def test_lines_that_come_at_once_are_one_message_where_no_paste_is_marked(perm: Path) -> None:
+    terminal = Terminal("-m", perm, "-n", 4, "-t", 1, has_toolkit=False, term="dumb")
+    try:
+        terminal.wait_for(_READY)
+        terminal.send("one\n\ntwo\nthree\n")
+        terminal.wait_for(_READY + _AGAIN)
+        terminal.send("\x04")
+        assert terminal.exit_code() == 0
+        assert terminal.wait_for("tokens/s").count("tokens/s") == 1
+    finally:
+        terminal.close()
+
+
+def test_an_empty_line_does_not_end_it(at_terminal: Terminal) -> None:
+    at_terminal.wait_for(_READY)
+    at_terminal.send("\r")
+    time.sleep(0.2)
+    at_terminal.send("hello\r")
+    at_terminal.wait_for(_READY + _AGAIN)
+    at_terminal.send("\x04")
+    assert at_terminal.exit_code() == 0
+
+
+def test_what_is_left_in_the_terminal_reaches_no_shell() -> None:
+    """The paste's rest would be run as commands once the program has ended."""
+    main, side = pty.openpty()
+    code = "import sys, time; print('up', flush=True); time.sleep(0.5)\n"
+    code += "from pyllama_spec.cli.line_editor import open_editor; open_editor().close()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=side, stdout=side, stderr=subprocess.DEVNULL
+    )
+    assert os.read(main, 2) == b"up"
+    os.write(main, b"rm important\n")
+    assert process.wait(_WAIT_S) == 0
+    settings = termios.tcgetattr(side)
+    settings[3] &= ~(termios.ICANON | termios.ECHO)
+    termios.tcsetattr(side, termios.TCSANOW, settings)
+    assert not select.select([side], [], [], 0.2)[0]
+    os.close(side)
+    os.close(main)
+
+
+def test_ctrl_c_ends_the_answer_only(smollm2_bf16: Path) -> None:
+    terminal = Terminal("-m", smollm2_bf16, "-n", 2000, "-t", 1, has_toolkit=False)
+    try:
+        terminal.wait_for(_READY)
+        terminal.send("Write a very long story about a lighthouse, a storm and a ship.\r")
+        terminal.wait_for("(?s)ship.*the ")
+        terminal.send("\x03")
+        shown = terminal.wait_for(_READY + _AGAIN)
+        found = re.search(r"(\d+) tokens in", shown)
+        assert found is not None
+        assert int(found.group(1)) < 200
+        terminal.send("/quit\r")
+        assert terminal.exit_code() == 0
+    finally:
+        terminal.close()
+
+
+def test_the_commands(perm: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "chat.jsonl"
+    lines = [
+        "/help", "/draft off", "hello", "/draft on", "/draft perhaps", "/system Be brief.",
+        f"/save {kept}", "/nothing", "/reset", "again", f"/save {tmp_path / 'second.jsonl'}",
+        f"/save {tmp_path / 'none' / 'x'}", "/quit", "never answered",
+    ]  # fmt: skip
+    done = chat("-m", perm, "-n", 4, "-t", 1, "-d", "prompt-lookup", stdin="\n".join(lines) + "\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("tokens/s") == 2
+    assert done.stderr.count("switched off with /draft") == 1
+    for words in ("/system TEXT", "/draft on, or /draft off", "There is no /nothing", "cannot be"):
+        assert words in done.stdout
+    found = json.loads(kept.read_text())["messages"]
+    assert [one["role"] for one in found] == ["system", "user", "assistant"]
+    assert found[0]["content"] == "Be brief."
+    second = json.loads((tmp_path / "second.jsonl").read_text())["messages"]
+    assert [one["content"] for one in second[:2]] == ["Be brief.", "again"]
+
+
+def test_a_message_that_does_not_fit_is_dropped_and_the_chat_goes_on(perm: Path) -> None:
+    done = chat("-m", perm, "-n", 4, "-t", 1, "-c", 64, stdin="x " * 200 + "\nhello\n")
+    assert done.returncode == 0, done.stderr
+    assert "/reset begins anew" in done.stderr
+    assert done.stderr.count("tokens/s") == 1
+
+
+def test_a_history_is_kept_where_it_is_asked_for(perm: Path, tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    for begin, typed in (("", "hello"), ("\x1b[A", "")):
+        terminal = Terminal("-m", perm, "-n", 4, "-t", 1, "--history", history, has_toolkit=False)
+        try:
+            terminal.wait_for(_READY)
+            terminal.send(f"{begin}{typed}\r")
+            terminal.wait_for(_READY + _AGAIN)
+            terminal.send("\x04")
+            assert terminal.exit_code() == 0
+        finally:
+            terminal.close()
+    assert history.read_text().split() == ["hello"] or history.read_text().split() == ["hello"] * 2
+    assert history.stat().st_mode & 0o077 == 0
