@@ -39,8 +39,14 @@ class TinyConfig:
     sliding_window: int = 16
     attention_interval: int = 2
     """Of qwen35 and its relatives: every so many layers one has attention."""
+    state_size: int = 0
+    state_heads: int = 0
+    conv_kernel: int = 4
+    """Of recurrent layers; 0: as the architecture's builder has it. lfm2's kernel is one less."""
     norm_eps: float = 1e-5
     rope_freq_base: float = 10000.0
+    quantised: str = ""
+    """The type, by gguf's name, of all matrices that it fits but the embedding; "" for F32."""
     suppress_special: bool = True
     """Keep control tokens (EOS among them) far from the argmax, so that generation runs on."""
     chat_template: str | None = CHATML_TEMPLATE

@@ -26,7 +26,7 @@ def _kv_heads(m: Sketch, n_head_kv: int | None = None) -> None:
 def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
     """qwen35's layers, with routed experts and a shared one."""
     cfg = m.cfg
-    head, k_heads, v_heads = 16, 2, 4
+    head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
     require_attention_layer(m)
     parts.header(m)
     parts.moe_header(m)
@@ -71,8 +71,13 @@ def falcon_h1(m: Sketch) -> None:
     """Mamba-2 and attention side by side in every layer."""
     cfg = m.cfg
     parts.header(m)
-    sizes = {"inner": 2 * cfg.n_embd, "state": 32, "heads": 4, "groups": 2}
-    ssm_header(m, inner=sizes["inner"], state=32, rank=4, groups=2)
+    sizes = {
+        "inner": 2 * cfg.n_embd,
+        "state": cfg.state_size or 32,
+        "heads": cfg.state_heads or 4,
+        "groups": 2,
+    }
+    ssm_header(m, inner=sizes["inner"], state=sizes["state"], rank=sizes["heads"], groups=2)
     m.embedding()
     for _, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm")
@@ -90,8 +95,13 @@ def granite_hybrid(m: Sketch) -> None:
     require_attention_layer(m)
     parts.header(m)
     _kv_heads(m)
-    sizes = {"inner": 2 * cfg.n_embd, "state": 32, "heads": 4, "groups": 1}
-    ssm_header(m, inner=sizes["inner"], state=32, rank=4, groups=1)
+    sizes = {
+        "inner": 2 * cfg.n_embd,
+        "state": cfg.state_size or 32,
+        "heads": cfg.state_heads or 4,
+        "groups": 1,
+    }
+    ssm_header(m, inner=sizes["inner"], state=sizes["state"], rank=sizes["heads"], groups=1)
     for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"):
         m.key(key, 0.25 if key == "attention.scale" else 1.0)
     m.embedding()
@@ -114,8 +124,13 @@ def nemotron_h(m: Sketch) -> None:
     m.key("attention.layer_norm_epsilon", cfg.norm_eps)
     m.key("attention.head_count_kv", [cfg.n_head_kv * (kind == "attention") for kind in kinds])
     m.key("feed_forward_length", [cfg.n_ff * (kind == "ffn") for kind in kinds])
-    sizes = {"inner": 2 * cfg.n_embd, "state": 32, "heads": 4, "groups": 2}
-    ssm_header(m, inner=sizes["inner"], state=32, rank=4, groups=2)
+    sizes = {
+        "inner": 2 * cfg.n_embd,
+        "state": cfg.state_size or 32,
+        "heads": cfg.state_heads or 4,
+        "groups": 2,
+    }
+    ssm_header(m, inner=sizes["inner"], state=sizes["state"], rank=sizes["heads"], groups=2)
     m.embedding()
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm")
@@ -132,7 +147,7 @@ def nemotron_h(m: Sketch) -> None:
 def jamba(m: Sketch) -> None:
     """Mamba with norms of B, C and dt, or attention without rotation."""
     cfg = m.cfg
-    inner, state, rank = 2 * cfg.n_embd, 16, 4
+    inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
     require_attention_layer(m)
     parts.header(m)
     _kv_heads(m)
@@ -154,7 +169,7 @@ def jamba(m: Sketch) -> None:
 def plamo2(m: Sketch) -> None:
     """Mamba with a decay per head, or attention with one norm per head."""
     cfg = m.cfg
-    inner, state, heads, dt = 2 * cfg.n_embd, 16, 4, 64
+    inner, state, heads, dt = 2 * cfg.n_embd, cfg.state_size or 16, cfg.state_heads or 4, 64
     require_attention_layer(m)
     parts.header(m)
     _kv_heads(m)
@@ -172,7 +187,7 @@ def plamo2(m: Sketch) -> None:
                 m.normal(f"{blk}attn_{part}_norm.weight", n, cfg.head_dim, mean=1.5, std=0.1)
         else:
             m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
-            m.normal(f"{blk}ssm_conv1d.weight", inner, 4, std=0.7)
+            m.normal(f"{blk}ssm_conv1d.weight", inner, cfg.conv_kernel, std=0.7)
             m.matrix(f"{blk}ssm_x.weight", dt + 2 * state, inner, gain=1.5)
             m.matrix(f"{blk}ssm_dt.weight", heads, dt)
             m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
@@ -188,12 +203,12 @@ def plamo2(m: Sketch) -> None:
 def kimi_linear(m: Sketch) -> None:
     """Delta attention with a decay per channel, or latent attention without rotation."""
     cfg = m.cfg
-    head, kv_rank, rope, nope = 16, 16, 8, 8
+    head, kv_rank, rope, nope = cfg.state_size or 16, 16, 8, 8
     require_attention_layer(m)
     parts.header(m)
     parts.moe_header(m)
     _kv_heads(m, 1)
-    m.key("ssm.conv_kernel", 4)
+    m.key("ssm.conv_kernel", cfg.conv_kernel)
     m.key("kda.head_dim", head)
     m.key("attention.kv_lora_rank", kv_rank)
     m.key("attention.key_length", kv_rank + rope)
@@ -233,7 +248,7 @@ def _delta_attention(m: Sketch, blk: str, head: int) -> None:
     inner = head * cfg.n_head
     for part in "qkv":
         m.matrix(f"{blk}attn_{part}.weight", inner, cfg.n_embd)
-        m.normal(f"{blk}ssm_conv1d_{part}.weight", inner, 1, 4, std=0.7)
+        m.normal(f"{blk}ssm_conv1d_{part}.weight", inner, 1, cfg.conv_kernel, std=0.7)
     for part in "fg":
         m.matrix(f"{blk}ssm_{part}_a.weight", head, cfg.n_embd)
         m.matrix(f"{blk}ssm_{part}_b.weight", inner, head)

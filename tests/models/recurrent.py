@@ -7,12 +7,10 @@ import numpy as np
 from . import parts
 from .sketch import Sketch
 
-_CONV_KERNEL = 4
-
 
 def ssm_header(m: Sketch, *, inner: int, state: int, rank: int, groups: int | None) -> None:
     """Add the keys of a state space."""
-    m.key("ssm.conv_kernel", _CONV_KERNEL)
+    m.key("ssm.conv_kernel", m.cfg.conv_kernel)
     m.key("ssm.inner_size", inner)
     m.key("ssm.state_size", state)
     m.key("ssm.time_step_rank", rank)
@@ -31,7 +29,7 @@ def require_attention_layer(m: Sketch) -> None:
 def qwen35(m: Sketch) -> None:
     """Gated delta net, gated attention in the last layer of each interval, dense feed-forward."""
     cfg = m.cfg
-    head, k_heads, v_heads = 16, 2, 4
+    head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
     if cfg.n_embd >= 512:  # of a size to be timed: as in the published models
         head, k_heads, v_heads = 128, cfg.n_embd // 64, cfg.n_embd // 64
     require_attention_layer(m)
@@ -66,7 +64,7 @@ def delta_net(
     width = 2 * head * k_heads + inner
     m.matrix(f"{blk}attn_qkv.weight", width, n_embd)
     m.matrix(f"{blk}attn_gate.weight", inner, n_embd)
-    m.normal(f"{blk}ssm_conv1d.weight", width, _CONV_KERNEL, std=0.7)
+    m.normal(f"{blk}ssm_conv1d.weight", width, m.cfg.conv_kernel, std=0.7)
     m.normal(f"{blk}ssm_dt.bias", v_heads, std=0.5)
     # small decay rates: what happened dozens of tokens ago must still show in the logits
     m.uniform(f"{blk}ssm_a", v_heads, low=-0.2, high=-0.02)
@@ -82,7 +80,7 @@ def delta_net(
 def lfm2(m: Sketch) -> None:
     """Gated short convolution on even layers, attention on odd ones."""
     cfg = m.cfg
-    kernel = 3
+    kernel = cfg.conv_kernel - 1
     require_attention_layer(m)
     parts.header(m)
     m.key("attention.head_count_kv", [cfg.n_head_kv if i % 2 else 0 for i in range(cfg.n_layer)])
@@ -105,7 +103,7 @@ def mamba_mixer(m: Sketch, blk: str, *, inner: int, state: int, rank: int) -> No
     """Add a selective state space with a decay per number of the state."""
     cfg = m.cfg
     m.matrix(f"{blk}ssm_in.weight", 2 * inner, cfg.n_embd)
-    m.normal(f"{blk}ssm_conv1d.weight", inner, _CONV_KERNEL, std=0.7)
+    m.normal(f"{blk}ssm_conv1d.weight", inner, m.cfg.conv_kernel, std=0.7)
     m.normal(f"{blk}ssm_conv1d.bias", inner, std=0.1)
     m.matrix(f"{blk}ssm_x.weight", rank + 2 * state, inner, gain=1.5)
     m.matrix(f"{blk}ssm_dt.weight", inner, rank)
@@ -119,7 +117,7 @@ def mamba_mixer(m: Sketch, blk: str, *, inner: int, state: int, rank: int) -> No
 def mamba(m: Sketch) -> None:
     """Selective state space, first version."""
     cfg = m.cfg
-    inner, state, rank = 2 * cfg.n_embd, 16, 4
+    inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
     parts.header(m, attention=False)
     ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
     m.embedding()
@@ -134,7 +132,7 @@ def mamba2_mixer(m: Sketch, blk: str, *, inner: int, state: int, heads: int, gro
     cfg = m.cfg
     conv = inner + 2 * groups * state
     m.matrix(f"{blk}ssm_in.weight", inner + conv + heads, cfg.n_embd)
-    m.normal(f"{blk}ssm_conv1d.weight", conv, _CONV_KERNEL, std=0.7)
+    m.normal(f"{blk}ssm_conv1d.weight", conv, m.cfg.conv_kernel, std=0.7)
     m.normal(f"{blk}ssm_conv1d.bias", conv, std=0.1)
     m.normal(f"{blk}ssm_dt.bias", heads, mean=-2.0, std=0.5)
     m.uniform(f"{blk}ssm_a", heads, 1, low=-1.0, high=-0.1)
@@ -147,7 +145,7 @@ def mamba2(m: Sketch) -> None:
     """Selective state space, second version."""
     cfg = m.cfg
     # state 128 and heads of 32: the sizes for which GPU kernels exist
-    inner, state, heads, groups = 2 * cfg.n_embd, 128, 4, 1
+    inner, state, heads, groups = 2 * cfg.n_embd, cfg.state_size or 128, cfg.state_heads or 4, 1
     parts.header(m, attention=False)
     ssm_header(m, inner=inner, state=state, rank=heads, groups=groups)
     m.embedding()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
 from numpy.typing import NDArray
 
 from .config import TinyConfig
@@ -110,12 +112,24 @@ class Sketch:
         self._write_meta(writer)
         write_tokenizer(writer, self.cfg.n_vocab, self.cfg.chat_template)
         for name, array in self.tensors.items():
-            writer.add_tensor(name, array)
+            kind = self._kind(name, array)
+            if kind is None:
+                writer.add_tensor(name, array)
+            else:
+                writer.add_tensor(name, _blocks(array, kind), raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
         return partial.replace(path)
+
+    def _kind(self, name: str, array: NDArray[Any]) -> GGMLQuantizationType | None:
+        if not self.cfg.quantised or array.ndim < 2 or name.startswith("token_embd"):
+            return None
+        if not name.endswith(".weight"):  # experts' biases
+            return None
+        kind = GGMLQuantizationType[self.cfg.quantised]
+        return None if array.shape[-1] % GGML_QUANT_SIZES[kind][0] else kind
 
     def _write_meta(self, writer: GGUFWriter) -> None:
         for name, value in self.meta.items():
@@ -130,3 +144,20 @@ class Sketch:
                 writer.add_string(name, value)
             else:
                 writer.add_array(name, value)
+
+
+# Bytes of a block where a float16 stands, as in ggml-common.h: random ones may be NaN.
+_SCALES_AT = {"Q4_K": (0, 2), "Q2_K": (80, 82)}
+
+
+def _blocks(array: NDArray[Any], kind: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """An array in blocks of a type; random ones where gguf has no quantiser for it."""
+    try:
+        return quantize(np.ascontiguousarray(array, np.float32), kind)
+    except NotImplementedError:
+        n_weights, n_bytes = GGML_QUANT_SIZES[kind]
+        shape = (*array.shape[:-1], array.shape[-1] // n_weights, n_bytes)
+        blocks = np.random.default_rng(array.size).integers(0, 256, shape, np.uint8)
+        for at in _SCALES_AT.get(kind.name, (0,)):
+            blocks[..., at : at + 2] = np.array([np.float16(2e-3)]).view(np.uint8)
+        return blocks.reshape(*array.shape[:-1], -1)

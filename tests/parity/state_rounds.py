@@ -29,6 +29,7 @@ class RandomRounds:
         context: the target's.
         rollback: of the context.
         seed: of all draws.
+        max_draft: tokens of the longest draft.
 
     Attributes:
         worst: the largest difference of any row that was compared.
@@ -37,8 +38,10 @@ class RandomRounds:
 
     """
 
-    def __init__(self, context: Context, rollback: Rollback, seed: int) -> None:
-        self.context, self.rollback = context, rollback
+    def __init__(
+        self, context: Context, rollback: Rollback, seed: int, max_draft: int = MAX_DRAFT
+    ) -> None:
+        self.context, self.rollback, self.max_draft = context, rollback, max_draft
         self.rng = random.Random(seed)
         self.states = [SequenceState(seq) for seq in range(context.n_seq_max)]
         self.rows: list[dict[int, Rows]] = [{} for _ in self.states]
@@ -63,6 +66,9 @@ class RandomRounds:
     def _ids(self, n: int) -> list[int]:
         n_vocab = self.context.model.info.n_vocab
         return [self.rng.randrange(n_vocab) for _ in range(n)]
+
+    def _draft(self) -> list[int]:
+        return self._ids(min(self.rng.choice([0, 0, 1, 2, 4, self.max_draft]), self.max_draft))
 
     def _make_ready(self, state: SequenceState) -> None:
         """A prompt for a sequence that has no text, or too long a one; what was lost is read."""
@@ -99,7 +105,7 @@ class RandomRounds:
             self.n_rows += len(kept)
 
     def _round(self, states: Sequence[SequenceState]) -> None:
-        drafts = [self._ids(self.rng.choice([0, 0, 1, 2, 4, MAX_DRAFT])) for _ in states]
+        drafts = [self._draft() for _ in states]
         self._batch.clear()
         first_rows = []
         for state, draft in zip(states, drafts, strict=True):

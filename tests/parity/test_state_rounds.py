@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import pytest
 
+from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.speculative import SequenceState
 from pyllama_spec.speculative.rollback import (
@@ -14,9 +16,9 @@ from pyllama_spec.speculative.rollback import (
     SnapshotRollback,
     rollback_of,
 )
-from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS
+from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS, model_path
 from tests.oracles import tiny
-from tests.parity.state_rounds import RandomRounds, rounds_context
+from tests.parity.state_rounds import MAX_DRAFT, RandomRounds, rounds_context
 from tests.tiers import mostly_slow
 
 NATIVE = tuple(arch for arch in STATES if arch not in STATES_WITHOUT_SNAPSHOTS)
@@ -38,6 +40,34 @@ def test_states_after_random_rounds(arch: str, n_seqs: int) -> None:
         if kind is ReplayRollback:
             wanted -= {"again"}
         assert wanted <= set(rounds.counts), rounds.counts
+
+
+def _shape(arch: str, rng: random.Random) -> dict[str, int]:
+    """Sizes of recurrent layers, some of them no multiple of a vector."""
+    wide = arch in ("plamo2", "kimi-linear")  # other widths were not tried
+    return {
+        "seed": rng.randrange(100),
+        "n_layer": rng.choice([2, 4, 6]) if arch != "nemotron_h" else rng.choice([4, 8]),
+        "state_size": rng.choice([16, 32]) if wide else rng.choice([8, 12, 16, 24, 32, 48, 64]),
+        "state_heads": rng.choice([2, 4, 8]),
+        "conv_kernel": rng.choice([3, 4, 5]),
+    }
+
+
+@pytest.mark.parametrize("draw", range(3))
+@pytest.mark.parametrize("arch", mostly_slow(STATES, ("qwen35", "mamba2", "mamba")))
+def test_states_of_random_shapes(arch: str, draw: int) -> None:
+    rng = random.Random(f"{arch} {draw}")
+    n_seqs = rng.randrange(1, 9)
+    with (
+        Model(model_path(arch, **_shape(arch, rng))) as model,
+        rounds_context(model, n_seqs, n_rs_seq=rng.randrange(1, 11)) as context,
+    ):
+        rollback = rollback_of(context)
+        rounds = RandomRounds(context, rollback, seed=draw, max_draft=context.n_rs_seq or MAX_DRAFT)
+        rounds.run(70)
+        assert rounds.worst == 0.0
+        assert rounds.n_rows > 40
 
 
 @pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
