@@ -16,6 +16,8 @@ namespace {
 
 constexpr size_t SLOT_ALIGNMENT = 128;  // two cache lines, which processors fetch together
 
+thread_local int t_n_tokens = 0;
+
 // Not an error: another thread's is.
 struct graph_left {};
 
@@ -40,11 +42,14 @@ void run(pyllama_spec_pool * pool, void * (*compute)(void *), void * state) {
 } // namespace
 
 void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, int n_threads) {
+    pool->n_tokens = t_n_tokens;
     size_t n_slot = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         if (node->op == GGML_OP_MUL_MAT) {
-            n_slot = std::max({ n_slot, pyllama_spec_float_scratch(node), pyllama_spec_byte_scratch(node) });
+            n_slot = std::max({ n_slot, pyllama_spec_float_scratch(node), pyllama_spec_block_scratch(node) });
+        } else if (node->op == GGML_OP_MUL_MAT_ID) {
+            n_slot = std::max(n_slot, pyllama_spec_block_scratch(node));
         }
     }
     n_slot = (n_slot + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
@@ -58,6 +63,10 @@ void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, in
     pool->scratch = scratch;
     pool->n_slot  = n_slot;
     pool->n_slots = n_slots;
+}
+
+void pyllama_spec_set_n_tokens(int n_tokens) {
+    t_n_tokens = n_tokens;
 }
 
 void pyllama_spec_free_pool(pyllama_spec_pool * pool) {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -32,6 +33,28 @@ std::vector<float> draw(size_t n, unsigned seed) {
         x = normal(generator);
     }
     return out;
+}
+
+float half(const char * from) {
+    ggml_fp16_t x;
+    std::memcpy(&x, from, sizeof(x));
+    return ggml_fp16_to_fp32(x);
+}
+
+// Rows as products take them. The engine has no way back from Q8_1 and Q8_K, since nothing is stored in these.
+void unpack_row(ggml_type type, const char * from, float * out, int64_t n_k) {
+    const size_t n_block = ggml_blck_size(type), n_bytes = ggml_type_size(type);
+    if (type != GGML_TYPE_Q8_1 && type != GGML_TYPE_Q8_K) {
+        return ggml_get_type_traits(type)->to_float(from, out, n_k);
+    }
+    for (int64_t i = 0; i < n_k; ++i) {
+        const char * block = from + i / n_block * n_bytes;
+        float d = type == GGML_TYPE_Q8_1 ? half(block) : 0;
+        if (type == GGML_TYPE_Q8_K) {
+            std::memcpy(&d, block, sizeof(d));
+        }
+        out[i] = d * (signed char) block[4 + i % n_block];
+    }
 }
 
 double relative_error(const Case & c) {
@@ -68,7 +91,9 @@ double relative_error(const Case & c) {
         ggml_get_type_traits_cpu(row_type)->from_float(
             rows.data() + i * c.n_k, packed_x.data() + i * ggml_row_size(row_type, c.n_k), c.n_k);
     }
-    ggml_get_type_traits(row_type)->to_float(packed_x.data(), x_back.data(), x_back.size());
+    for (int64_t i = 0; i < all_rows; ++i) {
+        unpack_row(row_type, packed_x.data() + i * ggml_row_size(row_type, c.n_k), x_back.data() + i * c.n_k, c.n_k);
+    }
     double worst = 0, squares = 0;
     for (int64_t i = 0; i < all_rows; ++i) {
         const float * matrix = w_back.data() + i / (c.n_rows * c.n_shared) * c.n_out * c.n_k;
@@ -95,13 +120,22 @@ int main() {
     ggml_cpu_init();
     const struct { ggml_type type; bool is_repacked; } kinds[] = {
         { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, false },
-        { GGML_TYPE_Q4_0, true },
+        { GGML_TYPE_Q4_0, true }, { GGML_TYPE_IQ4_NL, true }, { GGML_TYPE_MXFP4, true }, { GGML_TYPE_Q4_K, true },
+        { GGML_TYPE_Q4_1, false }, { GGML_TYPE_Q5_0, false }, { GGML_TYPE_Q5_1, false }, { GGML_TYPE_IQ4_NL, false },
+        { GGML_TYPE_MXFP4, false }, { GGML_TYPE_Q2_K, false }, { GGML_TYPE_Q3_K, false }, { GGML_TYPE_Q4_K, false },
+        { GGML_TYPE_Q5_K, false }, { GGML_TYPE_Q6_K, false }, { GGML_TYPE_IQ4_XS, false },
     };
     for (const auto & kind : kinds) {
-        // 1 to 6 rows are one tile; 7, 13 and 40 are several. 32 and 96 do not fit a pair of blocks.
-        for (int64_t n_rows : { 1, 2, 3, 4, 5, 6, 7, 13, 40 }) {
-            for (int64_t n_k : { 32, 64, 96, 576 }) {
+        // 1 to 8 rows are one tile, of floats 1 to 6; 13 and 32 are several; 40 are not few. 32 and 96 do not fit a
+        // pair of blocks.
+        const bool is_super = ggml_blck_size(kind.type) == 256;
+        for (int64_t n_rows : { 1, 2, 3, 4, 5, 6, 7, 8, 13, 32, 40 }) {
+            for (int64_t n_k : is_super ? std::vector<int64_t>{ 256, 1536 } : std::vector<int64_t>{ 32, 64, 96, 576 }) {
                 for (int64_t n_out : { 8, 24, 200 }) {
+                    // The engine's own of wide batches rounds the sums of Q8_1's blocks to halves.
+                    if (n_rows > 32 && ggml_get_type_traits_cpu(kind.type)->vec_dot_type == GGML_TYPE_Q8_1) {
+                        continue;
+                    }
                     const Case c = { kind.type, kind.is_repacked, n_rows, n_k, n_out, 1 + int(n_out > 8) };
                     std::printf("%s%s %d %d %d %.3e\n", ggml_type_name(c.type), c.is_repacked ? "-repacked" : "",
                         int(n_rows), int(n_k), int(n_out), relative_error(c));
@@ -129,8 +163,8 @@ int main() {
         // Weight rows that are no multiple of a tile's height.
         for (int64_t n_out : { 1, 3, 17 }) {
             if (!kind.is_repacked) {
-                const Case c = { kind.type, false, 5, 128, n_out, 2 };
-                std::printf("%s 5 128 %d %.3e\n", ggml_type_name(c.type), int(n_out), relative_error(c));
+                const Case c = { kind.type, false, 5, is_super ? 256 : 128, n_out, 2 };
+                std::printf("%s 5 - %d %.3e\n", ggml_type_name(c.type), int(n_out), relative_error(c));
             }
         }
     }

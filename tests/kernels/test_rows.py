@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 
-from pyllama_spec.engine import Batch, Context, Model, quantize, row_kernels
+from pyllama_spec.engine import quantize, row_kernels
+from tests.kernels.programs import compiled, printed
 from tests.models import model_path
 from tests.oracles import run_child
 
-_HERE = Path(__file__).resolve().parent
-_ROOT = _HERE.parents[1]
 # A row of the widest tile, over one of the tile below it; where sums spill, 2.
 _MAX_RATIO = 1.5
-_LIBRARIES = ("libggml.a", "libggml-cpu.a", "libggml-base.a")
-
-
-def _libraries() -> list[str]:
-    """The engine's static libraries, of the newest build in the tree."""
-    found = sorted(_ROOT.glob(f"build/*/vendor/llama.cpp/ggml/src/{_LIBRARIES[1]}"), key=_age)
-    assert found, "build the engine in this tree first: make test does"
-    return [str(found[-1].with_name(name)) for name in _LIBRARIES]
-
-
-def _age(path: Path) -> float:
-    return path.stat().st_mtime
-
-
-def _compiled(source: str, folder: Path) -> Path:
-    """A program of this folder with the engine's libraries."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    assert compiler, "a C++ compiler is needed"
-    program = folder / "program"
-    include = _ROOT / "vendor/llama.cpp/ggml/include"
-    subprocess.run(
-        [compiler, "-std=c++17", "-O2", f"-I{include}", str(_HERE / source),
-         *_libraries(), "-lpthread", "-ldl", "-o", str(program)],
-        check=True,
-    )  # fmt: skip
-    return program
-
-
-def _run(program: Path) -> list[str]:
-    """The lines that a program prints."""
-    run = subprocess.run([program], check=True, capture_output=True, text=True)
-    return run.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, float]]:
     """Every product of products.cpp with its relative error."""
     folder = tmp_path_factory.mktemp("products")
-    lines = [line.rsplit(" ", 1) for line in _run(_compiled("products.cpp", folder))]
+    lines = [line.rsplit(" ", 1) for line in printed(compiled("products.cpp", folder))]
     return [(case, float(error)) for case, error in lines]
 
 
 @pytest.mark.parametrize(
     ("kind", "n_cases"),
     [
-        ("bf16", 114), ("f16", 114), ("q8_0", 114), ("q4_0", 114), ("q4_0-repacked", 111),
-        ("bf16-shared", 30), ("f16-shared", 30),
+        ("bf16", 138), ("f16", 138), ("bf16-shared", 30), ("f16-shared", 30),
+        ("q8_0", 138), ("q4_0", 138), ("q4_1", 126), ("q5_0", 138), ("q5_1", 126),
+        ("iq4_nl", 138), ("mxfp4", 138), ("q2_K", 72), ("q3_K", 72), ("q4_K", 72), ("q5_K", 72),
+        ("q6_K", 72), ("iq4_xs", 72), ("q4_0-repacked", 135), ("iq4_nl-repacked", 135),
+        ("mxfp4-repacked", 135), ("q4_K-repacked", 69),
     ],
 )  # fmt: skip
 def test_products_are_the_sums_that_they_stand_for(
@@ -81,25 +47,31 @@ def test_the_sums_of_the_widest_tile_stay_in_registers(tmp_path: Path) -> None:
 
     It does so in every run. What else runs on the machine can disturb one, and not all.
     """
-    program = _compiled("widths.cpp", tmp_path)
+    program = compiled("widths.cpp", tmp_path)
     least: dict[str, float] = {}
     for _ in range(5):
-        for kind, five, six in (line.split() for line in _run(program)):
-            ratio = (float(six) / 6) / (float(five) / 5)
+        for kind, most, less_us, most_us in (line.split() for line in printed(program)):
+            ratio = (float(most_us) / int(most)) / (float(less_us) / (int(most) - 1))
             least[kind] = min(ratio, least.get(kind, ratio))
         if max(least.values()) <= _MAX_RATIO:
             break
-    assert len(least) == 4
+    assert len(least) == 11
     assert {kind: ratio for kind, ratio in least.items() if ratio > _MAX_RATIO} == {}
+
+
+_KINDS = (
+    "BF16", "F16", "Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K",
+    "IQ4_XS", "IQ4_NL", "MXFP4",
+)  # fmt: skip
 
 
 def test_this_processor_has_our_kernels() -> None:
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     found = row_kernels()
     if "avx512_bf16" in flags and "avx512_vnni" in flags:
-        assert found == dict.fromkeys(("BF16", "F16", "Q8_0", "Q4_0"), "AVX-512")
+        assert found == dict.fromkeys(_KINDS, "AVX-512")
     elif "avx2" in flags:
-        assert found.keys() == {"BF16", "F16", "Q8_0", "Q4_0"}
+        assert found.keys() == set(_KINDS)
         assert set(found.values()) <= {"AVX2", "AVX-512"}
     else:
         assert found == {}
@@ -120,40 +92,9 @@ Context(Model(sys.argv[1]), n_ctx=64, n_threads=2).decode(batch)
 """
 
 
-@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize("kind", ["BF16", "F16", "Q8_0", "Q4_0", "Q4_K_M"])
 def test_a_thread_needs_little_stack(kind: str, tmp_path: Path) -> None:
     """Threads get what the process is limited to: 8 MiB here, and 128 KiB elsewhere."""
     path = tmp_path / "model.gguf"
     quantize(model_path("llama", n_embd=256), path, kind)
     run_child(_SHORT_STACK, str(path))
-
-
-def _decode(model: Model, tokens: list[int], width: int, n_threads: int) -> npt.NDArray[np.float32]:
-    """Logits of all tokens, decoded `width` at a time."""
-    out = []
-    with Context(model, n_ctx=128, n_batch=64, n_outputs_max=64, n_threads=n_threads) as context:
-        batch = Batch(64)
-        for start in range(0, len(tokens), width):
-            part = tokens[start : start + width]
-            batch.clear()
-            batch.extend(part, start, output_all=True)
-            context.decode(batch)
-            out += [context.logits(i).copy() for i in range(len(part))]
-    return np.array(out)
-
-
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K"])
-@pytest.mark.parametrize("width_of_model", [64, 96, 256])
-def test_a_row_is_the_same_whatever_stands_beside_it(
-    kind: str, width_of_model: int, tmp_path: Path
-) -> None:
-    source = model_path("llama", n_embd=width_of_model, n_ff=3 * 64, n_vocab=1003)
-    path = tmp_path / "model.gguf"
-    quantize(source, path, kind)
-    tokens = np.random.default_rng(1).integers(300, 1003, 40).tolist()
-    with Model(path) as model:
-        alone = _decode(model, tokens, 1, 1)
-        for width in (2, 3, 4, 5, 6, 7, 8, 12, 13, 32):
-            for n_threads in (1, 2):
-                together = _decode(model, tokens, width, n_threads)
-                assert np.array_equal(alone, together), (width, n_threads)

@@ -1,5 +1,5 @@
-// Microseconds of a product of 5 and of 6 rows, the most that a tile has, in turns: the least of many, weights in the
-// cache, one thread. The processor's time counts, not the clock on the wall: other programs run beside.
+// Microseconds of a product of a tile's most rows and of one less, in turns: the least of many, weights in the cache, one
+// thread. The processor's time counts, not the clock on the wall: other programs run beside.
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -20,8 +20,8 @@ double thread_us() {
     return 1e6 * double(now.tv_sec) + 1e-3 * double(now.tv_nsec);
 }
 
-constexpr int64_t N_K = 576, N_OUT = 512;
-constexpr int     REPEATS = 600;
+constexpr int64_t N_K = 768, N_OUT = 512;
+constexpr int     REPEATS = 300;
 
 struct Product {
     ggml_context *        contexts[2];
@@ -71,16 +71,19 @@ int main() {
     ggml_cpu_init();
     ggml_backend_t cpu = ggml_backend_cpu_init();
     ggml_backend_cpu_set_n_threads(cpu, 1);
-    const struct { ggml_type type; bool is_repacked; } kinds[] = {
-        { GGML_TYPE_BF16, false }, { GGML_TYPE_F16, false }, { GGML_TYPE_Q8_0, false }, { GGML_TYPE_Q4_0, true },
+    const struct { ggml_type type; bool is_repacked; int n_most; } kinds[] = {
+        { GGML_TYPE_BF16, false, 6 }, { GGML_TYPE_F16, false, 6 }, { GGML_TYPE_Q8_0, false, 8 },
+        { GGML_TYPE_Q5_0, false, 8 }, { GGML_TYPE_Q4_1, false, 8 }, { GGML_TYPE_Q5_K, false, 8 },
+        { GGML_TYPE_Q6_K, false, 8 }, { GGML_TYPE_IQ4_XS, false, 8 }, { GGML_TYPE_Q4_0, true, 8 },
+        { GGML_TYPE_MXFP4, true, 8 }, { GGML_TYPE_Q4_K, true, 8 },
     };
     for (const auto & kind : kinds) {
-        Product five(kind.type, kind.is_repacked, 5), six(kind.type, kind.is_repacked, 6);
+        Product less(kind.type, kind.is_repacked, kind.n_most - 1), most(kind.type, kind.is_repacked, kind.n_most);
         for (int i = 0; i < REPEATS; ++i) {
-            five.run(cpu);
-            six.run(cpu);
+            less.run(cpu);
+            most.run(cpu);
         }
-        std::printf("%s %.2f %.2f\n", ggml_type_name(kind.type), five.least, six.least);
+        std::printf("%s %d %.2f %.2f\n", ggml_type_name(kind.type), kind.n_most, less.least, most.least);
     }
     ggml_backend_free(cpu);
 }

@@ -1,0 +1,215 @@
+// Half of a group of weights, four blocks of 32, as vectors of bytes, AVX2: see blocks.h for their order.
+//
+// VPMADDUBSW multiplies unsigned bytes, the weights, by signed ones and adds pairs up in 16 bits. Where weights are
+// small enough a whole chain of vectors fits into these. Where they have eight bits they stay signed, their signs go to
+// the activations, and each vector is added up in 32 bits: 2 * 128 * 127 fits.
+#pragma once
+
+#include "fill.h"
+
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && defined(__BMI2__)
+
+#define PYLLAMA_SPEC_BLOCKS_AVX2
+
+namespace pyllama_spec::avx2 {
+
+// As in unpack_avx512.h, of half a group.
+struct Weights {
+    __m256i q[4];
+    __m256  d[2], m[2];
+};
+
+inline __m256i load_256(const void * from) {
+    return _mm256_loadu_si256((const __m256i *) from);
+}
+
+inline __m256i bytes(int x) {
+    return _mm256_set1_epi8((char) x);
+}
+
+// Pairs of 16-bit lanes.
+inline __m256i add_pairs(__m256i x) {
+    return _mm256_madd_epi16(x, _mm256_set1_epi16(1));
+}
+
+struct Lanes {
+    static void add_up(const Group & x, int c, int n, int factor, int32_t * out) {
+        for (int h = 0; h < 2; ++h) {
+            __m256i s = _mm256_setzero_si256();
+            for (int i = c; i < c + n; ++i) {
+                s = _mm256_add_epi32(s, add_pairs(_mm256_maddubs_epi16(bytes(factor), load_256(x.q[i] + 32 * h))));
+            }
+            _mm256_store_si256((__m256i *) (out + 8 * h), s);
+        }
+    }
+};
+
+// Four bytes as eight lanes, each twice.
+inline PYLLAMA_SPEC_INLINE __m256i twice(uint32_t four) {
+    const __m128i x = _mm_cvtsi32_si128((int) four);
+    return _mm256_cvtepu8_epi32(_mm_unpacklo_epi8(x, x));
+}
+
+// Four halves as eight floats, each twice.
+inline PYLLAMA_SPEC_INLINE __m256 twice(__m128i halves) {
+    return _mm256_cvtph_ps(_mm_unpacklo_epi16(halves, halves));
+}
+
+template <class B> __m128i heads(const B * b, int at = 0) {
+    const auto head = [&](int i) { return load<short>((const char *) (b + i) + at); };
+    return _mm_setr_epi16(head(0), head(1), head(2), head(3), 0, 0, 0, 0);
+}
+
+// 16 bytes of four blocks: the first halves of all, and the second halves.
+template <class B> inline PYLLAMA_SPEC_INLINE void halves_of(const B * b, size_t at, __m256i & first, __m256i & second) {
+    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) (b + i) + at)); };
+    const __m256i evens = _mm256_set_m128i(part(2), part(0)), odds = _mm256_set_m128i(part(3), part(1));
+    first  = _mm256_unpacklo_epi64(evens, odds);
+    second = _mm256_unpackhi_epi64(evens, odds);
+}
+
+inline __m256i low_nibbles(__m256i x) {
+    return _mm256_and_si256(x, bytes(15));
+}
+
+inline __m256i high_nibbles(__m256i x) {
+    return low_nibbles(_mm256_srli_epi16(x, 4));
+}
+
+template <class B> inline PYLLAMA_SPEC_INLINE void nibbles_of(const B * b, size_t at, __m256i (&q)[4]) {
+    __m256i first, second;
+    halves_of(b, at, first, second);
+    q[0] = low_nibbles(first);
+    q[1] = low_nibbles(second);
+    q[2] = high_nibbles(first);
+    q[3] = high_nibbles(second);
+}
+
+inline PYLLAMA_SPEC_INLINE void look_up(__m128i table, __m256i (&q)[4]) {
+    const __m256i values = _mm256_broadcastsi128_si256(table);
+    for (__m256i & x : q) {
+        x = _mm256_shuffle_epi8(values, x);
+    }
+}
+
+// The values of IQ4_NL and IQ4_XS; those of MXFP4 plus 12.
+inline __m128i table_iq4() {
+    return _mm_setr_epi8(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+}
+
+inline __m128i table_mxfp4() {
+    return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+}
+
+inline PYLLAMA_SPEC_INLINE __m256 power_of_two(uint32_t four) {
+    const __m256i e     = twice(four);
+    const __m256i large = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    const __m256i small = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(large, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
+}
+
+// ---- blocks of 32. b is the first of four, h which half of a group they are.
+
+struct OfBlocks : Lanes {
+    static constexpr int  PER_GROUP = 8, CHAINS = 1, OFFSET = 0;
+    static constexpr bool HAS_MINS = false, IS_SIGNED = false;
+    using Rows = block_q8_0;
+};
+
+struct Q4_0 : OfBlocks {
+    using Block = block_q4_0;
+    static constexpr int OFFSET = 8;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Q4_1 : OfBlocks {
+    using Block = block_q4_1;
+    using Rows  = block_q8_1;
+    static constexpr bool HAS_MINS = true;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        w.d[0] = twice(heads(b));
+        w.m[0] = twice(heads(b, 2));
+    }
+};
+
+// The fifth bits: bit 8c + i of a block's 32 belongs to number 8c + i.
+template <class B> inline PYLLAMA_SPEC_INLINE void fifth_bits(const B * b, size_t at, __m256i (&q)[4]) {
+    const auto    bits  = [&](int i) { return load<int>((const char *) (b + i) + at); };
+    const __m256i all   = _mm256_broadcastsi128_si256(_mm_setr_epi32(bits(0), bits(1), bits(2), bits(3)));
+    const __m256i which = _mm256_set1_epi64x((int64_t) 0x8040201008040201);
+    for (int c = 0; c < 4; ++c) {
+        const char c0 = (char) c, c1 = (char) (4 + c), c2 = (char) (8 + c), c3 = (char) (12 + c);
+        const __m256i spread = _mm256_shuffle_epi8(all, _mm256_setr_epi8(
+            c0, c0, c0, c0, c0, c0, c0, c0, c1, c1, c1, c1, c1, c1, c1, c1,
+            c2, c2, c2, c2, c2, c2, c2, c2, c3, c3, c3, c3, c3, c3, c3, c3));
+        const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, which), which);
+        q[c] = _mm256_or_si256(q[c], _mm256_and_si256(is_set, bytes(16)));
+    }
+}
+
+struct Q5_0 : OfBlocks {
+    using Block = block_q5_0;
+    static constexpr int OFFSET = 16;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        fifth_bits(b, offsetof(Block, qh), w.q);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Q5_1 : OfBlocks {
+    using Block = block_q5_1;
+    using Rows  = block_q8_1;
+    static constexpr bool HAS_MINS = true;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        fifth_bits(b, offsetof(Block, qh), w.q);
+        w.d[0] = twice(heads(b));
+        w.m[0] = twice(heads(b, 2));
+    }
+};
+
+struct Q8_0 : OfBlocks {
+    using Block = block_q8_0;
+    static constexpr bool IS_SIGNED = true;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        halves_of(b, offsetof(Block, qs), w.q[0], w.q[1]);
+        halves_of(b, offsetof(Block, qs) + 16, w.q[2], w.q[3]);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Iq4Nl : OfBlocks {
+    using Block = block_iq4_nl;
+    static constexpr bool IS_SIGNED = true;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        look_up(table_iq4(), w.q);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Mxfp4 : OfBlocks {
+    using Block = block_mxfp4;
+    static constexpr int OFFSET = 12;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        look_up(table_mxfp4(), w.q);
+        w.d[0] = power_of_two(b[0].e | (uint32_t) b[1].e << 8 | (uint32_t) b[2].e << 16 | (uint32_t) b[3].e << 24);
+    }
+};
+
+}  // namespace pyllama_spec::avx2
+
+#endif

@@ -1,0 +1,226 @@
+// Groups of 256 weights as vectors of bytes, AVX-512: see blocks.h for their order.
+#pragma once
+
+#include "fill.h"
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__F16C__) && defined(__BMI2__)
+
+#define PYLLAMA_SPEC_BLOCKS_AVX512
+
+namespace pyllama_spec::avx512 {
+
+// The weights of a group. With two chains the vectors 0, 1 and the vectors 2, 3 have scales of their own: each block
+// of 32 is two of 16 then.
+struct Weights {
+    __m512i q[4];
+    __m512  d[2];  // scales, by lane
+    __m512  m[2];  // minima, by lane, where the type has them
+};
+
+inline __m512i load_512(const void * from) {
+    return _mm512_loadu_si512(from);
+}
+
+inline __m512i bytes(int x) {
+    return _mm512_set1_epi8((char) x);
+}
+
+// For fill().
+struct Lanes {
+    // Vectors c .. c + n - 1 of a group, times a factor of 0 .. 128.
+    static void add_up(const Group & x, int c, int n, int factor, int32_t * out) {
+        __m512i s = _mm512_setzero_si512();
+        for (int i = c; i < c + n; ++i) {
+            s = _mm512_dpbusd_epi32(s, bytes(factor), _mm512_load_si512(x.q[i]));
+        }
+        _mm512_store_si512(out, s);
+    }
+};
+
+// a where the mask has ones, else b.
+inline __m512i choose(__m512i mask, __m512i a, __m512i b) {
+    return _mm512_ternarylogic_epi64(mask, a, b, 0xca);
+}
+
+inline __m512i each(int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f, int64_t g, int64_t h) {
+    return _mm512_setr_epi64(a, b, c, d, e, f, g, h);
+}
+
+// Eight bytes as 16 lanes, each twice.
+inline PYLLAMA_SPEC_INLINE __m512i twice(uint64_t eight) {
+    const __m128i x = _mm_cvtsi64_si128((long long) eight);
+    return _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(x, x));
+}
+
+// Eight halves as 16 floats, each twice.
+inline PYLLAMA_SPEC_INLINE __m512 twice(__m128i halves) {
+    return _mm512_cvtph_ps(_mm256_set_m128i(_mm_unpackhi_epi16(halves, halves), _mm_unpacklo_epi16(halves, halves)));
+}
+
+// 16-bit fields at the head of eight blocks.
+template <class B> __m128i heads(const B * b, int at = 0) {
+    const auto head = [&](int i) { return load<short>((const char *) (b + i) + at); };
+    return _mm_setr_epi16(head(0), head(1), head(2), head(3), head(4), head(5), head(6), head(7));
+}
+
+// 16 bytes of eight blocks, from byte `at` on: the first halves of all, and the second halves.
+template <class B> inline PYLLAMA_SPEC_INLINE void halves_of(const B * b, size_t at, __m512i & first, __m512i & second) {
+    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) (b + i) + at)); };
+    __m512i evens = _mm512_castsi128_si512(part(0)), odds = _mm512_castsi128_si512(part(1));
+    evens  = _mm512_inserti32x4(evens, part(2), 1);
+    odds   = _mm512_inserti32x4(odds, part(3), 1);
+    evens  = _mm512_inserti32x4(evens, part(4), 2);
+    odds   = _mm512_inserti32x4(odds, part(5), 2);
+    evens  = _mm512_inserti32x4(evens, part(6), 3);
+    odds   = _mm512_inserti32x4(odds, part(7), 3);
+    first  = _mm512_unpacklo_epi64(evens, odds);
+    second = _mm512_unpackhi_epi64(evens, odds);
+}
+
+// Nibbles of eight blocks of 16 bytes: the low ones are the numbers 0 .. 15, the high ones 16 .. 31.
+template <class B> inline PYLLAMA_SPEC_INLINE void nibbles_of(const B * b, size_t at, __m512i (&q)[4]) {
+    __m512i first, second;
+    halves_of(b, at, first, second);
+    q[0] = _mm512_and_si512(first, bytes(15));
+    q[1] = _mm512_and_si512(second, bytes(15));
+    q[2] = _mm512_and_si512(_mm512_srli_epi16(first, 4), bytes(15));
+    q[3] = _mm512_and_si512(_mm512_srli_epi16(second, 4), bytes(15));
+}
+
+inline PYLLAMA_SPEC_INLINE void look_up(__m128i table, __m512i (&q)[4]) {
+    const __m512i values = _mm512_broadcast_i32x4(table);
+    for (__m512i & x : q) {
+        x = _mm512_shuffle_epi8(values, x);
+    }
+}
+
+// The values of IQ4_NL and IQ4_XS plus 128, of MXFP4 plus 12.
+inline __m128i table_iq4() {
+    return _mm_setr_epi8(1, 24, 45, 63, 79, 93, 106, 118, (char) 129, (char) 141, (char) 153, (char) 166, (char) 181,
+        (char) 197, (char) 217, (char) 241);
+}
+
+inline __m128i table_mxfp4() {
+    return _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+}
+
+// Half of the power of two that an exponent of MXFP4 stands for, twice each: its values are doubled.
+inline PYLLAMA_SPEC_INLINE __m512 power_of_two(uint64_t eight) {
+    const __m512i e     = twice(eight);
+    const __m512i large = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __m512i small = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    return _mm512_castsi512_ps(
+        _mm512_mask_blend_epi32(_mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), large, small));
+}
+
+// ---- blocks of 32, eight of them a group; activations in Q8_0 or Q8_1
+
+struct OfBlocks : Lanes {
+    static constexpr int  PER_GROUP = 8, CHAINS = 1, OFFSET = 0;
+    static constexpr bool HAS_MINS = false;
+    using Rows = block_q8_0;
+};
+
+struct Q4_0 : OfBlocks {
+    using Block = block_q4_0;
+    static constexpr int OFFSET = 8;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Q4_1 : OfBlocks {
+    using Block = block_q4_1;
+    using Rows  = block_q8_1;
+    static constexpr bool HAS_MINS = true;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        w.d[0] = twice(heads(b));
+        w.m[0] = twice(heads(b, 2));
+    }
+};
+
+// The fifth bits of eight blocks: bit 8c + i of a block's 32 belongs to number 8c + i.
+template <class B> inline PYLLAMA_SPEC_INLINE void fifth_bits(const B * b, size_t at, __m512i (&q)[4]) {
+    const auto bits = [&](int i) { return load<int>((const char *) (b + i) + at); };
+    const __m256i all = _mm256_setr_epi32(bits(0), bits(1), bits(2), bits(3), bits(4), bits(5), bits(6), bits(7));
+    const __m256i by_byte = _mm256_shuffle_epi8(all, _mm256_setr_epi8(
+        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    alignas(32) uint64_t masks[4];
+    _mm256_store_si256((__m256i *) masks,
+        _mm256_permutevar8x32_epi32(by_byte, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+    for (int c = 0; c < 4; ++c) {
+        q[c] = _mm512_mask_add_epi8(q[c], masks[c], q[c], bytes(16));
+    }
+}
+
+struct Q5_0 : OfBlocks {
+    using Block = block_q5_0;
+    static constexpr int OFFSET = 16;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        fifth_bits(b, offsetof(Block, qh), w.q);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Q5_1 : OfBlocks {
+    using Block = block_q5_1;
+    using Rows  = block_q8_1;
+    static constexpr bool HAS_MINS = true;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        fifth_bits(b, offsetof(Block, qh), w.q);
+        w.d[0] = twice(heads(b));
+        w.m[0] = twice(heads(b, 2));
+    }
+};
+
+struct Q8_0 : OfBlocks {
+    using Block = block_q8_0;
+    static constexpr int OFFSET = 128;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        halves_of(b, offsetof(Block, qs), w.q[0], w.q[1]);
+        halves_of(b, offsetof(Block, qs) + 16, w.q[2], w.q[3]);
+        for (__m512i & x : w.q) {
+            x = _mm512_xor_si512(x, bytes(128));
+        }
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Iq4Nl : OfBlocks {
+    using Block = block_iq4_nl;
+    static constexpr int OFFSET = 128;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        look_up(table_iq4(), w.q);
+        w.d[0] = twice(heads(b));
+    }
+};
+
+struct Mxfp4 : OfBlocks {
+    using Block = block_mxfp4;
+    static constexpr int OFFSET = 12;
+
+    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+        nibbles_of(b, offsetof(Block, qs), w.q);
+        look_up(table_mxfp4(), w.q);
+        uint64_t exponents = 0;
+        for (int i = 0; i < 8; ++i) {
+            exponents |= (uint64_t) b[i].e << (8 * i);
+        }
+        w.d[0] = power_of_two(exponents);
+    }
+};
+
+}  // namespace pyllama_spec::avx512
+
+#endif

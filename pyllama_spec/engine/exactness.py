@@ -1,0 +1,32 @@
+"""How wide a batch may be whose rows are, to the bit, what they are alone.
+
+Up to `_FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
+the weights, the experts, the KV cache's type and flash attention: csrc/kernels/ and patch 0011 see
+to it, and tests/parity/test_equal_rows.py looks. What is left out here is what they do not reach.
+"""
+
+from __future__ import annotations
+
+from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.system import devices, system_info
+
+_FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
+# Parts of a CPU build that take products for themselves: Intel's matrix unit, Arm's library.
+_OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1")
+
+
+def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) -> int:
+    """The most tokens of a batch whose rows are bit-equal to single ones; 1 where none is said.
+
+    Args:
+        model: on a GPU, or beside another library for matrix products, nothing is promised.
+        n_seq_max: sequences of the context.
+        kv_unified: whether they share one buffer, in which their cells interleave: sums are made in
+            the order of the cells then.
+
+    """
+    info = system_info()
+    is_plain_cpu = not model.is_on_gpu and not any(name in info for name in _OTHERS)
+    if not is_plain_cpu or any(device.name.startswith("BLAS") for device in devices()):
+        return 1
+    return 1 if kv_unified and n_seq_max > 1 else _FEW_ROWS
