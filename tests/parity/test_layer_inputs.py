@@ -115,7 +115,10 @@ def test_rows_are_those_of_single_tokens(arch: str, outputs: str) -> None:
                 plain = decode_places(untapped, part, outputs)
                 assert logits.keys() == plain.keys()
                 for i, row in plain.items():
-                    np.testing.assert_array_equal(logits[i], row, "taps change no logits")
+                    if mode == "shared":  # sums of another order where cells of several interleave
+                        check_fingerprint(logits[i], row, rtol=rtol_of(arch, mode))
+                    else:
+                        np.testing.assert_array_equal(logits[i], row, "taps change no logits")
                     seq, position = part[i]
                     expected = single_rows(arch, seq, mode)[0][position]
                     check_fingerprint(row, expected, rtol=rtol_of(arch, mode))

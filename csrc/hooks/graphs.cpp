@@ -1,0 +1,130 @@
+// Graphs by the shape of their batch. The engine keeps one: a batch of another width than the last one builds, splits
+// and allocates its graph anew, a tenth of a plain round on a small model. Verify batches change their width with every
+// draft, and a draft model changes between feeding and guessing. Here each shape of a small batch has a place of its
+// own: the engine's scheduler, results and mark of what can be reused are exchanged for those of the place, and whether
+// the graph there still fits is the engine's own question to answer (llm_graph_result::can_reuse).
+
+#include "hooks/llama-spec-hooks.h"
+
+#include "llama-batch.h"
+#include "llama-graph.h"
+
+#include <algorithm>
+#include <iterator>
+#include <list>
+#include <tuple>
+#include <utility>
+
+namespace {
+
+// Wider batches are parts of prompts, beside which building a graph is nothing; also the most rows that are verified.
+constexpr uint32_t MAX_TOKENS = 32;
+// One for plain decoding and one for each length of a draft of up to eight tokens, which is the longest default.
+constexpr size_t MAX_PLACES = 9;
+
+// The buffers of all places together may be as large as the engine's own, which hold the graph of a prompt; and so
+// large in any case, where parts of prompts are small.
+constexpr size_t MIN_BYTES = 64u << 20;
+
+// Tokens, outputs, sequences, the first of them, and whether there are ids and rows. What else must be equal for a
+// graph to be reused the engine compares.
+using shape = std::tuple<uint32_t, uint32_t, uint32_t, int32_t, bool, bool, int>;
+
+struct place {
+    shape  key;
+    ggml_backend_sched_ptr sched;
+    std::array<llm_graph_result_ptr, 2> results;
+    llm_graph_result * active = nullptr;
+};
+
+void exchange(place & p, const llama_spec_graph_slot & slot) {
+    std::swap(p.sched, slot.sched);
+    std::swap(p.results, slot.results);
+    std::swap(p.active, slot.active);
+}
+
+size_t n_bytes(const ggml_backend_sched_ptr & sched, const std::vector<ggml_backend_t> & backends) {
+    size_t sum = 0;
+    for (ggml_backend_t backend : backends) {
+        sum += ggml_backend_sched_get_buffer_size(sched.get(), backend);
+    }
+    return sum;
+}
+
+// On a GPU one graph is kept as before: there buffers are scarce, and nothing of this was measured.
+bool is_host_alone(const std::vector<ggml_backend_t> & backends) {
+    return std::all_of(backends.begin(), backends.end(), [](ggml_backend_t backend) {
+        return ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    });
+}
+
+} // namespace
+
+struct llama_spec_graphs {
+    // The newest used first. While one is in use, what it holds is the engine's own, of wide batches.
+    std::list<place> places;
+    bool is_in_use = false;     // the first of the places
+    size_t n_bytes_most = MIN_BYTES;
+
+    void leave(const llama_spec_graph_slot & slot) {
+        if (is_in_use) {
+            exchange(places.front(), slot);
+            is_in_use = false;
+        }
+    }
+
+    // Whether there is room for one more.
+    bool has_room(const std::vector<ggml_backend_t> & backends) const {
+        size_t sum = 0;
+        for (const place & p : places) {
+            sum += n_bytes(p.sched, backends);
+        }
+        return places.size() < MAX_PLACES && sum < n_bytes_most;
+    }
+};
+
+void llama_spec_enter_graph(std::shared_ptr<llama_spec_graphs> & graphs, const llama_spec_graph_slot & slot,
+                            const std::vector<ggml_backend_t> & backends, const llama_ubatch & ubatch, int32_t n_outputs,
+                            int gtype, const std::function<ggml_backend_sched_t()> & make_sched) {
+    if (ubatch.n_tokens > MAX_TOKENS || !is_host_alone(backends)) {
+        if (graphs) {
+            graphs->leave(slot);
+        }
+        return;
+    }
+    if (!graphs) {
+        graphs = std::make_shared<llama_spec_graphs>();
+    }
+    const shape key{ ubatch.n_tokens, (uint32_t) n_outputs, ubatch.n_seqs_unq, ubatch.n_seqs_unq > 0 ? ubatch.seq_id_unq[0] : -1,
+                     ubatch.token != nullptr, ubatch.embd != nullptr, gtype };
+    auto & places = graphs->places;
+    if (graphs->is_in_use && places.front().key == key) {
+        return;
+    }
+    graphs->leave(slot);
+    auto found = std::find_if(places.begin(), places.end(), [&](const place & p) { return p.key == key; });
+    if (found == places.end()) {
+        graphs->n_bytes_most = std::max(n_bytes(slot.sched, backends), MIN_BYTES);
+        if (places.empty() || graphs->has_room(backends)) {
+            place made;
+            made.sched.reset(make_sched());
+            places.push_front(std::move(made));
+        } else {
+            // The one that was used least lately serves the new shape, with the buffers that it has.
+            places.splice(places.begin(), places, std::prev(places.end()));
+        }
+        places.front().key    = key;
+        places.front().active = nullptr;
+    } else {
+        places.splice(places.begin(), places, found);
+    }
+    exchange(places.front(), slot);
+    graphs->is_in_use = true;
+}
+
+void llama_spec_leave_graphs(std::shared_ptr<llama_spec_graphs> & graphs, const llama_spec_graph_slot & slot) {
+    if (graphs) {
+        graphs->leave(slot);
+        graphs.reset();
+    }
+}

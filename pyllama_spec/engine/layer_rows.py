@@ -1,0 +1,78 @@
+"""Layer inputs of some rows of the last batch: views that are made when somebody looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.context import Context
+from pyllama_spec.errors import ArgumentError
+
+Rows = npt.NDArray[np.float32]
+
+
+class LayerRows(Sequence[Rows]):
+    """One array per layer, [n, n_embd] float32, as Context.layer_input() gives them.
+
+    They are the rows of the last batch until the next decode, also where a view is made only then.
+
+    Args:
+        context: whose they are.
+        layers: the layers, of those that the context keeps.
+        first: the first row of the batch.
+        n: how many.
+
+    """
+
+    __slots__ = ("_context", "_raw", "first", "layers", "n")
+
+    def __init__(
+        self, context: Context, layers: tuple[int, ...], first: int, n: int, _raw: Any = None
+    ) -> None:
+        self._context, self.layers, self.first, self.n = context, layers, first, n
+        self._raw = ffi.new("int32_t[]", list(layers)) if _raw is None else _raw
+
+    def part(self, first: int, n: int) -> LayerRows:
+        """Rows first .. first + n - 1 of the batch, of the same layers."""
+        return LayerRows(self._context, self.layers, first, n, self._raw)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @overload
+    def __getitem__(self, i: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> list[Rows]: ...
+
+    def __getitem__(self, i: int | slice) -> Rows | list[Rows]:
+        if isinstance(i, slice):
+            return [self[k] for k in range(*i.indices(len(self.layers)))]
+        return self._context.layer_input(self.layers[i])[self.first : self.first + self.n]
+
+    def copy_to(self, buffer: Rows, at: int) -> None:
+        """Copies the rows of all layers, side by side, in one call.
+
+        Args:
+            buffer: [>= at + n, n_layers * n_embd] float32, contiguous.
+            at: its first row that is written.
+
+        Raises:
+            ArgumentError: the buffer has another width, or too few rows.
+
+        """
+        width = len(self.layers) * self._context.model.info.n_embd
+        if buffer.shape[1] != width or not 0 <= at <= len(buffer) - self.n:
+            raise ArgumentError(
+                f"a buffer of shape {buffer.shape} has no place for {self.n} rows of {width} "
+                f"numbers from row {at} on"
+            )
+        place = ffi.from_buffer("float[]", buffer) + at * width
+        code = lib.llama_spec_copy_layer_inputs(
+            self._context.handle, self._raw, len(self.layers), self.first, self.n, place
+        )
+        check(code, "cannot copy the layer inputs")

@@ -1,0 +1,51 @@
+"""Layer inputs of several layers, copied side by side in one call."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyllama_spec.engine import Batch
+from pyllama_spec.engine.layer_rows import LayerRows
+from pyllama_spec.errors import ArgumentError
+from tests.oracles import prompt_tokens, tiny, tiny_context
+
+LAYERS = (1, 2)
+
+
+def test_copies_are_the_views() -> None:
+    with tiny_context(tiny("llama"), target_layers=LAYERS) as context:
+        rows = LayerRows(context, LAYERS, 0, 0)
+        for n, first, count in ((12, 0, 12), (5, 2, 3), (1, 0, 1), (9, 8, 1)):
+            batch = Batch(n)
+            batch.extend(prompt_tokens(n, seed=n), context.memory.positions(0)[1] + 1)
+            context.decode(batch)
+            part = rows.part(first, count)
+            expected = [context.layer_input(layer)[first : first + count] for layer in LAYERS]
+            assert len(part) == 2
+            assert all(np.array_equal(a, b) for a, b in zip(part, expected, strict=True))
+            assert np.array_equal(part[-1], expected[-1])
+            assert len(part[:1]) == 1
+            buffer = np.full((count + 3, 2 * 64), 7.0, dtype=np.float32)
+            part.copy_to(buffer, 1)
+            assert np.array_equal(buffer[1 : 1 + count], np.concatenate(expected, axis=1))
+            assert (buffer[0] == 7.0).all()
+            assert (buffer[1 + count :] == 7.0).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with tiny_context(tiny("llama"), target_layers=LAYERS) as context:
+        batch = Batch(3)
+        batch.extend([5, 6, 7], 0)
+        context.decode(batch)
+        rows = LayerRows(context, LAYERS, 0, 3)
+        good = np.zeros((4, 128), np.float32)
+        for buffer, at in ((good, 2), (good, -1), (good[:, :64].copy(), 0)):
+            with pytest.raises(ArgumentError, match="has no place for 3 rows"):
+                rows.copy_to(buffer, at)
+        with pytest.raises(ArgumentError, match="row 3 is outside the last batch"):
+            rows.part(1, 3).copy_to(good, 0)
+        with pytest.raises(ArgumentError, match="layer 0 was not asked for"):
+            LayerRows(context, (0, 1), 0, 3).copy_to(good, 0)
+    with pytest.raises(Exception, match="closed"):
+        rows.copy_to(good, 0)
