@@ -17,7 +17,7 @@ from typing import Any
 
 from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, Model, Sampler, SamplerParams
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from pyllama_spec.speculative import Controller, SequenceState, SpeculativeLoop, make_controller
 
 FUNCTION = '''\
 def summarize_orders(orders, currency, tax_rate, discount):
@@ -71,18 +71,22 @@ PROMPT = (
 
 
 def run(
-    context: Context, drafter: Drafter, prompt: Sequence[int], n: int
+    context: Context,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    n: int,
+    controller: Controller | None = None,
 ) -> tuple[list[int], SpeculativeLoop]:
     """Greedy tokens from an emptied context."""
     context.memory.clear()
-    loop, state = SpeculativeLoop(context, drafter), SequenceState()
+    loop, state = SpeculativeLoop(context, drafter, None, controller), SequenceState()
     loop.prefill(state, prompt)
     for _ in loop.generate(state, Sampler(context.model, SamplerParams(temperature=0)), n):
         pass
     return state.tokens[len(prompt) :], loop
 
 
-def measure(path: Path, n_tokens: int, repeats: int) -> dict[str, Any]:
+def measure(path: Path, n_tokens: int, repeats: int, choice: str) -> dict[str, Any]:
     """Both sides, `repeats` times each after a warm-up, in turns."""
     model = Model(path)
     context = Context(model, n_ctx=2048)
@@ -92,7 +96,7 @@ def measure(path: Path, n_tokens: int, repeats: int) -> dict[str, Any]:
     same = True
     for i in range(repeats + 1):
         expected, a = run(context, NoDrafter(), prompt, n_tokens)
-        got, b = run(context, PromptLookup(), prompt, n_tokens)
+        got, b = run(context, PromptLookup(), prompt, n_tokens, make_controller(choice))
         same = same and expected == got
         if i > 0:
             plain.append(a)
@@ -117,9 +121,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", "--model", type=Path, action="append", required=True)
     parser.add_argument("-n", type=int, default=320)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--controller", choices=("fixed", "profit"), default="fixed")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args(argv)
-    results = [measure(path, args.n, args.repeat) for path in args.model]
+    results = [measure(path, args.n, args.repeat, args.controller) for path in args.model]
     for r in results:
         s = r["speculation"]
         print(

@@ -5,14 +5,21 @@
 Every prompt goes through all sides directly after each other, in an order that turns with each
 repeat. A fixed side is N or N:P_MIN. Printed are, for each side, total tokens over total seconds of
 the rounds against plain decoding's, the worst prompt, and the share of rounds without a draft.
+
+`--part 0/3` takes every third prompt, where a machine is there for minutes only, and `--merge
+A.json B.json` prints the table of several parts together. On a machine that reclaims the pages of
+files, copy the files to a memory disk first: a page that is read again in between takes longer than
+a round.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import statistics
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +32,27 @@ from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.speculative import FixedLength, ProfitController
 
-Times = dict[str, dict[str, list[Run]]]
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the table needs of a run: tokens, seconds, rounds, those without a draft, the text."""
+
+    n_decoded: int
+    decode_s: float
+    cpu_s: float
+    n_rounds: int
+    n_plain: int
+    text: str
+
+    @classmethod
+    def of(cls, run: Run) -> Seen:
+        """A run."""
+        digest = hashlib.sha256(repr(run.tokens).encode()).hexdigest()
+        n_plain = sum(drafted == 0 for drafted, _ in run.rounds)
+        return cls(run.n_decoded, run.decode_s, run.cpu_s, len(run.rounds), n_plain, digest[:16])
+
+
+Times = dict[str, dict[str, list[Seen]]]
 
 
 def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
@@ -49,7 +76,7 @@ def open_side(model: Model, args: argparse.Namespace, name: str) -> Side:
     return Side(open_runtime(model, params, drafter, n, controller=controller), options, drafter)
 
 
-def rate(runs: list[Run]) -> float:
+def rate(runs: list[Seen]) -> float:
     """Tokens per second of the repeat in the middle."""
     return statistics.median(run.n_decoded / run.decode_s for run in runs if run.decode_s > 0)
 
@@ -71,10 +98,10 @@ def table(times: Times) -> dict[str, Any]:
                 worst[key] = rate(runs) / rate(times["plain"][key])
             for run in runs:
                 tokens += run.n_decoded
-                rounds += len(run.rounds)
-                plain_rounds += sum(drafted == 0 for drafted, _ in run.rounds)
+                rounds += run.n_rounds
+                plain_rounds += run.n_plain
         same = all(
-            run.tokens == times["plain"][key][0].tokens
+            run.text == times["plain"][key][0].text
             for key, runs in times[name].items() for run in runs
         )  # fmt: skip
         least = min(worst, key=lambda key: worst[key])
@@ -91,23 +118,68 @@ def table(times: Times) -> dict[str, Any]:
     return out
 
 
+def show(repeat: int, found: dict[str, Any]) -> None:
+    """A line for each side."""
+    for name, row in found.items():
+        print(
+            f"{repeat} {name:8} {row['total']:.3f} ({row['low']:.3f} .. "
+            f"{row['high']:.3f}) worst {row['worst']:.3f} {row['worst_prompt']}, "
+            f"{row['tokens_per_round']:.2f} tokens a round, "
+            f"processor time with prompts {row['cpu']:.3f}, "
+            f"{row['without_draft']:.0%} without, same text {row['same_text']}",
+            flush=True,
+        )
+
+
+def merge(paths: list[Path]) -> None:
+    """The table of several parts."""
+    times: Times = {}
+    for path in paths:
+        for name, runs in json.loads(path.read_text())["times"].items():
+            side = times.setdefault(name, {})
+            for key, rows in runs.items():
+                side.setdefault(key, []).extend(Seen(**row) for row in rows)
+    found = table(times)
+    show(min(len(runs) for runs in times["plain"].values()), found)
+    worst = {
+        key: rate(runs) / rate(times["plain"][key])
+        for key, runs in times["profit"].items() if runs[0].n_decoded
+    }  # fmt: skip
+    print({key: round(value, 3) for key, value in sorted(worst.items(), key=lambda kv: kv[1])})
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    out = argparse.ArgumentParser(description=__doc__)
+    out.add_argument("-m", "--model", type=Path)
+    out.add_argument("-d", "--draft")
+    out.add_argument("--fixed", action="append", default=[], metavar="N[:P_MIN]")
+    out.add_argument("-n", "--max-tokens", type=int, default=128)
+    out.add_argument("--repeat", type=int, default=3)
+    out.add_argument("--n-draft", type=int, default=None)
+    out.add_argument("--lookup", type=int, default=None)
+    out.add_argument("--prompts", type=Path, default=None)
+    out.add_argument("--skip", default="field", help="a category that is left out")
+    out.add_argument("--part", default="0/1", metavar="K/N", help="every N-th prompt, from K on")
+    out.add_argument("--merge", type=Path, nargs="+", metavar="JSON")
+    out.add_argument("-c", "--n-ctx", type=int, default=1024)
+    out.add_argument("-t", "--threads", type=int, default=None)
+    out.add_argument("--json", type=Path, default=None)
+    return out
+
+
 def main() -> None:
     """Measures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-m", "--model", type=Path, required=True)
-    parser.add_argument("-d", "--draft", required=True)
-    parser.add_argument("--fixed", action="append", default=[], metavar="N[:P_MIN]")
-    parser.add_argument("-n", "--max-tokens", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--n-draft", type=int, default=None)
-    parser.add_argument("--lookup", type=int, default=None)
-    parser.add_argument("--prompts", type=Path, default=None)
-    parser.add_argument("--skip", default="field", help="a category that is left out")
-    parser.add_argument("-c", "--n-ctx", type=int, default=1024)
-    parser.add_argument("-t", "--threads", type=int, default=None)
-    parser.add_argument("--json", type=Path, default=None)
-    args = parser.parse_args()
+    options = parser()
+    args = options.parse_args()
+    if args.merge:
+        merge(args.merge)
+        return
+    if args.model is None or args.draft is None:
+        options.error("give -m and -d, or --merge")
+    part, n_parts = map(int, args.part.split("/"))
     prompts = [p.as_chat(None) for p in load_prompts(args.prompts) if p.category != args.skip]
+    prompts = prompts[part::n_parts]
     names = ["plain", "profit", *args.fixed]
     times: Times = {name: {} for name in names}
     with Model(args.model) as model, contextlib.ExitStack() as stack:
@@ -121,21 +193,19 @@ def main() -> None:
             for at, (key, tokens) in enumerate(ids.items()):
                 turn = (repeat + at) % len(names)
                 for name in [*names[turn:], *names[:turn]]:
-                    times[name].setdefault(key, []).append(sides[name].run(tokens, args.max_tokens))
+                    seen = Seen.of(sides[name].run(tokens, args.max_tokens))
+                    times[name].setdefault(key, []).append(seen)
             found = table(times)
-            for name, row in found.items():
-                print(
-                    f"{repeat + 1} {name:8} {row['total']:.3f} ({row['low']:.3f} .. "
-                    f"{row['high']:.3f}) worst {row['worst']:.3f} {row['worst_prompt']}, "
-                    f"{row['tokens_per_round']:.2f} tokens a round, "
-                    f"processor time with prompts {row['cpu']:.3f}, "
-                    f"{row['without_draft']:.0%} without, same text {row['same_text']}",
-                    flush=True,
-                )
+            show(repeat + 1, found)
         described = sides["profit"].runtime.round.scheduler.controller.describe()
         print(json.dumps(described))
         if args.json is not None:
-            args.json.write_text(json.dumps({"table": found, "controller": described}, indent=1))
+            raw = {
+                name: {key: [asdict(run) for run in runs] for key, runs in side.items()}
+                for name, side in times.items()
+            }
+            out = {"table": found, "controller": described, "times": raw}
+            args.json.write_text(json.dumps(out, indent=1))
 
 
 if __name__ == "__main__":

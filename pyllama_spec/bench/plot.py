@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec.bench import plot_controller
 from pyllama_spec.bench.figures import Totals, acceptance_by_depth, ratio
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.errors import ArgumentError, UnsupportedError
@@ -34,6 +35,9 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
     """Draws speed-up per prompt with its spread, acceptance by depth, and the split of the time.
 
+    Where a drafter was asked, below: lengths over the rounds of a text, how many accepted tokens
+    were expected and how many came, and what drafts saved of each prompt.
+
     Raises:
         ArgumentError, UnsupportedError: as check_plot().
         OSError: the file cannot be written.
@@ -41,8 +45,15 @@ def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
     """
     check_plot(path)
     n_rows = max(len(result.prompts), 1)
-    figure = _figure_class()(figsize=(14, max(4.0, 1.5 + 0.28 * n_rows)), layout="constrained")
-    speed, depth, time = figure.subplots(1, 3, width_ratios=(2.2, 1.2, 1))
+    height, has_turns = max(4.0, 1.5 + 0.28 * n_rows), plot_controller.has_turns(result)
+    figure = _figure_class()(figsize=(14, height + 4.0 * has_turns), layout="constrained")
+    if has_turns:
+        (speed, depth, time), below = figure.subplots(
+            2, 3, width_ratios=(2.2, 1.2, 1), height_ratios=(height, 4.0)
+        )
+        plot_controller.draw(below, result)
+    else:
+        speed, depth, time = figure.subplots(1, 3, width_ratios=(2.2, 1.2, 1))
     figure.suptitle(_title(result))
     _draw_speedups(speed, result)
     _draw_depths(depth, result)

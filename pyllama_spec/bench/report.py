@@ -105,6 +105,11 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "probes": sum(run.probes for run in runs),
         "proposed": sum(run.proposed for run in runs),
         "expected": round(sum(run.expected for run in runs), 3),
+        "gain_expected": round(sum(run.gain_expected for run in runs), 3),
+        "gain_realised": round(sum(run.gain_realised for run in runs), 3),
+        "probe_s": round(sum(run.probe_s for run in runs), 6),
+        # Of the first repeat: what each round asked for and got.
+        "turns": [list(turn) for turn in runs[0].turns] if runs else [],
         "peer": _answers(prompt.peer),
     }
 

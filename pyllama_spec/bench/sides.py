@@ -27,6 +27,7 @@ from pyllama_spec.speculative import (
     RowObserver,
     SequenceState,
     SpeculativeLoop,
+    TurnCounts,
     make_controller,
 )
 
@@ -44,7 +45,8 @@ class Run:
         draft_s, verify_s: of those, in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
         reason_off: why the drafter was not used, or not to the end.
-        asked, probes, proposed, expected: as of SpeculationStats.
+        asked, probes, proposed, expected, gain_expected, gain_realised, probe_s, turns: as of
+            SpeculationStats.
 
     """
 
@@ -61,6 +63,10 @@ class Run:
     probes: int = 0
     proposed: int = 0
     expected: float = 0.0
+    gain_expected: float = 0.0
+    gain_realised: float = 0.0
+    probe_s: float = 0.0
+    turns: tuple[TurnCounts, ...] = ()
 
     @property
     def n_decoded(self) -> int:
@@ -89,7 +95,7 @@ class Side(Closeable):
         self.runtime = runtime
         self.synthetic = synthetic
         self._options = options
-        self._open = OpenModel(runtime, drafter)
+        self._open = OpenModel(runtime.model, runtime, own_drafter=drafter)
 
     @property
     def name(self) -> str:
@@ -131,6 +137,10 @@ class Side(Closeable):
             probes=stats.probes,
             proposed=stats.proposed,
             expected=stats.expected,
+            gain_expected=stats.gain_expected,
+            gain_realised=stats.gain_realised,
+            probe_s=stats.probe_s,
+            turns=tuple(stats.turns),
         )
 
     def close(self) -> None:
@@ -145,7 +155,8 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, lis
         PyllamaSpecError: what Llama() raises for the same options.
 
     """
-    params = ContextParams(n_ctx=n_ctx, n_threads=config.n_threads)
+    # As Llama opens it.
+    params = ContextParams(n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads)
     options = RequestOptions(
         max_tokens=config.n_tokens, temperature=config.temperature, seed=config.seed
     )

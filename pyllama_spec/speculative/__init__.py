@@ -19,7 +19,7 @@ from pyllama_spec.speculative.loop import SpeculativeLoop
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.scheduler import Limits, Scheduler
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
-from pyllama_spec.speculative.stats import SpeculationStats, Timing
+from pyllama_spec.speculative.stats import SpeculationStats, Timing, TurnCounts
 
 __all__ = [
     "AcceptanceRule",
@@ -40,6 +40,7 @@ __all__ = [
     "StepSampler",
     "Timing",
     "TokenSampler",
+    "TurnCounts",
     "make_controller",
     "sample_and_match",
 ]

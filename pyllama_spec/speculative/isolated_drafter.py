@@ -19,6 +19,9 @@ from pyllama_spec.engine.checks import count, instance
 
 _T = TypeVar("_T")
 
+# So many drafts of a text without a single id of the vocabulary are no accident.
+_MAX_FOREIGN = 3
+
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
     """Why a drafter is off.
@@ -42,14 +45,24 @@ class IsolatedDrafter:
     for that sequence until its next prompt, where it starts again from nothing.
     """
 
-    def __init__(self, drafter: Drafter, n_vocab: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        n_vocab: int,
+        lend: Callable[[str | None], None] = lambda _: None,
+    ) -> None:
         self._drafter = drafter
+        # Told who has the target, and that nobody has it: a drafter may read it and no more.
+        self._lend, self._borrower = lend, f"the drafter {drafter.name!s}"
         self._n_vocab = n_vocab
         self._disabled: DrafterFailure | None = None
         self._failures: dict[int, DrafterFailure] = {}
         # How many tokens of each sequence it has been told. After a failure a sequence is absent
         # until its next prompt: what came in between would leave a hole.
         self._n_known: dict[int, int] = {}
+        # Drafts of each sequence that began with an id outside of the vocabulary; absent after one
+        # that did not.
+        self._n_foreign: dict[int, int] = {}
         self.name = drafter.name
         # The layer inputs to give it: none while it is off for good.
         self.target_layers = tuple(drafter.target_layers)
@@ -80,6 +93,7 @@ class IsolatedDrafter:
 
         """
         self._failures.pop(seq, None)
+        self._n_foreign[seq] = 0
         known = self._n_known.setdefault(seq, 0)
         if self._disabled:
             return n_keep
@@ -149,12 +163,15 @@ class IsolatedDrafter:
         if not told:
             return
         try:
+            self._lend(self._borrower)
             self._drafter.commit(told)
         except SequenceErrors as failed:
             self._blame("commit", failed, [c.seq for c in told])
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
             for c in told:
                 self._fail(c.seq, "commit", error)
+        finally:
+            self._lend(None)
         for c in told:
             if c.seq in known:
                 known[c.seq] += len(c.tokens)
@@ -165,6 +182,7 @@ class IsolatedDrafter:
         if not asked:
             return [NO_DRAFT] * len(requests)
         try:
+            self._lend(self._borrower)
             found = self._drafter.propose(asked)
             if len(found) != len(asked):
                 raise ValueError(f"propose() gave {len(found)} drafts for {len(asked)} requests")
@@ -178,6 +196,8 @@ class IsolatedDrafter:
             for r in asked:
                 self._fail(r.seq, "propose", error)
             return [NO_DRAFT] * len(requests)
+        finally:
+            self._lend(None)
         return [self._checked_of(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
 
     def _checked_of(self, request: DraftRequest, draft: Draft) -> Draft:
@@ -204,9 +224,29 @@ class IsolatedDrafter:
             if type(token) is not int:  # of NumPy, say
                 ids[i] = token = index(token)
             if not 0 <= token < self._n_vocab:
+                if i == 0:
+                    self._note_foreign(request.seq, token)
                 del ids[i:]
                 break
+        if ids:
+            self._n_foreign.pop(request.seq, None)
         return draft.cut(len(ids))._replace(ids=ids)
+
+    def _note_foreign(self, seq: int, token: int) -> None:
+        """Counts a draft of which nothing can be verified, of a text that had no other.
+
+        Raises:
+            ValueError: there were too many: it looks as if it proposed nothing, and costs as much.
+
+        """
+        if seq not in self._n_foreign:
+            return
+        self._n_foreign[seq] += 1
+        if self._n_foreign[seq] >= _MAX_FOREIGN:
+            raise ValueError(
+                f"{_MAX_FOREIGN} drafts, and each began with an id outside of 0 .. "
+                f"{self._n_vocab - 1}, the last one with {token}: it is made for another vocabulary"
+            )
 
     def _is_on(self, seq: int) -> bool:
         return self._disabled is None and seq in self._n_known
@@ -215,10 +255,13 @@ class IsolatedDrafter:
         if self.failure(seq) is not None:
             return None
         try:
+            self._lend(self._borrower)
             return method(*args)
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
             self._fail(seq, what, error)
             return None
+        finally:
+            self._lend(None)
 
     def _blame(self, what: str, failed: SequenceErrors, seqs: Sequence[int]) -> None:
         """Notes who failed; where none of those who were asked is named, all of them did."""

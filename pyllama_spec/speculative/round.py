@@ -18,7 +18,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from pyllama_spec.drafters.base import Committed, Drafter, Features
+from pyllama_spec.drafters.base import Committed, Drafter
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import (
     ArgumentError,
@@ -38,7 +38,6 @@ from pyllama_spec.speculative.spans import (
     learn,
     n_common,
     room_of,
-    slices_of,
 )
 from pyllama_spec.speculative.target_batch import TargetBatch
 
@@ -87,7 +86,7 @@ class Round:
         n = most_drafted(drafter, n_draft)
         drafter.attach(target)
         self.target = target
-        self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab)
+        self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
         self.rollback = rollback_of(target, replay=replay)
         self.scheduler = Scheduler(self._limits(n, limits), controller)
         self.scheduler.controller.attach(room_of(self.scheduler.limits, self.drafter))
@@ -108,6 +107,7 @@ class Round:
             n_batch=target.n_batch,
             n_outputs=n_outputs,
             n_draft=min(n, n_outputs - 1),
+            max_rows=target.exact_rows if target.exact_rows > 1 else 32,
             # One physical batch at a time, so that Ctrl-C is answered within one.
             max_chunk=min(target.n_batch, target.n_ubatch),
             mixes_prompts=is_parallel and params.kv_unified and self.rollback.is_cut,
@@ -306,11 +306,9 @@ class Round:
 
     def _commit(self, spans: Sequence[Span], out: Ended) -> float:
         """Accepts, rolls back and commits what a decode gave; returns the drafter's seconds."""
-        layers = self.drafter.target_layers
-        rows = [self.target.layer_input(layer) for layer in layers] if layers else ()
         done: list[Committed] = []
         for span in spans:
-            step = (self._read if span.n_prompt else self._verify)(span, rows, done)
+            step = (self._read if span.n_prompt else self._verify)(span, done)
             if step is not None:
                 out.append((span.run, step))
         drafter = self.drafter
@@ -326,7 +324,7 @@ class Round:
                     stats.reason_off, stats.reason_off_error = failure.reason, failure.error
         return perf_counter() - start
 
-    def _read(self, span: Span, rows: Features, done: list[Committed]) -> Step | None:
+    def _read(self, span: Span, done: list[Committed]) -> Step | None:
         """After a part of a prompt. Its last row gives the first token."""
         run, state, n = span.run, span.run.state, span.n_prompt
         first = state.n_decoded
@@ -345,7 +343,8 @@ class Round:
             else:
                 step = self._draw_first(run, span.first_row + n - 1)
                 tokens += step.tokens
-        done.append(Committed(state.seq_id, tokens, first, slices_of(rows, span, n), first))
+        rows = self._batch.rows(self.drafter.target_layers, span, n)
+        done.append(Committed(state.seq_id, tokens, first, rows, first))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
@@ -375,7 +374,7 @@ class Round:
         run.finish_reason = finish_reason(run, self.target, tokens) if error is None else None
         return Step(tuple(tokens), 0, 0, run.finish_reason, error)
 
-    def _verify(self, span: Span, rows: Features, done: list[Committed]) -> Step | None:
+    def _verify(self, span: Span, done: list[Committed]) -> Step | None:
         """After a decode of the pending token and its draft."""
         run, state, ids = span.run, span.run.state, span.draft.ids
         tokens, error = drawn(run, self.target, span.first_row, ids)
@@ -390,8 +389,8 @@ class Round:
             if n < 1 + len(ids) + span.n_pad:
                 self.rollback.undo(state)
             if self.drafter.listens:
-                features = slices_of(rows, span, n) if rows else ()
-                done.append(Committed(state.seq_id, tokens, n_past + 1, features, n_past))
+                rows = self._batch.rows(self.drafter.target_layers, span, n)
+                done.append(Committed(state.seq_id, tokens, n_past + 1, rows, n_past))
         if error is not None:
             self.rollback.recover(state, is_computed=True)
             return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error)

@@ -113,6 +113,16 @@ class Decode:
     n_fill: int = 0
 
 
+def _force(span: Span) -> bool:
+    """Drafts what has to follow, if anything: nobody is asked, and no controller weighs it."""
+    if span.run.forced is None or not span.n_draft:
+        return False
+    ids = tuple(span.run.forced(span.n_draft))
+    if ids:
+        span.draft, span.n_draft = Draft(ids), 0
+    return bool(ids)
+
+
 class Scheduler:
     """The policy. Its answers depend on the runs, in the order in which they are given.
 
@@ -132,7 +142,7 @@ class Scheduler:
         if self.limits.n_draft:
             turns = []
             for span in spans:
-                if not span.n_prompt:
+                if not span.n_prompt and not _force(span):
                     turn = Turn(span.run.seq_id, span.run.state.n_decoded, span.n_draft)
                     span.turn = turn
                     turns.append(turn)
@@ -175,7 +185,7 @@ class Scheduler:
         self.controller.learn(turns, spent)
         for span in spans:
             if span.turn is not None and span.turn.tokens:
-                span.run.stats.count_turn(span.turn)
+                span.run.stats.count_turn(span.turn, spent.draft_s / len(turns))
 
     def _spans(self, runs: Sequence[SequenceRun]) -> list[Span]:
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick

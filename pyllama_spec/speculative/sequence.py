@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,6 +64,8 @@ class SequenceRun:
         max_tokens: the most tokens to generate.
         observe: sees each committed token with its row.
         accept: which drafted tokens count.
+        forced: given a number of tokens, some, at most so many, that have to follow, or are likely
+            to: they are verified and nobody else is asked. None for never.
 
     Attributes:
         stats, timing: of this request alone.
@@ -81,6 +83,7 @@ class SequenceRun:
     max_tokens: int = 1
     observe: RowObserver | None = None
     accept: AcceptanceRule = sample_and_match
+    forced: Callable[[int], Sequence[int]] | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
     n_generated: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyllama_spec.drafters.base import Features
 from pyllama_spec.engine import Context
 from pyllama_spec.speculative.controller.base import Room, Spent
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
@@ -50,14 +49,6 @@ def count_seconds(span: Span, round_s: float, draft_s: float, verify_s: float) -
     timing.draft_s += draft_s
     timing.verify_s += verify_s
     timing.n_decoded = span.run.n_generated - 1
-
-
-def slices_of(rows: Features, span: Span, n: int) -> Features:
-    """The first n rows of a span, of each layer."""
-    first = span.first_row
-    if not rows or (first == 0 and n == len(rows[0])):
-        return rows  # alone, and nothing was refused: each slice would be the whole
-    return [layer[first : first + n] for layer in rows]
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyllama_spec.speculative.controller.base import Turn
+
+
+class TurnCounts(NamedTuple):
+    """The part of one sequence in one round.
+
+    Attributes:
+        asked: the most tokens that were asked for; a chain may be ended before.
+        proposed: how many came.
+        verified: how many of those were verified.
+        accepted: and accepted.
+        expected: how many of them were expected to be; 0 of a controller that expects nothing.
+        who: "model", "copy", or "nobody" where nothing was proposed.
+
+    """
+
+    asked: int
+    proposed: int
+    verified: int
+    accepted: int
+    expected: float
+    who: str
 
 
 @dataclass(slots=True)
@@ -29,6 +50,11 @@ class SpeculationStats:
         verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
         expected: how many tokens the controller expected to be accepted; 0 for one that expects
             nothing.
+        gain_expected, gain_realised: what drafts were expected to save once they were there, and
+            what they saved by the clock, in rounds of plain decoding; 0 of a controller that does
+            not say.
+        probe_s: seconds of drafting in probes.
+        turns: what each round asked for and got, in order; not in as_dict().
         reason_off: why the drafter was not used, or not to the end; None if it was.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
 
@@ -46,6 +72,10 @@ class SpeculationStats:
     proposed: int = 0
     verified_histogram: list[int] = field(default_factory=lambda: [0])
     expected: float = 0.0
+    gain_expected: float = 0.0
+    gain_realised: float = 0.0
+    probe_s: float = 0.0
+    turns: list[TurnCounts] = field(default_factory=list)
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
 
@@ -57,14 +87,25 @@ class SpeculationStats:
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
 
-    def count_turn(self, turn: Turn) -> None:
-        """Counts what the controller said in a finished round."""
+    def count_turn(self, turn: Turn, draft_s: float) -> None:
+        """Counts what the controller said in a finished round, and its share of the drafting."""
+        proposed = len(turn.draft.ids)
+        who = ("copy" if turn.draft.n_same else "model") if proposed else "nobody"
+        self.turns.append(
+            TurnCounts(
+                turn.n_asked, proposed, turn.n_verified, len(turn.tokens) - 1, turn.n_expected, who
+            )
+        )
         if turn.n_asked:
             self.asked += 1
             self.copied += turn.draft.n_same > 0
-            self.probes += turn.is_probe
-            self.proposed += len(turn.draft.ids)
+            self.proposed += proposed
             self.expected += turn.n_expected
+            self.gain_expected += turn.gain_expected
+            self.gain_realised += turn.gain
+            if turn.is_probe:
+                self.probes += 1
+                self.probe_s += draft_s
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
@@ -78,6 +119,10 @@ class SpeculationStats:
         self.probes += other.probes
         self.proposed += other.proposed
         self.expected += other.expected
+        self.gain_expected += other.gain_expected
+        self.gain_realised += other.gain_realised
+        self.probe_s += other.probe_s
+        self.turns.extend(other.turns)
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
         for i, n in enumerate(other.verified_histogram):
@@ -94,6 +139,14 @@ class SpeculationStats:
     def tokens_per_round(self) -> float:
         """(accepted + rounds) / rounds; 0 without rounds."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    @property
+    def drafted_by(self) -> dict[str, int]:
+        """How many rounds had a draft of the model, a copy, or none."""
+        found = {"model": 0, "copy": 0, "nobody": 0}
+        for turn in self.turns:
+            found[turn.who] += 1
+        return found
 
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object of the JSON face."""
@@ -112,6 +165,10 @@ class SpeculationStats:
             "probes": self.probes,
             "proposed": self.proposed,
             "expected": round(self.expected, 3),
+            "gain_expected": round(self.gain_expected, 3),
+            "gain_realised": round(self.gain_realised, 3),
+            "probe_s": round(self.probe_s, 6),
+            "drafted_by": self.drafted_by,
             "verified_histogram": list(self.verified_histogram),
         }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
+from pyllama_spec.drafters.base import Features
 from pyllama_spec.engine import Batch, Context
+from pyllama_spec.engine.layer_rows import LayerRows
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.scheduler import Decode, Span
 
@@ -20,6 +22,7 @@ class TargetBatch:
     def __init__(self, target: Context) -> None:
         self._target = target
         self._batch = Batch(target.n_batch)
+        self._rows = LayerRows(target, (), 0, 0)
         # A token for places that nobody reads.
         self._filler = target.model.vocab.bos or 0
 
@@ -49,6 +52,14 @@ class TargetBatch:
                 # What stays there is noticed when a request begins on it.
                 with contextlib.suppress(PyllamaSpecError):
                     self._target.memory.rollback(seq, n)
+
+    def rows(self, layers: tuple[int, ...], span: Span, n: int) -> Features:
+        """The first n rows of a span, of each of some layers; () for none."""
+        if not layers:
+            return ()
+        if layers is not self._rows.layers:  # the round's first; a drafter has one tuple
+            self._rows = LayerRows(self._target, layers, 0, 0)
+        return self._rows.part(span.first_row, n)
 
     def _fill(self, seq: int, n: int) -> list[tuple[int, int]]:
         """Tokens for an idle sequence; where it ends without them."""

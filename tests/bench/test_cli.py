@@ -16,13 +16,14 @@ import pytest
 from pyllama_spec import bench
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
-from pyllama_spec.bench.report import FORMAT
+from pyllama_spec.bench.report import FORMAT, to_json
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.bench.weights import weight_bytes
 from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
+from pyllama_spec.speculative import TurnCounts
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
@@ -71,8 +72,8 @@ def test_target_and_draft_have_to_be_said() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--repeat", "0"], "repeats=0"),
-        (["-d", "nix"], "draft='nix'"),
+        (["--repeat", "0"], "--repeat 0"),
+        (["-d", "nix"], "--draft 'nix'"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "x.doc"], "should end in"),
         (["--plot", "no/such/folder/x.png"], "does not exist"),
@@ -171,8 +172,9 @@ class _Figure(_Canvas):
         super().__init__([])
         _Figure.texts_of_last = self.texts
 
-    def subplots(self, *args: int, **options: Any) -> list[_Canvas]:
-        return [_Canvas(self.texts) for _ in range(3)]
+    def subplots(self, n_rows: int, n_columns: int, **options: Any) -> Any:
+        rows = [[_Canvas(self.texts) for _ in range(n_columns)] for _ in range(n_rows)]
+        return rows if n_rows > 1 else rows[0]
 
     def savefig(self, path: Path, **options: Any) -> None:
         Path(path).write_bytes(b"a picture")
@@ -195,6 +197,23 @@ def test_the_plot_has_its_three_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     marked = [text for text in _Figure.texts_of_last if "SYNTHETIC" in text]
     assert len(marked) == 2 and "NOT COMPLETE" in marked[0]
     bench.plot(made_up_result([]), tmp_path / "empty.png")
+
+
+def test_the_plot_shows_what_the_controller_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", types.SimpleNamespace(Figure=_Figure))
+    titles = {"lengths over time", "calibration (size: rounds)", "gain per prompt"}
+    bench.plot(a_result(), tmp_path / "out.png")
+    assert not titles & set(_Figure.texts_of_last), "nothing is known of any round"
+    turns = (TurnCounts(8, 3, 2, 1, 1.4, "model"), TurnCounts(0, 0, 0, 0, 0.0, "nobody"))
+    run = made_up_run([(2, 1), (0, 0)], 0.5, turns=turns, gain_expected=0.4, gain_realised=0.1)
+    result = made_up_result([one_prompt(Pair(made_up_run([(0, 0)] * 3, 1.0), run))])
+    bench.plot(result, tmp_path / "out.png")
+    assert titles < set(_Figure.texts_of_last)
+    written = to_json(result)["prompts"][0]
+    assert written["turns"] == [[8, 3, 2, 1, 1.4, "model"], [0, 0, 0, 0, 0.0, "nobody"]]
+    assert (written["gain_expected"], written["gain_realised"]) == (0.4, 0.1)
 
 
 def test_without_matplotlib_nothing_is_measured(

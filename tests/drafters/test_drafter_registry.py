@@ -259,7 +259,8 @@ def test_names_and_objects() -> None:
         (PromptLookup, r"is a class; give an object of it: PromptLookup\(\)"),
         (7, "draft=7 is not None"), ([], "draft=\\[\\] is not"),
         pytest.param(object(), "a path or a Drafter", id="object"),
-        (b"x.gguf", "is not None"), ("nix", "neither \"none\" nor \"prompt-lookup\", nor a file"),
+        (b"x.gguf", "is not None"),
+        ("nix", "neither \"none\" nor \"grammar\" nor \"prompt-lookup\", nor a file"),
     ],
     ids=str,
 )  # fmt: skip

@@ -239,3 +239,36 @@ def test_what_is_verified_is_what_was_proposed() -> None:
     drafter.ids = _Endless([7])
     (draft,) = round_side.propose([DraftRequest(0, [7, 8], 2)])
     assert list(draft.ids) == [7]
+
+
+class Foreign(Drafter):
+    """Proposes ids of another vocabulary; `good` of the calls give one of this one."""
+
+    max_draft = 3
+
+    def __init__(self, good: Sequence[int] = ()) -> None:
+        self.n_calls, self.good = 0, set(good)
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        self.n_calls += 1
+        return Draft([5] if self.n_calls in self.good else [4000 + self.n_calls])
+
+
+def test_a_drafter_of_another_vocabulary_is_told_from_one_that_proposes_nothing() -> None:
+    drafter = Foreign()
+    with open_tiny(drafter) as llama:
+        expected = llama.create_completion("one two", max_tokens=20, temperature=0)
+    found = expected["speculation"]
+    assert drafter.n_calls == 3, "nothing more is asked of it"
+    assert found["drafted"] == 0
+    assert (
+        "each began with an id outside of 0 .. 319, the last one with 4003" in found["reason_off"]
+    )
+
+
+def test_a_drafter_that_was_right_once_stays_on() -> None:
+    drafter = Foreign(good=[2])
+    with open_tiny(drafter) as llama:
+        found = llama.create_completion("one two", max_tokens=20, temperature=0)["speculation"]
+    assert found["reason_off"] is None
+    assert drafter.n_calls > 10

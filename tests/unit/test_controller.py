@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 from time import perf_counter
 
@@ -22,19 +23,10 @@ from pyllama_spec.speculative.controller import (
 )
 from pyllama_spec.speculative.controller.base import Room as BaseRoom
 from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
-from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts, median, rising
+from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
 from pyllama_spec.speculative.probe import _order
 from tests.controller_world import Costs, made_up, simulate
-
-
-def test_medians() -> None:
-    rng = random.Random(1)
-    for n in range(1, 12):
-        values = [rng.random() for _ in range(n)]
-        below = sum(v < median(values) for v in values)
-        above = sum(v > median(values) for v in values)
-        assert below == above == n // 2
 
 
 def test_a_curve_between_and_beyond_what_was_seen() -> None:
@@ -58,11 +50,47 @@ def test_hiccups_move_no_median() -> None:
 
 
 def test_costs_never_fall_with_the_width() -> None:
-    assert rising([1.0, 2.0, 4.0]) == [1.0, 2.0, 4.0]
-    found = rising([5.0, 2.0, 1.0, 4.0])
+    curve = Curve(is_proportional=True)
+    for size, seconds in ((1, 5.0), (2, 2.0), (3, 1.0), (4, 4.0)):
+        curve.add(size, seconds)
+    found = [curve.at(size) for size in range(1, 5)]
     assert found == sorted(found)
     # A single row that was held up takes no more than what is wider took.
-    assert found[0] == 1.0
+    assert found[0] == 2.0
+    assert list(curve.points().values()) == found
+
+
+def test_a_width_that_was_seen_once_in_a_bad_moment() -> None:
+    """Wider ones that were seen often say that it cannot be so dear, and they stay as they are."""
+    curve = Curve(is_proportional=True)
+    for size, seconds in ((1, 4.0), (3, 7.0), (5, 110.0), (6, 9.0), (9, 13.0)):
+        for _ in range(1 if size == 5 else 7):
+            curve.add(size, seconds)
+    assert [curve.at(size) for size in (1, 3, 5, 6, 9)] == [4.0, 7.0, 9.0, 9.0, 13.0]
+    assert curve.seen(5) == 110.0
+
+
+def test_a_draft_that_was_dear_once() -> None:
+    """The first call of a draft: lengths that were seen often say what its length should cost."""
+    curve = Curve(is_proportional=True, is_line=True)
+    curve.add(4, 7.0)
+    assert curve.at(4) == 7.0
+    for _ in range(3):
+        curve.add(1, 1.1)
+    assert curve.at(4) == pytest.approx(4.4)
+    for _ in range(3):
+        curve.add(3, 2.3)
+    assert curve.at(4) == pytest.approx(2.9)
+    for _ in range(3):
+        curve.add(4, 6.0)
+    assert curve.at(4) == 6.0
+
+
+def test_of_two_samples_the_lower_counts() -> None:
+    curve = Curve(is_proportional=True)
+    curve.add(2, 50.0)
+    curve.add(2, 5.0)
+    assert curve.at(2) == 5.0
 
 
 def test_a_slower_machine_changes_no_proportion() -> None:
@@ -293,4 +321,4 @@ def test_what_a_round_of_it_costs() -> None:
         turn.tokens = [*range(3), 99]
         controller.learn([turn], Spent(0.002, 0.0055, 0.0001))
         seconds.append(spent_s + perf_counter() - start)
-    assert median(seconds[200:]) < 200e-6
+    assert statistics.median(seconds[200:]) < 200e-6

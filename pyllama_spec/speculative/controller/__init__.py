@@ -3,6 +3,7 @@
 from pyllama_spec.speculative.controller.base import (
     Controller,
     FixedLength,
+    KnownCosts,
     Off,
     Room,
     Spent,
@@ -15,6 +16,7 @@ __all__ = [
     "Controller",
     "ControllerChoice",
     "FixedLength",
+    "KnownCosts",
     "Off",
     "ProfitController",
     "Room",

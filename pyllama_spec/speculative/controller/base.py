@@ -51,6 +51,8 @@ class Turn:
         tokens: what the round committed; () where it failed.
         n_expected: how many of the verified were expected to be accepted, for the statistics.
         is_probe: whether the drafter was off and is tried again.
+        gain_expected, gain: in plain rounds, what asking for a draft was expected to save once it
+            was there, and what it saved by the clock; set by learn() where a draft was asked for.
 
     """
 
@@ -65,6 +67,8 @@ class Turn:
     tokens: Sequence[int] = ()
     n_expected: float = 0.0
     is_probe: bool = False
+    gain_expected: float = 0.0
+    gain: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,27 @@ class Spent:
     verify_s: float
     rest_s: float = 0.0
     is_pure: bool = True
+
+    @property
+    def total_s(self) -> float:
+        """All of it."""
+        return self.draft_s + self.verify_s + self.rest_s
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCosts:
+    """Seconds of one sequence in a short context, for a controller to begin with.
+
+    Attributes:
+        verify: of a verify batch, by its rows.
+        draft: of a draft, by its tokens.
+        rest: of all else, by the number of sequences.
+
+    """
+
+    verify: dict[int, float]
+    draft: dict[int, float]
+    rest: dict[int, float]
 
 
 class Controller:
@@ -105,6 +130,13 @@ class Controller:
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
         """Takes the seconds of verify batches by their rows, measured when a target is opened."""
+
+    def known_costs(self) -> KnownCosts | None:
+        """What it has learnt of costs, for begin_with() of a later program; None for nothing."""
+        return None
+
+    def begin_with(self, known: KnownCosts) -> None:
+        """Takes what an earlier program has learnt here, before anything is measured."""
 
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""

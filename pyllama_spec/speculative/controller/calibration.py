@@ -6,6 +6,7 @@ text comes out the same either way, so what was drafted and cut is compared with
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -128,21 +129,11 @@ class Calibration:
 
 def next_kind(rate: float) -> int:
     """Which step of likelihood a rate is in: a draft that was sure goes on being so, mostly."""
-    i = 0
-    for edge in _NEXT_EDGES:
-        if rate < edge:
-            return i
-        i += 1
-    return i
+    return bisect_right(_NEXT_EDGES, rate)
 
 
 def _bin(p: float) -> int:
-    i = 0
-    for edge in _EDGES:
-        if p < edge:
-            return i
-        i += 1
-    return i
+    return bisect_right(_EDGES, p)
 
 
 class CopyCalibration:
@@ -167,12 +158,7 @@ class CopyCalibration:
         self._cells[self._index(n_same)].add(was_right)
 
     def _index(self, n_same: int) -> int:
-        i = 0
-        for edge in self._EDGES:
-            if n_same < edge:
-                return i
-            i += 1
-        return i
+        return bisect_right(self._EDGES, n_same)
 
 
 @dataclass(slots=True)

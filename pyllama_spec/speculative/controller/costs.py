@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from statistics import median, median_low
 
 # Samples behind a median: odd, and enough that two hiccups in a row move nothing.
 _N_SAMPLES = 9
+# Samples from which on a size is known.
+_N_OFTEN = 3
 # The shortest context that has costs of its own: below it attention is a small part of a row.
 _MIN_BUCKET = 8  # 2 ** 8 positions
-
-
-def median(values: Sequence[float]) -> float:
-    """The middle one, or the mean of the two in the middle."""
-    ordered = sorted(values)
-    n = len(ordered)
-    half = n // 2
-    return ordered[half] if n % 2 else 0.5 * (ordered[half - 1] + ordered[half])
-
-
-def rising(values: list[float]) -> list[float]:
-    """The nearest row of numbers that never falls, half way between what its two ends say.
-
-    The first is no more than any other: what a wider batch did, a single row does in the same time.
-    """
-    upper, high = [], 0.0
-    for value in values:
-        high = max(high, value)
-        upper.append(high)
-    lower, low = list(values), float("inf")
-    for i in range(len(values) - 1, -1, -1):
-        low = lower[i] = min(low, values[i])
-    return lower[:1] + [0.5 * (a + b) for a, b in zip(upper[1:], lower[1:], strict=True)]
 
 
 class Curve:
     """Seconds by a size, from running medians; between sizes that were seen on a straight line.
 
+    A larger size never takes less: where its samples say so, they and the smaller size's are one
+    lot, whose median both have (isotonic regression by pooling adjacent violators, with medians in
+    place of means). So a size that was seen once, in a bad moment, says little beside one that was
+    seen often. Of two samples the lower counts: what disturbs a clock makes it show more.
+
     Args:
         is_proportional: whether beyond what was seen cost grows with the size, through zero; else
             it stays.
+        is_line: whether sizes lie on a line: one that was seldom seen then takes no more than those
+            that were seen often say. A draft's first call is dear, and a length that looked dear
+            once would never be asked for again.
         start: a curve to begin with: each of its points counts as one sample.
 
     """
 
-    def __init__(self, *, is_proportional: bool, start: Curve | None = None) -> None:
-        self._is_proportional = is_proportional
+    def __init__(
+        self, *, is_proportional: bool, is_line: bool = False, start: Curve | None = None
+    ) -> None:
+        self._is_proportional, self._is_line = is_proportional, is_line
         self._seen: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
+        # The same, never falling; made when it is asked for.
+        self._rising: dict[int, float] = {}
         self._sizes: list[int] = []
         if start is not None:
-            for size, value in start._medians.items():
+            for size, value in start._made().items():
                 self.add(size, value)
 
     def __bool__(self) -> bool:
@@ -63,7 +55,37 @@ class Curve:
             samples = self._seen[size] = deque(maxlen=_N_SAMPLES)
             self._sizes = sorted(self._seen)
         samples.append(seconds)
-        self._medians[size] = median(samples)
+        self._medians[size] = median_low(samples)
+        if self._rising:
+            self._rising = {}
+
+    def _made(self) -> dict[int, float]:
+        if not self._rising and self._medians:
+            lots: list[tuple[float, list[float], list[int]]] = []
+            line = self._line() if self._is_line else None
+            for size in self._sizes:
+                samples = list(self._seen[size])
+                if line is not None and len(samples) < _N_OFTEN:
+                    samples = [min(line(size), self._medians[size])]
+                lot = median_low(samples), samples, [size]
+                while lots and lots[-1][0] > lot[0]:
+                    _, below, sizes = lots.pop()
+                    together = below + lot[1]
+                    lot = median_low(together), together, sizes + lot[2]
+                lots.append(lot)
+            self._rising = {size: value for value, _, sizes in lots for size in sizes}
+        return self._rising
+
+    def _line(self) -> Callable[[int], float] | None:
+        """The line through the smallest and the largest size that were seen often."""
+        often = [size for size in self._sizes if len(self._seen[size]) >= _N_OFTEN]
+        if not often:
+            return None
+        first, last, m = often[0], often[-1], self._medians
+        if first == last:
+            return lambda size: m[first] * size / first
+        slope = (m[last] - m[first]) / (last - first)
+        return lambda size: max(m[first] + slope * (size - first), 0.0)
 
     def seen(self, size: int) -> float | None:
         """The median of a size; None where it is a guess."""
@@ -71,7 +93,8 @@ class Curve:
 
     def at(self, size: int) -> float:
         """Seconds; 0 where nothing was seen."""
-        found = self._medians.get(size)
+        m = self._made()
+        found = m.get(size)
         if found is not None:
             return found
         sizes = self._sizes
@@ -79,7 +102,6 @@ class Curve:
             return 0.0
         above = next((s for s in sizes if s > size), None)
         below = next((s for s in reversed(sizes) if s < size), None)
-        m = self._medians
         if above is None or below is None:
             edge = sizes[0] if below is None else sizes[-1]
             if not self._is_proportional:
@@ -94,7 +116,7 @@ class Curve:
 
     def points(self) -> dict[int, float]:
         """What was seen."""
-        return {size: self._medians[size] for size in self._sizes}
+        return dict(self._made())
 
 
 class Speed:

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyllama_spec.drafters.base import DraftStop
-from pyllama_spec.speculative.controller.base import Controller, Room, Spent, Turn
+from pyllama_spec.speculative.controller.base import (
+    Controller,
+    KnownCosts,
+    Room,
+    Spent,
+    Turn,
+)
 from pyllama_spec.speculative.controller.calibration import (
     Acceptance,
     Calibration,
@@ -44,7 +50,15 @@ _KEEP_PACE = 0.5 ** (1 / 16)
 _N_BLOCKS = 16
 # Prices are made anew after so many rounds.
 _REFRESH = 12
+# Of rounds in which no model was asked and nothing verified, one in so many is learnt from.
+_IDLE_EVERY = 4
+# Rounds from which on what was learnt of costs is worth keeping for another program.
+_KEEP_AFTER = 64
 REASON = "it does not pay here: plain decoding is faster; it is tried again now and then"
+
+
+def _is_idle(turn: Turn) -> bool:
+    return not turn.n_verified and (turn.is_copy or not turn.n_asked)
 
 
 @dataclass(slots=True)
@@ -57,6 +71,7 @@ class _Sequence:
             rounds.
         is_on: whether the model is asked.
         wait, interval: rounds until it is tried again, and between tries.
+        earned: gains since it was on.
         last: how many drafted tokens were in the last round's batch.
         since_plain: rounds since one without a draft.
         n_waiting: tokens since the model was asked.
@@ -69,6 +84,7 @@ class _Sequence:
     is_on: bool = True
     wait: int = 0
     interval: int = _FIRST_PROBE
+    earned: float = 0.0
     last: int = 0
     since_plain: int = 0
     n_waiting: int = 0
@@ -140,6 +156,15 @@ class ProfitController(Controller):
         self.costs.start(seconds)
         self._prices.clear()
 
+    def known_costs(self) -> KnownCosts | None:
+        """After some rounds."""
+        return self.costs.known() if self._n_rounds >= _KEEP_AFTER else None
+
+    def begin_with(self, known: KnownCosts) -> None:
+        """Each point counts as one sample."""
+        self.costs.begin_with(known)
+        self._prices.clear()
+
     # ---- before a round
 
     def begin(self, seq: int) -> None:
@@ -172,9 +197,6 @@ class ProfitController(Controller):
             is_on = state.is_on or prices.draft[1] < _FREE_SHARE * prices.plain_s
             if not is_on:
                 state.wait -= 1
-                # The text goes on: what it said of the drafter fades, asked or not.
-                state.gain *= _KEEP_LOCAL
-                state.weight *= _KEEP_LOCAL
                 turn.is_probe = is_on = state.wait <= 0
             turn.is_copy = not is_on and self._room.has_copies
             if is_on or turn.is_copy:
@@ -267,12 +289,17 @@ class ProfitController(Controller):
             return
         prices = self._prices_of_last
         if spent.is_pure and len(done) == len(turns):
-            self.costs.learn(turns, spent, [self._of(turn.seq).n_waiting for turn in turns])
+            if self._n_rounds % _IDLE_EVERY and all(map(_is_idle, turns)):
+                self.costs.skip(len(turns))
+            else:
+                self.costs.learn(turns, spent, [self._of(turn.seq).n_waiting for turn in turns])
+        # What this round took of each, as if the machine ran as fast as the prices say.
+        seconds = spent.total_s / (len(turns) * self.costs.speed)
         for turn in done:
-            self._learn_text(turn, prices)
+            self._learn_text(turn, prices, seconds)
         self._n_rounds += 1
 
-    def _learn_text(self, turn: Turn, prices: Prices) -> None:
+    def _learn_text(self, turn: Turn, prices: Prices, seconds: float) -> None:
         state, n, tokens = self._of(turn.seq), turn.n_verified, turn.tokens
         self.acceptance.meet(state.text, tokens)
         state.last = n
@@ -285,12 +312,15 @@ class ProfitController(Controller):
         cost = prices.verify[n] + prices.rest + prices.draft[n_steps]
         self._pace_s = self._pace_s * _KEEP_PACE + cost
         self._pace_tokens = self._pace_tokens * _KEEP_PACE + len(tokens)
+        plain = prices.plain_s
+        if plain > 0.0 and (by_model or n):
+            turn.gain_expected = 1.0 + turn.n_expected - cost / plain
+            turn.gain = len(tokens) - seconds / plain
         if not by_model:
             state.n_waiting += len(tokens)
             return
-        plain = prices.plain_s
         if plain > 0.0:
-            # What was expected is less noisy than what was realised, and may be wrong: half each.
+            # What was expected is less noisy than what was realised, but may be wrong: both count.
             n_tokens = 1.0 + turn.n_expected
             n_tokens += _REALISED * (len(tokens) - n_tokens)
             self._note_gain(state, turn, n_tokens - cost / plain, prices)
@@ -305,11 +335,14 @@ class ProfitController(Controller):
         long = self._gain / self._weight
         value = (state.gain + _LONG_WEIGHT * long) / (state.weight + _LONG_WEIGHT)
         if state.is_on:
+            state.earned += gain
             if value < 0.0:
-                state.is_on, state.interval = False, _FIRST_PROBE
+                if state.earned > 0.0:  # else it should not have been on: no sooner than last time
+                    state.interval = _FIRST_PROBE
+                state.is_on = False
                 state.wait = self._interval(state, prices)
         elif value > _HYSTERESIS:
-            state.is_on = True
+            state.is_on, state.earned = True, 0.0
         elif turn.is_probe:
             state.interval = min(2 * state.interval, _MAX_PROBE)
             state.wait = self._interval(state, prices)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_spec.speculative.controller.base import Room, Spent, Turn
-from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts, rising
+from pyllama_spec.speculative.controller.base import KnownCosts, Room, Spent, Turn
+from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 
 
 class RoundCosts:
@@ -26,10 +26,31 @@ class RoundCosts:
         """What verify batches took when the target was opened."""
         self._verify.start(seconds)
 
+    def known(self) -> KnownCosts:
+        """Of one sequence in a short context."""
+        draft = self._draft.get(1)
+        verify = self._verify.curve(1, 0).points()
+        return KnownCosts(verify, draft.points() if draft else {}, self._rest.points())
+
+    def begin_with(self, known: KnownCosts) -> None:
+        """Takes what known() gave in another program."""
+        self._verify.start(known.verify)
+        for n, seconds in known.draft.items():
+            self._draft_curve(1).add(n, seconds)
+        for n, seconds in known.rest.items():
+            self._rest.add(n, seconds)
+
+    def _draft_curve(self, n_seqs: int) -> Curve:
+        found = self._draft.get(n_seqs)
+        if found is None:
+            found = Curve(is_proportional=self.room.is_stepwise, is_line=True)
+            self._draft[n_seqs] = found
+        return found
+
     def verify(self, n_seqs: int, n_past: int, n_most: int) -> list[float]:
         """[0 .. n_most] each one's share of a decode in which all have n drafted tokens."""
         curve = self._verify.curve(n_seqs, n_past)
-        return rising([curve.at(n_seqs * (1 + n)) / n_seqs for n in range(n_most + 1)])
+        return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(n_most + 1)]
 
     def draft(self, n_seqs: int, n_most: int) -> list[float]:
         """[0 .. n_most] each one's share of drafting n tokens for all of them."""
@@ -43,6 +64,11 @@ class RoundCosts:
         return self._rest.at(n_seqs) / n_seqs
 
     @property
+    def speed(self) -> float:
+        """Seconds of now over seconds at speed 1."""
+        return self._verify.speed.now
+
+    @property
     def switch_s(self) -> float:
         """What a batch costs more that is not as wide as the one before."""
         return self._switch.at(0)
@@ -50,6 +76,10 @@ class RoundCosts:
     def catch_up_s(self, n_tokens: int) -> float:
         """What a draft costs more that was not asked for so many tokens."""
         return self._catch_up.at(n_tokens)
+
+    def skip(self, rows: int) -> None:
+        """A batch of so many rows was computed, and nothing is to be learnt from it."""
+        self._last_rows = rows
 
     def learn(self, turns: Sequence[Turn], spent: Spent, n_waiting: Sequence[int]) -> None:
         """Takes a round.
@@ -89,9 +119,7 @@ class RoundCosts:
         else:
             n = max(turns[i].n_asked for i in by_model)
         n_tokens = max(n_waiting[i] for i in by_model)
-        curve = self._draft.get(len(turns))
-        if curve is None:
-            curve = self._draft[len(turns)] = Curve(is_proportional=self.room.is_stepwise)
+        curve = self._draft_curve(len(turns))
         if n_tokens > 2 * (1 + self.room.max_draft) and curve:
             # More rows than a round leaves were fed first: that is what being off has cost.
             self._catch_up.add(n_tokens, max(seconds - curve.at(n), 0.0))

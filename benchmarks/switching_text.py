@@ -1,0 +1,117 @@
+"""Prose, a copied passage, prose again: how soon the controller follows, and how long drafts are.
+
+    python benchmarks/switching_text.py -m TARGET.gguf -d prompt-lookup [--plot OUT.png]
+
+The text is given: a sampler that takes the next token of it, whatever the logits say, so that the
+passage is copied at a known place. Printed are the rounds from where the copy begins, and from
+where it ends, until drafts of the copy are verified in full, and are no longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from pyllama_spec.drafters import DraftOptions, make_drafter
+from pyllama_spec.engine import Context, ContextParams, Model
+from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.speculative import ProfitController, SequenceState, SpeculativeLoop, TurnCounts
+from pyllama_spec.speculative.acceptance import StepSampler
+
+PASSAGE = (
+    "The river rises in the northern hills, runs south past seven mills and two market towns, and "
+    "meets the sea at a harbour that has been silting up since the reign of the second king. Every "
+    "spring the council sends eleven boats with rakes and buckets, and every autumn the sand is "
+    "back where it was. A lighthouse keeper kept count of the wrecks: forty-one in his time, of "
+    "which nine were fishing boats, three were ferries and the rest carried timber or salt."
+)
+BEFORE = (
+    "People who live near water learn to read small signs. A gull that walks inland, a rope that "
+    "hangs slack, the smell of mud before rain: none of them means much alone, and together they "
+    "are better than any forecast. My neighbour, who never learned to swim, could tell the hour of "
+    "the tide from the colour of the posts. She quoted an old notice by heart: "
+)
+AFTER = (
+    " That was all it said. Nobody asked who had written it, or why it hung in the bakery rather "
+    "than in the town hall. Children learned to spell from it, visitors took photographs, and once "
+    "a professor came to compare it with a map that showed no harbour at all. He stayed for lunch, "
+    "praised the soup, forgot his umbrella, and was never heard of again in our part of the world."
+)
+
+
+class Given(StepSampler):
+    """Takes the tokens of a text, one after the other."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._left = list(tokens)
+
+    def sample(self, context: Context, row: int) -> int:
+        """The next one."""
+        return self._left.pop(0)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """Nothing to note."""
+
+
+def draw(turns: Sequence[TurnCounts], at: Sequence[int], span: tuple[int, int], out: Path) -> None:
+    """Verified and accepted tokens of each round, by its place in the text."""
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 4))
+    axes = figure.subplots()
+    axes.axvspan(*span, color="#dddddd", label="the copied passage")
+    axes.step(
+        at, [turn.verified for turn in turns], where="post", color="#4477aa", label="verified"
+    )
+    axes.plot(at, [turn.accepted for turn in turns], ".", color="#ee7733", label="accepted")
+    axes.set_xlabel("tokens of the answer")
+    axes.set_ylabel("drafted tokens of a round")
+    axes.legend(loc="upper right")
+    figure.tight_layout()
+    figure.savefig(out, dpi=100)
+
+
+def main() -> None:
+    """Runs and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("-d", "--draft", default="prompt-lookup")
+    parser.add_argument("-t", "--threads", type=int, default=None)
+    parser.add_argument("--plot", type=Path, default=None)
+    args = parser.parse_args()
+    with Model(args.model) as model:
+        prompt = model.vocab.tokenize(PASSAGE + "\n\n", add_special=True)
+        parts = [model.vocab.tokenize(part, add_special=False) for part in (BEFORE, PASSAGE, AFTER)]
+        text = [token for part in parts for token in part]
+        params = ContextParams(n_ctx=1024, n_threads=args.threads)
+        drafter = make_drafter(args.draft, DraftOptions(None, is_adaptive=True))
+        controller = ProfitController()
+        runtime = open_runtime(model, params, drafter, None, controller=controller)
+        loop, state = SpeculativeLoop.of(runtime.round), SequenceState()
+        loop.prefill(state, prompt)
+        for _ in loop.generate(state, Given(text), len(text)):
+            pass
+        turns, at, place = loop.stats.turns, [], 1
+        for turn in turns:
+            at.append(place)
+            place += 1 + turn.accepted
+        begin, end = len(parts[0]), len(parts[0]) + len(parts[1])
+        first = next(i for i, place in enumerate(at) if place >= begin)
+        follows = next(
+            (i for i, turn in enumerate(turns) if i >= first and turn.accepted >= 2), len(turns)
+        )
+        last = next((i for i, place in enumerate(at) if place >= end), len(turns))
+        late = [i for i, turn in enumerate(turns) if i >= last and turn.verified]
+        print(f"{len(turns)} rounds of {len(text)} tokens; the passage is {begin} .. {end}")
+        print(f"rounds from its beginning to the first draft of it accepted: {follows - first}")
+        print(f"drafts verified behind its end, by rounds behind it: {[i - last for i in late]}")
+        wasted = sum(turn.verified - turn.accepted for turn in turns)
+        print(f"drafted tokens verified for nothing in all: {wasted}")
+        if args.plot is not None:
+            draw(turns, at, (begin, end), args.plot)
+        runtime.context.close()
+        drafter.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What the controller did, as pictures: lengths over time, how well it guessed, what it gained."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+from pyllama_spec.bench.result import BenchResult
+from pyllama_spec.speculative import TurnCounts
+
+_BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
+# Rounds that are drawn as one point, so that a text of thousands can be read.
+_N_POINTS = 100
+
+
+def has_turns(result: BenchResult) -> bool:
+    """Whether a drafter was asked anything."""
+    return any(turn.asked for turns in _turns(result) for turn in turns)
+
+
+def draw(axes: Any, result: BenchResult) -> None:
+    """Fills three axes."""
+    lengths, calibration, gains = axes
+    _draw_lengths(lengths, _turns(result))
+    _draw_calibration(calibration, [turn for turns in _turns(result) for turn in turns])
+    _draw_gains(gains, result)
+
+
+def _turns(result: BenchResult) -> list[tuple[TurnCounts, ...]]:
+    return [pair.spec.turns for pair in result.pairs]
+
+
+def _draw_lengths(axes: Any, all_turns: list[tuple[TurnCounts, ...]]) -> None:
+    """Means over all texts of the rounds of about the same number."""
+    longest = max((len(turns) for turns in all_turns), default=1)
+    width = -(-longest // _N_POINTS)
+    parts: dict[str, tuple[str, Callable[[TurnCounts], int]]] = {
+        "proposed": (_GREY, lambda turn: turn.proposed),
+        "verified": (_BLUE, lambda turn: turn.verified),
+        "accepted": (_ORANGE, lambda turn: turn.accepted),
+    }
+    for label, (colour, read) in parts.items():
+        sums: defaultdict[int, list[int]] = defaultdict(list)
+        for turns in all_turns:
+            for i, turn in enumerate(turns):
+                sums[i // width].append(read(turn))
+        keys = sorted(sums)
+        axes.plot(
+            [width * k for k in keys], [mean(sums[k]) for k in keys], color=colour, label=label
+        )
+    axes.set_xlabel("round of a text")
+    axes.set_ylabel("tokens, mean over texts")
+    axes.legend(loc="upper right")
+    axes.set_title("lengths over time")
+
+
+def _draw_calibration(axes: Any, turns: list[TurnCounts]) -> None:
+    """Of verified drafts, by how many tokens were expected to be accepted, how many were."""
+    cells: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for turn in turns:
+        if turn.verified and turn.expected:
+            cell = cells[round(2 * turn.expected)]
+            cell[0] += turn.expected
+            cell[1] += turn.accepted
+            cell[2] += 1.0
+    found = [(c[0] / c[2], c[1] / c[2], c[2]) for _, c in sorted(cells.items())]
+    most = max((max(x, y) for x, y, _ in found), default=1.0)
+    axes.plot([0, most], [0, most], color=_GREY, linestyle="--", linewidth=1)
+    if found:
+        n_most = max(n for _, _, n in found)
+        sizes = [10.0 + 190.0 * n / n_most for _, _, n in found]
+        axes.scatter([x for x, _, _ in found], [y for _, y, _ in found], s=sizes, color=_BLUE)
+    axes.set_xlabel("accepted tokens expected of a round")
+    axes.set_ylabel("accepted, mean")
+    axes.set_title("calibration (size: rounds)")
+
+
+def _draw_gains(axes: Any, result: BenchResult) -> None:
+    """A point per prompt: rounds of plain decoding that drafts saved, and were to save."""
+    points = [
+        (sum(p.spec.gain_expected for p in one.pairs), sum(p.spec.gain_realised for p in one.pairs))
+        for one in result.prompts
+    ]
+    ends = [value for point in points for value in point] or [0.0]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color=_GREY, linestyle="--")
+    axes.plot([x for x, _ in points], [y for _, y in points], "o", color=_ORANGE)
+    axes.set_xlabel("plain rounds to be saved, expected")
+    axes.set_ylabel("saved by the clock")
+    axes.set_title("gain per prompt")

@@ -1,0 +1,134 @@
+"""What rounds cost here, kept between programs: where a controller begins, and no more than that.
+
+One small file for each target, drafter, machine and build, in the folder where downloads are kept
+too. A file that is damaged, hostile or of another version is as good as none, and nothing that goes
+wrong here reaches the caller. PYLLAMA_SPEC_COSTS=off leaves it all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec._version import __version__
+from pyllama_spec.drafters import Drafter
+from pyllama_spec.engine import Context, devices, engine_version, row_kernels
+from pyllama_spec.files import whole_file
+from pyllama_spec.speculative import Controller
+from pyllama_spec.speculative.controller import KnownCosts
+
+_FORMAT = 1
+# A file has some hundred bytes.
+_MAX_BYTES = 1 << 14
+_MAX_SIZES = 64
+# Seconds of a part of a round: beyond these something else was measured.
+_LEAST_S, _MOST_S = 1e-8, 60.0
+
+
+def cache_folder() -> Path:
+    """Where downloads and costs are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("PYLLAMA_SPEC_CACHE") or f"{base}/pyllama_spec").expanduser()
+
+
+class CostCache:
+    """The file of a context and its drafter.
+
+    Args:
+        context: the target's.
+        drafter: who drafts.
+
+    """
+
+    def __init__(self, context: Context, drafter: Drafter) -> None:
+        self._path: Path | None = None
+        if os.environ.get("PYLLAMA_SPEC_COSTS", "").lower() not in ("off", "0", "no"):
+            # A folder that cannot be named, a drafter whose description fails.
+            with contextlib.suppress(Exception):
+                self._path = cache_folder() / "costs" / f"{_key(context, drafter)}.json"
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None where none is kept."""
+        return self._path
+
+    def read(self) -> KnownCosts | None:
+        """What was known at the end of another program; None where nothing is, or nothing sound."""
+        if self._path is None:
+            return None
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_MAX_BYTES + 1)
+            found = json.loads(data) if len(data) <= _MAX_BYTES else None
+        except (OSError, ValueError, RecursionError):
+            return None
+        if not isinstance(found, dict) or found.get("format") != _FORMAT:
+            return None
+        parts = {name: _curve(found.get(name)) for name in ("verify", "draft", "rest")}
+        if any(part is None for part in parts.values()) or not parts["verify"]:
+            return None
+        return KnownCosts(**parts)  # type: ignore[arg-type]  # none of them is None
+
+    def write(self, controller: Controller) -> None:
+        """Keeps what a controller knows, if it knows enough."""
+        if self._path is None:
+            return
+        known = controller.known_costs()
+        if known is None:
+            return
+        out = {"format": _FORMAT, "verify": known.verify, "draft": known.draft, "rest": known.rest}
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Of this process alone: others may write theirs, and the last one counts.
+            own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+            with whole_file(own) as part:
+                part.write_text(json.dumps(out), encoding="ascii")
+            own.replace(self._path)
+
+
+def _key(context: Context, drafter: Drafter) -> str:
+    """A name for all that the costs depend on."""
+    info, params = context.model.info, context.params
+    about = drafter.describe()
+    facts = [
+        __version__, engine_version(), row_kernels(), platform.machine(), platform.node(),
+        os.cpu_count(), [device.name for device in devices()], _cpu_name(),
+        info.arch, info.n_params, info.size_bytes, info.n_layer, info.n_embd, info.n_vocab,
+        context.model.description, context.model.is_on_gpu,
+        context.n_threads, params.n_seq_max, params.kv_unified, params.flash_attn,
+        params.type_k, params.type_v, params.n_rs_seq, context.target_layers,
+        drafter.name, drafter.max_draft, about.get("size_bytes"), about.get("n_params"),
+        about.get("lookup"),
+    ]  # fmt: skip
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+
+def _cpu_name() -> str:
+    """The processor, where the system says it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n"):
+            if line.startswith("model name"):
+                return line
+    return platform.processor()
+
+
+def _curve(found: Any) -> dict[int, float] | None:
+    """Seconds by sizes, as they can be; None if anything is not."""
+    if not isinstance(found, dict) or len(found) > _MAX_SIZES:
+        return None
+    out: dict[int, float] = {}
+    for key, value in found.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 3 and int(key) >= 1):
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        if not (math.isfinite(value) and _LEAST_S <= value <= _MOST_S):
+            return None
+        out[int(key)] = float(value)
+    return out
