@@ -1,5 +1,6 @@
 #include "checks/gguf_check.h"
 #include "abi/guard.h"
+#include "checks/tokenizer_bounds.h"
 
 #include "gguf.h"
 #include "llama-arch.h"
@@ -82,11 +83,32 @@ void check_experts(const gguf_context * file, const std::string & name) {
     }
 }
 
+using gguf_file = std::unique_ptr<gguf_context, decltype(&gguf_free)>;
+
+gguf_file opened(const char * path) {
+    return gguf_file(gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ nullptr }), gguf_free);
+}
+
+bool has_zero(const gguf_context * file, int64_t id) {
+    const bool is_list = gguf_get_kv_type(file, id) == GGUF_TYPE_ARRAY;
+    const gguf_type type = is_list ? gguf_get_arr_type(file, id) : gguf_get_kv_type(file, id);
+    if (type != GGUF_TYPE_UINT32 && type != GGUF_TYPE_INT32) {
+        return false;
+    }
+    const void * data = is_list ? gguf_get_arr_data(file, id) : gguf_get_val_data(file, id);
+    const size_t n = is_list ? gguf_get_arr_n(file, id) : 1;
+    for (size_t i = 0; i < n; ++i) {
+        if (static_cast<const uint32_t *>(data)[i] == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 } // namespace
 
 void check_gguf(const char * path) {
-    const std::unique_ptr<gguf_context, decltype(&gguf_free)> file(
-            gguf_init_from_file(path, { /*.no_alloc =*/ true, /*.ctx =*/ nullptr }), gguf_free);
+    const gguf_file file = opened(path);
     if (!file) {
         fail(LLAMA_SPEC_LOAD, "the file is damaged");
     }
@@ -95,15 +117,30 @@ void check_gguf(const char * path) {
         fail(LLAMA_SPEC_LOAD, "the file does not say what kind of model it holds: general.architecture is missing");
     }
     const std::string arch  = gguf_get_val_str(file.get(), id);
+    check_vocabulary(file.get());
     check_heads(file.get(), arch);
     check_experts(file.get(), arch);
     for (const char * name : { ".full_attention_interval", ".interleave_moe_layer_step", ".wkv.head_size",
                                ".attention.output_group_count" }) {
-        // Of these models only llama4 asks first, and files of its kind without experts hold a 0.
-        if (arch != "llama4" && gguf_find_key(file.get(), (arch + name).c_str()) >= 0 && largest(file.get(), arch + name) == 0) {
+        // llama4 asks first, and minimax-01 never divides by it: their files hold a 0.
+        const bool may_be_zero = arch == "llama4" || arch == "minimax-01";
+        if (!may_be_zero && gguf_find_key(file.get(), (arch + name).c_str()) >= 0 && largest(file.get(), arch + name) == 0) {
             fail(LLAMA_SPEC_LOAD, "the file is damaged: " + arch + name + " is 0");
         }
     }
+}
+
+std::string zeros_of(const char * path) {
+    const gguf_file file = opened(path);
+    const int64_t id = file ? gguf_find_key(file.get(), "general.architecture") : -1;
+    std::string out;
+    for (int64_t i = 0; id >= 0 && i < gguf_get_n_kv(file.get()); ++i) {
+        const std::string key = gguf_get_key(file.get(), i);
+        if (key.rfind(std::string(gguf_get_val_str(file.get(), id)) + ".", 0) == 0 && has_zero(file.get(), i)) {
+            out += (out.empty() ? ", and these keys are 0: " : ", ") + key;
+        }
+    }
+    return out;
 }
 
 } // namespace llama_spec

@@ -1,6 +1,9 @@
 // A check of GBNF grammars before the engine builds its sampler from them.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 struct llama_vocab;
 
 namespace llama_spec {
@@ -8,5 +11,16 @@ namespace llama_spec {
 // Throws failure(LLAMA_SPEC_ARGUMENT) with the reason. The engine's parser prints its reason to stderr, and
 // it recurses over nested groups and chains of rules until the stack ends.
 void check_grammar(const llama_vocab * vocab, const char * text, const char * root);
+
+// The same for the patterns that a grammar waits for.
+void check_triggers(const char * const * patterns, int32_t n);
+
+// The stack that looking for triggers in so many bytes needs. Throws where that is too much.
+size_t trigger_stack(size_t n_bytes);
+
+// What a grammar may take to choose one token, of the thread's own time. JSON takes milliseconds.
+constexpr double SECONDS_PER_TOKEN = 10.0;
+constexpr const char * GRAMMAR_TOO_SLOW = "the grammar allows so many ways to go on that one token takes more than ten seconds; "
+    "write it with fewer optional or repeated parts in a row: [a-z]{0,500}, not 500 times [a-z]?";
 
 } // namespace llama_spec

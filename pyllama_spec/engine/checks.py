@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterable
 
 from pyllama_spec.errors import ArgumentError
 
 INT32_MAX = 2**31 - 1
+FLOAT32_MAX = 3.4028234e38
 
 
 def integer(value: object, name: str) -> int:
@@ -17,8 +20,11 @@ def integer(value: object, name: str) -> int:
 
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ArgumentError(f"{name}={value!r:.60} is a {type(value).__name__}, not an int")
-    return int(value.__index__())
+        raise ArgumentError(f"{name}={shown(value)} is a {type(value).__name__}, not an int")
+    try:
+        return int(value.__index__())
+    except Exception as error:  # noqa: BLE001 - an array has the method, and raises; so may others
+        raise ArgumentError(f"{name}={shown(value)} is not an int: {error}") from None
 
 
 def int32(value: object, name: str) -> int:
@@ -31,8 +37,20 @@ def int32(value: object, name: str) -> int:
     # Nearly always it is one; this is called for every token.
     number = value if type(value) is int else integer(value, name)
     if not -INT32_MAX - 1 <= number <= INT32_MAX:
-        raise ArgumentError(f"{name}={number} does not fit 32 bits")
+        raise ArgumentError(f"{name}={shown(number)} does not fit 32 bits")
     return number
+
+
+def flag(value: object, name: str) -> bool:
+    """True or False.
+
+    Raises:
+        ArgumentError: it is something else.
+
+    """
+    if value is not True and value is not False:
+        raise ArgumentError(f"{name}={shown(value)} is not True or False")
+    return value
 
 
 def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
@@ -44,7 +62,7 @@ def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
     """
     number = integer(value, name)
     if not low <= number <= high:
-        raise ArgumentError(f"{name}={number} is outside {low} .. {high}")
+        raise ArgumentError(f"{name}={shown(number)} is outside {low} .. {high}")
     return number
 
 
@@ -55,11 +73,21 @@ def real(value: object, name: str, low: float = -math.inf) -> float:
         ArgumentError: it is something else.
 
     """
-    is_number = isinstance(value, (int, float)) or hasattr(value, "__float__")
-    number = float(value) if is_number and not isinstance(value, str) else math.nan  # type: ignore[arg-type]
+    number = math.nan
+    if isinstance(value, (int, float)) or hasattr(value, "__float__"):
+        with contextlib.suppress(Exception):  # 10**400, an array of several, an object of anyone's
+            number = float(value)
     if not math.isfinite(number) or number < low:
-        raise ArgumentError(f"{name}={value!r} is not a finite number of at least {low}")
+        raise ArgumentError(f"{name}={shown(value)} is not a finite number of at least {low}")
     return number
+
+
+def shown(value: object) -> str:
+    """The beginning of a value's repr, whatever that does."""
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints
+        return f"<{type(value).__name__}>"
 
 
 def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str = "") -> None:
@@ -78,7 +106,34 @@ def text(value: object, name: str) -> str:
 
     """
     if not isinstance(value, str):
-        raise ArgumentError(f"{name} must be a str, not {type(value).__name__} {value!r}")
+        raise ArgumentError(f"{name} must be a str, not {type(value).__name__} {shown(value)}")
     if "\0" in value:
         raise ArgumentError(f"{name} holds a NUL character at index {value.index(chr(0))}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ArgumentError(
+            f"{name} holds half of a character, {value[error.start]!a}, at index {error.start}"
+        ) from None
     return value
+
+
+def one_of(value: object, known: Iterable[str | None], name: str) -> None:
+    """Raises ArgumentError unless the value is one of these names."""
+    names = tuple(known)
+    if not (value is None or isinstance(value, str)) or value not in names:
+        raise ArgumentError(f"{name}={shown(value)} is none of {', '.join(map(str, names))}")
+
+
+def shares_of(split: Iterable[float] | None) -> list[float]:
+    """A tensor_split: numbers from 0 on, as the engine holds them.
+
+    Raises:
+        ArgumentError: it is something else.
+
+    """
+    if split is None:
+        return []
+    if isinstance(split, (str, bytes)) or not isinstance(split, Iterable):
+        raise ArgumentError(f"tensor_split={shown(split)} is not a list of numbers")
+    return [min(real(x, "tensor_split", 0.0), FLOAT32_MAX) for x in split]

@@ -54,7 +54,6 @@ CASES.table(
         ),
         "n_ubatch_0": (_open(n_ubatch=0), ArgumentError, "n_ubatch=0"),
         "n_threads_0": (_open(n_threads=0), ArgumentError, "n_threads=0"),
-        "n_threads_many": (_open(n_threads=100_000), ArgumentError, "n_threads"),
         "n_seq_max_0": (_open(n_seq_max=0), ArgumentError, "n_seq_max=0"),
         "n_seq_max_many": (_open(n_seq_max=10**6), ArgumentError, "n_seq_max"),
         "n_seq_max_above_n_ctx": (_open(n_ctx=8, n_seq_max=9), ArgumentError, "n_seq_max"),

@@ -29,6 +29,12 @@ CASES = CaseList()
 
 _NAN = float("nan")
 
+
+def _any(value: Any) -> Any:
+    """A value of the wrong type, as mypy may not see it."""
+    return value
+
+
 Call = Callable[[Path], object]
 
 
@@ -43,9 +49,22 @@ def _open(**options: Any) -> Call:
 CASES.table(
     "llama",
     {
-        "n_ctx_0": (_open(n_ctx=0), ArgumentError, "n_ctx=0"),
+        "n_ctx_0": (_open(n_ctx=0), None, ""),
+        "n_ctx_negative": (_open(n_ctx=-1), ArgumentError, "n_ctx=-1"),
         "n_ctx_billion": (_open(n_ctx=10**9), OutOfMemoryError, "n_ctx = 1000000000"),
-        "unknown_keyword": (_open(n_contexts=5), ArgumentError, "n_ctx"),
+        "lora_missing": (lambda f: llama(lora_path=f / "no.gguf"), ModelLoadError, "no.gguf"),
+        "lora_is_a_model": (_open(lora_path=tiny("qwen3")), ModelLoadError, "adapter"),
+        "kv_overrides_of_shapes": (
+            _open(kv_overrides={"llama.block_count": 99}), ArgumentError, "llama.block_count",
+        ),
+        "kv_overrides_of_no_type": (
+            _open(kv_overrides={"llama.context_length": None}), ArgumentError, "context_length",
+        ),
+        "draft_model": (_open(draft_model=5), ArgumentError, "draft_model=5"),
+        "tokenizer": (_open(tokenizer=5), UnsupportedError, "tokenizer=5"),
+        "chat_handler": (_open(chat_handler=5), ArgumentError, "chat_handler=5"),
+        "logits_all": (_open(logits_all=3), ArgumentError, "logits_all"),
+        "pooling_type": (_open(pooling_type=9), ArgumentError, "pooling_type=9"),
         "missing_model": (lambda f: Llama(f / "no.gguf"), ModelLoadError, "does not exist"),
         "encoder": (lambda _: Llama(tiny("bert")), UnsupportedError, "encoder"),
         "draft_missing": (lambda f: llama(draft=f / "no.gguf"), ModelLoadError, "no.gguf"),
@@ -80,6 +99,7 @@ CASES.table(
         "rope_freq_base": (_open(rope_freq_base=-1.0), ArgumentError, "rope_freq_base"),
         "rope_freq_scale": (_open(rope_freq_scale="x"), ArgumentError, "rope_freq_scale"),
         "rope_scaling_type": (_open(rope_scaling_type="x"), ArgumentError, "rope_scaling='x'"),
+        "split_mode_number": (_open(split_mode=7), ArgumentError, "split_mode=7"),
         "offload_kqv": (_open(offload_kqv="yes"), ArgumentError, "offload_kqv='yes'"),
         "swa_full": (_open(swa_full=3), ArgumentError, "swa_full=3"),
         "use_mmap": (_open(use_mmap=3), ArgumentError, "use_mmap"),
@@ -97,6 +117,18 @@ def _complete(prompt: Any = "Hello", **options: Any) -> Call:
 
 def _chat(messages: Any, **options: Any) -> Call:
     return lambda _: llama().create_chat_completion(messages, **options)
+
+
+_USER = {"role": "user", "content": "a"}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def _deep(n: int) -> dict[str, Any]:
+    """A schema that is nested n times."""
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(n):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 CASES.table(
@@ -157,6 +189,44 @@ CASES.table(
         "bias": (_complete(logit_bias={N_VOCAB: 1.0}), ArgumentError, str(N_VOCAB)),
         "logprobs": (_complete(logprobs=-1), ArgumentError, "logprobs=-1"),
         "processor": (_complete(logits_processor=3), ArgumentError, "3"),
+        "tfs_z": (_complete(tfs_z=0.5), UnsupportedError, "tfs_z=0.5"),
+        "repeat_penalty_0": (_complete(repeat_penalty=0), ArgumentError, "repeat_penalty"),
+        "schema_no_dict": (
+            _complete(response_format={"type": "json_object", "schema": 3}), ArgumentError, "3",
+        ),
+        "schema_missing": (
+            _complete(response_format={"type": "json_schema"}), ArgumentError, "schema",
+        ),
+        "schema_unknown": (
+            _complete(response_format={"type": "json_object", "schema": {"type": "no"}}),
+            ArgumentError, "schema",
+        ),
+        "schema_deep": (
+            _complete(response_format={"type": "json_object", "schema": _deep(500)}),
+            ArgumentError, "nested",
+        ),
+        "schema_deeper": (
+            _complete(response_format={"type": "json_object", "schema": _deep(100000)}),
+            ArgumentError, "JSON",
+        ),
+        "tools_text": (_chat([_USER], tools="x"), ArgumentError, "tools='x'"),
+        "tools_no_name": (_chat([_USER], tools=[{"type": "function"}]), ArgumentError, "function"),
+        "tool_choice": (
+            _chat([_USER], tools=[_TOOL], tool_choice="g"), ArgumentError, "names no function",
+        ),
+        "tool_choice_without_tools": (
+            _chat([_USER], tool_choice="required"), ArgumentError, "needs tools",
+        ),
+        "reasoning_format": (_chat([_USER], reasoning_format="x"), ArgumentError, "'x'"),
+        "embed_without": (lambda _: llama().embed("a"), UnsupportedError, "embedding=True"),
+        "embed_int": (lambda _: llama(embedding=True).embed(_any([3])), ArgumentError, "3"),
+        "eval_too_long": (lambda _: llama().eval([28] * 65), ContextFullError, "reset"),
+        "eval_id": (lambda _: llama().eval([N_VOCAB]), ArgumentError, str(N_VOCAB)),
+        "sample_first": (lambda _: llama().sample(), ArgumentError, "eval"),
+        "generate_too_long": (
+            lambda _: list(llama().generate([28] * 64)), ContextFullError, "leaves none",
+        ),
+        "cache": (lambda _: llama().set_cache(_any({})), ArgumentError, "cache"),
         "suffix": (_complete(suffix="x"), UnsupportedError, "fill"),
         "messages_text": (_chat("hello"), ArgumentError, "messages"),
         "messages_empty": (_chat([]), ArgumentError, "messages"),

@@ -59,7 +59,9 @@ def test_open_generate_close_of_a_real_model_is_flat(smollm2_q4_0: Path) -> None
 
 @pytest.mark.parametrize("job", ["requests_on_llama", "requests_on_loop"])
 def test_requests_are_flat(job: str) -> None:
-    assert growth(run(job, n_times=200), 50) < FLAT
+    # Each shape of a small batch has a graph with a buffer, which is as large as it ever was: it
+    # takes some hundred requests of random lengths until all have met their largest.
+    assert growth(run(job, n_times=400), 200) < FLAT
 
 
 def test_python_side_of_a_large_vocabulary() -> None:

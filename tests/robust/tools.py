@@ -48,7 +48,7 @@ def decoded(arch: str = "llama", **params: Any) -> Context:
     return context
 
 
-def generate_greedily(path: Path, n: int = 8) -> list[int]:
+def generate_greedily(path: Path, n: int = 8, n_threads: int = 2) -> list[int]:
     """Loads a file and generates; what a damaged file must survive or be refused at."""
     with Model(path) as model:
         info = model.info
@@ -57,7 +57,7 @@ def generate_greedily(path: Path, n: int = 8) -> list[int]:
             "n_ctx": 64,
             "n_batch": 32,
             "n_ubatch": 32,
-            "n_threads": 2,
+            "n_threads": n_threads,
             "n_rs_seq": n_rs_seq,
         }
         prompt = model.vocab.tokenize("the cat sat") or [0]

@@ -1,0 +1,119 @@
+#include "checks/work_limit.h"
+
+#include "abi/guard.h"
+#include "hooks/llama-spec-hooks.h"
+
+#include <cstdint>
+#include <cstring>
+#include <ctime>
+#include <exception>
+#include <string>
+
+#include <csignal>
+#include <pthread.h>
+
+namespace llama_spec {
+
+namespace {
+
+constexpr uint32_t STEPS_PER_LOOK = 256;
+constexpr double   ASK_EVERY_S    = 0.1;    // fast for who waits at Ctrl-C
+
+thread_local work_limit * t_limit = nullptr;
+thread_local uint32_t     t_n_steps = 0;
+
+std::atomic<bool (*)()> g_wants_to_stop{ nullptr };
+
+double own_seconds() {
+    timespec now = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double) now.tv_sec + 1e-9 * (double) now.tv_nsec;
+}
+
+struct deep_call {
+    const std::function<void()> * f;
+    std::exception_ptr error;
+};
+
+void * run_deep(void * data) {
+    auto & call = *static_cast<deep_call *>(data);
+    try {
+        (*call.f)();
+    } catch (...) {
+        call.error = std::current_exception();
+    }
+    return nullptr;
+}
+
+} // namespace
+
+work_limit::work_limit(double seconds, int code, const char * too_long, const std::atomic<bool> * cancelled) :
+    outer(t_limit), until_s(own_seconds() + seconds), asked_s(own_seconds()), code(code), too_long(too_long), cancelled(cancelled) {
+    t_limit = this;
+}
+
+work_limit::~work_limit() {
+    t_limit = const_cast<work_limit *>(outer);
+}
+
+void work_limit::step() {
+    if (++t_n_steps % STEPS_PER_LOOK == 0 && t_limit != nullptr) {
+        t_limit->look();
+    }
+}
+
+void work_limit::look() {
+    if ((cancelled != nullptr && cancelled->load(std::memory_order_relaxed)) || is_exiting()) {
+        fail(LLAMA_SPEC_CANCELLED, "cancelled");
+    }
+    const double now = own_seconds();
+    if (now > until_s) {
+        fail(code, too_long);
+    }
+    if (now > asked_s + ASK_EVERY_S) {
+        asked_s = now;
+        const auto wants_to_stop = g_wants_to_stop.load();
+        if (wants_to_stop != nullptr && wants_to_stop()) {
+            fail(LLAMA_SPEC_CANCELLED, "interrupted");
+        }
+    }
+}
+
+void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
+    deep_call call = { &f, nullptr };
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    const size_t page = 1 << 16;    // of any machine
+    int rc = pthread_attr_setstacksize(&attr, (n_bytes + page - 1) / page * page);
+    pthread_t thread;
+    if (rc == 0) {
+        // Signals are for the threads that Python knows.
+        sigset_t all, before;
+        sigfillset(&all);
+        for (int fault : { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT }) {
+            sigdelset(&all, fault);
+        }
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        rc = pthread_create(&thread, &attr, run_deep, &call);
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+    pthread_attr_destroy(&attr);
+    if (rc != 0) {
+        fail(LLAMA_SPEC_MEMORY, "a stack of " + std::to_string(n_bytes >> 20) + " MiB cannot be had (" + std::strerror(rc) +
+                "), which so long a stretch of text without white space needs");
+    }
+    pthread_join(thread, nullptr);
+    if (call.error) {
+        std::rethrow_exception(call.error);
+    }
+}
+
+} // namespace llama_spec
+
+void llama_spec_on_step() {
+    llama_spec::work_limit::step();
+}
+
+void llama_spec_on_wait(bool (*wants_to_stop)(void)) {
+    llama_spec::g_wants_to_stop.store(wants_to_stop);
+}

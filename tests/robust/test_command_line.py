@@ -1,0 +1,111 @@
+"""The command under streams that are closed, of another encoding or without end."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.robust.tools import tiny
+
+# More than Python needs to start, and less than a model with its threads.
+_FEW_FILES = 6
+
+
+def _run(
+    words: list[str | Path], before: Callable[[], None] | None = None, **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    env = {**os.environ, "NO_COLOR": "1", **options.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "pyllama_spec.cli", *words],
+        preexec_fn=before, env=env, timeout=300, check=False,
+        **{"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": -1, **options},
+    )  # fmt: skip
+
+
+def _generate(*words: str | Path) -> list[str | Path]:
+    return ["generate", "-m", tiny(), "-n", "6", "-t", "1", *words]
+
+
+def _fails_in_a_line(done: subprocess.CompletedProcess[bytes], says: str) -> None:
+    assert done.returncode == 1, done
+    assert says in done.stderr.decode(), done.stderr
+    assert done.stderr.count(b"\n") == 1, done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("fd", [0, 1, 2])
+def test_a_closed_stream(fd: int) -> None:
+    done = _run(_generate("-p", "Hello"), lambda: os.close(fd))
+    assert done.returncode == 0, done
+    assert b"Traceback" not in done.stderr
+
+
+def test_closed_stdin_as_the_prompt() -> None:
+    _fails_in_a_line(_run(_generate("-f", "-"), lambda: os.close(0)), "nothing on stdin")
+    assert _run(["chat", "-m", tiny(), "-t", "1"], lambda: os.close(0)).returncode == 0
+
+
+def test_stdin_that_is_no_text() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyllama_spec.cli", *_generate("-f", "-")],
+        env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"},
+        input=b"\xff\xfe\x80", capture_output=True, check=False, timeout=300,
+    )  # fmt: skip
+    _fails_in_a_line(done, "not text")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "cp1252"])
+def test_an_encoding_that_lacks_characters(encoding: str) -> None:
+    """Tokens of the tiny model are bytes: with --temp 5 some of them are no ASCII."""
+    for seed in range(3):
+        done = _run(
+            _generate("-p", "\u4e2d", "--temp", "5", "--seed", str(seed), "--top-k", "0"),
+            env={"PYTHONIOENCODING": encoding},
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_prompts_without_end() -> None:
+    _fails_in_a_line(_run(_generate("-f", "/dev/zero")), "is a device")
+    _fails_in_a_line(_run(_generate("-p", "a", "--grammar", "/dev/zero")), "is a device")
+    words: list[str | Path] = [
+        "bench",
+        "-m",
+        tiny(),
+        "-d",
+        "prompt-lookup",
+        "--prompts",
+        "/dev/zero",
+    ]
+    _fails_in_a_line(_run(words), "is a device")
+
+
+def test_few_descriptors() -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FEW_FILES, _FEW_FILES))
+
+    done = _run(_generate("-p", "Hello"), limit)
+    assert done.returncode in (0, 1)
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_stdout() -> None:
+    with Path("/dev/full").open("wb") as full:
+        _fails_in_a_line(_run(_generate("-p", "Hello", "--json"), stdout=full), "No space left")
+
+
+def test_what_was_generated_is_printed_before_the_error(tmp_path: Path) -> None:
+    grammar = tmp_path / "g.gbnf"
+    grammar.write_text('root ::= "abc" [a-z]* ')
+    done = _run(_generate("-p", "Hello", "--grammar", grammar, "--json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["text"].startswith("abc")

@@ -1,0 +1,78 @@
+"""Grammars that take for ever, or give nothing: refused; and cancel() and Ctrl-C are answered."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+
+from pyllama_spec.engine import Sampler, SamplerParams
+from pyllama_spec.errors import ArgumentError, CancelledError, UnsupportedError
+from tests.robust.tools import decoded
+
+SLOW = "root ::= " + "[a-z]? " * 5000
+_CHAIN = "\n".join(f"r{i} ::= r{i + 1} | r{i + 1}" for i in range(400)) + '\nr400 ::= "a"'
+# Twice the bound of csrc/checks/grammar_check.h, for a busy machine; it counts its own time.
+_MAX_OWN_S = 20.0
+
+
+def _generate(grammar: str, n: int = 3) -> None:
+    context = decoded(n_threads=1)
+    sampler = Sampler(context.model, SamplerParams(temperature=0, grammar=grammar))
+    for _ in range(n):
+        sampler.accept(sampler.sample(context, 0))
+
+
+@pytest.mark.parametrize(
+    "grammar", ['root ::= ""', "root ::= ", "root ::= a\na ::= b?\nb ::= a? c\nc ::= "]
+)
+def test_a_grammar_of_nothing_is_refused(grammar: str) -> None:
+    with pytest.raises(ArgumentError, match="cannot be used"):
+        _generate(grammar)
+
+
+def test_a_slow_grammar_ends() -> None:
+    before = time.thread_time()
+    with pytest.raises(UnsupportedError, match=r"more than ten seconds.*500"):
+        _generate(SLOW)
+    assert time.thread_time() - before < _MAX_OWN_S
+
+
+def test_a_chain_of_doubled_rules_is_no_harm() -> None:
+    before = time.thread_time()
+    _generate("root ::= r0*\n" + _CHAIN, n=1)
+    assert time.thread_time() - before < _MAX_OWN_S
+
+
+def test_cancel_is_answered() -> None:
+    context = decoded(n_threads=1)
+    sampler = Sampler(context.model, SamplerParams(temperature=0, grammar=SLOW))
+    threading.Timer(0.5, context.cancel).start()
+    with pytest.raises(CancelledError):
+        sampler.sample(context, 0)
+
+
+def test_ctrl_c_is_answered() -> None:
+    context = decoded(n_threads=1)
+    sampler = Sampler(context.model, SamplerParams(temperature=0, grammar=SLOW))
+    threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        sampler.sample(context, 0)
+    assert Sampler(context.model, SamplerParams(temperature=0)).sample(context, 0) >= 0
+
+
+def test_long_triggers_are_bounded() -> None:
+    context = decoded(n_threads=1)
+    with pytest.raises(ArgumentError, match="trigger"):
+        Sampler(
+            context.model, SamplerParams(grammar='root ::= "a"', grammar_triggers=("(" * 5000,))
+        )
+    lazy = Sampler(
+        context.model, SamplerParams(grammar='root ::= "a"', grammar_triggers=("[\\s\\S]*(zq)",))
+    )
+    # It matches by calls for each character of what was generated: 60,000 filled the stack.
+    for _ in range(60):
+        for token in (98, 99):
+            lazy.accept(token)
