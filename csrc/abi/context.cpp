@@ -69,6 +69,12 @@ llama_context_params engine_params(const llama_spec_context_params & in, context
     out.pooling_type      = (enum llama_pooling_type) in.pooling_type;
     out.rope_freq_base    = in.rope_freq_base;
     out.rope_freq_scale   = in.rope_freq_scale;
+    out.attention_type    = (enum llama_attention_type) in.attention_type;
+    out.yarn_ext_factor   = in.yarn_ext_factor;
+    out.yarn_attn_factor  = in.yarn_attn_factor;
+    out.yarn_beta_fast    = in.yarn_beta_fast;
+    out.yarn_beta_slow    = in.yarn_beta_slow;
+    out.yarn_orig_ctx     = in.yarn_orig_ctx;
     out.offload_kqv     = in.offload_kqv;
     out.op_offload      = in.op_offload;
     out.swa_full        = in.swa_full;
@@ -92,6 +98,8 @@ void check_params(const llama_spec_context_params & p) {
         require(type >= 0 && type < GGML_TYPE_COUNT && ggml_blck_size((ggml_type) type) > 0, "type_k or type_v is not a type of the "
                 "engine");
     }
+    require(p.pooling_type >= -1 && p.pooling_type <= LLAMA_POOLING_TYPE_RANK, "pooling_type must be -1 (the model's) to 4");
+    require(p.attention_type >= -1 && p.attention_type <= 1, "attention_type must be -1 (the model's), 0 (causal) or 1");
     require(p.n_layers >= 0 && (p.n_layers == 0 || p.layers != nullptr), "layers are missing");
     // The engine asserts that a batch can have an output for each sequence, and cuts n_batch to n_ctx.
     const uint32_t n_outputs = std::min(p.n_outputs_max > 0 ? std::min(p.n_outputs_max, p.n_batch) : p.n_batch, p.n_ctx);
@@ -191,6 +199,12 @@ void llama_spec_context_default_params(llama_spec_context_params * out) {
     out->type_v          = p.type_v;
     out->rope_scaling_type = p.rope_scaling_type;
     out->pooling_type      = p.pooling_type;
+    out->attention_type    = p.attention_type;
+    out->yarn_ext_factor   = p.yarn_ext_factor;
+    out->yarn_attn_factor  = p.yarn_attn_factor;
+    out->yarn_beta_fast    = p.yarn_beta_fast;
+    out->yarn_beta_slow    = p.yarn_beta_slow;
+    out->yarn_orig_ctx     = p.yarn_orig_ctx;
     out->offload_kqv = true;
     // Widths would be computed on different processors, whose numbers differ.
     out->op_offload  = false;
@@ -279,10 +293,13 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->n_rs_seq      = llama_n_rs_seq(c);
         out->n_outputs_max = 0;
         out->n_host_copies = ctx->state->n_host_copies;
+        out->n_graphs_reused = llama_perf_context(c).n_reused;
         out->n_threads     = ctx->state->compute->n_threads;
         out->memory_bytes  = memory_bytes(c);
         out->n_candidates  = ctx->state->draft ? ctx->state->draft->n_candidates() : 0;
         out->n_draft_row   = ctx->state->draft ? ctx->state->draft->n_row() : 0;
+        out->pooling_type  = llama_pooling_type(c);
+        out->has_memory    = llama_get_memory(c) != nullptr;
     });
 }
 

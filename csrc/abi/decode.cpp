@@ -73,6 +73,42 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     }
 }
 
+// Calls f(token, sequence) for each sequence of each token.
+template <class F> void for_places(const llama_spec_batch & b, F f) {
+    const int32_t * seq = b.seq;
+    for (int32_t i = 0; i < b.n_tokens; ++i) {
+        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
+        for (int32_t k = 0; k < n; ++k, ++seq) {
+            f(i, *seq);
+        }
+    }
+}
+
+// How many tokens each sequence has in a batch.
+const std::vector<int32_t> & counted(context_state & state, const llama_spec_batch & b) {
+    auto & counts = state.seq_counts;
+    std::fill(counts.begin(), counts.end(), 0);
+    for_places(b, [&](int32_t, int32_t seq) { ++counts[(size_t) seq]; });
+    return counts;
+}
+
+// A recurrent state is that of all tokens before: without any of them there is nothing to go on from. The engine would
+// begin with a state of zeros.
+void check_begun(context_state & state, const llama_spec_batch & b) {
+    if (state.states == nullptr) {
+        return;
+    }
+    auto & counts = state.seq_counts;
+    std::fill(counts.begin(), counts.end(), 0);
+    for_places(b, [&](int32_t i, int32_t seq) {
+        const bool is_first = counts[(size_t) seq]++ == 0;
+        if (is_first && b.pos[i] > 0 && llama_memory_seq_pos_max(llama_get_memory(state.ctx), seq) < 0) {
+            fail(LLAMA_SPEC_ARGUMENT, at("position", b.pos[i], i) + " follows nothing: sequence " + std::to_string(seq) +
+                    " is empty. Decode it from position 0 on");
+        }
+    });
+}
+
 llama_batch engine_batch(context_state & state, const llama_spec_batch & b) {
     state.seq_ptrs.clear();
     int32_t * seq = const_cast<int32_t *>(b.seq);
@@ -123,18 +159,10 @@ void note_snapshots(context_state & state, const llama_spec_batch & b) {
     if (state.n_undo.empty()) {
         return;
     }
-    auto & counts = state.seq_counts;
-    std::fill(counts.begin(), counts.end(), 0);
-    bool    is_shared = false;      // a cell that several sequences share cannot go back for one of them
-    int32_t n_seqs = 0;
-    const int32_t * seq = b.seq;
-    for (int32_t i = 0; i < b.n_tokens; ++i) {
-        const int32_t n = b.n_seq != nullptr ? b.n_seq[i] : 1;
-        is_shared = is_shared || n > 1;
-        for (int32_t k = 0; k < n; ++k, ++seq) {
-            n_seqs += counts[(size_t) *seq]++ == 0;
-        }
-    }
+    const auto & counts = counted(state, b);
+    const auto n_seqs = (int32_t) counts.size() - (int32_t) std::count(counts.begin(), counts.end(), 0);
+    // A cell that several sequences share cannot go back for one of them.
+    const bool is_shared = b.n_seq != nullptr && std::any_of(b.n_seq, b.n_seq + b.n_tokens, [](int32_t n) { return n > 1; });
     const llama_memory_recurrent * states = state.states;
     const int32_t n_rs_seq = (int32_t) llama_n_rs_seq(state.ctx);
     for (size_t s = 0; s < counts.size(); ++s) {
@@ -153,10 +181,50 @@ void note_snapshots(context_state & state, const llama_spec_batch & b) {
     }
 }
 
+// Where the states of all sequences lie, and how far back each is taken.
+struct state_places {
+    std::vector<int32_t>  cells;
+    std::vector<uint32_t> depths;
+
+    explicit state_places(const context_state & state) {
+        if (state.states != nullptr) {
+            for (size_t s = 0; s < state.n_undo.size(); ++s) {
+                cells.push_back(state.states->cells[s].tail);
+            }
+            depths = state.states->rs_idx;
+        }
+    }
+};
+
+// A decode moves states in the books first and computes then. One that ended early may have left those of sequences
+// without a token in it, which nobody takes back, somewhere else: they are emptied, so that no text goes on with another
+// one's state.
+void drop_moved(context_state & state, const state_places & before, const llama_spec_batch & b) {
+    if (state.states == nullptr) {
+        return;
+    }
+    const auto & counts = counted(state, b);
+    const state_places after(state);
+    for (size_t s = 0; s < before.cells.size(); ++s) {
+        const bool is_moved = before.cells[s] != after.cells[s] || before.depths[s] != after.depths[s];
+        if (counts[s] == 0 && before.cells[s] >= 0 && is_moved) {
+            llama_memory_seq_rm(llama_get_memory(state.ctx), (llama_seq_id) s, -1, -1);
+            state.n_undone[s] = state.states->rs_idx[s];
+        }
+    }
+}
+
 void check_row(const context_state & state, int32_t i) {
     if (i < 0 || i >= state.n_rows) {
         fail(LLAMA_SPEC_ARGUMENT, "row " + std::to_string(i) + " is outside the last batch, which had " +
                 std::to_string(state.n_rows) + " tokens");
+    }
+}
+
+void check_layer(const context_state & state, int32_t layer) {
+    if (std::find(state.layers.begin(), state.layers.end(), layer) == state.layers.end()) {
+        fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
+                " was not asked for when the context was opened");
     }
 }
 
@@ -168,6 +236,7 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         context_call call(ctx);
         context_state & state = call.state;
         check_batch(state, *batch);
+        check_begun(state, *batch);
         if (!encode && llama_get_memory(state.ctx) == nullptr) {
             // The engine would encode the batch, without a causal mask, and leave logits of zeros.
             fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
@@ -188,6 +257,7 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         }
         const llama_batch in = engine_batch(state, *batch);
         state.n_rows = 0;
+        const state_places before(state);
         int32_t rc = 0;
         try {
             rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
@@ -198,6 +268,7 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         if (rc != 0) {
             if (rc != 1) {
                 std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
+                drop_moved(state, before, *batch);
             }
             fail_decode(rc);
         }
@@ -236,6 +307,17 @@ int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** ou
     });
 }
 
+int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float ** out) {
+    return guarded([&] {
+        context_call call(ctx);
+        require(seq >= 0 && seq < (int32_t) llama_n_seq_max(call.state.ctx), "there is no such sequence");
+        *out = llama_get_embeddings_seq(call.state.ctx, seq);
+        if (*out == nullptr) {
+            fail(LLAMA_SPEC_ARGUMENT, "the last batch gave no pooled embedding for sequence " + std::to_string(seq));
+        }
+    });
+}
+
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row) {
     return guarded([&] {
@@ -258,17 +340,35 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t giv
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows) {
     return guarded([&] {
         context_call call(ctx);
-        const auto & layers = call.state.layers;
-        if (std::find(layers.begin(), layers.end(), layer) == layers.end()) {
-            fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
-                    " was not asked for when the context was opened");
-        }
+        check_layer(call.state, layer);
         *n_rows = call.state.n_rows;
         *out    = nullptr;
         if (*n_rows > 0) {
             // The rows are copied out asynchronously; reading before the copy has ended gives stale ones.
             llama_synchronize(call.state.ctx);
             *out = llama_get_embeddings_layer_inp(call.state.ctx, (uint32_t) layer);
+        }
+    });
+}
+
+int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layers, int32_t n_layers, int32_t first, int32_t n,
+                                 float * out) {
+    return guarded([&] {
+        context_call call(ctx);
+        require(layers != nullptr && out != nullptr, "there is no place for the rows");
+        if (n <= 0) {
+            return;
+        }
+        check_row(call.state, first);
+        check_row(call.state, (int32_t) std::min<int64_t>((int64_t) first + n - 1, INT32_MAX));
+        llama_synchronize(call.state.ctx);
+        const size_t n_embd = (size_t) llama_model_n_embd(call.state.model->model);
+        for (int32_t k = 0; k < n_layers; ++k) {
+            check_layer(call.state, layers[k]);
+            const float * rows = llama_get_embeddings_layer_inp(call.state.ctx, (uint32_t) layers[k]) + (size_t) first * n_embd;
+            for (int32_t i = 0; i < n; ++i) {
+                std::copy(rows + i * n_embd, rows + (i + 1) * n_embd, out + ((size_t) i * n_layers + k) * n_embd);
+            }
         }
     });
 }

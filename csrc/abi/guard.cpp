@@ -100,6 +100,7 @@ void init() {
         ggml_set_abort_callback(on_abort);
         llama_log_set(on_log, nullptr);
         llama_backend_init();
+        stretch_fault_net();
         g_is_ready.store(true, std::memory_order_release);
     }
 }
@@ -139,6 +140,10 @@ int report_current_exception() {
         return e.code;
     } catch (const engine_abort & e) {
         set_last_error(with_log(std::string("the engine stopped at ") + e.what()));
+        return LLAMA_SPEC_ENGINE;
+    } catch (const engine_fault & e) {
+        set_last_error(with_log(std::string(e.what()) + ": the model's file is damaged, or of a kind that the engine does not "
+                "know whole; download or convert it again"));
         return LLAMA_SPEC_ENGINE;
     } catch (const no_room & e) {
         set_last_error(e.why);
@@ -194,8 +199,8 @@ const char * llama_spec_system_info(void) {
 
 const char * llama_spec_row_kernels(void) {
     static const std::string names = [] {
-        const std::string floats = pyllama_spec_float_kernels(), bytes = pyllama_spec_byte_kernels();
-        return floats + (floats.empty() || bytes.empty() ? "" : ", ") + bytes;
+        const std::string floats = pyllama_spec_float_kernels(), blocks = pyllama_spec_block_kernels();
+        return floats + (floats.empty() || blocks.empty() ? "" : ", ") + blocks;
     }();
     return names.c_str();
 }

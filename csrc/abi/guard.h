@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi/llama-spec.h"
+#include "checks/fault_net.h"
 
 #include <atomic>
 #include <exception>
@@ -64,6 +65,7 @@ private:
 
 template <typename F> int guarded(F && body) {
     const inside_call counted;
+    const fault_net net;
     try {
         init();
         clear_log();

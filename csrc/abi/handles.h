@@ -14,6 +14,7 @@
 #include <vector>
 
 class llama_memory_recurrent;
+struct llama_grammar;
 
 namespace llama_spec {
 
@@ -101,7 +102,12 @@ struct llama_spec_sampler {
     std::shared_ptr<llama_spec::model_state> model;
     llama_sampler * chain   = nullptr;
     llama_sampler * grammar = nullptr;
+    // The same grammar, of which a text that has to follow can be read; the engine keeps the sampler's to itself.
+    std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> shadow{ nullptr, nullptr }, shadow_begin{ nullptr, nullptr };
+    bool   is_lazy = false;     // the grammar waits for a trigger
+    size_t n_unmatched = 0;     // bytes generated that triggers were looked for in
     bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
+    std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
     std::vector<llama_token_data> candidates;
     std::atomic<bool> busy{ false };
     llama_spec::home_process home;

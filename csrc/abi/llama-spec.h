@@ -64,6 +64,9 @@ void llama_spec_set_log_level(int level);
  * Returns what was set before. */
 int llama_spec_set_thread_log_level(int level);
 
+/* Asked now and then on a thread that is in one of the engine's long loops; true ends the call as cancelled. */
+void llama_spec_on_wait(bool (*wants_to_stop)(void));
+
 /* The engine's number for a type of numbers, such as "f16" or "q8_0"; a status for a name that it does not know. */
 int32_t llama_spec_type_id(const char * name);
 
@@ -77,6 +80,15 @@ bool    llama_spec_supports_gpu(void);
 
 typedef bool (*llama_spec_progress)(float fraction, void * user);
 
+/* A key of the file with another value; kind: 0 an integer, 1 a number, 2 a bool, 3 a text of at most 127 bytes. */
+struct llama_spec_override {
+    const char * key;
+    int32_t kind;
+    int64_t whole;
+    double  real;
+    const char * text;
+};
+
 struct llama_spec_model_params {
     int32_t n_gpu_layers;       /* < 0: all of them; 0: no device is touched */
     int32_t main_gpu;
@@ -86,6 +98,8 @@ struct llama_spec_model_params {
     bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
     llama_spec_progress progress;
     void * progress_user;
+    const struct llama_spec_override * overrides;
+    int32_t n_overrides;
 };
 
 struct llama_spec_model_info {
@@ -95,6 +109,8 @@ struct llama_spec_model_info {
     int32_t n_device_layers;    /* the layers, the output as one, whose weights lie on a GPU or another machine */
     int32_t n_target_layers;    /* of a draft: how many target layers it reads */
     uint64_t state_bytes;       /* of the recurrent state of a sequence, without snapshots; 0 where there is none */
+    /* What rollbacks add to it for each sequence: once, and for each token that can be taken back. */
+    uint64_t snapshot_base_bytes, snapshot_token_bytes;
 };
 
 int  llama_spec_model_load(const char * path, const struct llama_spec_model_params * params, llama_spec_model ** out);
@@ -148,7 +164,10 @@ struct llama_spec_context_params {
     uint32_t n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max;
     int32_t  n_threads, n_threads_batch, flash_attn, type_k, type_v;   /* flash_attn: -1 auto, 0 off, 1 on */
     int32_t  rope_scaling_type, pooling_type;                          /* -1: from the model */
+    int32_t  attention_type;                                           /* -1: from the model, 0 causal, 1 not */
     float    rope_freq_base, rope_freq_scale;                          /* 0: from the model */
+    float    yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow;    /* < 0: from the model */
+    uint32_t yarn_orig_ctx;                                            /* 0: from the model */
     bool     offload_kqv, swa_full, kv_unified, embeddings;
     bool     op_offload;        /* wide batches of layers in the host's memory are computed on a device too */
     const int32_t * layers;     /* inputs of these layers are kept at every decode */
@@ -160,7 +179,10 @@ struct llama_spec_context_info {
     int32_t  n_threads;
     uint64_t memory_bytes;      /* of its memory of past tokens, on all devices */
     uint64_t n_host_copies;     /* how often a sequence's state went to the host, or came from there */
+    int32_t  n_graphs_reused;   /* batches that were computed with the graph of an earlier one */
     int32_t  n_candidates, n_draft_row; /* of a draft's context: what llama_spec_draft_candidates() gives at most */
+    int32_t  pooling_type;      /* enum llama_pooling_type of its embeddings */
+    bool     has_memory;        /* of past tokens; without, batches are encoded */
 };
 
 /* `target` is NULL, or the target's context that a draft context reads from and shares threads with. */
@@ -206,6 +228,8 @@ int llama_spec_synchronize(llama_spec_context * ctx);
 /* Row of token i of the last batch: [n_vocab], [n_embd_out]. Valid until the next decode. */
 int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out);
 int llama_spec_embeddings(llama_spec_context * ctx, int32_t i, const float ** out);
+/* One row for a sequence of the last batch, where the context pools: [n_embd_out]. */
+int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float ** out);
 /* Of a draft: what it proposes for token i of the last batch, likeliest first: at most n_max ids of the target, and
  * their probabilities in the draft's own distribution, given the token that was chosen for token i - 1 (-1 where there
  * is none, or where the draft does not look back). And a row of [n_draft_row], valid until the next decode: of EAGLE-3
@@ -214,6 +238,19 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t giv
                                 float * probabilities, int32_t * n, const float ** row);
 /* All rows of the last batch, in its order: [n_rows, n_embd]. Waits for the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);
+/* Copies the inputs of some layers, side by side, of n rows of the last batch: out is [n, n_layers * n_embd]. */
+int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layers, int32_t n_layers, int32_t first, int32_t n,
+                                 float * out);
+
+/* ---- adapters ------------------------------------------------------------------------------------- */
+
+typedef struct llama_spec_adapter llama_spec_adapter;
+
+/* A LoRA file made for this model. It is freed with the model, which the handle keeps. */
+int  llama_spec_adapter_load(llama_spec_model * model, const char * path, llama_spec_adapter ** out);
+void llama_spec_adapter_free(llama_spec_adapter * adapter);
+/* These, and no others, count from the next decode on; what the memory holds already was computed without them. */
+int  llama_spec_set_adapters(llama_spec_context * ctx, llama_spec_adapter ** adapters, const float * scales, int32_t n);
 
 /* ---- memory --------------------------------------------------------------------------------------- */
 
@@ -250,8 +287,12 @@ struct llama_spec_sampler_params {
     int32_t  n_bias;
     const char * grammar;       /* GBNF, or NULL */
     const char * grammar_root;
-    const char ** grammar_triggers; /* patterns; with any, the grammar waits for one of them */
+    const char ** grammar_triggers; /* patterns; with any, or with any trigger token, the grammar waits for one of them */
     int32_t  n_grammar_triggers;
+    const int32_t * trigger_tokens;
+    int32_t  n_trigger_tokens;
+    const int32_t * grammar_prefill;    /* ids that a grammar which does not wait has seen already */
+    int32_t  n_grammar_prefill;
 };
 
 int  llama_spec_sampler_new(llama_spec_model * model, const struct llama_spec_sampler_params * params,
@@ -268,8 +309,37 @@ int  llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, i
  * a generation. out: [n_draft + 1]. After a failure at a later row, out and n_out have what was accepted before it. */
 int  llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t row, const int32_t * draft,
                              int32_t n_draft, int32_t * out, int32_t * n_out);
+/* The text that the grammar leaves no choice about, at most `size` bytes of UTF-8; how many they are, 0 where there is a
+ * choice, or a status. Nothing is advanced. A grammar that waits for its beginning has none. */
+int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size);
 /* Advances penalties, grammar and the rest over a token that is committed. */
 int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated);
+
+/* ---- chats ---------------------------------------------------------------------------------------- */
+
+/* Texts that are handed out are zero-terminated UTF-8; give them back with llama_spec_text_free(). */
+void llama_spec_text_free(char * text);
+
+/* A JSON schema as GBNF rules, of which `root` is the first. ARGUMENT says what of it cannot be. */
+int  llama_spec_schema_to_grammar(const char * schema, char ** out);
+
+typedef struct llama_spec_chat         llama_spec_chat;
+typedef struct llama_spec_chat_session llama_spec_chat_session;
+
+/* The chat template of a model, or the one given, as the engine's own server reads it. It keeps the model alive. */
+int  llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spec_chat ** out);
+void llama_spec_chat_free(llama_spec_chat * chat);
+/* request: {messages, tools, tool_choice ("auto", "none", "required"), parallel_tool_calls, json_schema, grammar,
+ * reasoning_format ("none", "auto", "deepseek"), add_generation_prompt, variables}, all but messages optional.
+ * answer: {prompt, format, grammar, grammar_lazy, trigger_patterns, trigger_tokens, prefill, stops, generation_prompt,
+ * supports_thinking}. The session parses what the model says to that prompt. */
+int  llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_spec_chat_session ** out, char ** answer);
+void llama_spec_chat_session_free(llama_spec_chat_session * session);
+/* ids: all that was generated, without the token that ends it; n_bytes_cut: bytes at the end of its text that are none
+ * of it (a stop string). answer: {content, reasoning_content, tool_calls: [{name, arguments, id}]}. UNSUPPORTED: it is
+ * not what the template's parser expects. Two threads may not use one session at once. */
+int  llama_spec_chat_parse(llama_spec_chat_session * session, const int32_t * ids, int32_t n_ids, int32_t n_bytes_cut,
+                           bool is_partial, char ** answer);
 
 /* ---- quantize ------------------------------------------------------------------------------------- */
 

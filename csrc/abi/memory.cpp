@@ -2,6 +2,7 @@
 #include "abi/model_facts.h"
 #include "hooks/snapshots.h"
 
+#include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-memory-recurrent.h"
 #include "llama-memory.h"
@@ -109,6 +110,9 @@ int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_
             // Asserted before anything is copied: streams of their own can be copied whole only.
             fail(LLAMA_SPEC_UNSUPPORTED, "a part of a sequence can only be copied in a context with kv_unified");
         }
+        // Between streams of their own the engine only notes that keys and values are to be copied, until the next
+        // decode: what is saved, restored or removed before that would meet the wrong ones.
+        call.state.ctx->memory_update(false);
         if (call.state.states != nullptr && from != to) {
             copy_depth(call.state.states, from, to);
         }

@@ -8,6 +8,7 @@
 
 #include <cstring>
 #include <string>
+#include <vector>
 
 using namespace llama_spec;
 
@@ -45,6 +46,29 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
     return out;
 }
 
+// What the engine reads until an entry without a key.
+std::vector<llama_model_kv_override> engine_overrides(const llama_spec_model_params & in) {
+    std::vector<llama_model_kv_override> out;
+    for (int32_t i = 0; i < in.n_overrides; ++i) {
+        const llama_spec_override & from = in.overrides[i];
+        llama_model_kv_override to = {};
+        require(from.key != nullptr && std::strlen(from.key) < sizeof(to.key), "a key of kv_overrides is too long");
+        std::strcpy(to.key, from.key);
+        switch (from.kind) {
+            case 0: to.tag = LLAMA_KV_OVERRIDE_TYPE_INT;   to.val_i64  = from.whole;      break;
+            case 1: to.tag = LLAMA_KV_OVERRIDE_TYPE_FLOAT; to.val_f64  = from.real;       break;
+            case 2: to.tag = LLAMA_KV_OVERRIDE_TYPE_BOOL;  to.val_bool = from.whole != 0; break;
+            default:
+                require(from.text != nullptr && std::strlen(from.text) < sizeof(to.val_str), "a text of kv_overrides is too long");
+                to.tag = LLAMA_KV_OVERRIDE_TYPE_STR;
+                std::strcpy(to.val_str, from.text);
+        }
+        out.push_back(to);
+    }
+    out.push_back({});
+    return out;
+}
+
 // The engine returns the number of bytes, or a negative number, and cuts at the size given.
 int32_t text_result(int32_t n) {
     return n < 0 ? LLAMA_SPEC_ARGUMENT : n;
@@ -56,13 +80,19 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
     return guarded([&] {
         require(path != nullptr && params != nullptr && out != nullptr, "a path, parameters and a place for the result are needed");
         *out = nullptr;
+        stretch_fault_net();
         check_gguf(path);
         auto state = std::make_shared<model_state>();
         state->vocab_only = params->vocab_only;
         try {
-            state->model = llama_model_load_from_file(path, engine_params(*params, *state));
+            const auto overrides = engine_overrides(*params);
+            auto raw = engine_params(*params, *state);
+            raw.kv_overrides = params->n_overrides > 0 ? overrides.data() : nullptr;
+            state->model = llama_model_load_from_file(path, raw);
         } catch (const engine_abort & e) {
             fail(LLAMA_SPEC_LOAD, std::string("the engine refused the file at ") + e.what());
+        } catch (const engine_fault & e) {
+            fail(LLAMA_SPEC_LOAD, std::string("the file is damaged: ") + e.what() + zeros_of(path));
         }
         if (state->model == nullptr) {
             fail(LLAMA_SPEC_LOAD, "the engine could not load the file");
@@ -104,7 +134,10 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->is_diffusion  = llama_model_is_diffusion(m);
         out->can_roll_back = llama_spec_arch_can_roll_back(m);
         out->n_device_layers = llama_spec_n_device_layers(m);
-        out->state_bytes     = llama_spec_state_bytes(m);
+        const llama_spec::state_sizes sizes = llama_spec_state_sizes(m);
+        out->state_bytes          = sizes.state;
+        out->snapshot_base_bytes  = sizes.snapshot_base;
+        out->snapshot_token_bytes = sizes.snapshot_token;
         out->n_target_layers = (int32_t) llama_model_target_layer_ids_n(m);
     });
 }

@@ -2,6 +2,9 @@
 
 #include "abi/handles.h"
 #include "checks/grammar_check.h"
+#include "checks/work_limit.h"
+
+#include "llama-grammar.h"
 
 #include <algorithm>
 #include <cmath>
@@ -30,6 +33,10 @@ void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
     }
     require(p.repeat_penalty > 0.0f, "repeat_penalty must be above 0");
     require(p.mirostat >= 0 && p.mirostat <= 2, "mirostat must be 0, 1 or 2");
+    for (int32_t i = 0; i < p.n_trigger_tokens + p.n_grammar_prefill; ++i) {
+        const int32_t id = i < p.n_trigger_tokens ? p.trigger_tokens[i] : p.grammar_prefill[i - p.n_trigger_tokens];
+        require(id >= 0 && id < n_vocab, "a token of the grammar's triggers or prefill is outside the vocabulary");
+    }
     for (int32_t i = 0; i < p.n_bias; ++i) {
         if (p.bias_ids[i] < 0 || p.bias_ids[i] >= n_vocab) {
             fail(LLAMA_SPEC_ARGUMENT, "logit_bias names id " + std::to_string(p.bias_ids[i]) + ", outside 0 .. " +
@@ -105,15 +112,32 @@ void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int3
 
 llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_state & model) {
     const char * root = p.grammar_root != nullptr ? p.grammar_root : "root";
+    const work_limit limit(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW);
     check_grammar(model.vocab(), p.grammar, root);
-    llama_sampler * grammar = p.n_grammar_triggers > 0
+    check_triggers(p.grammar_triggers, p.n_grammar_triggers);
+    llama_sampler * grammar = p.n_grammar_triggers > 0 || p.n_trigger_tokens > 0
         ? llama_sampler_init_grammar_lazy_patterns(model.vocab(), p.grammar, root, p.grammar_triggers,
-                (size_t) p.n_grammar_triggers, nullptr, 0)
+                (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens)
         : llama_sampler_init_grammar(model.vocab(), p.grammar, root);
     if (grammar == nullptr) {
         fail(LLAMA_SPEC_ARGUMENT, std::string("the grammar could not be parsed (its root is '") + root + "')");
     }
     return grammar;
+}
+
+void show_prefill(llama_spec_sampler & s) {
+    for (const int32_t id : s.grammar_prefill) {
+        llama_sampler_accept(s.grammar, id);
+        llama_grammar_accept_impl(*s.shadow, id);
+    }
+}
+
+void make_shadow(llama_spec_sampler & s, const char * text, const char * root) {
+    s.shadow = { llama_grammar_init_impl(s.model->vocab(), text, root, false, nullptr, 0, nullptr, 0), llama_grammar_free_impl };
+    if (!s.shadow) {
+        fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
+    }
+    s.shadow_begin = { llama_grammar_clone_impl(*s.shadow), llama_grammar_free_impl };
 }
 
 } // namespace
@@ -132,6 +156,12 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         s->is_argmax = !biased && params->temperature <= 0.0f;
         if (params->grammar != nullptr) {
             s->grammar = make_grammar(*params, *s->model);
+            if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
+                s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
+                make_shadow(*s, params->grammar, params->grammar_root != nullptr ? params->grammar_root : "root");
+            }
+            show_prefill(*s);
+            s->is_lazy = params->n_grammar_triggers > 0;
         }
         *out = s.release();
     });
@@ -152,6 +182,13 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         auto s = std::make_unique<llama_spec_sampler>();
         s->model     = from.model;
         s->is_argmax = from.is_argmax;
+        s->grammar_prefill = from.grammar_prefill;
+        if (from.shadow) {
+            s->shadow       = { llama_grammar_clone_impl(*from.shadow), llama_grammar_free_impl };
+            s->shadow_begin = { llama_grammar_clone_impl(*from.shadow_begin), llama_grammar_free_impl };
+        }
+        s->is_lazy     = from.is_lazy;
+        s->n_unmatched = from.n_unmatched;
         s->chain     = llama_sampler_clone(from.chain);
         s->grammar   = from.grammar != nullptr ? llama_sampler_clone(from.grammar) : nullptr;
         *out = s.release();
@@ -163,8 +200,13 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         llama_sampler_reset(s.chain);
+        s.n_unmatched = 0;
         if (s.grammar != nullptr) {
             llama_sampler_reset(s.grammar);
+            if (s.shadow) {
+                s.shadow = { llama_grammar_clone_impl(*s.shadow_begin), llama_grammar_free_impl };
+            }
+            show_prefill(s);
         }
     });
 }

@@ -1,6 +1,10 @@
 // Draws tokens with a sampler chain.
 
 #include "abi/handles.h"
+#include "checks/grammar_check.h"
+#include "checks/work_limit.h"
+
+#include "llama-grammar.h"
 
 #include <algorithm>
 #include <cmath>
@@ -142,9 +146,23 @@ const float * logits_at(const context_state & state, const llama_spec_sampler & 
 
 void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     llama_sampler_accept(s.chain, id);
-    if (is_generated && s.grammar != nullptr) {
-        llama_sampler_accept(s.grammar, id);
+    if (!is_generated || s.grammar == nullptr) {
+        return;
     }
+    if (!s.is_lazy) {
+        llama_sampler_accept(s.grammar, id);
+        if (s.shadow) {
+            llama_grammar_accept_impl(*s.shadow, id);
+        }
+        return;
+    }
+    // All that was generated is matched with the triggers, by a matcher that calls itself for each character.
+    s.n_unmatched += (size_t) std::abs(llama_token_to_piece(s.model->vocab(), id, nullptr, 0, 0, true));
+    with_deep_stack(trigger_stack(s.n_unmatched), [&] { llama_sampler_accept(s.grammar, id); });
+}
+
+const work_limit token_limit(const std::atomic<bool> * cancelled = nullptr) {
+    return { SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW, cancelled };
 }
 
 } // namespace
@@ -154,6 +172,7 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
+        const work_limit limit = token_limit(&call.state.cancelled);
         *id = draw(s, logits_at(call.state, s, i), s.model->n_vocab());
     });
 }
@@ -168,6 +187,7 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
         for (int32_t k = 0; k <= n_draft; ++k) {
+            const work_limit limit = token_limit(&call.state.cancelled);
             const int32_t id = draw(s, logits_at(call.state, s, row + k), s.model->n_vocab());
             accept(s, id, true);
             out[(*n_out)++] = id;
@@ -187,6 +207,7 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
                     std::to_string(s.model->n_vocab()) + " tokens");
         }
+        const work_limit limit = token_limit();
         *id = draw(s, logits, n_vocab);
     });
 }
@@ -198,6 +219,7 @@ int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_
         if (id < 0 || id >= s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "id " + std::to_string(id) + " is outside 0 .. " + std::to_string(s.model->n_vocab() - 1));
         }
+        const work_limit limit = token_limit();
         accept(s, id, is_generated);
     });
 }

@@ -1,5 +1,7 @@
 #include "abi/handles.h"
+#include "checks/tokenizer_bounds.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <string>
@@ -23,7 +25,15 @@ int32_t llama_spec_tokenize(llama_spec_model * model, const char * text, int32_t
                             bool add_special, bool parse_special) {
     int32_t n = 0;
     const int rc = guarded([&] {
-        n = llama_tokenize(vocab_of(model), text, n_bytes, out, n_max, add_special, parse_special);
+        const llama_vocab * vocab = vocab_of(model);
+        tokenize_bounded(vocab, text, (size_t) std::max(n_bytes, 0), [&] {
+            n = llama_tokenize(vocab, text, n_bytes, out, n_max, add_special, parse_special);
+        });
+        for (int32_t i = 0; i < n; ++i) {
+            if (!in_range(model, out[i])) {
+                fail(LLAMA_SPEC_ENGINE, "the vocabulary has no token for a part of the text, and none for unknown text");
+            }
+        }
     });
     return rc == LLAMA_SPEC_OK ? n : INT32_MIN;
 }

@@ -1,19 +1,28 @@
 // Call sites that vendor/patches/ puts into the engine. Private: it sees the engine's C++ types.
-// The logic is in layer_inputs.cpp, output_buffers.cpp and snapshots.cpp; a patch holds nothing but a call.
+// The logic is in this folder and in checks/; a patch holds nothing but a call.
 #pragma once
 
 #include "llama.h"
 
 #include "ggml-cpp.h"
+#include "kernels/scan.h"
 
+#include <array>
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
 
+class  llama_io_write_i;
 class  llama_memory_recurrent;
+class  llm_graph_input_rs;
 class  llm_graph_result;
 struct llm_graph_context;
 struct llm_graph_params;
 struct llama_context;
 struct llama_model;
+struct llama_ubatch;
+struct llama_spec_graphs;
 
 // Called for every named tensor of a graph: takes "l_out" of layer i as the input of layer i + 1.
 void llama_spec_on_tensor(const llm_graph_context & graph, ggml_tensor * cur, const char * name, int il);
@@ -34,6 +43,24 @@ void llama_spec_before_memory(ggml_context * tensors, ggml_backend_buffer_type_t
 
 // The engine is about to free an output buffer that NumPy views may still point into.
 void llama_spec_retire_output(llama_context * ctx, ggml_backend_buffer_ptr && buffer);
+
+// ---- graphs by the shape of their batch: graphs.cpp
+
+// What the engine computes a batch with.
+struct llama_spec_graph_slot {
+    ggml_backend_sched_ptr & sched;
+    std::array<std::unique_ptr<llm_graph_result>, 2> & results;
+    llm_graph_result * & active;    // the one whose graph is allocated
+};
+
+// A batch is about to be computed: puts what was made for the last one of its shape into the slot. Called before the
+// engine looks for a graph that it can reuse. make_sched: a scheduler like the engine's own.
+void llama_spec_enter_graph(std::shared_ptr<llama_spec_graphs> & graphs, const llama_spec_graph_slot & slot,
+                            const std::vector<ggml_backend_t> & backends, const llama_ubatch & ubatch, int32_t n_outputs,
+                            int gtype, const std::function<ggml_backend_sched_t()> & make_sched);
+
+// The engine is about to reserve or to change what graphs are made of: puts its own back, and forgets all others.
+void llama_spec_leave_graphs(std::shared_ptr<llama_spec_graphs> & graphs, const llama_spec_graph_slot & slot);
 
 // ---- snapshots of recurrent states: snapshots.cpp
 
@@ -56,3 +83,29 @@ void llama_spec_store_windows(const llm_graph_context & graph, ggml_tensor * inp
 
 // The same for the states that ggml_ssm_scan() has returned behind its output.
 void llama_spec_store_states(const llm_graph_context & graph, ggml_tensor * scan, ggml_tensor * states, uint32_t head);
+
+// ---- states that are scanned where they are: state_scan.cpp and kernels/scan.h
+
+// n_heads is 0 where the engine's own scan runs.
+pyllama_spec_scan_shape llama_spec_scan_shape(const llama_model & model, uint32_t n_rs_seq);
+
+// The tensor of a layer's logs, or NULL.
+ggml_tensor * llama_spec_scan_log(const llama_memory_recurrent & memory, ggml_context * ctx, int il);
+
+// All NULL where the engine's own scan runs. What stands for the states of a batch, which nothing gathers:
+ggml_tensor * llama_spec_state_place(const llm_graph_context & graph, const llm_graph_input_rs & inp, ggml_tensor * states,
+                                     int64_t n_seqs);
+// the output {n_rows, n_heads, n_tokens, n_seqs} of a gated delta net, and, in front of other numbers, of Mamba-2.
+ggml_tensor * llama_spec_delta_scan(const llm_graph_context & graph, const llm_graph_input_rs & inp, ggml_tensor * states,
+                                    ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta);
+ggml_tensor * llama_spec_ssm_scan(const llm_graph_context & graph, const llm_graph_input_rs & inp, ggml_tensor * states,
+                                  ggml_tensor * x, ggml_tensor * dt, ggml_tensor * a, ggml_tensor * b, ggml_tensor * c);
+
+// Writes states, depth * n_cells + cell, of which some are not the newest; false, and nothing is written, where all
+// are, or where planes hold them.
+bool llama_spec_write_earlier(const llama_memory_recurrent & memory, llama_io_write_i & io, int il, uint32_t begin, uint32_t end);
+
+// ---- bounds: checks/work_limit.cpp
+
+// A step of a loop whose length a text, a grammar or a vocabulary decides: throws once there were too many.
+void llama_spec_on_step();

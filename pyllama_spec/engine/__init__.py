@@ -1,10 +1,15 @@
 """The engine: models, contexts, batches, memory, samplers. The only room that sees ffi."""
 
+from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.context import Context, ContextParams
+from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.context_params import ContextParams
+from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
-from pyllama_spec.engine.model import Model, ModelInfo, quantize, quantize_types
+from pyllama_spec.engine.model import Model, ModelInfo
+from pyllama_spec.engine.quantize import quantize, quantize_types
 from pyllama_spec.engine.resources import default_n_threads
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
 from pyllama_spec.engine.system import (
@@ -18,7 +23,10 @@ from pyllama_spec.engine.system import (
 from pyllama_spec.engine.vocab import Vocab
 
 __all__ = [
+    "Adapter",
     "Batch",
+    "ChatParser",
+    "ChatSession",
     "Context",
     "ContextParams",
     "Device",
@@ -31,9 +39,11 @@ __all__ = [
     "default_n_threads",
     "devices",
     "engine_version",
+    "exact_rows",
     "quantize",
     "quantize_types",
     "row_kernels",
+    "schema_to_grammar",
     "set_log_level",
     "supports_gpu",
     "system_info",

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi, lib
-from pyllama_spec.engine.checks import count, int32
+from pyllama_spec.engine.checks import count, int32, shown
 from pyllama_spec.errors import ArgumentError
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24
+# Of all rows together: four gigabytes.
+_MAX_NUMBERS = 1 << 30
 # What the rows of a draft's batch are.
 _FEATURES, _HIDDEN = lib.LLAMA_SPEC_DRAFT_FEATURES, lib.LLAMA_SPEC_DRAFT_HIDDEN
 
@@ -39,6 +41,10 @@ class Batch:
         n_max = count(n_max, "n_max", 1, _MAX_TOKENS)
         n_row = count(n_row, "n_row", 0)
         n_wide = n_row if n_model_row is None else count(n_model_row, "n_model_row", n_row)
+        if n_max * n_wide > _MAX_NUMBERS:
+            raise ArgumentError(
+                f"n_max={n_max} rows of {n_wide} numbers are more than {_MAX_NUMBERS}"
+            )
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
         self.hidden_rows, self.logits = False, True
         self.max_pos = -1
@@ -129,7 +135,9 @@ class Batch:
         try:
             n, start = len(rows[0] if tokens is None else tokens), self.n_tokens
         except (TypeError, IndexError):
-            raise ArgumentError(f"the tokens must be a sequence of ids, not {tokens!r}") from None
+            raise ArgumentError(
+                f"the tokens must be a sequence of ids, not {shown(tokens)}"
+            ) from None
         if start + n > self.n_max:
             raise ArgumentError(
                 f"{start} + {n} tokens do not fit a batch made for {self.n_max} tokens"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 from typing import Any
 
 from pyllama_spec._engine import ffi, lib
@@ -37,6 +38,24 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
 }
 
 
+# Of each thread: what ended a call while it waited, such as KeyboardInterrupt.
+_waiting = threading.local()
+
+
+def _keep_error(kind: object, error: BaseException, trace: object) -> bool:
+    _waiting.error = error
+    return True
+
+
+@ffi.def_extern(onerror=_keep_error)  # type: ignore[untyped-decorator]
+def pyllama_spec_wants_to_stop() -> bool:
+    """Called by long loops of the engine: signals that wait are handled on the way in."""
+    return False
+
+
+lib.llama_spec_on_wait(lib.pyllama_spec_wants_to_stop)
+
+
 def last_error() -> str:
     """The message that this thread's last failed call left."""
     text: Any = ffi.string(lib.llama_spec_last_error())
@@ -51,6 +70,8 @@ def check(code: int, what: str) -> None:
         what: the attempt, in words, as the start of the message: "cannot decode".
 
     """
+    if code == lib.LLAMA_SPEC_CANCELLED and (stopped := vars(_waiting).pop("error", None)):
+        raise stopped
     if code == lib.LLAMA_SPEC_EXITING:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.
         raise SystemExit(PROCESS_ENDS)

@@ -3,108 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.context_params import POOLING, ContextParams
+from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
-from pyllama_spec.engine.resources import default_n_threads
 from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError
 
-# What a KV cache can be made of, by the engine's names.
-_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-_ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
-
 Rows = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class ContextParams:
-    """How a context is opened.
-
-    Attributes:
-        n_ctx: positions per context, shared by its sequences; None for the model's own length.
-        n_batch: the most tokens that one decode takes.
-        n_ubatch: the most tokens that the engine computes at once.
-        n_seq_max: how many sequences it can hold.
-        n_rs_seq: snapshots of a recurrent state per sequence: how far it can be rolled back.
-        n_outputs_max: the most tokens of a batch with logits; 0 for n_batch.
-        n_threads: CPU threads; None for the machine's physical cores.
-        flash_attn: None for off on the CPU, and for the engine's choice on a GPU. On the CPU the
-            engine's flash attention rounds a row differently by how many rows a batch has (64 and
-            more are computed in tiles) and, from 512 positions on, by whether it has one row or
-            several: text would depend on a draft. Without it rows are bit-equal at every width.
-        type_k, type_v: the KV cache's types.
-        rope_freq_base, rope_freq_scale: 0 for the model's own.
-        rope_scaling: None for the model's own.
-        offload_kqv: keep the KV cache on the GPU with its layers.
-        op_offload: let the GPU compute wide batches (prompts) of layers that lie in the host's
-            memory too. Off: rows of a prompt and rows of a draft would be rounded differently.
-        swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
-        kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
-        embeddings: keep the output embeddings too.
-        is_window: positions may run past n_ctx; who decodes forgets old ones in time.
-        target_layers: layer inputs that every decode keeps, see Context.layer_input().
-
-    """
-
-    n_ctx: int | None = 512
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    n_rs_seq: int = 0
-    n_outputs_max: int = 0
-    n_threads: int | None = None
-    flash_attn: bool | None = None
-    type_k: str = "f16"
-    type_v: str = "f16"
-    rope_freq_base: float = 0.0
-    rope_freq_scale: float = 0.0
-    rope_scaling: str | None = None
-    offload_kqv: bool = True
-    op_offload: bool = False
-    swa_full: bool = True
-    kv_unified: bool = False
-    embeddings: bool = False
-    is_window: bool = False
-    target_layers: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        counts = ("n_batch", "n_ubatch", "n_seq_max")
-        optional = ("n_ctx", "n_threads")
-        for name in (*counts, *optional, "n_rs_seq", "n_outputs_max"):
-            value = getattr(self, name)
-            if value is None and name in optional:
-                continue
-            low = 0 if name in ("n_rs_seq", "n_outputs_max") else 1
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
-                raise ArgumentError(f"{name}={value!r}: expected an int from {low} to 2147483647")
-        for name in ("type_k", "type_v"):
-            if getattr(self, name) not in _KV_TYPES:
-                raise ArgumentError(
-                    f"{name}={getattr(self, name)!r} is none of {', '.join(_KV_TYPES)}"
-                )
-        if self.rope_scaling not in _ROPE_SCALING:
-            raise ArgumentError(
-                f"rope_scaling={self.rope_scaling!r} is none of none, linear, yarn, longrope"
-            )
-        for name in ("rope_freq_base", "rope_freq_scale"):
-            real(getattr(self, name), name, 0.0)
-        flags = ("offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_window")
-        for name in (*flags, "flash_attn"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
-                raise ArgumentError(f"{name}={value!r} is not True or False")
-        if not isinstance(self.target_layers, (tuple, list)):
-            raise ArgumentError(f"target_layers={self.target_layers!r} is not a tuple of ints")
 
 
 class _View:
@@ -156,8 +74,8 @@ class Context(Closeable):
             params = replace(params or ContextParams(), **overrides)
         except TypeError as error:
             raise ArgumentError(f"unknown context parameter: {error}") from None
-        self.model = model
-        self.params = params
+        self.model, self.params = model, params
+        self._adapters: tuple[tuple[Adapter, float], ...] = ()
         self.target_layers = tuple(params.target_layers)
         self.n_ctx = params.n_ctx or model.info.n_ctx_train
         if self.target_layers:
@@ -176,11 +94,18 @@ class Context(Closeable):
         self.memory = Memory(self._handle)
         info = ffi.new("struct llama_spec_context_info *")
         check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
-        self.n_batch: int = info.n_batch
-        self.n_ubatch: int = info.n_ubatch
+        self.n_batch, self.n_ubatch = int(info.n_batch), int(info.n_ubatch)
         self.n_rs_seq: int = info.n_rs_seq
         self.n_threads: int = info.n_threads
+        # The most tokens of a batch whose rows are, to the bit, those of single tokens.
+        self.exact_rows = exact_rows(
+            model, n_seq_max=params.n_seq_max, kv_unified=params.kv_unified
+        )
         self.n_seq_max: int = info.n_seq_max
+        # How embeddings of tokens become one of a text; "none" where they do not.
+        self.pooling = next((k for k, n in POOLING.items() if n == info.pooling_type), None)
+        # Without one there is no text to go on with: batches are encoded.
+        self.has_memory: bool = info.has_memory
         # Of the memory of past tokens, wherever it lies.
         self.memory_bytes: int = info.memory_bytes
         # The engine rounds n_ctx up; the caller's number is the one that counts.
@@ -198,18 +123,9 @@ class Context(Closeable):
     def _raw_params(self, params: ContextParams) -> tuple[Any, Any]:
         raw = ffi.new("struct llama_spec_context_params *")
         lib.llama_spec_context_default_params(raw)
-        n_threads = params.n_threads or default_n_threads()
-        raw.n_ctx, raw.n_batch, raw.n_ubatch = self.n_ctx, params.n_batch, params.n_ubatch
-        raw.n_seq_max, raw.n_rs_seq = params.n_seq_max, params.n_rs_seq
-        raw.n_outputs_max = params.n_outputs_max
-        raw.n_threads = raw.n_threads_batch = n_threads
+        params.fill(raw)
+        raw.n_ctx = self.n_ctx
         raw.flash_attn = _flash_attn(self.model, params)
-        raw.type_k, raw.type_v = (_type_id(name) for name in (params.type_k, params.type_v))
-        raw.rope_scaling_type = _ROPE_SCALING[params.rope_scaling]
-        raw.rope_freq_base, raw.rope_freq_scale = params.rope_freq_base, params.rope_freq_scale
-        raw.offload_kqv, raw.op_offload = params.offload_kqv, params.op_offload
-        raw.swa_full = params.swa_full
-        raw.kv_unified, raw.embeddings = params.kv_unified, params.embeddings
         layers = ffi.new("int32_t[]", list(self.target_layers) or [0])
         raw.layers, raw.n_layers = layers, len(self.target_layers)
         return raw, layers
@@ -233,6 +149,15 @@ class Context(Closeable):
     def is_forked(self) -> bool:
         """Whether it belongs to the process that this one was forked from: no call will do."""
         return self._handle.is_forked
+
+    def lend(self, borrower: str | None) -> None:
+        """Lets callers read and no more, until it is told None: changes of the memory raise.
+
+        Args:
+            borrower: in the words of the error, such as "the drafter suffix".
+
+        """
+        self._handle.borrower = borrower
 
     def check_process(self) -> None:
         """Before waiting for anything that only a thread of the other process could bring about.
@@ -267,7 +192,7 @@ class Context(Closeable):
                 f"position {batch.max_pos} does not fit a context of {self.n_ctx_seq} tokens; "
                 "shorten the text or open the context with a larger n_ctx"
             )
-        handle = self.handle
+        handle = self._handle.own
         if batch.n_tokens != self._n_last:
             self._layer_views.clear()  # the buffer may be too small for this one
             self._n_last = batch.n_tokens
@@ -294,6 +219,33 @@ class Context(Closeable):
         code = lib.llama_spec_embeddings(self.handle, int32(i, "row"), self._row)
         check(code, f"cannot read the embeddings of row {i}")
         return self._view((self.model.info.n_embd_out,))
+
+    def embeddings_of(self, seq_id: int) -> Rows:
+        """One row for a sequence of the last batch, where the context pools: as embeddings().
+
+        Of pooling "rank" it is [1], the score of a classifier, else [n_embd_out].
+        """
+        code = lib.llama_spec_embeddings_seq(self.handle, int32(seq_id, "seq_id"), self._row)
+        check(code, f"cannot read the embedding of sequence {seq_id}")
+        return self._view((1 if self.pooling == "rank" else self.model.info.n_embd_out,))
+
+    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+        """Lets these LoRA adapters, each with its scale, count from the next decode on.
+
+        What the memory holds was computed without them: clear it where that matters.
+
+        Raises:
+            ArgumentError: one was loaded for another model, or a scale is no number.
+
+        """
+        for adapter, _ in adapters:
+            instance(adapter, Adapter, "an adapter", "; load one with Adapter(model, path)")
+        handles = [adapter.handle for adapter, _ in adapters]
+        scales = ffi.new("float[]", [real(scale, "the scale") for _, scale in adapters] or [0.0])
+        raw = ffi.new("llama_spec_adapter *[]", handles or [ffi.NULL])
+        code = lib.llama_spec_set_adapters(self.handle, raw, scales, len(handles))
+        check(code, "cannot set the adapters")
+        self._adapters = tuple(adapters)  # alive as long as they are in use
 
     def draft_candidates(
         self, i: int, given: int = -1
@@ -354,6 +306,14 @@ class Context(Closeable):
         address = int(ffi.cast("uintptr_t", self._row[0]))
         return np.asarray(_View(self.handle, address, shape))
 
+    @property
+    def n_graphs_reused(self) -> int:
+        """Physical batches that were computed with the graph of an earlier one of their shape."""
+        info = ffi.new("struct llama_spec_context_info *")
+        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
+        n: int = info.n_graphs_reused
+        return n
+
     def cancel(self, value: bool = True) -> None:
         """Ends a decode that runs in another thread; with False, later decodes run again."""
         lib.llama_spec_cancel(self.handle, value)
@@ -372,13 +332,6 @@ class Context(Closeable):
         """Frees the context, once no array points into it. May be called twice, in any order."""
         self._layer_views.clear()
         self._handle.close()
-
-
-def _type_id(name: str) -> int:
-    """The engine's number for a type."""
-    found: int = lib.llama_spec_type_id(name.encode())
-    check(min(found, 0), f"cannot use the type {name}")
-    return found
 
 
 def _flash_attn(model: Model, params: ContextParams) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyllama_spec.engine.binding import ffi, fork_generation
-from pyllama_spec.errors import ClosedError
+from pyllama_spec.errors import ArgumentError, ClosedError
 
 
 class Handle:
@@ -19,12 +19,14 @@ class Handle:
 
     """
 
-    __slots__ = ("_closed", "_generation", "_pointer")
+    __slots__ = ("_closed", "_generation", "_pointer", "borrower")
 
     def __init__(self, pointer: Any, free: Callable[[Any], Any], closed: str) -> None:
         self._pointer: Any = ffi.gc(pointer, free)
         self._closed = closed
         self._generation = fork_generation()
+        # Who may only read it just now: a drafter its target.
+        self.borrower: str | None = None
 
     @property
     def pointer(self) -> Any:
@@ -37,6 +39,22 @@ class Handle:
         if self._pointer is None:
             raise ClosedError(self._closed)
         return self._pointer
+
+    @property
+    def own(self) -> Any:
+        """The same, for what changes the object.
+
+        Raises:
+            ClosedError: close() was called.
+            ArgumentError: somebody has it who may only read.
+
+        """
+        if self.borrower is not None:
+            raise ArgumentError(
+                f"{self.borrower} may not change its target: the text would not be the target's "
+                "any more. Give it a context of its own"
+            )
+        return self.pointer
 
     @property
     def is_closed(self) -> bool:

@@ -34,7 +34,7 @@ class Memory:
 
         """
         check(
-            lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(p0), _pos(p1)),
+            lib.llama_spec_seq_rm(self._handle.own, _seq(seq), _pos(p0), _pos(p1)),
             f"cannot remove from sequence {seq}",
         )
 
@@ -45,7 +45,7 @@ class Memory:
         any later one, at most n_rs_seq tokens in all since that batch. After False the sequence is
         as it was, and the caller may clear it and decode again.
         """
-        code: int = lib.llama_spec_seq_rm(self._handle.pointer, _seq(seq), _pos(n_keep), -1)
+        code: int = lib.llama_spec_seq_rm(self._handle.own, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False
         check(code, f"cannot roll sequence {seq} back to {n_keep} tokens")
@@ -54,20 +54,18 @@ class Memory:
     def copy(self, source: int, target: int, p0: int = 0, p1: int = -1) -> None:
         """Lets the sequence `target` share positions of `source`."""
         check(
-            lib.llama_spec_seq_cp(
-                self._handle.pointer, _seq(source), _seq(target), _pos(p0), _pos(p1)
-            ),
+            lib.llama_spec_seq_cp(self._handle.own, _seq(source), _seq(target), _pos(p0), _pos(p1)),
             f"cannot copy sequence {source} to {target}",
         )
 
     def keep(self, seq: int) -> None:
         """Forgets every other sequence."""
-        code = lib.llama_spec_seq_keep(self._handle.pointer, _seq(seq))
+        code = lib.llama_spec_seq_keep(self._handle.own, _seq(seq))
         check(code, f"cannot keep sequence {seq}")
 
     def clear(self) -> None:
         """Forgets everything."""
-        check(lib.llama_spec_memory_clear(self._handle.pointer), "cannot clear the memory")
+        check(lib.llama_spec_memory_clear(self._handle.own), "cannot clear the memory")
 
     @property
     def n_host_copies(self) -> int:
@@ -127,7 +125,7 @@ class Memory:
 
     def _set(self, seq: int, body: memoryview, *, partial: bool) -> None:
         raw = ffi.from_buffer("uint8_t[]", body)
-        code = lib.llama_spec_state_set(self._handle.pointer, _seq(seq), partial, raw, len(body))
+        code = lib.llama_spec_state_set(self._handle.own, _seq(seq), partial, raw, len(body))
         check(code, f"cannot restore sequence {seq}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import count, instance, int32, real, text
+from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError, ModelLoadError
-from pyllama_spec.files import whole_file
 from pyllama_spec.gguf.header import check_header
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
@@ -64,10 +64,6 @@ class DraftBlock(NamedTuple):
         return self.n_slots if self.guesses_behind else self.n_slots - 1
 
 
-# Threads beyond the machine's cores only wait; each costs memory.
-_MAX_QUANTIZE_THREADS = 1024
-
-
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Sizes and kinds, read from the file. Nothing here is guessed."""
@@ -93,6 +89,8 @@ class ModelInfo:
     n_device_layers: int
     n_target_layers: int
     state_bytes: int
+    snapshot_base_bytes: int
+    snapshot_token_bytes: int
 
     @property
     def has_recurrent_state(self) -> bool:
@@ -100,12 +98,12 @@ class ModelInfo:
         return self.is_recurrent or self.is_hybrid
 
     def snapshot_bytes(self, n_seq_max: int, n_rs_seq: int) -> int:
-        """What a context's recurrent states take, with n_rs_seq snapshots of each sequence's.
+        """What a context's recurrent states take: n_seq_max * (state + base + n_rs_seq * token).
 
-        n_seq_max * (1 + n_rs_seq) * 4 bytes * the numbers of a state in all layers that have one;
-        0 where the memory consists of positions, or of another kind (DeepSeek 4).
+        Of the `_bytes` above, the base only with snapshots; 0 for positions, and for DeepSeek 4.
         """
-        return n_seq_max * (1 + n_rs_seq) * self.state_bytes
+        base = self.state_bytes + (self.snapshot_base_bytes if n_rs_seq else 0)
+        return n_seq_max * (base + n_rs_seq * self.snapshot_token_bytes)
 
 
 @ffi.def_extern(onerror=lambda *_: False)  # type: ignore[untyped-decorator]
@@ -128,6 +126,7 @@ class Model(Closeable):
         use_mlock: keep the model in RAM.
         use_extra_bufts: let the engine repack weights for faster kernels.
         vocab_only: load the vocabulary without the weights.
+        kv_overrides: keys of the file with other values; overrides.py says which may be.
         progress: called with 0.0 .. 1.0 while loading.
 
     Raises:
@@ -148,6 +147,7 @@ class Model(Closeable):
         use_mlock: bool = False,
         use_extra_bufts: bool = True,
         vocab_only: bool = False,
+        kv_overrides: Mapping[str, Override] | None = None,
         progress: Progress | None = None,
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
@@ -155,8 +155,7 @@ class Model(Closeable):
                 f"the model's path must be a str or a path, not {type(path).__name__}"
             )
         self.path = Path(path)
-        if split_mode not in _SPLIT_MODES:
-            raise ArgumentError(f"split_mode {split_mode!r} is none of {', '.join(_SPLIT_MODES)}")
+        one_of(split_mode, _SPLIT_MODES, "split_mode")
         check_header(self.path)
         params = ffi.new("struct llama_spec_model_params *")
         params.n_gpu_layers = int32(n_gpu_layers, "n_gpu_layers")
@@ -170,11 +169,15 @@ class Model(Closeable):
             instance(flag, bool, name)
             setattr(params, name, flag)
         if progress is not None and not callable(progress):
-            raise ArgumentError(f"progress={progress!r} cannot be called")
+            raise ArgumentError(f"progress={shown(progress)} cannot be called")
         # `shares` is held here while the engine copies from it.
-        shares = ffi.new("float[]", [real(x, "tensor_split", 0.0) for x in tensor_split or ()])
-        if tensor_split:
-            params.tensor_split, params.n_tensor_split = shares, len(tensor_split)
+        split = shares_of(tensor_split)
+        shares = ffi.new("float[]", split)
+        if split:
+            params.tensor_split, params.n_tensor_split = shares, len(split)
+        # Held here for as long as the engine reads them.
+        overrides = raw_overrides(kv_overrides or {})
+        params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
             lib.llama_spec_model_free,
@@ -262,7 +265,8 @@ class Model(Closeable):
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The Jinja text of the model's chat template; None if it has none."""
-        found = lib.llama_spec_model_chat_template(self.handle, name.encode() if name else ffi.NULL)
+        raw = ffi.NULL if name is None else text(name, "the template's name").encode()
+        found = lib.llama_spec_model_chat_template(self.handle, raw)
         return None if found == ffi.NULL else str(ffi.string(found).decode(errors="replace"))
 
     @property
@@ -333,6 +337,7 @@ class Model(Closeable):
             UnsupportedError: the architecture does not expose it, with the reason.
 
         """
+        instance(layers, Sequence, "layers")
         ids = ffi.new("int32_t[]", [int32(layer, "layer") for layer in layers] or [0])
         code = lib.llama_spec_model_probe_layers(self.handle, ids, len(layers))
         check(code, f"cannot take layer inputs {list(layers)} of {self.path.name}")
@@ -340,59 +345,3 @@ class Model(Closeable):
     def close(self) -> None:
         """Lets go of the weights; they are freed once no context uses them. May be called twice."""
         self._handle.close()
-
-
-def quantize(
-    path: str | os.PathLike[str],
-    out_path: str | os.PathLike[str],
-    kind: str,
-    *,
-    n_threads: int = 0,
-    pure: bool = False,
-    allow_requantize: bool = True,
-) -> None:
-    """Writes a model in another type, such as "Q4_0" or "BF16".
-
-    Args:
-        path: the GGUF to read.
-        out_path: the GGUF to write; an unfinished one is removed.
-        kind: one of quantize_types(), in any case.
-        n_threads: 0 for all of the machine's.
-        pure: every tensor in the same type, the embeddings too.
-        allow_requantize: take weights that are quantised already; what they lost stays lost.
-
-    Raises:
-        ModelLoadError: the file cannot be read or quantised.
-        ArgumentError: there is no such type, or input and output are the same file.
-
-    """
-    instance(path, (str, os.PathLike), "path")
-    instance(out_path, (str, os.PathLike), "out_path")
-    source, target = Path(path), Path(out_path)
-    check_header(source)
-    n_threads = count(n_threads, "n_threads", 0, _MAX_QUANTIZE_THREADS)
-    if text(kind, "the type").upper() not in quantize_types():
-        raise ArgumentError(f"no type {kind!r}; there are {', '.join(quantize_types())}")
-    if target.is_dir():
-        raise ModelLoadError(f"{target} is a folder; give the name of a file in it")
-    if target.exists() and target.samefile(source):
-        raise ArgumentError(f"{target} is the input itself; give another output")
-    if not target.parent.is_dir():
-        raise ModelLoadError(f"the folder {target.parent} does not exist")
-    try:
-        with whole_file(target) as part:
-            code = lib.llama_spec_quantize(
-                os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure,
-                allow_requantize,
-            )  # fmt: skip
-            check(code, f"cannot quantise {source} to {kind} as {target}")
-    except OSError as error:
-        raise ModelLoadError(f"cannot write {target}: {error}") from None
-
-
-def quantize_types() -> tuple[str, ...]:
-    """The types that quantize() can write."""
-    names: list[str] = []
-    while (name := lib.llama_spec_quantize_type(len(names))) != ffi.NULL:
-        names.append(ffi.string(name).decode())
-    return tuple(names)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
+
+# So many are given anywhere: what was measured elsewhere runs the same way here.
+_FEW_THREADS = 4
 
 
 def default_n_threads() -> int:
@@ -12,6 +16,25 @@ def default_n_threads() -> int:
     if usable is None:
         return max(os.cpu_count() or 1, 1)
     return max(len({_siblings(cpu) for cpu in usable}), 1)
+
+
+def bounded_n_threads(asked: int | None) -> int:
+    """The number of a context's threads: what was asked for, and no more than there are places.
+
+    Threads wait for one another at each step of a graph, so that those without a place of their own
+    make all of them wait: 512 on two cores take minutes for what one does in a second.
+    """
+    if asked is None:
+        return default_n_threads()
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    most = max(len(usable) if usable is not None else os.cpu_count() or 1, _FEW_THREADS)
+    if asked > most:
+        warnings.warn(
+            f"n_threads={asked}: this process may use {most} places of cores, so {most} threads "
+            "are made; more would only wait for one another",
+            stacklevel=2,
+        )
+    return min(asked, most)
 
 
 def _siblings(cpu: int) -> str:

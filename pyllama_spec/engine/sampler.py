@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.checks import FLOAT32_MAX, flag, instance, int32, real, shown
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
+# More than a draft has of tokens, at several bytes each.
+_MAX_FORCED_BYTES = 256
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -40,6 +42,9 @@ class SamplerParams:
         grammar: GBNF rules that the text must follow.
         grammar_root: the rule to begin with.
         grammar_triggers: patterns; with any, the grammar waits until one has been generated.
+        grammar_trigger_tokens: ids that wake it as well.
+        grammar_prefill: ids that a grammar which does not wait has seen already: the beginning of
+            an answer that the prompt ends with.
 
     """
 
@@ -69,16 +74,20 @@ class SamplerParams:
     grammar: str | None = None
     grammar_root: str = "root"
     grammar_triggers: tuple[str, ...] = ()
+    grammar_trigger_tokens: tuple[int, ...] = ()
+    grammar_prefill: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_floats(self)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ArgumentError(f"{name}={value!r} is outside {low} .. {high}")
+                raise ArgumentError(f"{name}={shown(value)} is outside {low} .. {high}")
         is_int = isinstance(self.seed, int) and not isinstance(self.seed, bool)
         if self.seed is not None and not (is_int and 0 <= self.seed < 2**32):
-            raise ArgumentError(f"seed={self.seed!r} is not None or an int from 0 to 2**32 - 1")
+            raise ArgumentError(
+                f"seed={shown(self.seed)} is not None or an int from 0 to 2**32 - 1"
+            )
         _check_texts(self)
         _check_bias(self.logit_bias)
 
@@ -106,6 +115,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("mirostat", 0, 2),
 )  # fmt: skip
 
+# Of float32 in the engine.
+_MOST = 3e38
 # The C struct has the same names; annotations are texts here.
 _FLOATS = tuple(f.name for f in fields(SamplerParams) if f.type == "float")
 _INTS = tuple(f.name for f in fields(SamplerParams) if f.type == "int")
@@ -114,21 +125,27 @@ _INTS = tuple(f.name for f in fields(SamplerParams) if f.type == "int")
 def _check_floats(params: SamplerParams) -> None:
     for name in _FLOATS:
         value = getattr(params, name)
-        if not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ArgumentError(f"{name}={value!r} is not a finite number")
+        if not isinstance(value, (int, float)) or abs(real(value, name)) > _MOST:
+            raise ArgumentError(f"{name}={shown(value)} is not a number below {_MOST:g}")
     for name in _INTS:
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentError(f"{name}={value!r} is not an int")
+            raise ArgumentError(f"{name}={shown(value)} is not an int")
 
 
 def _check_texts(params: SamplerParams) -> None:
     for name in ("dry_breakers", "grammar_triggers"):
         values = getattr(params, name)
         if isinstance(values, str) or not isinstance(values, Sequence):
-            raise ArgumentError(f"{name}={values!r} is not a tuple of texts")
+            raise ArgumentError(f"{name}={shown(values)} is not a tuple of texts")
         for value in values:
             checked_text(value, name)
+    for name in ("grammar_trigger_tokens", "grammar_prefill"):
+        ids = getattr(params, name)
+        if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+            raise ArgumentError(f"{name}={shown(ids)} is not a tuple of ids")
+        for token in ids:
+            int32(token, name)
     if params.grammar is not None:
         checked_text(params.grammar, "grammar")
         checked_text(params.grammar_root, "grammar_root")
@@ -136,12 +153,14 @@ def _check_texts(params: SamplerParams) -> None:
 
 def _check_bias(bias: Mapping[int, float]) -> None:
     if not isinstance(bias, Mapping):
-        raise ArgumentError(f"logit_bias={bias!r} is not a mapping of ids to numbers")
+        raise ArgumentError(f"logit_bias={shown(bias)} is not a mapping of ids to numbers")
     for token, value in bias.items():
         int32(token, "logit_bias: id")
         # -inf forbids a token; +inf would leave nothing to choose from, as NaN does.
-        if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
-            raise ArgumentError(f"logit_bias of id {token} is {value!r}, not a number or -inf")
+        # An int that no float can hold compares all the same.
+        is_number = isinstance(value, (int, float))
+        if not is_number or not (value == -math.inf or abs(value) <= FLOAT32_MAX):
+            raise ArgumentError(f"logit_bias of id {token} is {shown(value)}, not a number or -inf")
 
 
 class Sampler:
@@ -174,6 +193,7 @@ class Sampler:
         )
         self._id, self._n_chain = ffi.new("int32_t *"), ffi.new("int32_t *")
         self._make_room(16)
+        self._text = ffi.new("char[]", _MAX_FORCED_BYTES)
 
     def _make_room(self, n: int) -> None:
         """For drafts of at most n tokens."""
@@ -196,6 +216,10 @@ class Sampler:
             keep.append(ffi.new("char *[]", [text(value) for value in values]))
             return keep[-1]
 
+        def ids(values: Sequence[int]) -> Any:
+            keep.append(ffi.new("int32_t[]", [int(value) for value in values] or [0]))
+            return keep[-1]
+
         raw.dry_breakers, raw.n_dry_breakers = texts(params.dry_breakers), len(params.dry_breakers)
         if params.logit_bias:
             keep.append(ffi.new("int32_t[]", [int(i) for i in params.logit_bias]))
@@ -207,6 +231,10 @@ class Sampler:
             raw.grammar, raw.grammar_root = text(params.grammar), text(params.grammar_root)
             raw.grammar_triggers = texts(params.grammar_triggers)
             raw.n_grammar_triggers = len(params.grammar_triggers)
+            raw.trigger_tokens = ids(params.grammar_trigger_tokens)
+            raw.n_trigger_tokens = len(params.grammar_trigger_tokens)
+            raw.grammar_prefill = ids(params.grammar_prefill)
+            raw.n_grammar_prefill = len(params.grammar_prefill)
         return raw, keep
 
     @property
@@ -275,12 +303,25 @@ class Sampler:
                 raise
         return tokens
 
+    def forced(self) -> bytes:
+        """The text that the grammar leaves no choice about, UTF-8; b"" where there is a choice.
+
+        Without a grammar, and while one waits for its beginning, there is none.
+        """
+        if self.params.grammar is None:
+            return b""
+        n = lib.llama_spec_sampler_forced(self.handle, self._text, _MAX_FORCED_BYTES)
+        check(min(n, 0), "cannot look ahead in the grammar")
+        return bytes(ffi.buffer(self._text, n)) if n else b""
+
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
         """Draws a token from a row of the caller's: [n_vocab] float32, contiguous."""
         try:
             row = np.ascontiguousarray(logits, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"the logits {logits!r} are no row of numbers: {error}") from None
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise ArgumentError(
+                f"the logits {shown(logits)} are no row of numbers: {error}"
+            ) from None
         if row.ndim != 1:
             raise ArgumentError(f"the logits have shape {row.shape}, expected (n_vocab,)")
         pointer = ffi.cast("float *", row.ctypes.data)
@@ -299,8 +340,9 @@ class Sampler:
         """
         try:
             code = lib.llama_spec_sampler_accept(self.handle, token, generated)
-        except (TypeError, OverflowError):
+        except (TypeError, OverflowError, RuntimeError):
             int32(token, "token id")
+            flag(generated, "generated")
             raise
         check(code, "cannot accept a token")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.checks import flag, instance, int32, shown
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.errors import ArgumentError
 
@@ -32,8 +32,9 @@ class Vocab:
 
     def special(self, name: str) -> int | None:
         """The id of "bos", "eos", "eot", "sep", "nl", "pad", "mask" or "fim_*"; None if absent."""
-        if name not in _SPECIAL:
-            raise ArgumentError(f"no special token is called {name!r}; {', '.join(_SPECIAL)} are")
+        if not isinstance(name, str) or name not in _SPECIAL:
+            known = ", ".join(_SPECIAL)
+            raise ArgumentError(f"no special token is called {shown(name)}; {known} are")
         found: int = lib.llama_spec_vocab_special(self._handle.pointer, name.encode())
         return found if found >= 0 else None
 
@@ -53,6 +54,8 @@ class Vocab:
 
         """
         instance(text, (str, bytes, bytearray), "the text")
+        flag(add_special, "add_special")
+        flag(parse_special, "parse_special")
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
         if len(data) > _MAX_TEXT_BYTES:
             raise ArgumentError(f"the text has {len(data)} bytes; at most {_MAX_TEXT_BYTES} fit")
@@ -80,7 +83,7 @@ class Vocab:
             ArgumentError: the id is outside the vocabulary.
 
         """
-        known = self._special_pieces if special else self._pieces
+        known = self._special_pieces if special is True else self._pieces
         try:
             cached = known.get(token)
         except TypeError:  # a list, for example
@@ -92,6 +95,7 @@ class Vocab:
 
     def _read_piece(self, token: int, special: bool) -> bytes:
         size = 64
+        flag(special, "special")
         token = int32(token, "token id")
         for _ in range(2):
             buf: Any = ffi.new("char[]", size)
@@ -107,7 +111,12 @@ class Vocab:
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of a run of tokens."""
-        return b"".join(self.piece(token, special=special) for token in tokens)
+        try:
+            ids = list(tokens)
+        except TypeError:
+            message = f"the tokens must be a sequence of ids, not {shown(tokens)}"
+            raise ArgumentError(message) from None
+        return b"".join(self.piece(token, special=special) for token in ids)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation: EOS, EOT and their kin."""

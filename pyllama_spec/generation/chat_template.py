@@ -1,7 +1,7 @@
 """Chat templates: the model's own Jinja text, rendered in a sandbox.
 
 A template comes with the model's file, from whoever made it. It runs without access to Python's
-internals and may not change what it is given.
+internals, may not change what it is given, and has bounds: see template_limits.py.
 
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
 those tokens. A message that contains such a name would then forge the turns of others, and so would
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -23,9 +23,9 @@ import jinja2.exceptions
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.generation.caller_text import (
     RUNNING,
@@ -37,6 +37,7 @@ from pyllama_spec.generation.caller_text import (
 )
 from pyllama_spec.generation.chat_tokens import tokenize_chat
 from pyllama_spec.generation.messages import check_messages
+from pyllama_spec.generation.template_limits import LimitedEnvironment, guarded_filter, limited
 
 CHATML = (
     "{% for message in messages %}"
@@ -135,19 +136,22 @@ class ChatTemplate:
     ) -> None:
         self.source, self.note = source, note
         self._bos_token, self._eos_token = bos_token, eos_token
-        env = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        env = LimitedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
-        env.filters["tojson"] = _to_json
+        env.filters["tojson"] = guarded_filter("tojson", _to_json)
         env.globals["raise_exception"] = _raise_exception
         try:
             self._template = env.from_string(source)
-            self._words, self._lookups = _constants(env.parse(source))
-        except jinja2.TemplateError as error:
+            self._words, self._lookups = _constants(env.plain_tree(source))
+        except UnsupportedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Python compiles what jinja2 writes: anything
             raise UnsupportedError(
-                f"the chat template cannot be compiled ({error}); give another as chat_template="
+                f"the chat template cannot be compiled ({type(error).__name__}: {error!s:.200}); "
+                "give another as chat_template="
             ) from None
         self._wants_parts: bool | None = None
 
@@ -176,11 +180,11 @@ class ChatTemplate:
             if chat_format is not None:
                 raise ArgumentError("give chat_format or chat_template, not both")
             if not isinstance(chat_template, str):
-                raise ArgumentError(f"chat_template takes Jinja text, not {chat_template!r:.60}")
+                raise ArgumentError(f"chat_template takes Jinja text, not {shown(chat_template)}")
             return cls(chat_template, **tokens)
         if chat_format is not None and not isinstance(chat_format, str):
             raise ArgumentError(
-                f"chat_format takes the name of a template, not {chat_format!r:.60}"
+                f"chat_format takes the name of a template, not {shown(chat_format)}"
             )
         if chat_format == "chatml":
             return cls(CHATML, **tokens)
@@ -189,7 +193,7 @@ class ChatTemplate:
             return cls(source, **tokens)
         if chat_format is not None:
             raise ArgumentError(
-                f"chat_format={chat_format!r}: {model.path.name} has no template of that name "
+                f"chat_format={shown(chat_format)}: {model.path.name} has no template of that name "
                 f"(it has: {', '.join(template_names(model)) or 'none'}); 'chatml' is built in, "
                 "any other goes into chat_template= as Jinja text"
             )
@@ -199,6 +203,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -230,7 +235,29 @@ class ChatTemplate:
         }  # fmt: skip
         given = {"tools": [dict(tool) for tool in tools] if tools else None, **variables}
         text = self._run(checked, {**own, **given})
-        caller = self._locate(text, checked, own, given)
+
+        def run(shown: Sequence[dict[str, Any]], values: Mapping[str, Any]) -> str:
+            return self._run(shown, {**own, **values})
+
+        return self.located(text, checked, given, run)
+
+    def located(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        given: Mapping[str, Any],
+        run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
+    ) -> RenderedChat:
+        """A chat that was rendered elsewhere, with the caller's text found in it.
+
+        Args:
+            text: what `run` gave for these messages and variables.
+            messages: as check_messages() gives them.
+            given: the variables of the template that come from the caller, tools too.
+            run: renders this chat with other messages and variables.
+
+        """
+        caller = self._locate(text, messages, given, run)
         starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
         return RenderedChat(text, _parts(text, caller), starts_with_bos, caller)
 
@@ -238,15 +265,15 @@ class ChatTemplate:
         self,
         text: str,
         messages: Sequence[dict[str, Any]],
-        own: Mapping[str, Any],
         given: Mapping[str, Any],
+        run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
     ) -> CallerText:
         def render(stand_ins: StandIns) -> str | None:
             hidden = [stand_ins.message(message) for message in messages]
             variables = {name: stand_ins.value(value, name) for name, value in given.items()}
             running = RUNNING.set(stand_ins)
             try:
-                return self._run(hidden, {**own, **variables})
+                return run(hidden, variables)
             except (ArgumentError, UnsupportedError):
                 return None
             finally:
@@ -265,7 +292,10 @@ class ChatTemplate:
 
     def _run_raw(self, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(messages=messages, **given)
+            with limited():
+                return self._template.render(messages=messages, **given)
+        except UnsupportedError:
+            raise
         except _TemplateRefusal as error:
             raise ArgumentError(f"the chat template refuses these messages: {error}") from None
         except jinja2.exceptions.SecurityError as error:

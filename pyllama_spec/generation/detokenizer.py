@@ -136,3 +136,13 @@ class Detokenizer:
         self._whole.clear()
         self._open, self._held = _Group(at), ""
         return [group.cut(at) for group in groups if group.start < at]
+
+
+class TokenByToken(Detokenizer):
+    """Gives each token as soon as it is there, whether it ends on a whole character or not."""
+
+    def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
+        """Takes the next token, and gives it."""
+        self.n_fed += 1
+        text = self._vocab.piece(token).decode(errors="replace")
+        return [Piece(text, (token,), (from_draft,))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -20,12 +20,18 @@ from pyllama_spec.speculative import Round, SpeculationStats, Timing
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What a generation needs of an open model. It outlives the Llama while a stream is open."""
+    """What a generation needs of an open model. It outlives the Llama while a stream is open.
+
+    Attributes:
+        on_close: called before the model is closed; may be None.
+
+    """
 
     model: Model
     context: Context
     round: Round
     runner: Runner
+    on_close: Callable[[], None] | None = None
 
 
 @dataclass(slots=True)
@@ -95,9 +101,13 @@ class Generation(Closeable, Iterator[Piece]):
         *,
         seed: int | None = None,
         last_n: int = 64,
+        by_token: bool = False,
     ) -> None:
         self.record = GenerationRecord(tuple(prompt))
-        job = Job(runtime.model, runtime.context, prompt, options, seed=seed, last_n=last_n)
+        job = Job(
+            runtime.model, runtime.context, prompt, options, seed=seed, last_n=last_n,
+            by_token=by_token,
+        )  # fmt: skip
         # The generator does not know this object: a cycle would keep a dropped stream alive.
         self._pieces = _recorded(runtime.runner, job, self.record)
         self._runner, self._job = runtime.runner, job
@@ -111,6 +121,11 @@ class Generation(Closeable, Iterator[Piece]):
         of its reader by more than some pieces.
         """
         self._runner.start(self._job)
+
+    @property
+    def end_token(self) -> int | None:
+        """The token that ended the text, which is no part of it; None where none did, or yet."""
+        return self._job.end_token
 
     def __iter__(self) -> Generation:
         return self

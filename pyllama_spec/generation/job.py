@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Context, Model, Sampler
-from pyllama_spec.errors import ArgumentError
-from pyllama_spec.generation.detokenizer import Detokenizer, Piece
+from pyllama_spec.errors import ArgumentError, ContextFullError
+from pyllama_spec.generation.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.generation.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.generation.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
@@ -46,6 +46,20 @@ class _History:
         return ids
 
 
+def _called(function: Callable[..., Any], what: str, ids: Ids, logits: Any) -> Any:
+    """What a function of the user's gives.
+
+    Raises:
+        ArgumentError: it raised what would end a generator as if all were well.
+
+    """
+    try:
+        found = function(ids, logits)
+        return bool(found) if what == "stopping criterion" else found
+    except (StopIteration, GeneratorExit) as error:
+        raise ArgumentError(f"the {what} {function!r} raised {type(error).__name__}") from error
+
+
 class _ProcessedSampler(StepSampler):
     """A sampler behind logits processors. They see each position once, with what is committed."""
 
@@ -60,7 +74,13 @@ class _ProcessedSampler(StepSampler):
         scores = np.array(context.logits(i))
         shape = scores.shape
         for processor in self._processors:
-            scores = np.asarray(processor(self._history.view(), scores), dtype=np.float32)
+            found = _called(processor, "logits processor", self._history.view(), scores)
+            try:
+                scores = np.asarray(found, dtype=np.float32)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned no scores: {error}"
+                ) from None
             if scores.shape != shape:
                 raise ArgumentError(
                     f"the logits processor {processor!r} returned an array of shape "
@@ -95,7 +115,7 @@ class _Observer:
             self.logprobs.append(token_logprob(logits, token, self._n_top))
         if self._criteria and self.n_stop is None:
             ids, logits = self.history.view(), np.array(self._context.logits(row))
-            if any(stop(ids, logits) for stop in self._criteria):
+            if any(_called(stop, "stopping criterion", ids, logits) for stop in self._criteria):
                 self.n_stop = self._n_tokens
         self._n_tokens += 1
         self.history.append(token)
@@ -110,10 +130,12 @@ class Job:
         options: of the request.
         seed: for requests without one.
         last_n: tokens that penalties see, for requests that do not say.
+        by_token: give each token at once, instead of whole characters.
 
     Attributes:
         run: its run, once it has begun.
         ticket: what a runner notes of it.
+        end_token: the token that ended the text, which is no part of it; None where none did.
 
     """
 
@@ -126,14 +148,17 @@ class Job:
         *,
         seed: int | None,
         last_n: int,
+        by_token: bool = False,
     ) -> None:
         self.prompt = tuple(prompt)
         self.run: SequenceRun | None = None
         self.ticket: Any = None
+        self.end_token: int | None = None
         self._context, self._vocab = context, model.vocab
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
         self._sampler = Sampler(model, params)
-        self._detokenizer = Detokenizer(model.vocab, options.stops)
+        pieces = TokenByToken if by_token else Detokenizer
+        self._detokenizer = pieces(model.vocab, options.stops)
         self._max_tokens = self._n_max(options.max_tokens)
         self._options = options
         wants_rows = options.logprobs is not None or options.criteria or options.processors
@@ -142,8 +167,8 @@ class Job:
         )
 
     def _n_max(self, wanted: int | None) -> int:
-        """How many tokens fit: the last one is never decoded and needs no room."""
-        room = max(self._context.n_ctx_seq - len(self.prompt) + 1, 1)
+        """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
+        room = max(self._context.n_ctx_seq - len(self.prompt), 1)
         return room if wanted is None or wanted <= 0 else min(wanted, room)
 
     @property
@@ -155,10 +180,16 @@ class Job:
         """Brings a sequence to the beginning of the prompt, and shows it to the penalties.
 
         Raises:
-            ContextFullError: the prompt does not fit.
+            ContextFullError: the prompt leaves no room for a token.
 
         """
-        n_history = self._sampler.params.n_history
+        n_ctx = self._context.n_ctx_seq
+        if len(self.prompt) >= n_ctx:
+            raise ContextFullError(
+                f"the prompt has {len(self.prompt)} tokens and the context {n_ctx}, which leaves "
+                "none for an answer; shorten the prompt or choose a larger n_ctx"
+            )
+        n_history = self._sampler.params.n_history if self._options.sees_prompt else 0
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:
             self._sampler.accept(token, generated=False)
@@ -169,9 +200,25 @@ class Job:
         run = SequenceRun(
             state, self.prompt, chooser, self._max_tokens, self._observer, timing=Timing(load_s)
         )
+        if self._sampler.params.grammar is not None:
+            run.forced = self._forced
         round_.begin(run)
         self.run = run
         return run
+
+    def _forced(self, n_max: int) -> Sequence[int]:
+        """Tokens of the text that the grammar leaves no choice about.
+
+        The model may spell it with other tokens: these are a draft like any other. The last one is
+        left out where the text goes on, since what follows may belong to it.
+        """
+        text = self._sampler.forced()
+        if len(text) < 2:
+            return ()
+        ids = self._vocab.tokenize(text, add_special=False)
+        if self._vocab.detokenize(ids) != text:  # a space before, of vocabularies that put one
+            return ()
+        return ids[: min(n_max, max(len(ids) - 1, 1))]
 
     def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
         """The pieces of a round, cut where the text ends, and why it ends there.
@@ -197,6 +244,8 @@ class Job:
                 return pieces, "stop"
         if finish is not None:
             pieces += detokenizer.flush()
+            if len(tokens) < len(step.tokens) and detokenizer.n_fed != n_stop:
+                self.end_token = step.tokens[-1]
         return pieces, finish
 
     def attach_partial(self, error: BaseException) -> None:

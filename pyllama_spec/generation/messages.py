@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 
@@ -18,17 +19,19 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         raise ArgumentError(
-            f"messages must be a list of dicts with role and content, not {messages!r:.60}"
+            f"messages must be a list of dicts with role and content, not {shown(messages)}"
         )
     if not messages:
         raise ArgumentError("messages is empty: there is nothing to answer")
     out: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise ArgumentError(f"messages[{i}] is not a dict: {message!r:.60}")
+            raise ArgumentError(f"messages[{i}] is not a dict: {shown(message)}")
         role = message.get("role")
         if not isinstance(role, str) or not role:
-            raise ArgumentError(f"messages[{i}] has role {role!r}; expected a word such as 'user'")
+            raise ArgumentError(
+                f"messages[{i}] has role {shown(role)}; expected a word such as 'user'"
+            )
         content = _text(message.get("content"), i)
         if content is None and not message.get("tool_calls"):
             raise ArgumentError(f"messages[{i}] has no content")
@@ -48,12 +51,12 @@ def _text(content: object, i: int) -> str | None:
     texts: list[str] = []
     for part in content:
         if not isinstance(part, Mapping) or "type" not in part:
-            raise ArgumentError(f"messages[{i}] has a part without a type: {part!r:.60}")
+            raise ArgumentError(f"messages[{i}] has a part without a type: {shown(part)}")
         if part["type"] != "text":
             raise UnsupportedError(
-                f"messages[{i}] has a part of type {part['type']!r}; only text is supported"
+                f"messages[{i}] has a part of type {shown(part['type'])}; only text is supported"
             )
         if not isinstance(part.get("text"), str):
-            raise ArgumentError(f"messages[{i}] has a text part without text: {part!r:.60}")
+            raise ArgumentError(f"messages[{i}] has a text part without text: {shown(part)}")
         texts.append(part["text"])
     return "".join(texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import SamplerParams, Vocab
-from pyllama_spec.engine.checks import INT32_MAX, count, integer
+from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, real, shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.generation.json_grammar import JSON_OBJECT
+from pyllama_spec.generation.structured import grammar_text
 
 # f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
 LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
@@ -34,11 +35,13 @@ class RequestOptions:
 
     Attributes:
         max_tokens: the most tokens to generate; None, 0 or less: up to the context's end.
-        temperature: divides the logits; 0 is greedy.
+        temperature: divides the logits; 0 is greedy, below 0 the model's own distribution, without
+            cuts.
         top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off.
         min_keep: how many candidates the cuts leave at least.
         stop: a string or several that end the text and are no part of it.
-        repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off. They see the prompt.
+        repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
+        penalize_prompt: whether they, and DRY, see the prompt too; None for with DRY alone.
         penalty_last_n: how many past tokens the penalties see; -1 for all, None for the model's
             last_n_tokens_size.
         dry_*, xtc_*: see engine.SamplerParams.
@@ -46,9 +49,14 @@ class RequestOptions:
         seed: of the draws; None for the model's own seed, -1 for a new one.
         logit_bias: id (int, or str of digits) -> what is added to its logit.
         grammar: GBNF rules with a rule `root`, or an object that holds them as `_grammar`.
-        response_format: {"type": "json_object"} for any JSON object, {"type": "text"} for none.
+        response_format: {"type": "json_object"} for any JSON object, with "schema": {...} for
+            those that it describes; {"type": "json_schema", "json_schema": {"schema": {...}}} means
+            the same; {"type": "text"} for anything.
+        tfs_z: 1, which is off; the engine has no tail-free sampling any more.
         logprobs: how many alternatives to report with each token's log-probability; None for no
             log-probabilities. They are those of the model, before any sampler.
+        grammar_triggers, grammar_trigger_tokens, grammar_prefill: of a grammar that waits, or that
+            the prompt's end began; see engine.SamplerParams.
         logits_processor: one or several functions that change the logits, in order.
         stopping_criteria: one or several functions that end the text before the next token.
 
@@ -71,6 +79,8 @@ class RequestOptions:
     frequency_penalty: float = _SAMPLING.frequency_penalty
     presence_penalty: float = _SAMPLING.presence_penalty
     penalty_last_n: int | None = None
+    penalize_prompt: bool | None = None
+    tfs_z: float = 1.0
     dry_multiplier: float = _SAMPLING.dry_multiplier
     dry_base: float = _SAMPLING.dry_base
     dry_allowed_length: int = _SAMPLING.dry_allowed_length
@@ -84,6 +94,9 @@ class RequestOptions:
     seed: int | None = None
     logit_bias: Mapping[int | str, float] | None = None
     grammar: Any = None
+    grammar_triggers: tuple[str, ...] = ()
+    grammar_trigger_tokens: tuple[int, ...] = ()
+    grammar_prefill: tuple[int, ...] = ()
     response_format: Mapping[str, Any] | None = None
     logprobs: int | None = None
     logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None
@@ -97,7 +110,14 @@ class RequestOptions:
                 self._set(name, count(value, name, low, high))
         self._set("stop", _stops(self.stop))
         self._set("seed", check_seed(self.seed))
-        self._set("grammar", _grammar(self.grammar, self.response_format))
+        self._set("grammar", grammar_text(self.grammar, self.response_format))
+        if real(self.tfs_z, "tfs_z") != 1:
+            raise UnsupportedError(
+                f"tfs_z={self.tfs_z!r}: the engine has no tail-free sampling; leave it at 1, and "
+                "cut with top_p, min_p or typical_p"
+            )
+        if self.penalize_prompt is not None:
+            instance(self.penalize_prompt, bool, "penalize_prompt")
         for name in ("logits_processor", "stopping_criteria"):
             self._set(name, _functions(getattr(self, name), name))
         self.sampler_params()  # whose own checks are as good before the request as in it
@@ -134,6 +154,13 @@ class RequestOptions:
         found: Any = self.stopping_criteria
         return tuple(found or ())
 
+    @property
+    def sees_prompt(self) -> bool:
+        """Whether penalties and DRY see the prompt. DRY is about what stood there before."""
+        if self.penalize_prompt is None:
+            return self.dry_multiplier != 0
+        return self.penalize_prompt
+
     def sampler_params(
         self, vocab: Vocab | None = None, *, seed: int | None = None, last_n: int = 64
     ) -> SamplerParams:
@@ -157,8 +184,18 @@ class RequestOptions:
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
                 "seed": _drawn(seed if self.seed is None else self.seed),
+                **self._uncut(),
             }
         )
+
+    def _uncut(self) -> dict[str, Any]:
+        """What a temperature below 0 means: llama-cpp-python draws from the whole distribution."""
+        if not isinstance(self.temperature, (int, float)) or not self.temperature < 0:
+            return {}
+        return {
+            "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+            "top_n_sigma": -1.0, "xtc_probability": 0.0, "mirostat": 0,
+        }  # fmt: skip
 
 
 _ALIKE = sorted({f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)})
@@ -193,11 +230,12 @@ def check_seed(seed: object) -> int | None:
     """A seed, or None where the number stands for none, or -1 where a new one is asked for."""
     if seed is None:
         return None
-    if seed in _RANDOM_SEEDS:
+    number = integer(seed, "seed")
+    if number in _RANDOM_SEEDS:
         return -1
-    if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= int(seed) < 2**32:
-        raise ArgumentError(f"seed={seed!r} is not None, -1 or an int from 0 to 2**32 - 1")
-    return int(seed)
+    if not 0 <= number < 2**32:
+        raise ArgumentError(f"seed={shown(seed)} is not None, -1 or an int from 0 to 2**32 - 1")
+    return number
 
 
 def _drawn(seed: int | None) -> int | None:
@@ -210,24 +248,27 @@ def _stops(stop: object) -> tuple[str, ...]:
     found: tuple[Any, ...] = (stop,) if isinstance(stop, str) else _as_tuple(stop, "stop")
     for one in found:
         if not isinstance(one, str) or not one:
-            raise ArgumentError(f"stop takes strings that are not empty, not {one!r}")
+            raise ArgumentError(f"stop takes strings that are not empty, not {shown(one)}")
     return found
 
 
 def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
     if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
-        raise ArgumentError(f"{name}={value!r} is not a list")
-    return tuple(value)
+        raise ArgumentError(f"{name}={shown(value)} is not a list")
+    try:
+        return tuple(value)
+    except TypeError as error:  # an array of one number has an iterator, and it raises
+        raise ArgumentError(f"{name}={shown(value)} is not a list: {error}") from None
 
 
 def _functions(value: object, name: str) -> tuple[Any, ...]:
     # A list comes first: llama-cpp-python's lists of processors can be called themselves.
     if value is None:
         return ()
-    found = tuple(value) if isinstance(value, Iterable) else (value,)
+    found = _as_tuple(value, name) if isinstance(value, Iterable) else (value,)
     for one in found:
         if not callable(one):
-            raise ArgumentError(f"{name} takes functions, not {one!r}")
+            raise ArgumentError(f"{name} takes functions, not {shown(one)}")
     return found
 
 
@@ -235,38 +276,15 @@ def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:
     if bias is None:
         return {}
     if not isinstance(bias, Mapping):
-        raise ArgumentError(f"logit_bias={bias!r} is not a dict of ids and numbers")
+        raise ArgumentError(f"logit_bias={shown(bias)} is not a dict of ids and numbers")
     out: dict[int, float] = {}
     for key, value in bias.items():
         try:
             out[int(key)] = float(value)
-        except (TypeError, ValueError):
-            raise ArgumentError(f"logit_bias has {key!r}: {value!r}; expected id: number") from None
-        if out[int(key)] != out[int(key)]:
+        except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
+            raise ArgumentError(
+                f"logit_bias has {shown(key)}: {shown(value)}; expected id: number"
+            ) from None
+        if math.isnan(out[int(key)]):
             raise ArgumentError(f"logit_bias of id {key} is NaN")
     return out
-
-
-def _grammar(grammar: object, response_format: Mapping[str, Any] | None) -> str | None:
-    if grammar is not None:
-        text = grammar if isinstance(grammar, str) else getattr(grammar, "_grammar", None)
-        if not isinstance(text, str) or not text.strip():
-            raise ArgumentError(f"grammar takes GBNF rules as a str, not {grammar!r:.60}")
-        if response_format is not None and response_format.get("type") != "text":
-            raise ArgumentError("give grammar or response_format, not both")
-        return text
-    if response_format is None:
-        return None
-    if not isinstance(response_format, Mapping) or "type" not in response_format:
-        raise ArgumentError(f'response_format={response_format!r:.60} is not {{"type": ...}}')
-    kind = response_format["type"]
-    if kind == "text":
-        return None
-    if kind == "json_object" and response_format.get("schema") is None:
-        return JSON_OBJECT
-    if kind in ("json_object", "json_schema"):
-        raise UnsupportedError(
-            "response_format with a schema is not supported by this version; write the schema as "
-            'GBNF rules and give them as grammar=, or use {"type": "json_object"}'
-        )
-    raise ArgumentError(f"response_format has type {kind!r}; there are text and json_object")

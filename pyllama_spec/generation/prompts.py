@@ -7,7 +7,7 @@ from operator import index
 from typing import Any
 
 from pyllama_spec.engine import Vocab
-from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.checks import count, shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 
@@ -27,12 +27,12 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     if isinstance(prompt, (str, bytes)):
         return _text_tokens(vocab, prompt)
     if not isinstance(prompt, Sequence):
-        raise ArgumentError(f"a prompt is a str or a list of token ids, not {prompt!r:.60}")
+        raise ArgumentError(f"a prompt is a str or a list of token ids, not {shown(prompt)}")
     for i, token in enumerate(prompt):
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise ArgumentError(
-                f"the prompt has {token!r:.60} at index {i}; expected a token id (lists of prompts "
-                "are for create_completion())"
+                f"the prompt has {shown(token)} at index {i}; expected a token id (lists of "
+                "prompts are for create_completion())"
             )
     try:
         tokens = [index(token) for token in prompt]
@@ -44,8 +44,14 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     return tokens
 
 
-def fim_tokens(vocab: Vocab, prompt: object, suffix: object) -> list[int]:
+def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = False) -> list[int]:
     """The prompt for text between `prompt` and `suffix`: prefix, suffix, middle.
+
+    Args:
+        vocab: of the model.
+        prompt: what stands before the gap.
+        suffix: what stands behind it.
+        is_spm: suffix, prefix, middle instead, as some models learned it.
 
     Raises:
         ArgumentError: prompt or suffix is not text.
@@ -63,6 +69,8 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object) -> list[int]:
     bos = [vocab.bos] if vocab.adds_bos and vocab.bos is not None else []
     head = vocab.tokenize(prompt, add_special=False)
     tail = vocab.tokenize(suffix, add_special=False)
+    if is_spm:
+        return [*bos, after, *tail, before, *head, middle]
     return [*bos, before, *head, after, *tail, middle]
 
 
@@ -77,28 +85,6 @@ def _text_tokens(vocab: Vocab, text: str | bytes) -> list[int]:
     return tokens
 
 
-def chosen_tools(
-    tools: Sequence[Mapping[str, Any]] | None, tool_choice: str | None
-) -> Sequence[Mapping[str, Any]] | None:
-    """The tools that the template is to show.
-
-    Raises:
-        ArgumentError: the tools are not a list of dicts.
-        UnsupportedError: a certain tool is asked for, which needs more than a template.
-
-    """
-    if tools is not None and (
-        isinstance(tools, (str, Mapping)) or not all(isinstance(tool, Mapping) for tool in tools)
-    ):
-        raise ArgumentError(f"tools={tools!r:.60} is not a list of dicts")
-    if tool_choice not in (None, "auto", "none"):
-        raise UnsupportedError(
-            f"tool_choice={tool_choice!r:.60} is not supported by this version; "
-            'there are "auto" and "none"'
-        )
-    return None if tool_choice == "none" else tools
-
-
 def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities.
 
@@ -107,7 +93,9 @@ def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
 
     """
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
-        raise ArgumentError(f"logprobs={logprobs!r} of a chat is True or False; see top_logprobs")
+        raise ArgumentError(
+            f"logprobs={shown(logprobs)} of a chat is True or False; see top_logprobs"
+        )
     if top_logprobs is None:
         return 0 if logprobs else None
     n = count(top_logprobs, "top_logprobs", 0)
@@ -126,7 +114,7 @@ def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:
     if variables is None:
         return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
-        raise ArgumentError(f"chat_template_kwargs={variables!r:.60} is not a dict of names")
+        raise ArgumentError(f"chat_template_kwargs={shown(variables)} is not a dict of names")
     taken = {"messages", "tools"} & set(variables)
     if taken:
         raise ArgumentError(f"chat_template_kwargs may not hold {', '.join(sorted(taken))}")

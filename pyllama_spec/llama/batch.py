@@ -42,12 +42,12 @@ def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
     """Before anything is computed for any of them.
 
     Raises:
-        ContextFullError: a prompt does not fit the context.
+        ContextFullError: a prompt leaves no room for a token.
 
     """
     for i, completion in enumerate(completions):
         n = len(completion.generation.record.prompt_tokens)
-        if n > n_ctx:
+        if n >= n_ctx:
             raise ContextFullError(
                 f"prompt {i} of the list has {n} tokens and the context of a request {n_ctx}; "
                 "shorten it or choose a larger n_ctx"

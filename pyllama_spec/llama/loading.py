@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyllama_spec.drafters import Drafter, DraftOptions, make_drafter
 from pyllama_spec.drafters.registry import is_draft
@@ -16,6 +18,7 @@ from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedErro
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.parallel import ParallelRunner
 from pyllama_spec.generation.runner import Runner, SerialRunner
+from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative import Controller, Round
 from pyllama_spec.speculative.isolated_drafter import most_drafted
 from pyllama_spec.speculative.probe import measure_rows
@@ -23,27 +26,17 @@ from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
 _MAX_PARALLEL = 256
-# Keywords of llama-cpp-python's Llama that mean nothing here, and what to do instead.
-KEYWORD_HINTS: Mapping[str, str] = {
-    "draft_model": 'here it is draft=, and takes "prompt-lookup", a path or a Drafter object',
-    "logits_all": "not needed: log-probabilities of generated tokens work without it",
-    "embedding": "embeddings are not part of Llama; engine.Context(embeddings=True) has them",
-    "n_threads_batch": "one number of threads serves both: n_threads",
-    "lora_path": "adapters are not supported by this version; merge it into the model",
-    "lora_base": "adapters are not supported by this version; merge it into the model",
-    "lora_scale": "adapters are not supported by this version; merge it into the model",
-    "chat_handler": "not supported; give a Jinja text as chat_template=",
-    "tokenizer": "not supported; the vocabulary of the model's file is used",
-    "vocab_only": "not supported by Llama; engine.Model(vocab_only=True) opens a vocabulary",
-    "kv_overrides": "not supported by this version",
-    "n_gqa": "not needed: the model's file says it",
-    "rms_norm_eps": "not needed: the model's file says it",
-}
 
 
 def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None:
     """What shows the loading of a file on a terminal; None for nothing."""
     return ProgressBar(f"loading {Path(path).name}") if verbose else None
+
+
+def is_encoder(model: Model) -> bool:
+    """Whether the model gives embeddings of texts, and no texts."""
+    is_causal = model.metadata.get(f"{model.info.arch}.attention.causal", "true") != "false"
+    return not model.info.has_decoder or not is_causal
 
 
 def check_target(model: Model) -> None:
@@ -59,9 +52,11 @@ def check_target(model: Model) -> None:
             f"{name} is a draft of kind {info.arch!r}: it needs its target. Open the target as "
             f"model_path= and give this file as draft="
         )
-    is_causal = model.metadata.get(f"{info.arch}.attention.causal", "true") != "false"
-    if not info.has_decoder or not is_causal:
-        raise UnsupportedError(f"{name} ({info.arch}) is an encoder: it does not generate text")
+    if is_encoder(model):
+        raise UnsupportedError(
+            f"{name} ({info.arch}) is an encoder: it does not generate text; Llama(embedding=True) "
+            "gives its embeddings"
+        )
     if info.has_encoder:
         raise UnsupportedError(
             f"{name} ({info.arch}) has an encoder; only decoders are supported by this version"
@@ -70,6 +65,34 @@ def check_target(model: Model) -> None:
         raise UnsupportedError(
             f"{name} ({info.arch}) is a diffusion model; those are not supported by this version"
         )
+
+
+def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
+    """Why a model is opened without what generates; "" where it is not."""
+    if vocab_only:
+        return "the model was opened with vocab_only=True, without its weights; open it without"
+    if embedding and is_encoder(model):
+        return (
+            f"{model.path.name} ({model.info.arch}) is an encoder: it does not generate text; "
+            "embed() gives its embeddings"
+        )
+    return ""
+
+
+def open_model(path: str | os.PathLike[str], given: Mapping[str, Any]) -> Model:
+    """The model that Llama's keywords say.
+
+    Raises:
+        ModelLoadError: the file is missing, unreadable, or not a model.
+        ArgumentError: a parameter is out of range.
+
+    """
+    names = (
+        "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
+        "use_mlock", "kv_overrides",
+    )  # fmt: skip
+    own = {name: given[name] for name in names}
+    return Model(path, **own, progress=progress_for(path, given["verbose"]))
 
 
 def check_parallel(n_parallel: object, params: ContextParams) -> None:
@@ -115,6 +138,8 @@ def open_runtime(
     n_draft: int | None,
     n_parallel: int = 1,
     controller: Controller | None = None,
+    *,
+    wants_rows: bool = False,
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -125,6 +150,7 @@ def open_runtime(
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         n_parallel: how many requests are computed side by side.
         controller: how long drafts are; None for as long as n_draft says.
+        wants_rows: make room for the logits of every token of a batch.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -147,7 +173,7 @@ def open_runtime(
         n_seq_max=n_parallel,
         n_rs_seq=_n_snapshots(model, n),
         # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
-        n_outputs_max=min(n_parallel * (n + 1), params.n_batch),
+        n_outputs_max=0 if wants_rows else min(n_parallel * (n + 1), params.n_batch),
         target_layers=tuple(drafter.target_layers),
     )
     try:
@@ -160,10 +186,23 @@ def open_runtime(
             "n_parallel helps as well"
         ) from None
     round_ = Round(context, drafter, n_draft, controller)
-    if controller is not None and controller.wants_costs and round_.n_draft:
-        controller.learn_costs(measure_rows(context, 1 + round_.n_draft))
+    on_close = _learn_costs(round_, controller, drafter)
     runner: Runner = SerialRunner(round_) if n_parallel == 1 else ParallelRunner(round_)
-    return Runtime(model, context, round_, runner)
+    return Runtime(model, context, round_, runner, on_close)
+
+
+def _learn_costs(
+    round_: Round, controller: Controller | None, drafter: Drafter
+) -> Callable[[], None] | None:
+    """Tells a controller what rounds cost here; what keeps that for another program, at the end."""
+    if controller is None or not controller.wants_costs or not round_.n_draft:
+        return None
+    cache = CostCache(round_.target, drafter)
+    known = cache.read()
+    if known is not None:
+        controller.begin_with(known)
+    controller.learn_costs(measure_rows(round_.target, 1 + round_.n_draft))
+    return partial(cache.write, controller)
 
 
 def _n_snapshots(model: Model, n_draft: int) -> int:

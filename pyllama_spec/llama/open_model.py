@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.generation.generation import Runtime
+from pyllama_spec.llama.seeds import SeedStream
+from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,7 @@ class LlamaState:
         n_decoded: how many of them the memory holds.
         memory: the engine's bytes.
         drafter: the drafter's, if it has any.
+        seed: where the model's stream of seeds stood.
 
     """
 
@@ -28,20 +34,58 @@ class LlamaState:
     n_decoded: int
     memory: bytes
     drafter: bytes | None = None
+    seed: int | None = None
+
+    @property
+    def input_ids(self) -> list[int]:
+        """The ids that the memory holds."""
+        return list(self.tokens[: self.n_decoded])
+
+    @property
+    def n_tokens(self) -> int:
+        """How many these are."""
+        return self.n_decoded
+
+    @property
+    def llama_state_size(self) -> int:
+        """Bytes that it takes."""
+        return len(self.memory) + len(self.drafter or b"")
 
 
 class OpenModel(Closeable):
     """What Llama does beside generating.
 
     Args:
-        runtime: what generations use.
+        model: the target.
+        runtime: what generations use; None for a model that is open without.
+        why_not: what a request is told then.
         own_drafter: a drafter to close with the model, if any.
+        seed: where the model's stream of seeds begins.
+
+    Attributes:
+        last_n_tokens_size: how many past tokens penalties see, of requests that do not say.
 
     """
 
-    def __init__(self, runtime: Runtime, own_drafter: Drafter | None) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        model: Model,
+        runtime: Runtime | None,
+        why_not: str = "",
+        own_drafter: Drafter | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._open, self._generating, self._why_not = model, runtime, why_not
         self._own_drafter = own_drafter
+        self._seeds = SeedStream(seed)
+        self._texts = VocabTexts(model.vocab)
+        self.last_n_tokens_size = 64
+
+    @property
+    def _runtime(self) -> Runtime:
+        if self._generating is None:
+            raise UnsupportedError(self._why_not)
+        return self._generating
 
     def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of a text.
@@ -52,17 +96,24 @@ class OpenModel(Closeable):
             special: read the names of control tokens as those tokens.
 
         """
-        vocab = self._runtime.model.vocab
-        return vocab.tokenize(text, add_special=add_bos, parse_special=special)
+        return self._texts.tokenize(text, add_bos, special)
 
-    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> bytes:
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
         """The bytes of a run of tokens; control tokens are empty unless `special`.
+
+        At the beginning of a text, which a BOS token says, the space is left out that vocabularies
+        of SentencePiece put before a first word.
 
         Raises:
             ArgumentError: an id is outside the vocabulary.
 
         """
-        return self._runtime.model.vocab.detokenize(tokens, special=special)
+        return self._texts.detokenize(tokens, prev_tokens, special)
 
     def n_ctx(self) -> int:
         """How many tokens prompt and text may have together."""
@@ -70,30 +121,59 @@ class OpenModel(Closeable):
 
     def n_vocab(self) -> int:
         """The size of the vocabulary."""
-        return self._runtime.model.info.n_vocab
+        return self._open.info.n_vocab
 
-    def token_bos(self) -> int | None:
-        """The id of the BOS token; None if the model has none."""
-        return self._runtime.model.vocab.bos
+    def n_embd(self) -> int:
+        """The width of the model's rows, and of its embeddings."""
+        return self._open.info.n_embd
 
-    def token_eos(self) -> int | None:
-        """The id of the EOS token; None if the model has none."""
-        return self._runtime.model.vocab.eos
+    def token_bos(self) -> int:
+        """The id of the BOS token; -1 if the model has none."""
+        return _or_none(self._open.vocab.bos)
+
+    def token_eos(self) -> int:
+        """The id of the EOS token; -1 if the model has none."""
+        return _or_none(self._open.vocab.eos)
+
+    def token_nl(self) -> int:
+        """The id of a line's end; -1 if the model has none."""
+        return _or_none(self._open.vocab.special("nl"))
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The vocabulary as an object of its own."""
+        return LlamaTokenizer(self)
+
+    @property
+    def tokenizer_(self) -> LlamaTokenizer:
+        """The same, under the name of llama-cpp-python's attribute."""
+        return self.tokenizer()
 
     @property
     def metadata(self) -> dict[str, str]:
         """The file's keys and values as text."""
-        return self._runtime.model.metadata
+        return self._open.metadata
 
     @property
     def model(self) -> Model:
         """The engine's model, for programs that go deeper."""
-        return self._runtime.model
+        return self._open
 
     @property
     def context(self) -> Context:
         """The engine's context. Using it while a generation runs is the caller's own risk."""
         return self._runtime.context
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self._open.info.is_recurrent
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self._open.info.is_hybrid
+
+    @property
+    def _ctx(self) -> SimpleNamespace:
+        return SimpleNamespace(ctx=self._open if self._generating is None else self.context)
 
     @property
     def drafter_name(self) -> str:
@@ -104,6 +184,10 @@ class OpenModel(Closeable):
     def n_parallel(self) -> int:
         """How many requests are computed side by side."""
         return self._runtime.context.n_seq_max
+
+    def set_seed(self, seed: int | None) -> None:
+        """Starts the model's stream of seeds again, from which requests without one draw."""
+        self._seeds.begin(seed)
 
     def reset(self) -> None:
         """Forgets what was read and generated. Nothing needs it: texts do not depend on it."""
@@ -124,7 +208,8 @@ class OpenModel(Closeable):
             sequence = runtime.runner.latest()
             memory = runtime.context.memory.save(sequence.seq_id)
             drafter = runtime.round.drafter.save(sequence.seq_id)
-            return LlamaState(tuple(sequence.tokens), sequence.n_decoded, memory, drafter)
+            tokens = tuple(sequence.tokens)
+            return LlamaState(tokens, sequence.n_decoded, memory, drafter, self._seeds.state)
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state; the next request with that beginning does not read it again.
@@ -136,7 +221,7 @@ class OpenModel(Closeable):
 
         """
         if not isinstance(state, LlamaState):
-            raise ArgumentError(f"load_state takes what save_state gave, not {state!r:.60}")
+            raise ArgumentError(f"load_state takes what save_state gave, not {shown(state)}")
         runtime = self._runtime
         with runtime.runner.exclusive():
             runtime.runner.latest()  # raises where there is no place
@@ -148,13 +233,15 @@ class OpenModel(Closeable):
             sequence.n_decoded = state.n_decoded
             runtime.round.drafter.restore(sequence.seq_id, state.drafter)
             runtime.runner.note_latest(sequence)
+            self._seeds.state = state.seed
 
     def cancel(self) -> None:
         """Ends what runs, from any thread: it raises CancelledError within one decode.
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
-        self._runtime.runner.cancel()
+        if self._generating is not None:
+            self._generating.runner.cancel()
 
     def close(self) -> None:
         """Frees the model. Requests in other threads are cancelled first. May be called twice.
@@ -163,9 +250,19 @@ class OpenModel(Closeable):
             BusyError: called by a callback of a running generation.
 
         """
-        runtime = self._runtime
-        if runtime.runner.close():
+        runtime = self._generating
+        if runtime is None:
+            self._open.close()
+        elif runtime.runner.close():
+            if runtime.on_close is not None:
+                # Of a controller of the caller's own: nothing of it keeps a model open.
+                with contextlib.suppress(Exception):
+                    runtime.on_close()
             runtime.context.close()
             runtime.model.close()
             if self._own_drafter is not None:
                 self._own_drafter.close()
+
+
+def _or_none(token: int | None) -> int:
+    return -1 if token is None else token

@@ -87,7 +87,7 @@ def figures(record: GenerationRecord) -> Response:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Completion:
     """A text completion.
 
@@ -96,6 +96,7 @@ class Completion:
         vocab: of the model.
         echo: what its text begins with.
         has_logprobs: whether it reports log-probabilities.
+        prompt_logprobs: of the prompt's tokens, None for its first, where they are reported too.
 
     """
 
@@ -103,6 +104,7 @@ class Completion:
     vocab: Vocab
     echo: str
     has_logprobs: bool
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def choice(self, index: int = 0) -> Response:
         """Reads it to its end; the choice of a response."""
@@ -116,9 +118,25 @@ class Completion:
             "finish_reason": record.finish_reason,
         }
         if self.has_logprobs:
-            offset = len(self.echo)
-            choice["logprobs"] = completion_logprobs(self.vocab, record.logprobs, offset)
+            found = completion_logprobs(self.vocab, record.logprobs, len(self.echo))
+            choice["logprobs"] = self._with_prompt(found)
         return choice
+
+    def _with_prompt(self, found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        """Puts the prompt's tokens, but for a BOS token, before those of the text."""
+        if self.prompt_logprobs is None:
+            return found
+        tokens = self.generation.record.prompt_tokens
+        shown = [
+            (token, entry)
+            for token, entry in zip(tokens, self.prompt_logprobs, strict=True)
+            if token != self.vocab.bos
+        ]
+        known = [entry or TokenLogprob(token, 0.0, ()) for token, entry in shown]
+        head = completion_logprobs(self.vocab, known, 0)
+        if head["tokens"]:  # OpenAI's API has nulls there: nothing comes before the first token
+            head["token_logprobs"][0] = head["top_logprobs"][0] = None
+        return {key: [*head[key], *found[key]] for key in found}
 
     def whole(self, envelope: Envelope) -> Response:
         """The whole response."""

@@ -1,0 +1,214 @@
+// Chats the way the engine's own server reads and writes them: its templates with tools, the grammar of a call, and the
+// parsers of what models write. JSON goes in and comes out.
+
+#include "abi/handles.h"
+#include "abi/text_out.h"
+#include "checks/nesting.h"
+
+#include "chat.h"
+#include "json-schema-to-grammar.h"
+#include "sampling.h"
+
+#include <cctype>
+#include <string>
+
+using namespace llama_spec;
+
+struct llama_spec_chat {
+    std::shared_ptr<model_state> model;
+    common_chat_templates_ptr    templates;
+};
+
+struct llama_spec_chat_session {
+    std::shared_ptr<model_state>  model;
+    common_chat_parser_params     parser;
+    std::set<llama_token>         preserved;
+};
+
+namespace {
+
+// A template that cannot be read or messages that it refuses are the caller's: the engine throws them as plain exceptions.
+template <typename F> void as_argument(F && body) {
+    try {
+        body();
+    } catch (const failure &) {
+        throw;
+    } catch (const engine_abort &) {
+        throw;
+    } catch (const std::bad_alloc &) {
+        throw;
+    } catch (const std::exception & e) {
+        fail(LLAMA_SPEC_ARGUMENT, e.what());
+    }
+}
+
+common_json parsed(const char * text, const char * what) {
+    require(text != nullptr, what);
+    check_nesting(text, what);
+    return common_json::parse(text);
+}
+
+common_chat_templates_inputs read_request(const common_json & request, const llama_spec_chat & chat) {
+    common_chat_templates_inputs in;
+    in.messages    = common_chat_msgs_parse_oaicompat(request.at("messages"));
+    in.tools       = common_chat_tools_parse_oaicompat(request.value("tools", common_json()));
+    in.tool_choice = common_chat_tool_choice_parse_oaicompat(request.value("tool_choice", "auto"));
+    in.json_schema = request.value("json_schema", "");
+    in.grammar     = request.value("grammar", "");
+    in.reasoning_format = common_reasoning_format_from_name(request.value("reasoning_format", "auto"));
+    in.add_generation_prompt = request.value("add_generation_prompt", true);
+    const auto caps = common_chat_templates_get_caps(chat.templates.get());
+    in.parallel_tool_calls = request.value("parallel_tool_calls", caps.at("supports_parallel_tool_calls"));
+    if (request.contains("variables")) {
+        for (const auto & [name, value] : request.at("variables").items()) {
+            in.chat_template_kwargs[name] = value.dump();
+            if (name == "enable_thinking" && value.is_boolean()) {
+                in.enable_thinking = value.template get<bool>();
+            }
+        }
+    }
+    return in;
+}
+
+// What the sampler is to be told of a grammar that waits for its beginning.
+void write_triggers(const common_params_sampling & sampling, common_json & out) {
+    auto patterns = common_json::array();
+    auto tokens   = common_json::array();
+    for (const auto & trigger : sampling.grammar_triggers) {
+        const std::string & text = trigger.value;
+        switch (trigger.type) {
+            case COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN:   tokens.push_back(trigger.token); break;
+            case COMMON_GRAMMAR_TRIGGER_TYPE_WORD:    patterns.push_back(regex_escape(text)); break;
+            case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN: patterns.push_back(text); break;
+            case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL: {
+                const bool begins = !text.empty() && text.front() == '^';
+                const bool ends   = !text.empty() && text.back() == '$';
+                patterns.push_back((begins ? "" : "^") + text + (ends ? "" : "$"));
+                break;
+            }
+        }
+    }
+    out["trigger_patterns"] = patterns;
+    out["trigger_tokens"]   = tokens;
+}
+
+// The ids of the beginning that the template has written of an answer: a grammar of the whole answer has to have seen
+// them. Some vocabularies put a space before a first control token, which is none of it.
+common_json prefill(const llama_vocab * vocab, const std::string & text) {
+    auto out = common_json::array();
+    const auto ids = common_tokenize(vocab, text, false, true);
+    for (size_t i = 0; i < ids.size(); ++i) {
+        const std::string piece = common_token_to_piece(vocab, ids[i], true);
+        const bool is_space = !piece.empty() && std::isspace((unsigned char) piece[0]);
+        if (i == 0 && is_space && !std::isspace((unsigned char) text[0])) {
+            continue;
+        }
+        out.push_back(ids[i]);
+    }
+    return out;
+}
+
+common_json message_json(const common_chat_msg & message) {
+    auto calls = common_json::array();
+    for (const auto & call : message.tool_calls) {
+        calls.push_back({ { "name", call.name }, { "arguments", call.arguments }, { "id", call.id } });
+    }
+    return { { "content", message.render_content() }, { "reasoning_content", message.reasoning_content },
+             { "tool_calls", calls } };
+}
+
+} // namespace
+
+int llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spec_chat ** out) {
+    return guarded([&] {
+        require(model != nullptr && model->state && out != nullptr, "the model is closed");
+        *out = nullptr;
+        model->state->home.check("this model was loaded");
+        if (source != nullptr) {
+            check_nesting(source, "the template");
+        }
+        as_argument([&] {
+            auto templates = common_chat_templates_init(model->state->model, source != nullptr ? source : "");
+            *out = new llama_spec_chat{ model->state, std::move(templates) };
+        });
+    });
+}
+
+void llama_spec_chat_free(llama_spec_chat * chat) {
+    guarded([&] { delete chat; });
+}
+
+int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_spec_chat_session ** out, char ** answer) {
+    return guarded([&] {
+        require(chat != nullptr && out != nullptr && answer != nullptr, "the chat is closed");
+        *out = nullptr;
+        as_argument([&] {
+            const llama_vocab * vocab = chat->model->vocab();
+            const auto inputs  = read_request(parsed(request, "the request"), *chat);
+            auto       applied = common_chat_templates_apply(chat->templates.get(), inputs);
+
+            common_params_sampling sampling;
+            sampling.grammar_lazy = applied.grammar_lazy;
+            common_sampling_add_preserved_tokens(sampling, vocab, applied.preserved_tokens);
+            common_sampling_add_grammar_triggers(sampling, vocab, applied.grammar_triggers);
+
+            common_json json = {
+                { "prompt", applied.prompt }, { "grammar", applied.grammar }, { "grammar_lazy", applied.grammar_lazy },
+                { "stops", applied.additional_stops }, { "generation_prompt", applied.generation_prompt },
+                { "format", common_chat_format_name(applied.format) }, { "supports_thinking", applied.supports_thinking },
+            };
+            write_triggers(sampling, json);
+            json["prefill"] = prefill(vocab, applied.generation_prompt);
+
+            auto session = std::make_unique<llama_spec_chat_session>();
+            session->model     = chat->model;
+            session->preserved = sampling.preserved_tokens;
+            session->parser.format            = applied.format;
+            session->parser.generation_prompt = common_chat_input_tokenize(vocab, applied.generation_prompt);
+            session->parser.parser            = std::move(applied.parser);
+            *answer = text_out(json.dump_safe());
+            *out    = session.release();
+        });
+    });
+}
+
+void llama_spec_chat_session_free(llama_spec_chat_session * session) {
+    guarded([&] { delete session; });
+}
+
+int llama_spec_chat_parse(llama_spec_chat_session * session, const int32_t * ids, int32_t n_ids, int32_t n_bytes_cut,
+                          bool is_partial, char ** answer) {
+    return guarded([&] {
+        require(session != nullptr && answer != nullptr && (ids != nullptr || n_ids == 0), "the chat is closed");
+        common_chat_input input;
+        const llama_vocab * vocab = session->model->vocab();
+        for (int32_t i = 0; i < n_ids; ++i) {
+            const bool is_shown = session->preserved.count(ids[i]) > 0;
+            input.append(common_token_to_piece(vocab, ids[i], is_shown), ids[i]);
+        }
+        if (n_bytes_cut > 0) {
+            input.truncate(input.size() - std::min((size_t) n_bytes_cut, input.size()));
+        }
+        check_nesting(input.text.c_str(), "the answer");
+        try {
+            *answer = text_out(message_json(common_chat_parse(input, is_partial, session->parser)).dump_safe());
+        } catch (const failure &) {
+            throw;
+        } catch (const engine_abort &) {
+            throw;
+        } catch (const std::exception & e) {
+            fail(LLAMA_SPEC_UNSUPPORTED, e.what());
+        }
+    });
+}
+
+int llama_spec_schema_to_grammar(const char * schema, char ** out) {
+    return guarded([&] {
+        require(out != nullptr, "a place for the grammar is needed");
+        as_argument([&] { *out = text_out(json_schema_to_grammar(parsed(schema, "the schema"), true)); });
+    });
+}
+
+void llama_spec_text_free(char * text) {
+    delete[] text;
+}

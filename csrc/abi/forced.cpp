@@ -1,0 +1,81 @@
+// What a grammar leaves no choice about: the text that has to follow, which can be drafted without asking any model.
+
+#include "abi/handles.h"
+
+#include "llama-grammar.h"
+
+#include <memory>
+#include <string>
+
+using namespace llama_spec;
+
+namespace {
+
+using grammar_ptr = std::unique_ptr<llama_grammar, decltype(&llama_grammar_free_impl)>;
+
+// The one character that every way to go on begins with; 0 where there are several, or the text may end.
+uint32_t forced_char(llama_grammar & grammar) {
+    const llama_grammar_stacks & stacks = llama_grammar_get_stacks(&grammar);
+    uint32_t found = 0;
+    for (const auto & stack : stacks) {
+        if (stack.empty() || stack.back()->type != LLAMA_GRETYPE_CHAR) {
+            return 0;
+        }
+        const llama_grammar_element * next = stack.back() + 1;
+        if (next->type == LLAMA_GRETYPE_CHAR_ALT || next->type == LLAMA_GRETYPE_CHAR_RNG_UPPER) {
+            return 0;
+        }
+        if (found != 0 && found != stack.back()->value) {
+            return 0;
+        }
+        found = stack.back()->value;
+    }
+    return found;
+}
+
+void append_utf8(std::string & out, uint32_t c) {
+    if (c < 0x80) {
+        out += (char) c;
+    } else if (c < 0x800) {
+        out += (char) (0xC0 | (c >> 6));
+        out += (char) (0x80 | (c & 0x3F));
+    } else if (c < 0x10000) {
+        out += (char) (0xE0 | (c >> 12));
+        out += (char) (0x80 | ((c >> 6) & 0x3F));
+        out += (char) (0x80 | (c & 0x3F));
+    } else {
+        out += (char) (0xF0 | (c >> 18));
+        out += (char) (0x80 | ((c >> 12) & 0x3F));
+        out += (char) (0x80 | ((c >> 6) & 0x3F));
+        out += (char) (0x80 | (c & 0x3F));
+    }
+}
+
+} // namespace
+
+int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size) {
+    int32_t n = 0;
+    const int rc = guarded([&] {
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        require(buf != nullptr && size >= 0, "there is no place for the text");
+        // A character of which a token gave a part only is not followed.
+        if (!s.shadow || s.shadow->partial_utf8.n_remain != 0 || forced_char(*s.shadow) == 0) {
+            return;
+        }
+        grammar_ptr walk(llama_grammar_clone_impl(*s.shadow), llama_grammar_free_impl);
+        std::string text;
+        for (uint32_t c = forced_char(*walk); c != 0; c = forced_char(*walk)) {
+            std::string one;
+            append_utf8(one, c);
+            if (text.size() + one.size() > (size_t) size) {
+                break;
+            }
+            text += one;
+            llama_grammar_accept(walk.get(), c);
+        }
+        std::copy(text.begin(), text.end(), buf);
+        n = (int32_t) text.size();
+    });
+    return rc == LLAMA_SPEC_OK ? n : rc;
+}

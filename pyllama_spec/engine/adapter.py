@@ -1,0 +1,52 @@
+"""LoRA adapters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import instance, shown
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.gguf.header import check_header
+
+
+class Adapter(Closeable):
+    """A LoRA file, loaded for a model; Context.set_adapters() switches it on.
+
+    The engine keeps it with the model's weights and frees both together.
+
+    Args:
+        model: the model that it was made for.
+        path: a GGUF of type "adapter".
+
+    Raises:
+        ModelLoadError: the file is missing, broken, or made for another model.
+
+    """
+
+    def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:
+        instance(model, Model, "model", "; load one with Model(path)")
+        if not isinstance(path, (str, os.PathLike)):
+            raise ArgumentError(f"an adapter's path must be a str or a path, not {shown(path)}")
+        self.path = Path(path)
+        check_header(self.path)
+        out = ffi.new("llama_spec_adapter **")
+        code = lib.llama_spec_adapter_load(model.handle, os.fsencode(self.path), out)
+        check(code, f"cannot use {self.path} as an adapter of {model.path.name}")
+        self._handle = Handle(
+            out[0], lib.llama_spec_adapter_free, f"the adapter {self.path} is closed"
+        )
+
+    @property
+    def handle(self) -> Any:
+        """The C handle, for the other rooms of engine/."""
+        return self._handle.pointer
+
+    def close(self) -> None:
+        """Lets go of it. May be called twice."""
+        self._handle.close()

@@ -1,0 +1,140 @@
+"""Chats as the engine's own server reads and writes them: tools, reasoning, schemas as grammars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError
+
+
+def schema_to_grammar(schema: Any) -> str:
+    """GBNF rules, with the rule `root`, for the JSON texts that a schema describes.
+
+    Args:
+        schema: of JSON, as a dict or as True.
+
+    Raises:
+        ArgumentError: it is no schema, or asks for something that a grammar cannot hold.
+
+    """
+    out = ffi.new("char **")
+    code = lib.llama_spec_schema_to_grammar(_json(schema, "the schema"), out)
+    check(code, "cannot make a grammar of the schema")
+    return _taken(out)
+
+
+class ChatParser(Closeable):
+    """A model's chat template, read by the engine, with what it knows of its tools.
+
+    Args:
+        model: whose template it is.
+        source: Jinja text to use instead of the file's.
+
+    Raises:
+        ArgumentError: the engine cannot read the template.
+
+    """
+
+    def __init__(self, model: Model, source: str | None = None) -> None:
+        instance(model, Model, "model", "; load one with Model(path)")
+        text = ffi.NULL if source is None else ffi.new("char[]", source.encode())
+        out = ffi.new("llama_spec_chat **")
+        check(lib.llama_spec_chat_new(model.handle, text, out), "cannot read the chat template")
+        self._handle = Handle(out[0], lib.llama_spec_chat_free, "the chat parser is closed")
+
+    def begin(self, request: Mapping[str, Any]) -> ChatSession:
+        """Renders a chat, and makes ready to parse what the model answers.
+
+        Args:
+            request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
+                reasoning_format, add_generation_prompt, variables; csrc/abi/llama-spec.h has them.
+
+        Raises:
+            ArgumentError: the template refuses the request, or it is malformed.
+
+        """
+        out, answer = ffi.new("llama_spec_chat_session **"), ffi.new("char **")
+        code = lib.llama_spec_chat_begin(
+            self._handle.pointer, _json(request, "the chat"), out, answer
+        )
+        check(code, "cannot render the chat")
+        return ChatSession(out[0], json.loads(_taken(answer)))
+
+    def close(self) -> None:
+        """Lets go of it. May be called twice."""
+        self._handle.close()
+
+
+class ChatSession:
+    """One chat: its prompt, and a parser of the answer. Made by ChatParser.begin().
+
+    Attributes:
+        prompt: the rendered chat.
+        grammar: GBNF rules of what may be answered; "" for anything.
+        is_lazy: whether the grammar waits for a trigger.
+        trigger_patterns, trigger_tokens: what wakes it.
+        prefill: ids that the template wrote of the answer; a grammar that does not wait has to have
+            seen them.
+        stops: texts that end the answer.
+        format: the engine's name of how calls are written.
+
+    """
+
+    def __init__(self, pointer: Any, answer: Mapping[str, Any]) -> None:
+        self._handle = Handle(pointer, lib.llama_spec_chat_session_free, "the chat is closed")
+        self.prompt: str = answer["prompt"]
+        self.grammar: str = answer["grammar"]
+        self.is_lazy: bool = answer["grammar_lazy"]
+        self.trigger_patterns: tuple[str, ...] = tuple(answer["trigger_patterns"])
+        self.trigger_tokens: tuple[int, ...] = tuple(answer["trigger_tokens"])
+        self.prefill: tuple[int, ...] = tuple(answer["prefill"])
+        self.stops: tuple[str, ...] = tuple(answer["stops"])
+        self.format: str = answer["format"]
+
+    def parse(
+        self, tokens: Sequence[int], n_bytes_cut: int = 0, *, partial: bool
+    ) -> dict[str, Any]:
+        """What the answer says so far.
+
+        Args:
+            tokens: all that was generated, without the token that ended it.
+            n_bytes_cut: bytes at the end of its text that are none of it: a stop string.
+            partial: whether more follows.
+
+        Returns:
+            content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id.
+
+        Raises:
+            UnsupportedError: it is not what the template's parser expects.
+            ArgumentError: it is nested too deeply to be read.
+
+        """
+        out, ids = ffi.new("char **"), ffi.new("int32_t[]", list(tokens) or [0])
+        code = lib.llama_spec_chat_parse(
+            self._handle.pointer, ids, len(tokens), int32(n_bytes_cut, "n_bytes_cut"), partial, out
+        )
+        check(code, "cannot read the answer")
+        found: dict[str, Any] = json.loads(_taken(out))
+        return found
+
+
+def _json(value: Any, what: str) -> bytes:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"{what} cannot be written as JSON: {error}") from None
+    return text.encode("utf-8", errors="replace")
+
+
+def _taken(out: Any) -> str:
+    try:
+        return bytes(ffi.string(out[0])).decode("utf-8", errors="replace")
+    finally:
+        lib.llama_spec_text_free(out[0])

@@ -1,0 +1,142 @@
+"""How a context is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.engine.binding import check, lib
+from pyllama_spec.engine.checks import one_of, real, shown
+from pyllama_spec.engine.resources import bounded_n_threads
+from pyllama_spec.errors import ArgumentError
+
+# What a KV cache can be made of, by the engine's names.
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+ROPE_SCALING = {None: -1, "none": 0, "linear": 1, "yarn": 2, "longrope": 3}
+# The engine's numbers of these names; None is the model's own.
+POOLING = {None: -1, "none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
+ATTENTION = {None: -1, "causal": 0, "non-causal": 1}
+_BY_NAME = (
+    ("rope_scaling", ROPE_SCALING), ("pooling", POOLING), ("attention_type", ATTENTION),
+)  # fmt: skip
+_YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+
+
+@dataclass(frozen=True, slots=True)
+class ContextParams:
+    """How a context is opened.
+
+    Attributes:
+        n_ctx: positions per context, shared by its sequences; None for the model's own length.
+        n_batch: the most tokens that one decode takes.
+        n_ubatch: the most tokens that the engine computes at once.
+        n_seq_max: how many sequences it can hold.
+        n_rs_seq: snapshots of a recurrent state per sequence: how far it can be rolled back.
+        n_outputs_max: the most tokens of a batch with logits; 0 for n_batch.
+        n_threads: CPU threads; None for the machine's physical cores.
+        n_threads_batch: the same for batches of more than one token; None for n_threads.
+        flash_attn: None for off on the CPU, and for the engine's choice on a GPU. On the CPU
+            rows are equal either way, see Context.exact_rows.
+        type_k, type_v: the KV cache's types.
+        rope_freq_base, rope_freq_scale: 0 for the model's own.
+        rope_scaling: None for the model's own.
+        yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: of rope_scaling="yarn";
+            below 0 for the model's own.
+        yarn_orig_ctx: positions that the model was trained with before it was scaled; 0 for the
+            model's own.
+        pooling: how embeddings of tokens become one of a text; None for the model's own.
+        attention_type: "causal" or "non-causal"; None for the model's own.
+        offload_kqv: keep the KV cache on the GPU with its layers.
+        op_offload: let the GPU compute wide batches (prompts) of layers that lie in the host's
+            memory too. Off: rows of a prompt and rows of a draft would be rounded differently.
+        swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
+        kv_unified: one KV buffer for all sequences, needed where tokens belong to several.
+        embeddings: keep the output embeddings too.
+        is_window: positions may run past n_ctx; who decodes forgets old ones in time.
+        target_layers: layer inputs that every decode keeps, see Context.layer_input().
+
+    """
+
+    n_ctx: int | None = 512
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_seq_max: int = 1
+    n_rs_seq: int = 0
+    n_outputs_max: int = 0
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    flash_attn: bool | None = None
+    type_k: str = "f16"
+    type_v: str = "f16"
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    rope_scaling: str | None = None
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_fast: float = -1.0
+    yarn_beta_slow: float = -1.0
+    yarn_orig_ctx: int = 0
+    pooling: str | None = None
+    attention_type: str | None = None
+    offload_kqv: bool = True
+    op_offload: bool = False
+    swa_full: bool = True
+    kv_unified: bool = False
+    embeddings: bool = False
+    is_window: bool = False
+    target_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_counts()
+        for name in ("type_k", "type_v"):
+            one_of(getattr(self, name), KV_TYPES, name)
+        for name, known in _BY_NAME:
+            one_of(getattr(self, name), known, name)
+        for name in ("rope_freq_base", "rope_freq_scale"):
+            real(getattr(self, name), name, 0.0)
+        for name in _YARN:
+            real(getattr(self, name), name)
+        flags = ("offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_window")
+        for name in (*flags, "flash_attn"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
+                raise ArgumentError(f"{name}={shown(value)} is not True or False")
+        if not isinstance(self.target_layers, (tuple, list)):
+            raise ArgumentError(f"target_layers={shown(self.target_layers)} is not a tuple of ints")
+
+    def _check_counts(self) -> None:
+        optional = ("n_ctx", "n_threads", "n_threads_batch")
+        may_be_0 = ("n_rs_seq", "n_outputs_max", "yarn_orig_ctx")
+        for name in ("n_batch", "n_ubatch", "n_seq_max", *optional, *may_be_0):
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            low = 0 if name in may_be_0 else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**31:
+                raise ArgumentError(
+                    f"{name}={shown(value)}: expected an int from {low} to 2147483647"
+                )
+
+    def fill(self, raw: Any) -> None:
+        """Writes them into the engine's struct, which has the defaults: all but the layers."""
+        raw.n_batch, raw.n_ubatch = self.n_batch, self.n_ubatch
+        raw.n_seq_max, raw.n_rs_seq = self.n_seq_max, self.n_rs_seq
+        raw.n_outputs_max = self.n_outputs_max
+        raw.n_threads = bounded_n_threads(self.n_threads)
+        raw.n_threads_batch = bounded_n_threads(self.n_threads_batch or raw.n_threads)
+        raw.type_k, raw.type_v = (_type_id(name) for name in (self.type_k, self.type_v))
+        raw.rope_scaling_type = ROPE_SCALING[self.rope_scaling]
+        raw.pooling_type = POOLING[self.pooling]
+        raw.attention_type = ATTENTION[self.attention_type]
+        for name in ("rope_freq_base", "rope_freq_scale", *_YARN, "yarn_orig_ctx"):
+            setattr(raw, name, getattr(self, name))
+        raw.offload_kqv, raw.op_offload = self.offload_kqv, self.op_offload
+        raw.swa_full = self.swa_full
+        raw.kv_unified, raw.embeddings = self.kv_unified, self.embeddings
+
+
+def _type_id(name: str) -> int:
+    """The engine's number for a type."""
+    found: int = lib.llama_spec_type_id(name.encode())
+    check(min(found, 0), f"cannot use the type {name}")
+    return found

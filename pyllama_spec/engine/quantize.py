@@ -1,0 +1,71 @@
+"""Models in other types."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import count, instance, text
+from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.files import whole_file
+from pyllama_spec.gguf.header import check_header
+
+# Threads beyond the machine's cores only wait; each costs memory.
+_MAX_QUANTIZE_THREADS = 1024
+
+
+def quantize(
+    path: str | os.PathLike[str],
+    out_path: str | os.PathLike[str],
+    kind: str,
+    *,
+    n_threads: int = 0,
+    pure: bool = False,
+    allow_requantize: bool = True,
+) -> None:
+    """Writes a model in another type, such as "Q4_0" or "BF16".
+
+    Args:
+        path: the GGUF to read.
+        out_path: the GGUF to write; an unfinished one is removed.
+        kind: one of quantize_types(), in any case.
+        n_threads: 0 for all of the machine's.
+        pure: every tensor in the same type, the embeddings too.
+        allow_requantize: take weights that are quantised already; what they lost stays lost.
+
+    Raises:
+        ModelLoadError: the file cannot be read or quantised.
+        ArgumentError: there is no such type, or input and output are the same file.
+
+    """
+    instance(path, (str, os.PathLike), "path")
+    instance(out_path, (str, os.PathLike), "out_path")
+    source, target = Path(path), Path(out_path)
+    check_header(source)
+    n_threads = count(n_threads, "n_threads", 0, _MAX_QUANTIZE_THREADS)
+    if text(kind, "the type").upper() not in quantize_types():
+        raise ArgumentError(f"no type {kind!r}; there are {', '.join(quantize_types())}")
+    if target.is_dir():
+        raise ModelLoadError(f"{target} is a folder; give the name of a file in it")
+    if target.exists() and target.samefile(source):
+        raise ArgumentError(f"{target} is the input itself; give another output")
+    if not target.parent.is_dir():
+        raise ModelLoadError(f"the folder {target.parent} does not exist")
+    try:
+        with whole_file(target) as part:
+            code = lib.llama_spec_quantize(
+                os.fsencode(source), os.fsencode(part), kind.encode(), n_threads, pure,
+                allow_requantize,
+            )  # fmt: skip
+            check(code, f"cannot quantise {source} to {kind} as {target}")
+    except OSError as error:
+        raise ModelLoadError(f"cannot write {target}: {error}") from None
+
+
+def quantize_types() -> tuple[str, ...]:
+    """The types that quantize() can write."""
+    names: list[str] = []
+    while (name := lib.llama_spec_quantize_type(len(names))) != ffi.NULL:
+        names.append(ffi.string(name).decode())
+    return tuple(names)

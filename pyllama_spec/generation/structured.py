@@ -1,0 +1,96 @@
+"""Grammars of texts that have to have a form: GBNF as it is given, or made of a JSON schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from pyllama_spec.engine import schema_to_grammar
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.generation.json_grammar import JSON_OBJECT
+
+
+def grammar_text(grammar: object, response_format: Mapping[str, Any] | None) -> str | None:
+    """The rules that a request's grammar or response_format means; None for none.
+
+    Args:
+        grammar: GBNF, or an object that holds it as `_grammar`.
+        response_format: see generation.RequestOptions.
+
+    Raises:
+        ArgumentError: they are malformed, or both given, or the schema cannot be a grammar.
+
+    """
+    schema = schema_of(response_format)
+    if grammar is None:
+        return None if schema is None else schema_grammar(schema)
+    text = grammar if isinstance(grammar, str) else getattr(grammar, "_grammar", None)
+    if not isinstance(text, str) or not text.strip():
+        raise ArgumentError(f"grammar takes GBNF rules as a str, not {shown(grammar)}")
+    if schema is not None:
+        raise ArgumentError("give grammar or response_format, not both")
+    return text
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> Any:
+    """The schema that a response_format means: True for any JSON object, None for any text.
+
+    Raises:
+        ArgumentError: it is malformed.
+
+    """
+    if response_format is None:
+        return None
+    if not isinstance(response_format, Mapping) or "type" not in response_format:
+        raise ArgumentError(f'response_format={shown(response_format)} is not {{"type": ...}}')
+    kind = response_format["type"]
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = response_format.get("schema")
+        return True if schema is None else schema
+    if kind == "json_schema":
+        # OpenAI puts it inside of an object with a name; some write it at the top.
+        inner = response_format.get("json_schema", response_format)
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        if schema is None:
+            raise ArgumentError(
+                'response_format of type "json_schema" has no schema; expected '
+                '{"type": "json_schema", "json_schema": {"schema": {...}}}'
+            )
+        return schema
+    raise ArgumentError(
+        f"response_format has type {shown(kind)}; there are text, json_object and json_schema"
+    )
+
+
+def schema_grammar(schema: Any) -> str:
+    """GBNF rules for a schema, a dict or its JSON text; of True for any JSON object.
+
+    Raises:
+        ArgumentError: it is no schema, or asks for what a grammar cannot hold.
+
+    """
+    if schema is True:
+        return JSON_OBJECT
+    if not isinstance(schema, (Mapping, str)):
+        raise ArgumentError(f"a JSON schema is a dict or its text, not {shown(schema)}")
+    try:
+        # The order of keys is that of the answer: it must survive.
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"the schema cannot be written as JSON: {error}") from None
+    return _made(text)
+
+
+@lru_cache(maxsize=64)  # an app asks for the same few forms all the time
+def _made(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"the schema is no JSON: {error}") from None
+    # An empty one would allow any value; who asks for an object gets one.
+    return schema_to_grammar(schema or {"type": "object"})

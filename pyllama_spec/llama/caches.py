@@ -1,0 +1,140 @@
+"""States of past requests, kept so that a prompt that begins like one of them is read once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.llama.open_model import LlamaState
+
+Key = tuple[int, ...]
+_GIB = 1 << 30
+
+
+def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+class BaseLlamaCache(ABC):
+    """What Llama.set_cache() takes: states by the tokens that they hold.
+
+    Args:
+        capacity_bytes: what the states may take together.
+
+    """
+
+    def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
+        if not isinstance(capacity_bytes, int) or capacity_bytes < 0:
+            raise ArgumentError(f"capacity_bytes={capacity_bytes!r} is no number of bytes")
+        self.capacity_bytes = capacity_bytes
+
+    @property
+    @abstractmethod
+    def cache_size(self) -> int:
+        """Bytes that it takes."""
+
+    @abstractmethod
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state whose tokens have most in common with these; KeyError if none has any."""
+
+    @abstractmethod
+    def __contains__(self, key: Sequence[int]) -> bool: ...
+
+    @abstractmethod
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        """Keeps a state, and lets go of the oldest ones where there is no room."""
+
+
+def _closest(keys: Iterable[Key], key: Key) -> Key | None:
+    best = max(keys, key=lambda known: longest_token_prefix(known, key), default=None)
+    return best if best is not None and longest_token_prefix(best, key) > 0 else None
+
+
+class LlamaRAMCache(BaseLlamaCache):
+    """States in memory."""
+
+    def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
+        super().__init__(capacity_bytes)
+        self.cache_state: OrderedDict[Key, LlamaState] = OrderedDict()
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes that it takes."""
+        return sum(state.llama_state_size for state in self.cache_state.values())
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        found = _closest(self.cache_state, tuple(key))
+        if found is None:
+            raise KeyError("no state begins with any of these tokens")
+        self.cache_state.move_to_end(found)
+        return self.cache_state[found]
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return _closest(self.cache_state, tuple(key)) is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        self.cache_state.pop(tuple(key), None)
+        self.cache_state[tuple(key)] = value
+        while self.cache_state and self.cache_size > self.capacity_bytes:
+            self.cache_state.popitem(last=False)
+
+
+LlamaCache = LlamaRAMCache
+
+
+class LlamaDiskCache(BaseLlamaCache):
+    """States in a folder, by the package diskcache.
+
+    The states are pickled: a folder that others can write to can run their code.
+
+    Args:
+        cache_dir: the folder; it is made.
+        capacity_bytes: what the states may take together.
+
+    Raises:
+        UnsupportedError: diskcache is not installed.
+
+    """
+
+    def __init__(
+        self, cache_dir: str | Path = ".cache/llama_cache", capacity_bytes: int = 2 * _GIB
+    ) -> None:
+        super().__init__(capacity_bytes)
+        try:
+            import diskcache
+        except ImportError:
+            raise UnsupportedError("LlamaDiskCache needs the package diskcache") from None
+        self.cache: Any = diskcache.Cache(str(cache_dir))
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes that it takes."""
+        return int(self.cache.volume())
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        found = _closest(self.cache.iterkeys(), tuple(key))
+        if found is None:
+            raise KeyError("no state begins with any of these tokens")
+        state: LlamaState = self.cache[found]
+        return state
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return _closest(self.cache.iterkeys(), tuple(key)) is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        self.cache[tuple(key)] = value
+        # Its keys come in the order in which they were set.
+        for oldest in list(self.cache.iterkeys()):
+            if self.cache_size <= self.capacity_bytes:
+                break
+            del self.cache[oldest]

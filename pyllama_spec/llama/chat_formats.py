@@ -1,0 +1,282 @@
+"""Chats in the forms that llama-cpp-python knows by name, and those that programs add.
+
+The templates are Jinja, so that a message cannot forge a turn in them either (chat_template.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+# f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
+ChatHandler = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFormat:
+    """A form of chats.
+
+    Attributes:
+        source: Jinja text.
+        stop: what ends an answer, beside the model's own end.
+
+    """
+
+    source: str
+    stop: tuple[str, ...] = ()
+
+
+def _turns(  # noqa: D417 - the like share a line
+    user: str,
+    assistant: str,
+    *,
+    head: str = "",
+    between: str = "",
+    after: str = "",
+    after_answer: str | None = None,
+    system: str | None = None,
+    end: str | None = None,
+    end_between: str = "",
+    default_system: str = "",
+) -> str:
+    """The Jinja text of turns that are all made alike.
+
+    Args:
+        user, assistant: what a turn of each begins with.
+        system: the same; None for one that stands in `head` alone.
+        head: what the chat begins with; {system} stands for the first system message.
+        between: between a turn's beginning and its text.
+        after: behind a turn.
+        after_answer: behind every second one, if that is another.
+        end: what asks for the answer; None for `assistant`.
+        end_between: behind that.
+        default_system: of chats without a system message.
+
+    """
+    before, has_system, behind = head.partition("{system}")
+    parts = [f"{{% set ns = namespace(system={default_system!r}, i=0, found=false) %}}"]
+    parts.append(
+        "{% for m in messages if m.role == 'system' and not ns.found %}"
+        "{% set ns.system = m.content or '' %}{% set ns.found = true %}{% endfor %}"
+    )
+    parts.append(f"{{{{ {before!r} }}}}")
+    if has_system:
+        parts.append(f"{{{{ ns.system ~ {behind!r} }}}}")
+    roles = {"user": user, "assistant": assistant, **({"system": system} if system else {})}
+    parts.append(f"{{% set roles = {roles!r} %}}")
+    second = after if after_answer is None else after_answer
+    parts.append(
+        "{% for m in messages if m.role in roles %}"
+        f"{{{{ roles[m.role] ~ ({between!r} ~ m.content ~ "
+        f"({second!r} if ns.i % 2 else {after!r}) if m.content else {between.rstrip()!r}) }}}}"
+        "{% set ns.i = ns.i + 1 %}{% endfor %}"
+    )
+    ending = (assistant if end is None else end) + end_between
+    if ending:
+        parts.append(f"{{% if add_generation_prompt %}}{{{{ {ending!r} }}}}{{% endif %}}")
+    return "".join(parts)
+
+
+_LLAMA_2 = (
+    "{% set ns = namespace(system='', i=0) %}"
+    "{% for m in messages if m.role == 'system' and not ns.system %}"
+    "{% set ns.system = m.content or '' %}{% endfor %}"
+    "{{ ('[INST] <<SYS>>\n' ~ ns.system ~ '\n<</SYS>>') if ns.system else '' }}{{ ' ' }}"
+    "{% for m in messages if m.role in ('user', 'assistant') %}"
+    "{% set role = '<s>[INST]' if m.role == 'user' else '[/INST]' %}"
+    "{% set sep = '</s>' if ns.i % 2 else ' ' %}"
+    "{% if ns.system and ns.i == 0 %}{{ (m.content or '') ~ sep }}"
+    "{% elif m.content %}{{ role ~ m.content ~ ' ' ~ sep }}{% else %}{{ role ~ ' ' }}{% endif %}"
+    "{% set ns.i = ns.i + 1 %}{% endfor %}{{ '[/INST]' }}"
+)
+_MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content is not none %}"
+    "{{ '[INST] ' ~ m.content }}{% elif m.role == 'assistant' and m.content is not none %}"
+    "{{ ' [/INST]' ~ m.content ~ '</s>' }}{% endif %}{% endfor %}{{ ' [/INST]' }}"
+)
+# ChatML with tools, in the way of the Hermes models, which the engine's parsers know.
+_CHATML_TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\n' }}"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content ~ '\n\n' }}{% endif %}"
+    "{{ '# Tools\n\nYou may call one or more functions. Their signatures are within "
+    "<tools></tools>:\n<tools>' }}"
+    "{% for tool in tools %}{{ '\n' ~ (tool | tojson) }}{% endfor %}"
+    "{{ '\n</tools>\n\nFor each call answer with a JSON object within <tool_call></tool_call>:\n"
+    '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call><|im_end|>\n' }}"
+    "{% elif messages[0].role == 'system' %}"
+    "{{ '<|im_start|>system\n' ~ messages[0].content ~ '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{{ '<|im_start|>user\n<tool_response>\n' ~ m.content ~ '\n</tool_response><|im_end|>\n' }}"
+    "{% elif m.role == 'assistant' and m.tool_calls %}"
+    "{{ '<|im_start|>assistant' }}{% if m.content %}{{ '\n' ~ m.content }}{% endif %}"
+    "{% for call in m.tool_calls %}{% set f = call.function %}"
+    '{{ \'\n<tool_call>\n{"name": "\' ~ f.name ~ \'", "arguments": \' }}'
+    "{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}"
+    "{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}"
+    "{% elif not (loop.first and m.role == 'system') %}"
+    "{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions."
+)
+_SNOOZY = (
+    "The prompt below is a question to answer, a task to complete, or a conversation to respond "
+    "to; decide which and write an appropriate response."
+)
+_HEADER = "<|start_header_id|>{}<|end_header_id|>\n\n"
+
+FORMATS: dict[str, NamedFormat] = {
+    "llama-2": NamedFormat(_LLAMA_2),
+    "llama-3": NamedFormat(
+        _turns(
+            _HEADER.format("user"), _HEADER.format("assistant"), after="<|eot_id|>",
+            system=_HEADER.format("system"),
+        ), ("<|eot_id|>",),
+    ),
+    "alpaca": NamedFormat(
+        _turns(
+            "### Instruction:", "### Response:", head="{system}\n\n", between=" ", after="\n\n",
+            after_answer="</s>", end="",
+        )
+    ),
+    "qwen": NamedFormat(
+        _turns(
+            "<|im_start|>user\n", "<|im_start|>assistant\n", after="<|im_end|>\n",
+            head="<|im_start|>system\n{system}<|im_end|>\n",
+            default_system="You are a helpful assistant.",
+        ), ("<|endoftext|>",),
+    ),
+    "vicuna": NamedFormat(
+        _turns(
+            "USER:", "ASSISTANT:", head=_VICUNA + " ", between=" ", after=" ", after_answer="</s>"
+        )
+    ),
+    "oasst_llama": NamedFormat(
+        _turns(
+            "<|prompter|>", "<|assistant|>", after="</s>",
+            head="[INST] <<SYS>>\n{system}\n<</SYS>>\n\n",
+        )
+    ),
+    "baichuan-2": NamedFormat(_turns("<reserved_106>", "<reserved_107>", head="{system}")),
+    "baichuan": NamedFormat(_turns("<reserved_102>", "<reserved_103>", head="{system}")),
+    "redpajama-incite": NamedFormat(
+        _turns("<human>:", "<bot>:", head="{system}\n", between=" ", after="\n"), ("<human>",)
+    ),
+    "snoozy": NamedFormat(
+        _turns(
+            "### Prompt:", "### Response:", head="{system}\n", between=" ", after="\n",
+            default_system=_SNOOZY,
+        ), ("###",),
+    ),
+    "phind": NamedFormat(
+        _turns(
+            "### User Message:", "### Assistant:", between=" ", after="\n\n",
+            head="### System Prompt\nYou are an intelligent programming assistant.\n\n",
+        )
+    ),
+    "intel": NamedFormat(
+        _turns(
+            "### User::", "### Assistant::", head="### System:\n{system}\n", between=" ", after="\n"
+        )
+    ),
+    "open-orca": NamedFormat(
+        _turns(
+            "User:", "Assistant:", head="{system}<|end_of_turn|>\n", between=" ",
+            after="<|end_of_turn|>\n", end_between=" ",
+        ), ("User",),
+    ),
+    "mistrallite": NamedFormat(
+        _turns(
+            "<|prompter|>", "</s>\n<|assistant|>", head="<|system|>{system}</s>", after=" "
+        )
+    ),
+    "zephyr": NamedFormat(
+        _turns(
+            "<|user|>\n", "<|assistant|>\n", head="<|system|>\n{system}</s>\n", between="\n",
+            after="</s>\n", end_between="\n",
+        ), ("</s>",),
+    ),
+    "pygmalion": NamedFormat(
+        _turns(
+            "<|user|>", "<|model|>", head="<|system|>{system}\n\n", between="\n", after="\n\n",
+            end_between="\n",
+        ), ("\n",),
+    ),
+    "chatml": NamedFormat(
+        _turns(
+            "<|im_start|>user\n", "<|im_start|>assistant\n", after="<|im_end|>\n",
+            system="<|im_start|>system\n",
+        ), ("<|im_end|>",),
+    ),
+    "mistral-instruct": NamedFormat(_MISTRAL, ("</s>",)),
+    "chatglm3": NamedFormat(
+        _turns("<|user|>", "<|assistant|>", head="<|system|>\n{system}", between="\n "), ("</s>",)
+    ),
+    "openchat": NamedFormat(
+        _turns(
+            "GPT4 Correct User: ", "<|end_of_turn|>GPT4 Correct Assistant: ", between="\n",
+            head="{system}<|end_of_turn|><|end_of_turn|>\n", after="<|end_of_turn|>\n",
+            end_between="\n",
+        ), ("<|end_of_turn|>",),
+    ),
+    "saiga": NamedFormat(
+        _turns(
+            "<s>user\n", "<s>bot\n", system="<s>system\n", after="</s>", end="<s>bot"
+        )
+    ),
+    "gemma": NamedFormat(
+        _turns(
+            "<start_of_turn>user\n", "<start_of_turn>model\n", after="<end_of_turn>\n"
+        ), ("<end_of_turn>\n",),
+    ),
+    "chatml-function-calling": NamedFormat(_CHATML_TOOLS, ("<|im_end|>",)),
+}  # fmt: skip
+# What llama-cpp-python has and this has not, with what does it here.
+_REFUSED = {
+    **dict.fromkeys(
+        ("functionary", "functionary-v1", "functionary-v2"),
+        "leave chat_format out: calls are read by the template of the model's file",
+    ),
+    "openbuddy": "its system message is part of the form; give it as chat_template=",
+}
+# Handlers that programs have registered, by name.
+HANDLERS: dict[str, ChatHandler] = {}
+
+
+def named_format(name: str) -> NamedFormat | None:
+    """The form of that name; None if there is none.
+
+    Raises:
+        UnsupportedError: llama-cpp-python has it, and it is not supported here.
+
+    """
+    if name in _REFUSED:
+        raise UnsupportedError(f"chat_format={name!r} is not supported: {_REFUSED[name]}")
+    return FORMATS.get(name)
+
+
+def register_chat_completion_handler(
+    name: str, overwrite: bool = False
+) -> Callable[[ChatHandler], ChatHandler]:
+    """A decorator: the function answers the chats of Llama(chat_format=name).
+
+    Raises:
+        ArgumentError: the name is taken, and overwrite is False.
+
+    """
+
+    def register(handler: ChatHandler) -> ChatHandler:
+        if not overwrite and (name in HANDLERS or name in FORMATS):
+            raise ArgumentError(
+                f"a chat format {name!r} exists already; overwrite=True replaces it"
+            )
+        HANDLERS[name] = handler
+        return handler
+
+    return register

@@ -1,0 +1,136 @@
+"""Texts as vectors: of models that were made for it, and of any other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Batch, Context, ContextParams, Model
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError, ContextFullError
+
+# The engine's LLAMA_MAX_SEQ.
+_MAX_SEQUENCES = 256
+
+
+class Embedder:
+    """A context of a model that gives embeddings, of several texts at once.
+
+    Args:
+        model: the model.
+        params: of the context; n_ctx counts for a batch, and n_batch is what a batch takes.
+
+    """
+
+    def __init__(self, model: Model, params: ContextParams) -> None:
+        self._lock = Lock()
+        self._vocab = model.vocab
+        n_ctx = params.n_ctx or model.info.n_ctx_train
+        # An encoder takes a batch in one piece, and every token of it gives a row.
+        self.context = Context(
+            model, params, embeddings=True, kv_unified=True, n_outputs_max=0,
+            n_ubatch=params.n_batch, n_seq_max=min(params.n_batch, n_ctx, _MAX_SEQUENCES),
+            target_layers=(),
+        )  # fmt: skip
+        self._encodes = model.info.has_encoder or not self.context.has_memory
+        self._batch = Batch(self.context.n_batch)
+
+    @property
+    def n_batch(self) -> int:
+        """The most tokens of a text."""
+        return min(self.context.n_batch, self.context.n_ctx)
+
+    def embed(
+        self, texts: Sequence[str], *, normalize: bool, truncate: bool
+    ) -> tuple[list[Any], int]:
+        """A vector for each text, or one for each of its tokens where the model does not pool.
+
+        Args:
+            texts: what to embed.
+            normalize: to a length of 1.
+            truncate: cut texts that are too long; else refuse them.
+
+        Returns:
+            For each text a list of [n_embd] floats, or such a list per token; and how many tokens
+            were read.
+
+        Raises:
+            ArgumentError: one is no text, or has no tokens.
+            ContextFullError: one is too long.
+
+        """
+        found = [self._tokens(text, truncate) for text in texts]
+        out: list[Any] = []
+        with self._lock:
+            group: list[list[int]] = []
+            n = 0
+            for tokens in found:
+                if n + len(tokens) > self.n_batch or len(group) >= self.context.n_seq_max:
+                    out += self._rows(group, normalize)
+                    group, n = [], 0
+                group.append(tokens)
+                n += len(tokens)
+            out += self._rows(group, normalize)
+            self.context.pause_threads()
+        return out, sum(map(len, found))
+
+    def _tokens(self, text: object, truncate: bool) -> list[int]:
+        if not isinstance(text, str):
+            raise ArgumentError(f"embed takes texts, not {shown(text)}")
+        tokens = self._vocab.tokenize(text)
+        if not tokens:
+            raise ArgumentError("a text to embed has no tokens, and the model adds none")
+        if len(tokens) > self.n_batch and not truncate:
+            raise ContextFullError(
+                f"a text has {len(tokens)} tokens, more than the {self.n_batch} that n_ctx and "
+                "n_batch have room for; choose larger ones, or truncate=True"
+            )
+        return tokens[: self.n_batch]
+
+    def _rows(self, group: Sequence[Sequence[int]], normalize: bool) -> list[Any]:
+        if not group:
+            return []
+        context, batch = self.context, self._batch
+        if not self._encodes:
+            context.memory.clear()
+        batch.clear()
+        for seq_id, tokens in enumerate(group):
+            batch.extend(tokens, 0, seq_id, output_all=True)
+        context.decode(batch, encode=self._encodes)
+        if context.pooling != "none":
+            rows = [np.array(context.embeddings_of(i)) for i in range(len(group))]
+            return [_scaled(row, normalize).tolist() for row in rows]
+        out, at = [], 0
+        for tokens in group:
+            each = (np.array(context.embeddings(at + i)) for i in range(len(tokens)))
+            out.append([_scaled(row, normalize).tolist() for row in each])
+            at += len(tokens)
+        return out
+
+    def close(self) -> None:
+        """Frees the context."""
+        with self._lock:
+            self.context.close()
+
+
+def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> npt.NDArray[np.float32]:
+    if not normalize:
+        return row
+    norm = float(np.linalg.norm(row))
+    return row if norm == 0.0 else np.asarray(row / norm)
+
+
+def response(data: Sequence[Any], n_tokens: int, model: str) -> dict[str, Any]:
+    """OpenAI's object of a list of embeddings."""
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "embedding": row, "index": i} for i, row in enumerate(data)
+        ],
+        "model": model,
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    }

@@ -1,0 +1,104 @@
+"""llama-cpp-python's drafts: objects that are called with the ids so far, and give some more."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters import Draft, Drafter, DraftRequest, PromptLookup
+from pyllama_spec.drafters.base import NO_DRAFT
+from pyllama_spec.engine.checks import count, shown
+from pyllama_spec.errors import ArgumentError
+
+Ids = npt.NDArray[np.intc]
+# What one draft may have at most; a verify batch is exact up to 32 rows.
+_MAX_DRAFT = 16
+
+
+class LlamaDraftModel(ABC):
+    """A draft in llama-cpp-python's form."""
+
+    @abstractmethod
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """What may follow the ids so far: any number of ids."""
+
+
+class LlamaPromptLookupDecoding(LlamaDraftModel):
+    """Copies what followed the text's end where it stood before.
+
+    Given as Llama(draft_model=...) it is pyllama_spec.PromptLookup, which keeps an index instead of
+    searching the text anew.
+
+    Args:
+        max_ngram_size: how many tokens are looked for at most.
+        num_pred_tokens: how many are proposed at most.
+
+    """
+
+    def __init__(self, max_ngram_size: int = 2, num_pred_tokens: int = 10) -> None:
+        self.max_ngram_size = count(max_ngram_size, "max_ngram_size", 1)
+        self.num_pred_tokens = count(num_pred_tokens, "num_pred_tokens", 1)
+
+    @staticmethod
+    def find_candidate_pred_tokens(
+        input_ids: Ids, max_ngram_size: int, num_pred_tokens: int
+    ) -> Ids:
+        """What followed the first place that ends like the text: [<= num_pred_tokens] ids."""
+        ids = np.asarray(input_ids)
+        for n in range(min(max_ngram_size, len(ids) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(ids, n)
+            for at in np.nonzero((windows == ids[-n:]).all(axis=1))[0]:
+                found = ids[at + n : at + n + num_pred_tokens]
+                if len(found):
+                    return found
+        return np.array([], dtype=np.intc)
+
+    def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
+        """See LlamaDraftModel."""
+        return self.find_candidate_pred_tokens(input_ids, self.max_ngram_size, self.num_pred_tokens)
+
+
+class _Called(Drafter):
+    """A draft of the caller's, in the form of ours."""
+
+    name = "draft-model"
+    max_draft = _MAX_DRAFT
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._model = model
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """What it gives for the ids so far."""
+        ids = np.array(request.tokens[:], dtype=np.intc)
+        found = [int(token) for token in self._model(ids)[: request.n]]
+        return Draft(found) if found else NO_DRAFT
+
+
+def drafter_of(draft_model: object, draft: object = None) -> Drafter:
+    """The drafter that a draft in llama-cpp-python's form means here.
+
+    Args:
+        draft_model: such a draft.
+        draft: what was given beside it, which is one too many.
+
+    Raises:
+        ArgumentError: it is no such draft, or there is another.
+
+    """
+    if draft is not None:
+        raise ArgumentError("give draft or draft_model, not both")
+    if isinstance(draft_model, Drafter):
+        return draft_model
+    if isinstance(draft_model, LlamaPromptLookupDecoding):
+        n = min(draft_model.num_pred_tokens, _MAX_DRAFT)
+        return PromptLookup(max_ngram=draft_model.max_ngram_size, min_ngram=1, max_draft=n)
+    if callable(draft_model) and not isinstance(draft_model, type):
+        return _Called(draft_model)
+    raise ArgumentError(
+        f"draft_model={shown(draft_model)} is no draft: give a LlamaPromptLookupDecoding(), a "
+        'LlamaDraftModel, or draft="prompt-lookup", a path or a Drafter'
+    )

@@ -1,0 +1,45 @@
+"""Puts this package in the place of llama-cpp-python, for libraries that import that themselves."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+PARTS = (
+    "llama", "llama_cache", "llama_chat_format", "llama_cpp", "llama_grammar", "llama_speculative",
+    "llama_tokenizer", "llama_types",
+)  # fmt: skip
+_OURS = __name__.rpartition(".")[0]
+
+
+def install() -> None:
+    """From here on `import llama_cpp`, in this process, gives pyllama_spec.llama_cpp.
+
+    Call it before any library that imports llama_cpp is imported. May be called twice.
+
+    Raises:
+        ImportError: llama-cpp-python was imported already; what has it would keep it.
+
+    """
+    there = sys.modules.get("llama_cpp")
+    ours = importlib.import_module(_OURS)
+    if there is ours:
+        return
+    if there is not None:
+        where = getattr(there, "__file__", "somewhere")
+        raise ImportError(
+            f"llama_cpp was imported already, from {where}: call pyllama_spec.llama_cpp.install() "
+            "before anything that imports it"
+        )
+    # All of them at once: half of theirs and half of ours would not fit together.
+    modules = {part: importlib.import_module(f"{_OURS}.{part}") for part in PARTS}
+    sys.modules["llama_cpp"] = ours
+    for part, module in modules.items():
+        sys.modules[f"llama_cpp.{part}"] = module
+
+
+def uninstall() -> None:
+    """Takes it away again, for tests; libraries that imported it keep it."""
+    if sys.modules.get("llama_cpp") is sys.modules.get(_OURS):
+        for name in ("llama_cpp", *(f"llama_cpp.{part}" for part in PARTS)):
+            sys.modules.pop(name, None)

@@ -1,0 +1,77 @@
+"""Llama and what its requests take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.checks import count
+from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
+from pyllama_spec.llama.llama import Llama, LlamaState
+from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
+from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on, as there
+
+__all__ = [
+    "BaseLlamaCache",
+    "Llama",
+    "LlamaCache",
+    "LlamaDiskCache",
+    "LlamaGrammar",
+    "LlamaRAMCache",
+    "LlamaState",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinTokensLogitsProcessor",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+]
+
+Ids = npt.NDArray[np.intc]
+Scores = npt.NDArray[np.single]
+LogitsProcessor = Callable[[Ids, Scores], Any]
+StoppingCriteria = Callable[[Ids, Scores], bool]
+
+
+class LogitsProcessorList(list[LogitsProcessor]):
+    """Functions that change logits, one after the other."""
+
+    def __call__(self, input_ids: Ids, scores: Scores) -> Any:
+        """Lets each have what the one before gave."""
+        found: Any = scores
+        for processor in self:
+            found = processor(input_ids, found)
+        return found
+
+
+class StoppingCriteriaList(list[StoppingCriteria]):
+    """Functions of which any one can end a text."""
+
+    def __call__(self, input_ids: Ids, logits: Scores) -> bool:
+        """Asks all of them: each may count."""
+        found = [criterion(input_ids, logits) for criterion in self]
+        return any(found)
+
+
+class MinTokensLogitsProcessor:
+    """Forbids the end of a text before it has so many tokens.
+
+    Args:
+        min_tokens: how many.
+        token_eos: the id that ends it.
+
+    """
+
+    def __init__(self, min_tokens: int, token_eos: int) -> None:
+        self.min_tokens, self.token_eos = count(min_tokens, "min_tokens"), token_eos
+        self.prompt_tokens: int | None = None
+
+    def __call__(self, input_ids: Ids, scores: Scores) -> Scores:
+        """The first call sees the prompt alone."""
+        if self.prompt_tokens is None:
+            self.prompt_tokens = len(input_ids)
+        if len(input_ids) - self.prompt_tokens < self.min_tokens:
+            scores[self.token_eos] = -np.inf
+        return scores

@@ -1,0 +1,390 @@
+"""Forms of chats, by name and of programs' own, and what answers them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.generation.chat_template import CHATML, ChatTemplate, RenderedChat
+from pyllama_spec.llama.chat_formats import (
+    FORMATS,
+    HANDLERS,
+    ChatHandler,
+    register_chat_completion_handler,
+)
+
+__all__ = [
+    "CHATML_CHAT_TEMPLATE",
+    "ChatFormatter",
+    "ChatFormatterResponse",
+    "Jinja2ChatFormatter",
+    "LlamaChatCompletionHandler",
+    "LlamaChatCompletionHandlerNotFoundException",
+    "LlamaChatCompletionHandlerRegistry",
+    "chat_formatter_to_chat_completion_handler",
+    "get_chat_completion_handler",
+    "hf_tokenizer_config_to_chat_completion_handler",
+    "hf_tokenizer_config_to_chat_formatter",
+    "register_chat_completion_handler",
+    "register_chat_format",
+]
+
+LlamaChatCompletionHandler = ChatHandler
+CHATML_CHAT_TEMPLATE = CHATML
+# What a chat is given that completions know nothing of.
+_OF_CHATS = ("functions", "function_call", "tools", "tool_choice", "messages", "llama")
+
+
+class LlamaChatCompletionHandlerNotFoundException(Exception):  # noqa: N818 - their name
+    """There is no chat format of that name."""
+
+
+@dataclass
+class ChatFormatterResponse:
+    """What a chat formatter gives.
+
+    Attributes:
+        prompt: the chat as text.
+        stop: what ends an answer.
+        stopping_criteria: functions that do.
+        added_special: whether the text begins with the name of the BOS token already.
+
+    """
+
+    prompt: str
+    stop: str | list[str] | None = None
+    stopping_criteria: Any = None
+    added_special: bool = False
+
+
+class ChatFormatter(Protocol):
+    """f(messages=...) -> ChatFormatterResponse."""
+
+    def __call__(self, *, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
+        """The chat as text."""
+
+
+class Jinja2ChatFormatter:
+    """A chat formatter of Jinja text, run in a sandbox.
+
+    Args:
+        template: Jinja text.
+        eos_token, bos_token: their names.
+        add_generation_prompt: end with the beginning of the answer.
+        stop_token_ids: ids that end an answer.
+
+    """
+
+    def __init__(
+        self,
+        template: str,
+        eos_token: str,
+        bos_token: str,
+        add_generation_prompt: bool = True,
+        stop_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        self.template, self.eos_token, self.bos_token = template, eos_token, bos_token
+        self.add_generation_prompt = add_generation_prompt
+        self.stop_token_ids = None if stop_token_ids is None else set(stop_token_ids)
+        self._template = ChatTemplate(template, bos_token=bos_token, eos_token=eos_token)
+
+    def render(self, messages: Sequence[Any], **variables: Any) -> RenderedChat:
+        """The chat, with what is known of the caller's text in it."""
+        return self._template.render(
+            messages, add_generation_prompt=self.add_generation_prompt, **variables
+        )
+
+    def __call__(self, *, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
+        """See ChatFormatter."""
+        criteria: Any = None
+        if self.stop_token_ids is not None:
+            ends = self.stop_token_ids
+
+            def ends_text(tokens: Any, logits: Any) -> bool:
+                del logits
+                return len(tokens) > 0 and int(tokens[-1]) in ends
+
+            criteria = [ends_text]
+        text = self.render(messages, **kwargs).text
+        stop = [self.eos_token] if self.eos_token else []
+        return ChatFormatterResponse(text, stop, criteria, added_special=True)
+
+    def to_chat_handler(self) -> ChatHandler:
+        """A function that answers chats in this form."""
+        return chat_formatter_to_chat_completion_handler(self)
+
+
+def chat_formatter_to_chat_completion_handler(formatter: ChatFormatter) -> ChatHandler:
+    """A function that answers chats in a formatter's form.
+
+    What the formatter gives is one text: names of control tokens in messages are read as those
+    tokens, as in llama-cpp-python. Llama(chat_template=...) tells them apart.
+    """
+
+    def handler(
+        *,
+        llama: Any,
+        messages: Sequence[Any],
+        stop: Any = (),
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any:
+        if options.get("tools") or options.get("functions"):
+            raise UnsupportedError(
+                "tools are for the chat formats of pyllama_spec itself, not for a registered one"
+            )
+        for_template = {name: options.pop(name, None) for name in _OF_CHATS[:4]}
+        found = formatter(messages=messages, **for_template)
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        more = [found.stop] if isinstance(found.stop, str) else list(found.stop or ())
+        tokens = llama.tokenize(
+            found.prompt.encode("utf-8"), add_bos=not found.added_special, special=True
+        )
+        answer = llama.create_completion(
+            tokens, stop=[*stops, *more], stream=stream,
+            logprobs=(top_logprobs or 0) if logprobs else None,
+            stopping_criteria=found.stopping_criteria, **options,
+        )  # fmt: skip
+        return _chat_chunks(answer) if stream else _chat(answer)
+
+    return handler
+
+
+def _chat_logprobs(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    content = [
+        {
+            "token": token, "bytes": None, "logprob": logprob,
+            "top_logprobs": [
+                {"token": other, "logprob": value, "bytes": None} for other, value in top.items()
+            ],
+        }
+        for token, logprob, top in rows
+    ]  # fmt: skip
+    return {"content": content, "refusal": None}
+
+
+def _chat(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """A completion as a chat completion."""
+    choice = answer["choices"][0]
+    message = {"role": "assistant", "content": choice["text"]}
+    return {
+        **answer, "id": f"chat{answer['id']}", "object": "chat.completion",
+        "choices": [
+            {
+                "index": 0, "message": message, "finish_reason": choice["finish_reason"],
+                "logprobs": _chat_logprobs(choice["logprobs"]),
+            }
+        ],
+    }  # fmt: skip
+
+
+def _chat_chunks(chunks: Iterator[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Chunks of a completion as those of a chat completion."""
+
+    def made(chunk: Mapping[str, Any], delta: dict[str, Any]) -> dict[str, Any]:
+        choice = chunk["choices"][0]
+        shown = {
+            "index": 0, "delta": delta, "finish_reason": choice["finish_reason"],
+            "logprobs": _chat_logprobs(choice["logprobs"]),
+        }  # fmt: skip
+        own = {"id": f"chat{chunk['id']}", "object": "chat.completion.chunk"}
+        return {**chunk, **own, "choices": [shown]}
+
+    for i, chunk in enumerate(chunks):
+        choice = chunk["choices"][0]
+        if i == 0:
+            first = {**choice, "finish_reason": None, "logprobs": None}
+            yield made({**chunk, "choices": [first]}, {"role": "assistant"})
+        is_end = choice["finish_reason"] is not None
+        yield made(chunk, {} if is_end else {"content": choice["text"]})
+
+
+def register_chat_format(name: str) -> Callable[[ChatFormatter], ChatFormatter]:
+    """A decorator: the formatter writes the chats of Llama(chat_format=name)."""
+
+    def register(formatter: ChatFormatter) -> ChatFormatter:
+        register_chat_completion_handler(name)(chat_formatter_to_chat_completion_handler(formatter))
+        return formatter
+
+    return register
+
+
+class LlamaChatCompletionHandlerRegistry:
+    """The handlers that programs have registered."""
+
+    def register_chat_completion_handler(
+        self, name: str, chat_handler: ChatHandler, overwrite: bool = False
+    ) -> None:
+        """Adds one."""
+        register_chat_completion_handler(name, overwrite)(chat_handler)
+
+    def unregister_chat_handler(self, name: str) -> None:
+        """Takes one away."""
+        if HANDLERS.pop(name, None) is None:
+            raise ValueError(f"no chat handler {name!r} is registered")
+
+    def get_chat_completion_handler_by_name(self, name: str) -> ChatHandler:
+        """The one of that name, registered or built in."""
+        if name in HANDLERS:
+            return HANDLERS[name]
+        if name not in FORMATS:
+            raise LlamaChatCompletionHandlerNotFoundException(
+                f"there is no chat format {name!r}; there are "
+                f"{', '.join(sorted({*FORMATS, *HANDLERS}))}"
+            )
+        found = FORMATS[name]
+        template = ChatTemplate(found.source)
+
+        def formatter(*, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
+            return ChatFormatterResponse(template.render(messages).text, list(found.stop))
+
+        return chat_formatter_to_chat_completion_handler(formatter)
+
+
+def get_chat_completion_handler(name: str) -> ChatHandler:
+    """The handler of that name."""
+    return LlamaChatCompletionHandlerRegistry().get_chat_completion_handler_by_name(name)
+
+
+def hf_tokenizer_config_to_chat_formatter(
+    tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
+) -> ChatFormatter:
+    """A formatter of what a tokenizer_config.json says.
+
+    Raises:
+        ArgumentError: it has no template, or no end of a text.
+
+    """
+    for key in ("chat_template", "bos_token", "eos_token"):
+        if not isinstance(tokenizer_config.get(key), str):
+            raise ArgumentError(f"the tokenizer's config has no text as {key}")
+    template = ChatTemplate(
+        tokenizer_config["chat_template"],
+        bos_token=tokenizer_config["bos_token"], eos_token=tokenizer_config["eos_token"],
+    )  # fmt: skip
+
+    def formatter(*, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
+        # Templates that make no use of add_generation_prompt begin an answer by an empty one.
+        asked = (
+            [*messages, {"role": "assistant", "content": ""}] if add_generation_prompt else messages
+        )
+        text = template.render(asked, add_generation_prompt=False).text
+        return ChatFormatterResponse(text, tokenizer_config["eos_token"], added_special=True)
+
+    return formatter
+
+
+def hf_tokenizer_config_to_chat_completion_handler(
+    tokenizer_config: Mapping[str, Any], add_generation_prompt: bool = True
+) -> ChatHandler:
+    """A function that answers chats in the form of a tokenizer_config.json."""
+    return chat_formatter_to_chat_completion_handler(
+        hf_tokenizer_config_to_chat_formatter(tokenizer_config, add_generation_prompt)
+    )
+
+
+def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | None:
+    """None: the template of the file itself is used, whatever it is called elsewhere."""
+    del metadata
+    return None
+
+
+def _named(name: str) -> Callable[..., ChatFormatterResponse]:
+    def formatter(messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
+        found = FORMATS[name]
+        stop = list(found.stop)
+        text = ChatTemplate(found.source).render(messages).text
+        return ChatFormatterResponse(text, stop[0] if len(stop) == 1 else stop or None)
+
+    formatter.__name__ = name
+    return formatter
+
+
+format_llama2, format_llama3 = _named("llama-2"), _named("llama-3")
+format_chatml, format_mistral_instruct = _named("chatml"), _named("mistral-instruct")
+format_alpaca, format_qwen, format_zephyr = _named("alpaca"), _named("qwen"), _named("zephyr")
+format_gemma, format_openchat, format_saiga = _named("gemma"), _named("openchat"), _named("saiga")
+format_chatglm3, format_phind, format_snoozy = _named("chatglm3"), _named("phind"), _named("snoozy")
+format_baichuan, format_baichuan2 = _named("baichuan"), _named("baichuan-2")
+format_intel, format_open_orca = _named("intel"), _named("open-orca")
+format_mistrallite, format_pygmalion = _named("mistrallite"), _named("pygmalion")
+format_oasst_llama, format_redpajama_incite = _named("oasst_llama"), _named("redpajama-incite")
+format = _named("vicuna")
+
+
+class _Vision:
+    """Refused: images are for a later version."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise UnsupportedError(
+            f"{type(self).__name__}: images are not supported by this version of pyllama_spec; "
+            "messages are text"
+        )
+
+
+class Llava15ChatHandler(_Vision):
+    """Refused, with all that inherit from it: images are for a later version."""
+
+
+class Llava16ChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+class MTMDChatHandler(_Vision):
+    """Refused."""
+
+
+class Gemma4ChatHandler(MTMDChatHandler):
+    """Refused."""
+
+
+class ObsidianChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+class MoondreamChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+class NanoLlavaChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+class Llama3VisionAlphaChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+Llama3VisionAlpha = Llama3VisionAlphaChatHandler
+
+
+class MiniCPMv26ChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+class Qwen25VLChatHandler(Llava15ChatHandler):
+    """Refused."""
+
+
+def _grammar_for_response_format(response_format: Mapping[str, Any], verbose: bool = False) -> Any:
+    from pyllama_spec.generation.structured import schema_grammar, schema_of
+    from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
+
+    del verbose
+    schema = schema_of(response_format)
+    return None if schema is None else LlamaGrammar.from_string(schema_grammar(schema))
+
+
+def _grammar_for_json_schema(
+    schema: str, verbose: bool = False, fallback_to_json: bool = True
+) -> Any:
+    form = {"type": "json_object", "schema": json.loads(schema)}
+    del fallback_to_json  # a schema that cannot be is an error here, not another form
+    return _grammar_for_response_format(form, verbose)

@@ -1,0 +1,66 @@
+"""Grammars that texts have to follow."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.generation.json_grammar import JSON_OBJECT
+from pyllama_spec.generation.structured import schema_grammar
+
+LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
+JSON_GBNF = JSON_OBJECT
+
+
+class LlamaGrammar:
+    """GBNF rules, for `grammar=` of a request.
+
+    A fault in the rules shows when they are used.
+    """
+
+    def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:
+        del args, kwargs
+        self._grammar = _grammar
+        self._root = LLAMA_GRAMMAR_DEFAULT_ROOT
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """Of rules with a rule `root`."""
+        del verbose
+        if not isinstance(grammar, str) or not grammar.strip():
+            raise ArgumentError(f"a grammar is a text of GBNF rules, not {shown(grammar)}")
+        return cls(_grammar=grammar)
+
+    @classmethod
+    def from_file(cls, file: str | os.PathLike[str], verbose: bool = True) -> LlamaGrammar:
+        """Of a file with rules.
+
+        Raises:
+            ArgumentError: it cannot be read, or is empty.
+
+        """
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArgumentError(f"the grammar {file} cannot be read: {error}") from None
+        if not text.strip():
+            raise ArgumentError(f"the grammar {file} is empty")
+        return cls.from_string(text, verbose)
+
+    @classmethod
+    def from_json_schema(
+        cls, json_schema: str | Mapping[str, Any], verbose: bool = True
+    ) -> LlamaGrammar:
+        """Of the JSON texts that a schema describes, which is JSON text itself, or a dict."""
+        return cls.from_string(schema_grammar(json_schema), verbose)
+
+
+def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> str:
+    """GBNF rules for a schema; the order of keys is the schema's."""
+    if prop_order:
+        raise ArgumentError("prop_order is not supported: the order of keys is the schema's own")
+    return schema_grammar(schema)

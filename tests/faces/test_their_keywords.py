@@ -1,0 +1,227 @@
+"""llama-cpp-python's keywords and numbers: taken at face value, or refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pyllama_spec.llama_cpp as llama_cpp
+from pyllama_spec import ArgumentError, ContextFullError, Llama, ModelLoadError, UnsupportedError
+from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
+from tests.models import model_path
+
+# With what they are there by default, or with what changes nothing.
+NEUTRAL: dict[str, Any] = {
+    "logits_all": True, "embedding": False, "vocab_only": False, "lora_path": None,
+    "lora_base": None, "lora_scale": 1.0, "kv_overrides": None, "chat_handler": None,
+    "tokenizer": None, "draft_model": None, "numa": False, "no_perf": True, "op_offload": True,
+    "swa_full": None, "yarn_ext_factor": -1.0, "yarn_attn_factor": 1.0, "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0, "yarn_orig_ctx": 0, "spm_infill": False, "n_threads_batch": 2,
+    "pooling_type": -1, "attention_type": -1, "rope_scaling_type": -1, "split_mode": 1,
+    "type_k": 1, "type_v": 1, "flash_attn": False, "tensor_split": None,
+}  # fmt: skip
+# Its Llama(), as of 0.3.36.
+THEIR_KEYWORDS = (
+    "model_path n_gpu_layers split_mode main_gpu tensor_split vocab_only use_mmap use_mlock "
+    "kv_overrides seed n_ctx n_batch n_ubatch n_threads n_threads_batch rope_scaling_type "
+    "pooling_type attention_type rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor "
+    "yarn_beta_fast yarn_beta_slow yarn_orig_ctx logits_all embedding offload_kqv flash_attn "
+    "op_offload swa_full no_perf last_n_tokens_size lora_base lora_scale lora_path numa "
+    "chat_format chat_handler draft_model tokenizer type_k type_v spm_infill verbose"
+)
+# Its requests, in their positional order.
+THEIR_COMPLETION = (
+    "prompt suffix max_tokens temperature top_p min_p typical_p logprobs echo stop "
+    "frequency_penalty presence_penalty repeat_penalty top_k stream seed tfs_z mirostat_mode "
+    "mirostat_tau mirostat_eta model stopping_criteria logits_processor grammar logit_bias"
+)
+THEIR_CHAT = (
+    "messages functions function_call tools tool_choice temperature top_p top_k min_p typical_p "
+    "stream stop seed response_format max_tokens presence_penalty frequency_penalty "
+    "repeat_penalty tfs_z mirostat_mode mirostat_tau mirostat_eta model logits_processor grammar "
+    "logit_bias logprobs top_logprobs"
+)
+
+
+def parameters(function: Any) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name != "self"]
+
+
+def test_signatures_are_theirs_first() -> None:
+    for function, theirs in (
+        (Llama.__init__, THEIR_KEYWORDS), (Llama.create_completion, THEIR_COMPLETION),
+        (Llama.__call__, THEIR_COMPLETION), (Llama.create_chat_completion, THEIR_CHAT),
+    ):  # fmt: skip
+        assert parameters(function)[: len(theirs.split())] == theirs.split()
+
+
+def test_neutral_keywords_change_nothing() -> None:
+    with open_tiny() as plain:
+        expected = text_of(plain(PROMPT, max_tokens=12, **GREEDY))
+    with open_tiny(**NEUTRAL) as llm:
+        assert text_of(llm(PROMPT, max_tokens=12, **GREEDY)) == expected
+        assert llm.context_params.n_threads_batch == 2
+        assert llm.no_perf is True
+
+
+def test_numbers_stand_for_names() -> None:
+    with open_tiny(type_k=llama_cpp.GGML_TYPE_Q8_0, type_v="f16") as llm:
+        assert llm.context.params.type_k == "q8_0"
+        assert llm.context_params.type_k == 8
+    with open_tiny(rope_scaling_type=llama_cpp.LLAMA_ROPE_SCALING_TYPE_LINEAR) as llm:
+        assert llm.context.params.rope_scaling == "linear"
+    with open_tiny(n_ctx=0, n_threads=0) as llm:
+        assert llm.n_ctx() == llm.model.info.n_ctx_train
+
+
+def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
+    with pytest.warns(UserWarning, match="did you mean n_ctx"):
+        open_tiny(n_ctxx=3).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_tiny(f16_kv=True, n_parts=-1).close()  # of old versions
+    with pytest.warns(UserWarning, match="numa"):
+        open_tiny(numa=1).close()
+    with open_tiny() as llm, pytest.raises(ArgumentError, match="temperature"):
+        llm(PROMPT, temprature=0.0)
+
+
+def test_options_in_their_positional_order() -> None:
+    with open_tiny() as llm:
+        expected = llm(PROMPT, max_tokens=5, temperature=0.0, top_p=0.9, logprobs=2)["choices"]
+        assert llm(PROMPT, None, 5, 0.0, 0.9, 0.05, 1.0, 2)["choices"] == expected
+        message = {"role": "user", "content": "Hi"}
+        chat = llm.create_chat_completion([message], None, None, None, None, 0.0, max_tokens=4)
+        assert (
+            chat["choices"]
+            == llm.create_chat_completion([message], temperature=0.0, max_tokens=4)["choices"]
+        )
+
+
+def test_a_chat_is_cooler_than_a_text() -> None:
+    with open_tiny() as llm:
+        chat = llm.generate_chat_steps([{"role": "user", "content": "Hi"}], max_tokens=1)
+        assert chat._job._sampler.params.temperature == 0.2
+        chat.close()
+        text = llm.generate_steps(PROMPT, max_tokens=1)
+        assert text._job._sampler.params.temperature == 0.8
+        text.close()
+
+
+def test_penalties_see_what_was_generated_and_the_prompt_if_asked_to() -> None:
+    # A prompt of all tokens that the text would have: seen by the penalties, another comes.
+    with open_tiny() as llm:
+        first = llm.generate_steps(PROMPT, max_tokens=1, temperature=0.0)
+        list(first)
+        prompt = [*PROMPT, first.record.tokens[0]] * 3
+        options: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0, "penalty_last_n": -1}
+
+        def ids(**more: Any) -> list[int]:
+            generation = llm.generate_steps(prompt, **options, **more)
+            list(generation)
+            return generation.record.tokens
+
+        plain, alone = ids(), ids(presence_penalty=50.0)
+        both = ids(presence_penalty=50.0, penalize_prompt=True)
+        assert alone[0] == plain[0]
+        assert len(set(alone)) == len(alone)
+        assert not set(both) & set(prompt)
+
+
+def test_a_models_seed_begins_a_stream_and_a_requests_gives_its_text() -> None:
+    hot: dict[str, Any] = {"temperature": 2.0, "max_tokens": 12, "top_k": 0, "min_p": 0.0}
+    with open_tiny(seed=5) as llm:
+        texts = [text_of(llm(PROMPT, **hot)) for _ in range(3)]
+        assert len(set(texts)) == 3
+        llm.set_seed(5)
+        assert [text_of(llm(PROMPT, **hot)) for _ in range(3)] == texts
+        own = text_of(llm(PROMPT, seed=7, **hot))
+        assert text_of(llm(PROMPT, seed=7, **hot)) == own
+        llm.set_seed(5)
+        state = llm.save_state()
+        assert text_of(llm(PROMPT, **hot)) == texts[0]
+        llm.load_state(state)
+        assert text_of(llm(PROMPT, **hot)) == texts[0]
+    with open_tiny("prompt-lookup", seed=5) as llm:
+        assert [text_of(llm(PROMPT, **hot)) for _ in range(3)] == texts
+
+
+def test_prompt_and_text_share_the_context() -> None:
+    with open_tiny(n_ctx=32) as llm:
+        whole = llm(PROMPT[:10], max_tokens=None, logit_bias={2: -100.0}, **GREEDY)
+        assert whole["usage"]["total_tokens"] == 32
+        assert len(list(llm.create_completion([97] * 31, max_tokens=9, stream=True))) <= 2
+        for prompt in ([97] * 32, [[97] * 32, [97]]):
+            with pytest.raises(ContextFullError):
+                llm(prompt, max_tokens=1)
+
+
+def test_their_errors_are_value_errors() -> None:
+    with open_tiny(n_ctx=32) as llm, pytest.raises(ValueError, match="n_ctx"):
+        llm([97] * 40)
+    with pytest.raises(ValueError, match="does not exist"):
+        Llama("no-such.gguf")
+    assert issubclass(ModelLoadError, ValueError)
+
+
+def test_a_temperature_below_zero_draws_from_all() -> None:
+    with open_tiny() as llm:
+        uncut: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 3, "max_tokens": 9}
+        assert text_of(llm(PROMPT, temperature=-1.0, seed=3, max_tokens=9)) == text_of(
+            llm(PROMPT, temperature=1.0, **uncut)
+        )
+
+
+def test_drafts_in_their_form() -> None:
+    class Constant(llama_cpp_draft()):  # type: ignore[misc]
+        n_calls = 0
+
+        def __call__(self, input_ids: Any, /, **kwargs: Any) -> Any:
+            Constant.n_calls += 1
+            assert input_ids.dtype == np.intc
+            return np.array([97, 97, 97])
+
+    with open_tiny() as plain:
+        expected = text_of(plain([97] * 40, max_tokens=20, **GREEDY))
+    for draft in (llama_cpp.LlamaPromptLookupDecoding(2, 5), Constant()):
+        with open_tiny(draft_model=draft) as llm:
+            found = llm([97] * 40, max_tokens=20, **GREEDY)
+            assert text_of(found) == expected
+            assert found["speculation"]["drafted"] > 0
+    assert Constant.n_calls > 0
+    with pytest.raises(ArgumentError, match="not both"):
+        open_tiny("prompt-lookup", draft_model=Constant())
+
+
+def llama_cpp_draft() -> Any:
+    from pyllama_spec.llama_cpp.llama_speculative import LlamaDraftModel
+
+    return LlamaDraftModel
+
+
+def test_vocab_only_and_what_it_refuses() -> None:
+    with Llama(model_path("llama"), vocab_only=True) as llm:
+        assert llm.detokenize(llm.tokenize(b"abc")) == b"abc"
+        assert llm.tokenizer().encode("abc") == llm.tokenize(b"abc", special=True)
+        assert llm.n_vocab() == 320
+        with pytest.raises(UnsupportedError, match="vocab_only"):
+            llm("abc")
+
+
+def test_kv_overrides() -> None:
+    key = "llama.context_length"
+    with open_tiny(kv_overrides={key: 128, "general.name": "other"}, n_ctx=0) as llm:
+        assert llm.n_ctx() == 128
+    with open_tiny(kv_overrides={"tokenizer.ggml.add_bos_token": False}) as llm:
+        assert not llm.model.vocab.adds_bos
+
+
+def test_verbose_says_what_a_request_took(capfd: pytest.CaptureFixture[str]) -> None:
+    with open_tiny(verbose=True) as llm:
+        capfd.readouterr()
+        llm(PROMPT, max_tokens=3)
+        assert "tokens read in" in capfd.readouterr().err

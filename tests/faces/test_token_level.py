@@ -1,0 +1,154 @@
+"""eval, sample, generate, scores, states and caches, as llama-cpp-python has them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, PromptLookup, UnsupportedError
+from pyllama_spec.llama_cpp import LlamaRAMCache, LogitsProcessorList, MinTokensLogitsProcessor
+from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
+
+KINDS = ("llama", "mamba2", "lfm2")
+
+
+def taken(llm: Llama, tokens: list[int], n: int = 4, **options: Any) -> list[int]:
+    return list(itertools.islice(llm.generate(tokens, temp=0.0, **options), n))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_and_sample_give_what_generate_gives(kind: str) -> None:
+    with open_tiny(kind=kind) as llm:
+        expected = taken(llm, PROMPT)
+        llm.reset()
+        found: list[int] = []
+        llm.eval(PROMPT[:5])
+        llm.eval(PROMPT[5:])
+        for _ in expected:
+            found.append(llm.sample(temp=0.0))
+            llm.eval(found[-1:])
+        assert found == expected
+        assert llm.n_tokens == len(PROMPT) + len(found)
+        assert llm.input_ids[: llm.n_tokens].tolist() == [*PROMPT, *found]
+        assert list(llm.eval_tokens) == [*PROMPT, *found]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_going_back_by_n_tokens(kind: str) -> None:
+    with open_tiny(kind=kind) as llm:
+        expected = taken(llm, PROMPT)
+        llm.eval([97, 98])
+        llm.n_tokens = len(PROMPT) - 3
+        llm.eval(PROMPT[-3:])
+        assert llm.sample(temp=0.0) == expected[0]
+        assert taken(llm, [97], reset=False) is not None
+        assert taken(llm, PROMPT) == expected
+
+
+def test_scores_have_a_row_for_each_token() -> None:
+    with open_tiny(logits_all=True) as llm, open_tiny() as one:
+        llm.eval(PROMPT)
+        for i in range(1, len(PROMPT) + 1):
+            one.reset()
+            one.eval(PROMPT[:i])
+            assert np.array_equal(llm.scores[i - 1], one.scores[i - 1])
+            assert llm.sample(temp=0.0, idx=i - 1) == one.sample(temp=0.0)
+        assert len(llm.eval_logits) == len(PROMPT)
+        with pytest.raises(ArgumentError, match="logits_all"):
+            one.sample(idx=2)
+
+
+def test_generate_ends_with_the_token_that_ends_a_text() -> None:
+    with open_tiny() as llm:
+        eos = llm.token_eos()
+        assert list(llm.generate(PROMPT, temp=0.0, grammar='root ::= "ab"')) == [97, 98, eos]
+        generator = llm.generate(PROMPT, temp=0.0)
+        next(generator)
+        with pytest.raises(UnsupportedError, match="sent"):
+            generator.send([3])
+
+
+def test_a_draft_speeds_generate_up_and_changes_nothing() -> None:
+    with open_tiny() as plain:
+        expected = taken(plain, [97] * 40, 20)
+    with open_tiny(PromptLookup(max_ngram=2, min_ngram=1)) as llm:
+        assert taken(llm, [97] * 40, 20) == expected
+
+
+def test_minimal_tokens() -> None:
+    with open_tiny() as llm:
+        processors = LogitsProcessorList([MinTokensLogitsProcessor(7, llm.token_eos())])
+        bias = {llm.token_eos(): 1000.0}
+        found = llm(PROMPT, max_tokens=30, logit_bias=bias, logits_processor=processors, **GREEDY)
+        assert found["usage"]["completion_tokens"] == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_goes_back_to_the_longest_beginning(kind: str) -> None:
+    first, second = PROMPT * 3, [120, 121, 122] * 14
+    with open_tiny(kind=kind) as llm:
+        expected = [text_of(llm(p, max_tokens=5, **GREEDY)) for p in (first, second)]
+    cache = LlamaRAMCache()
+    with open_tiny(kind=kind) as llm:
+        llm.set_cache(cache)
+        n_loads = 0
+        load = llm.load_state
+
+        def counted(state: Any) -> None:
+            nonlocal n_loads
+            n_loads += 1
+            load(state)
+
+        llm.load_state = counted  # type: ignore[method-assign]
+        for prompt, text in zip((first, second) * 2, expected * 2, strict=True):
+            stream = llm(prompt, max_tokens=5, stream=True, **GREEDY)
+            assert "".join(map(text_of, stream)) == text
+        assert n_loads == 2
+        assert len(cache.cache_state) == 2
+    small = LlamaRAMCache(capacity_bytes=1)
+    small[(1, 2)] = next(iter(cache.cache_state.values()))
+    assert (1, 2) not in small
+
+
+def test_echo_with_logprobs() -> None:
+    with open_tiny(logits_all=True) as llm, open_tiny() as narrow:
+        found = llm("the cat", max_tokens=3, echo=True, logprobs=2, **GREEDY)["choices"][0]
+        assert (
+            narrow("the cat", max_tokens=3, echo=True, logprobs=2, **GREEDY)["choices"][0] == found
+        )
+        rows = found["logprobs"]
+        assert "".join(rows["tokens"]) == found["text"]
+        ends = list(itertools.accumulate(map(len, rows["tokens"])))
+        assert rows["text_offset"] == [0, *ends[:-1]]
+        assert rows["token_logprobs"][0] is None
+        llm.reset()
+        ids = llm.tokenize("the cat")
+        llm.eval(ids)
+        row = llm.logits_to_logprobs(llm.scores[len(ids) - 2])
+        at = rows["text_offset"].index(len("the cat")) - 1
+        assert rows["token_logprobs"][at] == pytest.approx(row[ids[-1]], abs=1e-5)
+
+
+def test_embeddings_of_a_decoder_and_of_an_encoder() -> None:
+    for kind in ("llama", "bert"):
+        with open_tiny(kind=kind, embedding=True, pooling_type=1) as llm:
+            texts = ["the cat", "sat on the mat", "x"]
+            alone = [llm.embed(text) for text in texts]
+            for one, other in zip(llm.embed(texts), alone, strict=True):
+                assert np.allclose(one, other, rtol=1e-4, atol=1e-4)
+            assert len(alone[0]) == llm.n_embd()
+            unit = llm.embed("the cat", normalize=True)
+            assert float(np.linalg.norm(unit)) == pytest.approx(1.0, abs=1e-5)
+            found = llm.create_embedding(texts)
+            assert [one["index"] for one in found["data"]] == [0, 1, 2]
+            assert found["usage"]["total_tokens"] == sum(len(llm.tokenize(t)) for t in texts)
+            if kind == "bert":
+                with pytest.raises(UnsupportedError, match="encoder"):
+                    llm("abc")
+    with open_tiny(embedding=True) as llm:
+        rows = llm.embed("abc")
+        assert np.shape(rows) == (len(llm.tokenize("abc")), llm.n_embd())
+        assert text_of(llm(PROMPT, max_tokens=3, **GREEDY))

@@ -1,0 +1,1 @@
+"""Programs and tests that were written for llama-cpp-python."""
