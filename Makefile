@@ -10,7 +10,7 @@ NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(s
 NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: FORCE demo check test test-train test-wheel test-gpu quality style wheel bench clean
+.PHONY: FORCE demo check test test-train test-wheel test-gpu fuzz quality style wheel bench clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -36,6 +36,19 @@ test-wheel: $(STAMP) $(VENV)/.test wheel
 # On a machine with a GPU, after an install with its backend: pip install -e . -C cmake.define.GGML_CUDA=ON
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest tests/gpu -s $(PYTEST_ARGS)
+
+# libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
+# FUZZ_SECONDS are for each of the four targets. What crashes is left in build/fuzz-corpus.
+FUZZ_SECONDS ?= 60
+fuzz: $(STAMP) $(VENV)/.test
+	CC=clang CXX=clang++ $(BIN)/cmake -S csrc/fuzz -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
+	$(BIN)/cmake --build build/fuzz
+	$(BIN)/python -m tests.fuzz.corpus build/fuzz-corpus
+	for target in file text grammar state; do \
+	    PYLLAMA_SPEC_FUZZ_MODELS=build/fuzz-corpus/models build/fuzz/fuzz_$$target \
+	        -max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
+	        -artifact_prefix=build/fuzz-corpus/$$target- build/fuzz-corpus/$$target || exit 1; \
+	done
 
 quality: $(VENV)/.quality
 	$(BIN)/ruff check .

@@ -25,4 +25,5 @@ HERE = Path(declaration.__code__.co_filename).resolve().parent
 ffibuilder = FFI()
 ffibuilder.cdef(declaration((HERE / "abi" / "llama-spec.h").read_text(encoding="utf-8")))
 ffibuilder.cdef('extern "Python" bool pyllama_spec_on_progress(float fraction, void * user);')
+ffibuilder.cdef('extern "Python" bool pyllama_spec_wants_to_stop(void);')
 ffibuilder.set_source("pyllama_spec._engine", '#include "abi/llama-spec.h"', py_limited_api=True)

@@ -24,7 +24,7 @@ class PyllamaSpecError(Exception):
     partial_choices: Sequence[dict[str, Any] | None] = ()
 
 
-class ModelLoadError(PyllamaSpecError):
+class ModelLoadError(PyllamaSpecError, ValueError):
     """A file is missing, unreadable, broken, or not the kind of model that was asked for."""
 
 
@@ -40,7 +40,7 @@ class ConversionError(PyllamaSpecError):
     """A checkpoint cannot be converted: unsupported, incomplete, damaged or contradictory."""
 
 
-class ContextFullError(PyllamaSpecError):
+class ContextFullError(PyllamaSpecError, ValueError):
     """The context has no room for the tokens: it must be opened larger, or the prompt cut."""
 
 

@@ -1,11 +1,48 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and texts of a bearable size."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from pyllama_spec.errors import ArgumentError
+
+# A text that a model reads has some megabytes; /dev/zero has no end.
+MAX_TEXT_BYTES = 256 << 20
+
+
+def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
+    """A text file of the user's.
+
+    Args:
+        path: of the file; a pipe will do.
+        what: it is, in the words of the error: "the prompt".
+        encoding: its own.
+
+    Raises:
+        ArgumentError: it cannot be read, is no text, or has more than MAX_TEXT_BYTES.
+
+    """
+    try:
+        if stat.S_ISCHR(path.stat().st_mode):
+            raise ArgumentError(f"cannot read {what} {path}: it is a device, not a file")
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+        if len(data) > MAX_TEXT_BYTES:
+            raise ArgumentError(
+                f"cannot read {what} {path}: it has more than {MAX_TEXT_BYTES >> 20} MiB"
+            )
+        return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"cannot read {what} {path}: it is not UTF-8 text: {error}") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"cannot read {what} {path}: {reason}") from None
 
 
 @contextlib.contextmanager

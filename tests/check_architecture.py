@@ -23,13 +23,15 @@ LOOP = ("pyllama_spec/speculative/round.py", ("step",), 120)
 
 # The package's folders, from the ground up: imports go to a lower layer, or stay in the folder.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "files", "terminal", "_version"),
+    ("errors", "_version"),
+    ("files", "terminal"),
     ("gguf",),
     ("engine",),
     ("drafters", "convert"),
     ("speculative",),
     ("generation",),
     ("llama",),
+    ("llama_cpp",),
     ("train", "bench", "server"),
     ("cli",),
     ("",),  # the package itself: it hands out what users import

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import pytest
 from tests.models import cache_directory
 from tools.fetch_smollm2 import fetch
 
+# What rounds cost here is nobody's business between tests (test_cost_cache.py sets it back).
+os.environ["PYLLAMA_SPEC_COSTS"] = "off"
+
 _HERE = Path(__file__).parent
 # Processes by the hundred, compilers, downloads, trainings, measurements.
 _SLOW_FOLDERS = frozenset(
-    ("bench", "corpus", "gpu", "kernels", "robust", "train", "vendor", "wheel")
+    ("bench", "corpus", "fuzz", "gpu", "kernels", "robust", "train", "vendor", "wheel")
 )
 # The one real model. Its name is in the fixture that gives it, or in the test's.
 _REAL_MODEL = "smollm2"

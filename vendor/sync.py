@@ -33,12 +33,13 @@ HERE = Path(__file__).resolve().parent
 STAMP = ".pyllama-spec-stamp.json"
 # Raised when the same inputs would lead to another tree, so that older trees are made anew.
 FORMAT = 1
-# What the build reads when LLAMA_BUILD_COMMON is off; a folder stands for all it holds. Upstream
-# always enters vendor/ and needs the sources of `hash` to configure; headers there are left out.
+# What the build reads when LLAMA_BUILD_COMMON is off; a folder stands for all it holds. Of common/
+# our CMakeLists.txt takes what reads and writes chats, which needs nlohmann's JSON. Upstream always
+# enters vendor/ and needs the sources of `hash` to configure; other headers there are left out.
 PARTS = (
-    "AUTHORS", "CMakeLists.txt", "LICENSE", "cmake", "ggml", "include", "licenses", "src",
-    "vendor/CMakeLists.txt", "vendor/hash", "vendor/miniaudio/CMakeLists.txt",
-    "vendor/nlohmann/CMakeLists.txt", "vendor/sheredom/CMakeLists.txt", "vendor/stb/CMakeLists.txt",
+    "AUTHORS", "CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "src",
+    "vendor/CMakeLists.txt", "vendor/hash", "vendor/miniaudio/CMakeLists.txt", "vendor/nlohmann",
+    "vendor/sheredom/CMakeLists.txt", "vendor/stb/CMakeLists.txt",
 )  # fmt: skip
 Lines = list[bytes]
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@")

@@ -116,7 +116,7 @@ def _source(path: Path, root: str, name: str, value: _View | int) -> SourceTenso
 
 
 def _text(error: BaseException) -> str:
-    return f"{error or type(error).__name__}; it is damaged, or no checkpoint of a draft"
+    return f"{str(error) or type(error).__name__}; it is damaged, or no checkpoint of a draft"
 
 
 def _why_no_zip(path: Path) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.engine.layer_rows import LayerRows
+
 Rows = npt.NDArray[np.float32]
 
 
@@ -34,13 +36,18 @@ class FeatureRows:
         """
         if position != self.end:
             self.start = self.end = position
-        n = len(features[0])
-        self._reserve(self.end - self.start + n)
         first, column = self.end - self.start, 0
-        for layer in features:
-            width = layer.shape[1]
-            self._buffer[first : first + n, column : column + width] = layer
-            column += width
+        if isinstance(features, LayerRows):  # straight from the target: one call for all layers
+            n = features.n
+            self._reserve(first + n)
+            features.copy_to(self._buffer, first)
+        else:
+            n = len(features[0])
+            self._reserve(first + n)
+            for layer in features:
+                width = layer.shape[1]
+                self._buffer[first : first + n, column : column + width] = layer
+                column += width
         self.end += n
 
     def _reserve(self, n: int) -> None:

@@ -16,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 
 NGram = tuple[int, ...]
 # What has been the same for so long goes on being so; looking further costs time.
 _MAX_SAME = 24
+
+# Each size is an entry per token of the text.
+_MAX_NGRAM = 1024
 
 
 @dataclass(slots=True)
@@ -80,11 +84,11 @@ class PromptLookup(Drafter):
     has_copies = True
 
     def __init__(self, max_draft: int = 7, *, max_ngram: int = 6, min_ngram: int = 3) -> None:
-        if not 1 <= min_ngram <= max_ngram:
+        max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
+        min_ngram = count(min_ngram, "min_ngram", 1)
+        if min_ngram > max_ngram:
             raise ArgumentError(f"need 1 <= min_ngram <= max_ngram, not {min_ngram}, {max_ngram}")
-        if max_draft < 1:
-            raise ArgumentError(f"max_draft={max_draft} must be at least 1")
-        self.max_draft = max_draft
+        self.max_draft = count(max_draft, "max_draft", 1)
         self._sizes = tuple(range(max_ngram, min_ngram - 1, -1))
         self._sequences: defaultdict[int, _History] = defaultdict(_History)
 

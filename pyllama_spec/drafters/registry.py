@@ -12,12 +12,14 @@ from importlib import import_module
 from pathlib import Path
 
 from pyllama_spec.drafters.base import Drafter, NoDrafter
+from pyllama_spec.drafters.grammar_only import GrammarOnly
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.reader import read_key
 
-NONE, PROMPT_LOOKUP = "none", "prompt-lookup"
+NONE, PROMPT_LOOKUP, GRAMMAR = "none", "prompt-lookup", "grammar"
 
 
 Opener = Callable[[Path, DraftOptions], Drafter]
@@ -30,6 +32,9 @@ _KINDS: dict[str, Opener | str] = {
 # Drafters that need no file.
 _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     NONE: lambda options: NoDrafter(),
+    GRAMMAR: lambda options: (
+        GrammarOnly() if options.max_draft is None else GrammarOnly(max(options.max_draft, 1))
+    ),
     PROMPT_LOOKUP: lambda options: (
         PromptLookup() if options.max_draft is None else PromptLookup(max(options.max_draft, 1))
     ),
@@ -68,7 +73,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     """The drafter that `draft=` means.
 
     Args:
-        draft: None, "none", "prompt-lookup", the path of a GGUF, or a Drafter.
+        draft: None, "none", "prompt-lookup", "grammar", the path of a GGUF, or a Drafter.
         options: for those that are made here.
 
     Raises:
@@ -82,7 +87,9 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     is_file = isinstance(draft, (str, os.PathLike)) and not is_name
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
         if value is not None and not is_file:
-            raise ArgumentError(f"{name} is for a draft that is given as a file, not {draft!r:.60}")
+            raise ArgumentError(
+                f"{name} is for a draft that is given as a file, not {shown(draft)}"
+            )
     if draft is None:
         return NoDrafter()
     if isinstance(draft, str) and is_name:
@@ -139,8 +146,8 @@ def _hint(draft: object) -> str:
         return "draft= takes the path of the draft's GGUF file, not an open model"
     if callable(getattr(draft, "propose", None)):
         return (
-            f"draft={draft!r:.60} has a propose(), but is no Drafter: let its class inherit from "
+            f"draft={shown(draft)} has a propose(), but is no Drafter: let its class inherit from "
             "pyllama_spec.Drafter (docs/drafters.md)"
         )
     names = ", ".join(f'"{name}"' for name in _NAMED)
-    return f"draft={draft!r:.60} is not None, {names}, a path or a Drafter"
+    return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"

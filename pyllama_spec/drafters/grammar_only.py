@@ -1,0 +1,29 @@
+"""Drafts what a request's grammar leaves no choice about, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
+
+
+class GrammarOnly(Drafter):
+    """Proposes nothing itself, and makes room for drafts: forced text is drafted with any drafter.
+
+    Args:
+        max_draft: the most tokens of a draft.
+
+    """
+
+    name = "grammar"
+
+    def __init__(self, max_draft: int = 8) -> None:
+        super().__init__()
+        self.max_draft = max_draft
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Proposes nothing."""
+        return [NO_DRAFT] * len(requests)
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Needs nothing."""
