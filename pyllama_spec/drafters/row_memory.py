@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pyllama_spec.drafters.base import Committed
-from pyllama_spec.drafters.feature_rows import FeatureRows
+from pyllama_spec.drafters.feature_rows import FeatureRows, Rows
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
@@ -18,6 +18,9 @@ from pyllama_spec.errors import ArgumentError
 # Rows that are kept after they were fed: a conversation that goes on where it ended, or a little
 # before, then needs no row again.
 _KEEP_ROWS = 32
+# Rows that are kept of the ends of prompts, two of each: a recurrent target has checkpoints there
+# (speculative/checkpoints.py), however long the answer was.
+_KEEP_PINNED = 8
 
 # Is given a sequence, the row of the batch that is its last one, and whether another batch follows.
 ReadLast = Callable[[int, int, bool], None]
@@ -33,6 +36,7 @@ class Known:
         n_fed: the rows of positions 0 .. n_fed - 1 were fed.
         first: those before that one have left the window.
         ahead: the token that followed the kept ones before truncate() took it back.
+        pinned: the last two rows of each of the last prompts, by position.
 
     """
 
@@ -41,6 +45,23 @@ class Known:
     n_fed: int = 0
     first: int = 0
     ahead: int | None = None
+    pinned: dict[int, Rows] = field(default_factory=dict)
+
+    def pin(self) -> None:
+        """Keeps the last two rows, those of the end of a prompt."""
+        for i in range(max(self.rows.end - 2, self.rows.start), self.rows.end):
+            self.pinned[i] = self.rows.view(i, i + 1).copy()
+        for i in sorted(self.pinned)[:-_KEEP_PINNED]:
+            del self.pinned[i]
+
+    def truncate(self, n_keep: int) -> None:
+        """Forgets tokens and rows from position n_keep on."""
+        del self.tokens[n_keep:]
+        self.rows.truncate(n_keep)
+        self.pinned = {i: row for i, row in self.pinned.items() if i < n_keep}
+        last = self.pinned.get(n_keep - 1)
+        if last is not None and not self.rows.holds(n_keep - 1):
+            self.rows.append(n_keep - 1, [last])
 
 
 class RowMemory(ABC):
@@ -92,9 +113,12 @@ class RowMemory(ABC):
         for one in done:
             s = self.of(one.seq)
             self.meet(one.seq, s, one.tokens)
+            was_in_prompt = s.rows.end >= len(s.tokens)
             if one.features:
                 s.rows.append(one.first_row, one.features)
             s.tokens.extend(one.tokens)
+            if was_in_prompt and s.rows.end < len(s.tokens):
+                s.pin()
         due = [one.seq for one in done if self._is_due(self._sequences[one.seq])]
         if due:
             self.feed(due)
@@ -202,8 +226,7 @@ class RowMemory(ABC):
             return
         if n_keep < len(s.tokens):
             s.ahead = s.tokens[n_keep] if s.n_fed >= n_keep else None
-            del s.tokens[n_keep:]
-            s.rows.truncate(n_keep)
+            s.truncate(n_keep)
         if s.n_fed > n_keep:
             self.cut(seq, s, n_keep)
         if n_keep == 0:
@@ -225,7 +248,9 @@ class RowMemory(ABC):
         s = self.of(seq)
         self.forget(to)
         self.context.memory.copy(seq, to)
-        self._sequences[to] = Known(list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead)
+        self._sequences[to] = Known(
+            list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead, dict(s.pinned)
+        )
 
     def save(self, seq: int, fingerprint: str) -> bytes:
         """What is known of a sequence, for restore()."""

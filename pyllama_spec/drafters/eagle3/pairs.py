@@ -57,7 +57,8 @@ class Pairs(RowMemory):
         Where that row is gone, the target has to make it again.
         """
         n_keep = min(n_keep, len(s.tokens))
-        if n_keep == 0 or (s.rows.holds(n_keep - 1) and s.rows.start <= s.n_fed):
+        is_held = s.rows.holds(n_keep - 1) and s.rows.start <= s.n_fed
+        if n_keep == 0 or is_held or (n_keep - 1 in s.pinned and n_keep - 1 <= s.n_fed):
             return n_keep
         # Its own pair, with the row of the token before, is in the memory and stays there.
         return min(n_keep - 1, s.n_fed)
