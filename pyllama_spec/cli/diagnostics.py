@@ -93,6 +93,8 @@ def describe_model(model: Model) -> dict[str, Any]:
         "rollback": rollback,
         "exact_rows": exact_rows(model),
         "state_bytes": info.state_bytes,
+        "snapshot_base_bytes": info.snapshot_base_bytes,
+        "snapshot_token_bytes": info.snapshot_token_bytes,
     }
 
 

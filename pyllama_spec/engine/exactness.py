@@ -1,6 +1,6 @@
 """How wide a batch may be whose rows are, to the bit, what they are alone.
 
-Up to `_FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
+Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
 the weights, the experts, the KV cache's type and flash attention: csrc/kernels/ and patch 0011 see
 to it, and tests/parity/test_equal_rows.py looks. What is left out here is what they do not reach.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.system import devices, system_info
 
-_FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
+FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
 # Parts of a CPU build that take products for themselves: Intel's matrix unit, Arm's library.
 _OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1")
 
@@ -29,4 +29,4 @@ def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) ->
     is_plain_cpu = not model.is_on_gpu and not any(name in info for name in _OTHERS)
     if not is_plain_cpu or any(device.name.startswith("BLAS") for device in devices()):
         return 1
-    return 1 if kv_unified and n_seq_max > 1 else _FEW_ROWS
+    return 1 if kv_unified and n_seq_max > 1 else FEW_ROWS

@@ -13,6 +13,7 @@ from pyllama_spec.drafters import Drafter, DraftOptions, make_drafter
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
 from pyllama_spec.generation.generation import Runtime
@@ -171,7 +172,7 @@ def open_runtime(
         params,
         n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,
         n_seq_max=n_parallel,
-        n_rs_seq=_n_snapshots(model, n),
+        n_rs_seq=_n_snapshots(model, n, min(params.n_batch, params.n_ubatch)),
         # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
         n_outputs_max=0 if wants_rows else min(n_parallel * (n + 1), params.n_batch),
         target_layers=tuple(drafter.target_layers),
@@ -205,10 +206,14 @@ def _learn_costs(
     return partial(cache.write, controller)
 
 
-def _n_snapshots(model: Model, n_draft: int) -> int:
-    """How many snapshots of a recurrent state the target's context needs."""
+def _n_snapshots(model: Model, n_draft: int, n_ubatch: int) -> int:
+    """How many snapshots of a recurrent state the target's context needs.
+
+    No round verifies more rows than are equal to single ones, and the engine wants a physical batch
+    that is larger than they are.
+    """
     info = model.info
     # Without a rollback the round turns the drafter off, and the result says why.
     if n_draft == 0 or not info.has_recurrent_state or not info.can_roll_back:
         return 0
-    return n_draft + 1
+    return max(min(n_draft + 1, FEW_ROWS, n_ubatch - 2), 0)

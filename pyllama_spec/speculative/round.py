@@ -20,6 +20,7 @@ from typing import Any
 
 from pyllama_spec.drafters.base import Committed, Drafter
 from pyllama_spec.engine import Context
+from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import (
     ArgumentError,
     CancelledError,
@@ -107,7 +108,7 @@ class Round:
             n_batch=target.n_batch,
             n_outputs=n_outputs,
             n_draft=min(n, n_outputs - 1),
-            max_rows=target.exact_rows if target.exact_rows > 1 else 32,
+            max_rows=target.exact_rows if target.exact_rows > 1 else FEW_ROWS,
             # One physical batch at a time, so that Ctrl-C is answered within one.
             max_chunk=min(target.n_batch, target.n_ubatch),
             mixes_prompts=is_parallel and params.kv_unified and self.rollback.is_cut,

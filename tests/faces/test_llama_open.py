@@ -144,6 +144,20 @@ def test_silence_and_progress(
             pass  # the log is the process's: silent again
 
 
+@pytest.mark.parametrize(("n_draft", "n_batch"), [(1000, 512), (31, 512), (8, 4), (8, 2), (8, 1)])
+def test_drafts_on_a_recurrent_target_are_as_long_as_its_batches_allow(
+    n_draft: int, n_batch: int
+) -> None:
+    path, prompt = str(model_path("qwen35", output_scale=3.0)), [5, 6, 7] * 8
+    texts = []
+    for draft in (None, "prompt-lookup"):
+        with Llama(
+            path, draft=draft, n_draft=n_draft if draft else None, n_batch=n_batch, n_ctx=128
+        ) as llm:
+            texts.append(llm(prompt, max_tokens=20, temperature=0.0)["choices"][0]["text"])
+    assert texts[0] == texts[1]
+
+
 def test_closing_twice_and_metadata() -> None:
     llm = open_tiny()
     assert llm.metadata["general.architecture"] == "llama"
