@@ -8,6 +8,9 @@ DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
 # They need packages, a GPU or PyTorch: targets of their own.
 NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
+PYTEST  = $(BIN)/python -m pytest
+# Two files of tests at a time: most of them compute with one thread.
+TWO_FILES = -n 2 --dist loadfile
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: FORCE demo check test test-train test-wheel test-gpu fuzz quality style wheel bench clean
@@ -16,26 +19,26 @@ demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
-# What a change needs at once: everything but the tests that are slow, two files at a time.
+# What a change needs at once: everything but the tests that are slow.
 check: $(STAMP) $(VENV)/.test
-	$(BIN)/python -m pytest tests $(NO_TESTS) -m "not slow" -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) tests $(NO_TESTS) -m "not slow" $(TWO_FILES) $(PYTEST_ARGS)
 
 # All of it, `make check` too.
 test: $(STAMP) $(VENV)/.test
-	$(BIN)/python -m pytest tests $(NO_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) tests $(NO_TESTS) $(TWO_FILES) $(PYTEST_ARGS)
 
 # PyTorch is large, and only training needs it.
 test-train: $(STAMP) $(VENV)/.train
-	$(BIN)/python -m pytest tests/train $(PYTEST_ARGS)
+	$(PYTEST) tests/train $(PYTEST_ARGS)
 
 # The packages of `make wheel`, as a user would install them.
 test-wheel: $(STAMP) $(VENV)/.test wheel
 	PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" \
-	    $(BIN)/python -m pytest tests/wheel $(PYTEST_ARGS)
+	    $(PYTEST) tests/wheel $(PYTEST_ARGS)
 
 # On a machine with a GPU, after an install with its backend: pip install -e . -C cmake.define.GGML_CUDA=ON
 test-gpu: $(VENV)/.test
-	$(BIN)/python -m pytest tests/gpu -s $(PYTEST_ARGS)
+	$(PYTEST) tests/gpu -s $(PYTEST_ARGS)
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the four targets. What crashes is left in build/fuzz-corpus.

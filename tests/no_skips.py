@@ -6,6 +6,8 @@ A skipped test proves nothing, so it is a failure; one that is expected to fail 
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 _skipped: list[str] = []
@@ -28,9 +30,19 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     _note(report)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ARG001 - xdist's signature
+    """One of the processes of `pytest -n` has ended: what it left out while it collected."""
+    new = getattr(node, "workeroutput", {}).get("skipped", ())
+    _skipped.extend(line for line in new if line not in _skipped)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Turns a passed session with skips into a failed one."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["skipped"] = list(_skipped)
     if _skipped and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
