@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, overload
@@ -276,6 +278,14 @@ class Drafter(Closeable):
     def describe(self) -> dict[str, Any]:
         """Facts for `doctor`: sizes, layers, the file; {} where there is nothing to say."""
         return {}
+
+    def __repr__(self) -> str:
+        path = None
+        with contextlib.suppress(Exception):  # closed, or a user's own
+            path = self.describe().get("path")
+        file = "" if path is None else f" {os.path.basename(path)!r}"
+        state = ", closed" if self.is_closed else ""
+        return f"<{type(self).__name__}{file}: {self.name}, max_draft={self.max_draft}{state}>"
 
     @property
     def is_closed(self) -> bool:

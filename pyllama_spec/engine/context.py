@@ -130,6 +130,15 @@ class Context(Closeable):
         raw.layers, raw.n_layers = layers, len(self.target_layers)
         return raw, layers
 
+    def __repr__(self) -> str:
+        sizes = f"n_ctx={self.n_ctx_seq}"
+        if self.n_seq_max > 1:
+            sizes += f" for each of {self.n_seq_max} sequences"
+        if self.n_rs_seq:
+            sizes += f", n_rs_seq={self.n_rs_seq}"
+        state = "closed" if self.is_closed else "open"
+        return f"<Context of {self.model.path.name!r}: {sizes}, {self.n_threads} threads, {state}>"
+
     @property
     def handle(self) -> Any:
         """The C handle, for the other rooms of engine/.

@@ -217,6 +217,13 @@ class Model(Closeable):
         arch = ffi.string(lib.llama_spec_model_arch(self.handle)).decode()
         return ModelInfo(arch=arch, **values)
 
+    def __repr__(self) -> str:
+        if self.is_closed:
+            return f"<Model {self.path.name!r}, closed>"
+        info = self.info
+        place = "the CPU" if not self.is_on_gpu else f"{info.n_device_layers} layers on a device"
+        return f"<Model {self.path.name!r}: {self.description}, on {place}, open>"
+
     @property
     def handle(self) -> Any:
         """The C handle, for the other rooms of engine/.

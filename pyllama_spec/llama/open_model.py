@@ -81,6 +81,15 @@ class OpenModel(Closeable):
         self._texts = VocabTexts(model.vocab)
         self.last_n_tokens_size = 64
 
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        if self._open.is_closed or self._generating is None:
+            return f"<{name} of {self._open!r}>"
+        runtime = self._generating
+        drafter, n_ctx = runtime.round.drafter, runtime.context.n_ctx_seq
+        draft = "no draft" if drafter.name == "none" else f"draft {drafter!r}"
+        return f"<{name} of {self._open!r}, n_ctx={n_ctx}, {draft}>"
+
     @property
     def _runtime(self) -> Runtime:
         if self._generating is None:

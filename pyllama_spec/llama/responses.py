@@ -61,6 +61,12 @@ class Stream(Closeable, Iterator[Response]):
         self._generation = generation
         self._chunks = chunks
 
+    def __repr__(self) -> str:
+        record = self._generation.record
+        reason = record.finish_reason
+        state = "going on" if reason is None else f"ended: {reason}"
+        return f"<Stream: {record.usage['completion_tokens']} tokens, {state}>"
+
     def __iter__(self) -> Stream:
         return self
 

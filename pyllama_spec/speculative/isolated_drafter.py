@@ -70,6 +70,9 @@ class IsolatedDrafter:
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
+    def __repr__(self) -> str:
+        return repr(self._drafter)
+
     def failure(self, seq: int) -> DrafterFailure | None:
         """Why nothing is asked of the drafter for a sequence; None while it is on."""
         return self._disabled or (self._failures.get(seq) if self._failures else None)

@@ -1,0 +1,55 @@
+"""What things say of themselves at a prompt: file, sizes, draft, place, open or closed."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pyllama_spec import Drafter, Eagle3, Llama, NoDrafter, PromptLookup
+from pyllama_spec.engine import Context, Model
+from tests.models import model_path
+
+
+def test_a_model_and_its_context() -> None:
+    path = model_path("qwen35")
+    with Model(path) as model:
+        assert re.fullmatch(
+            rf"<Model '{re.escape(path.name)}': qwen35 .+, on the CPU, open>", repr(model)
+        )
+        with Context(model, n_ctx=128, n_seq_max=2, n_rs_seq=3, n_threads=1) as context:
+            assert repr(context) == (
+                f"<Context of '{path.name}': n_ctx=64 for each of 2 sequences, n_rs_seq=3, "
+                "1 threads, open>"
+            )
+        assert repr(context).endswith(", closed>")
+    assert repr(model) == f"<Model '{path.name}', closed>"
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        (None, "no draft"), ("prompt-lookup", "draft <PromptLookup: prompt-lookup, max_draft="),
+        (NoDrafter(), "no draft"),
+    ],
+)  # fmt: skip
+def test_a_llama(draft: str | Drafter | None, words: str) -> None:
+    path = model_path("llama")
+    with Llama(str(path), draft=draft, n_ctx=64) as llm:
+        assert repr(llm).startswith(f"<Llama of <Model '{path.name}': llama ")
+        assert ", n_ctx=64, " in repr(llm)
+        assert words in repr(llm)
+        stream = llm([1, 2, 3], max_tokens=3, temperature=0.0, stream=True)
+        assert repr(stream) == "<Stream: 0 tokens, going on>"
+        list(stream)
+        assert re.fullmatch(r"<Stream: \d tokens, ended: (length|stop)>", repr(stream))
+    assert repr(llm) == f"<Llama of <Model '{path.name}', closed>>"
+
+
+def test_drafters_before_and_after() -> None:
+    path = model_path("eagle3")
+    head = Eagle3(path, 3)
+    assert repr(head) == f"<Eagle3 '{path.name}': eagle3, max_draft=3>"
+    head.close()
+    assert repr(head).endswith(", closed>")
+    assert repr(PromptLookup(4)) == "<PromptLookup: prompt-lookup, max_draft=4>"
