@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from pyllama_spec._version import __version__
@@ -40,11 +40,17 @@ class VerifyCost:
         ms: median milliseconds of the decode.
         ratio: the median of its ratio to a decode of one row in the same pass. A round of this
             width pays when it commits more tokens than this, the draft's own cost aside.
+        lowest, highest: the ratio in single passes.
+        own_share: how much of its threads' time this process had, of all passes: 1.0 on a machine
+            that has nothing else to do.
     """
 
     n_rows: int
     ms: float
     ratio: float
+    lowest: float
+    highest: float
+    own_share: float
 
 
 def report() -> dict[str, Any]:
@@ -120,23 +126,25 @@ def measure_verify_cost(
         batch = Batch(max(context.n_batch, max_rows))
         token = model.vocab.bos or 0
         passes: list[list[float]] = []
+        wall_s = own_s = 0.0
         for i in range(repeats + 1):
             context.memory.clear()
             batch.clear()
             batch.extend([token] * _N_PREFIX, 0, output_last=True)
             context.decode(batch)
+            begun, own = perf_counter(), process_time()
             passes.append(_one_pass(context, batch, token, max_rows))
+            wall_s, own_s = wall_s + perf_counter() - begun, own_s + process_time() - own
             if progress is not None:
                 progress((i + 1) / (repeats + 1))
-    counted = passes[1:]
-    return [
-        VerifyCost(
-            n_rows=n + 1,
-            ms=1e3 * statistics.median(times[n] for times in counted),
-            ratio=statistics.median(times[n] / times[0] for times in counted),
-        )
-        for n in range(max_rows)
-    ]
+        share = own_s / (wall_s * context.n_threads)
+    out = []
+    for n in range(max_rows):
+        ms = 1e3 * statistics.median(times[n] for times in passes[1:])
+        ratios = [times[n] / times[0] for times in passes[1:]]
+        mid = statistics.median(ratios)
+        out.append(VerifyCost(n + 1, ms, mid, min(ratios), max(ratios), share))
+    return out
 
 
 def describe_draft(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar
+
+# Of a calm machine it is 0.9 and more: threads that wait for each other poll.
+_BUSY = 0.75
 
 
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -66,7 +70,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
             progress=ProgressBar("measuring verify batches"),
         )
         result["verify_cost"] = [
-            {"n_rows": c.n_rows, "ms": round(c.ms, 4), "ratio": round(c.ratio, 4)} for c in costs
+            {name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs
         ]
     if args.json:
         print(json.dumps(result, indent=1))
@@ -94,11 +98,18 @@ def _print_model(model: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     )
     print(f"{'exact rows':<13} {same}")
     print("\nA verify batch of n rows (1 pending + n-1 drafted), over one row:\n")
-    print(f"{'rows':>5} {'ms':>9} {'x one row':>10}   a round pays above")
+    print(f"{'rows':>5} {'ms':>9} {'x one row':>10} {'in single passes':>17}   a round pays above")
     for cost in costs:
         n, ratio = cost["n_rows"], cost["ratio"]
         pays = f"{ratio:.2f} tokens per round" if n > 1 else ""
-        print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f}   {pays}")
+        passes = f"{cost['lowest']:.2f} .. {cost['highest']:.2f}" if n > 1 else ""
+        print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f} {passes:>17}   {pays}")
+    share = costs[0]["own_share"]
+    if share < _BUSY:
+        print(
+            f"\nThe machine is busy with something else: {share:.0%} of the processors' time went "
+            "into this. Figures of a calm one may differ."
+        )
 
 
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -283,7 +283,7 @@ class Drafter(Closeable):
         path = None
         with contextlib.suppress(Exception):  # closed, or a user's own
             path = self.describe().get("path")
-        file = "" if path is None else f" {os.path.basename(path)!r}"
+        file = "" if path is None else f" {Path(path).name!r}"
         state = ", closed" if self.is_closed else ""
         return f"<{type(self).__name__}{file}: {self.name}, max_draft={self.max_draft}{state}>"
 

@@ -170,6 +170,8 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
+    assert all(row["lowest"] <= row["ratio"] <= row["highest"] for row in rows)
+    assert all(0.0 < row["own_share"] < 1.5 for row in rows)
     plain = cli("doctor")
     assert plain.returncode == 0
     assert "pyllama_spec" in plain.stdout
@@ -258,3 +260,16 @@ def test_exit_codes(
     if code == 1:
         assert len(done.stderr.strip().splitlines()) == 1, "one line that says why"
         assert "Traceback" not in done.stderr
+
+
+def test_doctor_says_that_the_machine_is_busy() -> None:
+    n = 2 * (os.cpu_count() or 1)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        done = cli("doctor", "-m", model_path("llama"), "--max-rows", 2, "--repeat", 2, "-t", 2)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert done.returncode == 0, done.stderr
+    assert "The machine is busy with something else" in done.stdout
