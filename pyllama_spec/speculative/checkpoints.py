@@ -13,12 +13,21 @@ from pyllama_spec.engine import Context
 from pyllama_spec.errors import PyllamaSpecError, UnsupportedError
 from pyllama_spec.speculative.sequence import SequenceState
 
+# Fewer tokens are read again rather than copied for.
+_MIN_PART = 64
+
 
 class Checkpoint(NamedTuple):
-    """The state of a sequence that held its first n_tokens."""
+    """The state of a sequence that held its first n_tokens.
+
+    Attributes:
+        is_part: whether its prompt went on there.
+
+    """
 
     n_tokens: int
     data: memoryview
+    is_part: bool = False
 
 
 class Checkpoints:
@@ -32,7 +41,7 @@ class Checkpoints:
     """
 
     def __init__(self, target: Context, n_most: int) -> None:
-        self._memory = target.memory
+        self._memory, self._has_snapshots = target.memory, target.n_rs_seq > 0
         self._n_most = n_most
         self._kept: dict[int, list[Checkpoint]] = {}
 
@@ -50,7 +59,28 @@ class Checkpoints:
         except UnsupportedError:
             found = Checkpoint(n, self._memory.checkpoint(seq))
         kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < found.n_tokens]
-        self._kept[seq] = [*kept, found][-self._n_most :]
+        self._kept[seq] = self._last([*kept, found])
+
+    def add_part(self, state: SequenceState) -> None:
+        """Copies a state within a prompt, where no snapshot goes back before the prompt's end.
+
+        The same prompt goes on from the last such place, in the same pieces as before.
+        """
+        if self._n_most == 0 or self._has_snapshots:
+            return
+        seq, n = state.seq_id, state.n_decoded
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < n]
+        if kept and kept[-1].is_part:  # of the same prompt: an end stands behind those of others
+            kept.pop()
+        if n - (kept[-1].n_tokens if kept else 0) >= _MIN_PART:
+            found = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
+            self._kept[seq] = self._last([*kept, found])
+
+    def _last(self, found: list[Checkpoint]) -> list[Checkpoint]:
+        """The last few ends of prompts, and what lies between them."""
+        ends = [i for i, one in enumerate(found) if not one.is_part]
+        n_over = len(ends) - self._n_most
+        return found[ends[n_over - 1] + 1 :] if n_over > 0 else found
 
     def drop(self, seq: int, n_keep: int) -> None:
         """Forgets those behind the first n_keep tokens: the text goes on otherwise there."""

@@ -66,8 +66,8 @@ class Rollback:
         """After the sequences of a decode were read; True if it has decoded, over their rows."""
         return False
 
-    def mark(self, state: SequenceState) -> None:
-        """At the end of a prompt: a later request may begin here."""
+    def mark(self, state: SequenceState, *, is_end: bool = True) -> None:
+        """At the end of a prompt, or of a part of it: a later request may begin here."""
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
         """Brings the memory to the first n_keep tokens.
@@ -143,9 +143,12 @@ class StateRollback(Rollback):
         super().__init__(target)
         self.checkpoints = Checkpoints(target, n_checkpoints)
 
-    def mark(self, state: SequenceState) -> None:
+    def mark(self, state: SequenceState, *, is_end: bool = True) -> None:
         """See Rollback.mark()."""
-        self.checkpoints.add(state)
+        if is_end:
+            self.checkpoints.add(state)
+        else:
+            self.checkpoints.add_part(state)
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
         """See Rollback.keep()."""

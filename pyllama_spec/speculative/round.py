@@ -333,9 +333,9 @@ class Round:
         tokens, step = state.tokens[first : first + n], None
         if span.n_pad:
             self.rollback.undo(state)
+        if not run.n_generated:
+            self.rollback.mark(state, is_end=not run.n_missing)
         if not run.n_missing:
-            if not run.n_generated:
-                self.rollback.mark(state)
             if run.n_generated:  # text that was lost: the pending token was, too
                 tokens.append(state.tokens[-1])
             elif run.sampler is None:

@@ -44,12 +44,19 @@ def test_a_turn_that_leaves_the_answer_in_its_middle(arch: str) -> None:
 @all_states
 def test_an_answer_that_is_asked_for_again(arch: str) -> None:
     session = Session(arch, make("pattern"), GREEDY)
-    prompt = prompt_tokens(60)
-    session.request(prompt, 25)
-    sizes = count_decoded(session.context)
-    session.request(prompt, 1)
-    # A state without snapshots was copied behind the prompt's last token, whose row is wanted.
-    assert sum(sizes) == (60 if arch in STATES_WITHOUT_SNAPSHOTS else 1)
+    for n, n_read in ((60, 60), (140, 12)):
+        prompt = prompt_tokens(n, seed=n)
+        session.request(prompt, 25)
+        for _ in range(2):
+            sizes = count_decoded(session.context)
+            session.request(prompt, 20)
+            # Without snapshots the last copy lies behind the token whose row is wanted, and the one
+            # before that at the end of a part of the prompt, of 32 tokens each.
+            assert sizes[0] == (min(n_read, 32) if arch in STATES_WITHOUT_SNAPSHOTS else 1)
+            n_prompt = sizes[: -(-n_read // 32)]
+            assert arch not in STATES_WITHOUT_SNAPSHOTS or sum(n_prompt) == n_read
+        following = [*prompt[: n - 3], 5]
+        session.request(following, 3)
 
 
 @all_states
