@@ -27,12 +27,16 @@ from pyllama_spec.generation.prompt_file import Prompt
 from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]
+# Is given what is known of a prompt that was measured once more, with the first draft.
+OnPrompt = Callable[[PromptResult], None]
 _WARM_UP_TOKENS = 32
 # Attention reads the KV cache in steps of this many positions.
 _N_CTX_STEP = 256
 
 
-def run(config: BenchConfig, progress: Progress | None = None) -> BenchResult:
+def run(
+    config: BenchConfig, progress: Progress | None = None, on_prompt: OnPrompt | None = None
+) -> BenchResult:
     """Measures.
 
     Each repeat goes through all prompts; of each prompt all sides are run directly after each
@@ -43,6 +47,7 @@ def run(config: BenchConfig, progress: Progress | None = None) -> BenchResult:
     Args:
         config: what to measure.
         progress: called with 0.0 .. 1.0.
+        on_prompt: called with each prompt's figures so far, whenever it was measured.
 
     Raises:
         ArgumentError: the prompts file is malformed, or a prompt does not fit.
@@ -68,7 +73,7 @@ def run(config: BenchConfig, progress: Progress | None = None) -> BenchResult:
             setups = _setups(config, model, specs, n_ctx)
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
-            measurement = _Measurement(config, plain, specs, peer, progress, span)
+            measurement = _Measurement(config, plain, specs, peer, progress, on_prompt, span)
             measurement.measure(prompts, ids)
             return measurement.result(setups)
 
@@ -138,6 +143,7 @@ class _Measurement:
     specs: Sequence[Side]
     peer: Peer | None
     progress: Progress | None
+    on_prompt: OnPrompt | None
     span: dict[str, Any]
     # Of each draft, by prompt.
     results: list[dict[str, PromptResult]] = field(default_factory=list)
@@ -217,6 +223,8 @@ class _Measurement:
                 found = self.results[0][prompt.id]
                 self.results[0][prompt.id] = replace(found, peer=(*found.peer, said))
             self._step(n_steps)
+        if self.on_prompt is not None:
+            self.on_prompt(self.results[0][prompt.id])
 
     def _ask(self, prompt: Prompt, n: int) -> PeerRun | None:
         """The peer's answer; None where it has none, which is noted."""

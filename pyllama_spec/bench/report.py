@@ -19,6 +19,8 @@ from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.result import BenchResult
 
 FORMAT = "pyllama_spec bench 1"
+# Of a calm machine the share is 0.9 and more: threads that wait for each other poll.
+BUSY = 0.75
 
 
 def to_json(result: BenchResult) -> dict[str, Any]:
@@ -183,6 +185,13 @@ def peer_tps(answers: Iterable[PeerRun]) -> float | None:
     return ratio(sum(answer.n_tokens for answer in found), sum(answer.seconds for answer in found))
 
 
+def own_share(result: BenchResult) -> float | None:
+    """How much of its threads' time plain decoding had: about 1.0 where nothing else runs."""
+    plain = result.comparison.plain
+    share = ratio(plain.cpu_s, (plain.prompt_s + plain.decode_s) * result.setup.n_threads)
+    return share or None
+
+
 def notes(result: BenchResult) -> list[str]:
     """What a reader should know before the figures."""
     out = list(result.setup.notes)
@@ -195,6 +204,14 @@ def notes(result: BenchResult) -> list[str]:
     if result.n_off_script:
         out.append(
             f"{result.n_off_script} rounds were not synthetic: the text had left plain decoding's"
+        )
+    if result.config.repeats == 1:
+        out.append("one repeat: what a single prompt shows may be the machine's doing")
+    share = own_share(result)
+    if share is not None and share < BUSY:
+        out.append(
+            f"the machine was busy with something else: {share:.0%} of the processors' time went "
+            "into this; figures of a calm one may differ"
         )
     if result.is_interrupted:
         out.append("interrupted: only what was measured until then is counted")

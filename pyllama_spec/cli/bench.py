@@ -6,12 +6,15 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file
 from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.terminal import ProgressBar
+
+if TYPE_CHECKING:
+    from pyllama_spec.bench.figures import PromptResult
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
@@ -101,7 +104,8 @@ def run_bench(args: argparse.Namespace) -> int:
         synthetic_acceptance=args.synthetic_acceptance,
         peer=args.peer,
     )
-    result = bench.run(config, ProgressBar("measuring"))
+    shown = None if sys.stderr.isatty() else _say
+    result = bench.run(config, ProgressBar("measuring"), shown)
     print(bench.table(result), flush=True)
     if args.json is not None:
         _write(args.json, json.dumps(bench.to_json(result), indent=1) + "\n")
@@ -115,6 +119,16 @@ def run_bench(args: argparse.Namespace) -> int:
     for prompt_id, said in result.peer_failures.items():
         raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {said} (the rest is kept)")
     return _EXIT_OK
+
+
+def _say(prompt: PromptResult) -> None:
+    """A line for where no bar is drawn, so that a log shows that it goes on."""
+    last = prompt.pairs[-1]
+    plain, spec = (
+        run.n_decoded / run.decode_s if run.decode_s else 0.0 for run in (last.plain, last.spec)
+    )
+    what = f"{prompt.id}, repeat {len(prompt.pairs)}"
+    print(f"{what}: {plain:.1f} tokens per second, {spec:.1f} with the draft", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

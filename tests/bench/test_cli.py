@@ -38,7 +38,12 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     out = tmp_path / "out.json"
     assert main(arguments(tmp_path, "--json", out)) == 0
     shown = capsys.readouterr()
-    assert "same text" in shown.out and not shown.err
+    assert "same text" in shown.out
+    # No terminal draws a bar here.
+    lines = shown.err.splitlines()
+    assert len(lines) == 2 * len(json.loads(out.read_text())["prompts"])
+    assert all("tokens per second" in line for line in lines)
+    assert lines[0].startswith("chat, repeat 1: ") and "one repeat" not in shown.out
     found = json.loads(out.read_text())
     assert found["format"] == FORMAT
     assert found["command"].endswith("-n 16 --repeat 2 -t 1 --temp 0 --seed 1")
@@ -49,7 +54,8 @@ def test_own_prompts_without_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     words = arguments(tmp_path, "-n", 2, "--repeat", 1)
     del words[words.index("--prompts") : words.index("--prompts") + 2]
     assert main(words) == 0
-    assert "27 of 27" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "27 of 27" in out and "NOTE: one repeat" in out
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pyllama_spec.bench.figures import (
     total,
 )
 from pyllama_spec.bench.peer import PeerRun
-from pyllama_spec.bench.report import peer_tps
+from pyllama_spec.bench.report import notes, peer_tps
 from tests.bench.tools import made_up_result, made_up_run, one_prompt
 
 
@@ -184,3 +184,10 @@ def test_table_shows_a_fork_with_its_gap() -> None:
     assert "to 17, gap 0.0125" in table(forked)
     assert "0 of 1" in table(forked)
     assert to_json(forked)["prompts"][0]["same_text"] is False
+
+
+@pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
+def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool) -> None:
+    run = made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s)  # a second in all, of two threads
+    found = made_up_result([one_prompt(Pair(run, run), Pair(run, run))])
+    assert any("busy" in note for note in notes(found)) == is_busy
