@@ -29,7 +29,7 @@ _RUN = "from pyllama_spec.cli import main; sys.exit(main(sys.argv[1:]))"
 def chat(*args: object, stdin: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pyllama_spec.cli", "chat", *map(str, args)],
-        input=stdin, capture_output=True, text=True, timeout=120, check=False,
+        input=stdin, capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
 
 

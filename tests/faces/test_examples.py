@@ -19,7 +19,7 @@ def run(name: str, model: Path) -> str:
         [sys.executable, ROOT / "examples" / name, model],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -41,10 +41,10 @@ def test_what_fails_in_one_request_ends_that_one_alone() -> None:
         ]
         for one in bad:
             with pytest.raises(KeyError) as caught:
-                one.result(timeout=30)
+                one.result(timeout=300)
             assert len(caught.value.partial_tokens) == 6  # type: ignore[attr-defined]
         for i, one in enumerate(good):
-            assert lasting(one.result(timeout=30)) == alone(i)
+            assert lasting(one.result(timeout=300)) == alone(i)
         with pytest.raises(ContextFullError):
             llm([97] * 300)
 
@@ -61,9 +61,9 @@ def test_cancel_ends_what_runs() -> None:
         llm.cancel()
         for one in running:
             with pytest.raises(CancelledError) as caught:
-                one.result(timeout=30)
+                one.result(timeout=300)
             assert caught.value.partial_tokens
-        assert waiting.result(timeout=30)["usage"]["completion_tokens"] == 5
+        assert waiting.result(timeout=300)["usage"]["completion_tokens"] == 5
         llm.cancel()  # nothing runs: nothing happens
         assert llm(PROMPT, max_tokens=5)["usage"]["completion_tokens"] == 5
 
@@ -77,7 +77,7 @@ def test_cancel_while_prompts_are_read() -> None:
         llm.cancel()
         for one in running:
             with pytest.raises(CancelledError):
-                one.result(timeout=30)
+                one.result(timeout=300)
         assert time.perf_counter() - start < 5
         assert llm(PROMPT, max_tokens=5)["usage"]["completion_tokens"] == 5
 
@@ -96,7 +96,7 @@ def test_close_while_others_generate() -> None:
         llm.close()
         for one in (*running, waiting):
             with pytest.raises((CancelledError, ClosedError)):
-                one.result(timeout=30)
+                one.result(timeout=300)
     llm.close()
     with pytest.raises(ClosedError):
         llm(PROMPT)

@@ -36,7 +36,7 @@ def test_eight_threads_get_what_one_would() -> None:
                     assert lasting(llm(prompt_of(i), **options)) == expected[i]
 
         for done in [pool.submit(work, i) for i in range(8)]:
-            done.result(timeout=60)
+            done.result(timeout=300)
 
 
 def cpu_s_of_a_pause() -> float:
@@ -76,7 +76,7 @@ def test_pausing_threads_may_come_at_any_time() -> None:
         text = ""
         for chunk in llm(PROMPT, max_tokens=40, stream=True, **GREEDY):
             text += text_of(chunk)
-            pool.submit(context.pause_threads).result(timeout=60)
+            pool.submit(context.pause_threads).result(timeout=300)
             context.pause_threads()
         assert text == expected
     context.pause_threads()  # closed: nothing to do
@@ -102,7 +102,7 @@ def test_a_stream_read_by_several_threads() -> None:
         whole = text_of(llm(PROMPT, max_tokens=20, **GREEDY))
         stream = llm(PROMPT, max_tokens=20, stream=True, **GREEDY)
         text = ""
-        while (chunk := pool.submit(next, stream, None).result(timeout=60)) is not None:
+        while (chunk := pool.submit(next, stream, None).result(timeout=300)) is not None:
             text += text_of(chunk)
         assert text == whole
 
@@ -127,7 +127,7 @@ def test_cancel_from_another_thread() -> None:
         time.sleep(0.05)
         llm.cancel()
         with pytest.raises(CancelledError) as caught:
-            running.result(timeout=30)
+            running.result(timeout=300)
         assert caught.value.partial_tokens
         assert caught.value.partial_text
         with open_tiny() as fresh:
@@ -144,7 +144,7 @@ def test_cancel_while_the_prompt_is_read() -> None:
         time.sleep(0.3)
         llm.cancel()
         with pytest.raises(CancelledError):
-            running.result(timeout=30)
+            running.result(timeout=300)
         assert time.perf_counter() - start < 5
         llm(PROMPT, max_tokens=1)
 
@@ -158,9 +158,9 @@ def test_close_while_another_thread_generates() -> None:
         waiting = pool.submit(llm, PROMPT, max_tokens=2)
         llm.close()
         with pytest.raises((CancelledError, ClosedError)):
-            running.result(timeout=30)
+            running.result(timeout=300)
         with pytest.raises(ClosedError):
-            waiting.result(timeout=30)
+            waiting.result(timeout=300)
     llm.close()
     with pytest.raises(ClosedError):
         llm(PROMPT)

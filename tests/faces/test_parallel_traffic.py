@@ -157,7 +157,7 @@ def test_every_use_at_once(kind: str, draft: str | None, n_parallel: int) -> Non
         with ThreadPoolExecutor(N_THREADS) as pool:
             users = [User(llm, texts, seed) for seed in range(N_THREADS)]
             for done in [pool.submit(user.work, 25) for user in users]:
-                done.result(timeout=120)
+                done.result(timeout=600)
         runner: Any = llm._runtime.runner
         begin = time.perf_counter()
         while runner._placed or runner._thread:
@@ -196,5 +196,5 @@ def test_close_at_any_time(n_parallel: int) -> None:
             llm.close()
             for done in running:
                 with pytest.raises(ClosedError):
-                    done.result(timeout=60)
+                    done.result(timeout=300)
     assert not [t for t in threading.enumerate() if t.name == "pyllama_spec"]

@@ -121,7 +121,7 @@ def test_command_ends_with_its_exit_code(tmp_path: Path) -> None:
             text=True,
             check=False,
             env=os.environ | {"NO_COLOR": "1"},
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == code
         assert "Traceback" not in done.stderr

@@ -70,7 +70,7 @@ class Environment:
 
     def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
         """Runs its interpreter, isolated from this one."""
-        return run(self.python, "-I", *words, env=self.variables(), cwd=self.folder, timeout=120)
+        return run(self.python, "-I", *words, env=self.variables(), cwd=self.folder, timeout=600)
 
 
 def perm_model() -> tuple[Path, list[int]]:

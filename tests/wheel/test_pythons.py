@@ -20,7 +20,7 @@ PROBE = (
 def _works(python: str, version: str) -> bool:
     try:
         said = subprocess.run(
-            [python, "-c", PROBE], capture_output=True, text=True, check=False, timeout=60
+            [python, "-c", PROBE], capture_output=True, text=True, check=False, timeout=300
         ).stdout
     except OSError:
         return False
