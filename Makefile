@@ -66,7 +66,7 @@ style: $(VENV)/.quality
 # The sdist, and the wheel that an isolated build makes from it: nothing of this tree can leak in.
 wheel: $(VENV)/.test
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON --outdir dist .
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py

@@ -3,6 +3,7 @@
 #include "checks/memory_room.h"
 #include "hooks/output_buffers.h"
 #include "kernels/rows.h"
+#include "kernels/thread_pool.h"
 
 #include "ggml.h"
 #include "ggml-backend.h"
@@ -203,6 +204,10 @@ const char * llama_spec_row_kernels(void) {
         return floats + (floats.empty() || blocks.empty() ? "" : ", ") + blocks;
     }();
     return names.c_str();
+}
+
+void llama_spec_set_stock_kernels(bool are_stock) {
+    pyllama_spec_set_stock_kernels(are_stock);
 }
 
 void llama_spec_set_log_level(int level) {

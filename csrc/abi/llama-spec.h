@@ -49,6 +49,9 @@ const char * llama_spec_system_info(void);
 /* Which of our kernels for the few rows of a verify batch this build has on the CPU, by type of the weights, as in
  * "BF16 AVX2, F16 AVX2"; empty where the engine's own run. */
 const char * llama_spec_row_kernels(void);
+/* For comparisons, on this thread: whether decodes are left to the engine's own kernels, as if there were none of ours.
+ * Rows are not equal to single ones then. */
+void llama_spec_set_stock_kernels(bool are_stock);
 /* For the end of the process, before static data goes away under a thread that computes: stops the decodes and
  * loads of all threads, refuses new decodes, and waits until no thread is inside a call, or for the timeout. */
 void llama_spec_shutdown(int32_t timeout_ms);

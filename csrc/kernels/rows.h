@@ -23,7 +23,8 @@ bool pyllama_spec_is_few_rows(const struct ggml_compute_params * params, const s
 // Matrices in BF16 or F16; quantised weights. The rows of dst->src[1] are packed in params->wdata already, one after
 // the other, in the type that the engine multiplies these by; the pool's counter stands at the number of threads.
 bool pyllama_spec_mul_mat_float(const struct ggml_compute_params * params, const struct ggml_tensor * dst);
-bool pyllama_spec_takes_rows(const struct ggml_tensor * dst);  // whether the next one will
+bool pyllama_spec_takes_rows(  // whether the next one will
+    const struct ggml_compute_params * params, const struct ggml_tensor * dst);
 bool pyllama_spec_mul_mat_rows(const struct ggml_compute_params * params, const struct ggml_tensor * dst);
 
 // Weights that the engine has interleaved when it loaded them: n_interleaved rows, n_bytes of each in turn. Packs

@@ -48,9 +48,9 @@ int64_t height_of_chunk(const ggml_compute_params * params, int64_t n_out) {
 }
 
 // Prompts too: a row of one is then what it is alone, whatever part of the prompt was there already.
-const Kernel * kernel_for(const ggml_tensor * dst, bool is_interleaved) {
+const Kernel * kernel_for(const ggml_compute_params * params, const ggml_tensor * dst, bool is_interleaved) {
     const ggml_tensor * weights = dst->src[0];
-    const Kernel * kernel = kernel_of(weights->type, is_interleaved);
+    const Kernel * kernel = is_stock(params) ? nullptr : kernel_of(weights->type, is_interleaved);
     return kernel && weights->ne[3] == 1 && weights->ne[1] % kernel->height == 0 && dst->src[1]->type == GGML_TYPE_F32
         ? kernel : nullptr;
 }
@@ -122,6 +122,9 @@ bool multiply_experts(const ggml_compute_params * params, const ggml_tensor * ds
 }  // namespace
 
 bool pyllama_spec_is_few_rows(const ggml_compute_params * params, const ggml_tensor * dst) {
+    if (is_stock(params)) {
+        return false;
+    }
     const int n_tokens = ((const pyllama_spec_pool *) params->threadpool)->n_tokens;
     if (n_tokens > 0) {
         return n_tokens <= FEW_ROWS;
@@ -134,16 +137,16 @@ bool pyllama_spec_is_few_rows(const ggml_compute_params * params, const ggml_ten
     }
 }
 
-bool pyllama_spec_takes_rows(const ggml_tensor * dst) {
-    return kernel_for(dst, false) && dst->src[0]->ne[2] == 1;
+bool pyllama_spec_takes_rows(const ggml_compute_params * params, const ggml_tensor * dst) {
+    return kernel_for(params, dst, false) && dst->src[0]->ne[2] == 1;
 }
 
 bool pyllama_spec_mul_mat_rows(const ggml_compute_params * params, const ggml_tensor * dst) {
-    return pyllama_spec_takes_rows(dst) && multiply_all(params, dst, *kernel_for(dst, false));
+    return pyllama_spec_takes_rows(params, dst) && multiply_all(params, dst, *kernel_for(params, dst, false));
 }
 
 bool pyllama_spec_mul_mat_repacked(const ggml_compute_params * params, const ggml_tensor * dst, int n_interleaved, int n_bytes) {
-    const Kernel * kernel = n_interleaved == 8 && n_bytes == 8 ? kernel_for(dst, true) : nullptr;
+    const Kernel * kernel = n_interleaved == 8 && n_bytes == 8 ? kernel_for(params, dst, true) : nullptr;
     const ggml_tensor * rows = dst->src[1];
     if (!kernel || dst->src[0]->ne[2] != 1 || rows->ne[3] != 1) {
         return false;
@@ -164,7 +167,7 @@ bool pyllama_spec_mul_mat_repacked(const ggml_compute_params * params, const ggm
 
 bool pyllama_spec_mul_mat_id_rows(
         const ggml_compute_params * params, const ggml_tensor * dst, pyllama_spec_routes routes, int n_interleaved) {
-    const Kernel * kernel = kernel_for(dst, n_interleaved > 1);
+    const Kernel * kernel = kernel_for(params, dst, n_interleaved > 1);
     return kernel && kernel->height == n_interleaved && multiply_experts(params, dst, *kernel, routes);
 }
 

@@ -86,10 +86,10 @@ template <class T> void multiply(const ggml_compute_params * params, const ggml_
 
 }  // namespace
 
-bool pyllama_spec_mul_mat_float([[maybe_unused]] const ggml_compute_params * params, const ggml_tensor * dst) {
+bool pyllama_spec_mul_mat_float(const ggml_compute_params * params, const ggml_tensor * dst) {
     // Rows of several matrices are taken together.
     const bool is_packed = dst->nb[2] == dst->nb[1] * dst->ne[1];
-    if (dst->src[1]->type != GGML_TYPE_F32 || !is_packed) {
+    if (is_stock(params) || dst->src[1]->type != GGML_TYPE_F32 || !is_packed) {
         return false;
     }
     switch (dst->src[0]->type) {

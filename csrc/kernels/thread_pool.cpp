@@ -17,6 +17,7 @@ namespace {
 constexpr size_t SLOT_ALIGNMENT = 128;  // two cache lines, which processors fetch together
 
 thread_local int t_n_tokens = 0;
+thread_local int t_is_stock = 0;
 
 // Not an error: another thread's is.
 struct graph_left {};
@@ -43,6 +44,7 @@ void run(pyllama_spec_pool * pool, void * (*compute)(void *), void * state) {
 
 void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, int n_threads) {
     pool->n_tokens = t_n_tokens;
+    pool->is_stock = t_is_stock;
     size_t n_slot = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
@@ -67,6 +69,10 @@ void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, in
 
 void pyllama_spec_set_n_tokens(int n_tokens) {
     t_n_tokens = n_tokens;
+}
+
+void pyllama_spec_set_stock_kernels(int is_stock) {
+    t_is_stock = is_stock;
 }
 
 void pyllama_spec_free_pool(pyllama_spec_pool * pool) {

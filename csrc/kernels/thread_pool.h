@@ -19,10 +19,14 @@ struct pyllama_spec_pool {
     char * scratch;     // what our kernels unpack into: n_slot bytes for each thread
     size_t n_slot, n_slots;
     int    n_tokens;    // of the graph; 0 where nobody has said it
+    int    is_stock;    // the engine's own kernels compute it, for comparisons
 };
 
 // On the caller's thread, before it computes a graph: how many tokens it is for. 0 when it has.
 void pyllama_spec_set_n_tokens(int n_tokens);
+
+// On the caller's thread, from its next graph on: whether products and attention are left to the engine's own kernels.
+void pyllama_spec_set_stock_kernels(int is_stock);
 
 // On the caller's thread, before a graph is given to the workers: scratch for its products. Throws std::bad_alloc.
 void pyllama_spec_prepare_pool(struct pyllama_spec_pool * pool, struct ggml_cgraph * graph, int n_threads);

@@ -23,6 +23,11 @@ inline char * scratch(const ggml_compute_params * params, [[maybe_unused]] size_
     return pool->scratch + (size_t) params->ith * pool->n_slot;
 }
 
+// Whether the engine's own kernels were asked for.
+inline bool is_stock(const ggml_compute_params * params) {
+    return ((const pyllama_spec_pool *) params->threadpool)->is_stock;
+}
+
 struct Operands {
     const char * weights;
     size_t       weight_stride;  // bytes from row to row, or from group to group of interleaved rows

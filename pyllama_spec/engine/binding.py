@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from pyllama_spec._engine import ffi, lib
+from pyllama_spec.engine.levels import load_engine
 from pyllama_spec.errors import (
     PROCESS_ENDS,
     ArgumentError,
@@ -21,6 +21,10 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     UnsupportedError,
 )
+
+# cffi builds their types at run time.
+_engine: Any = load_engine()
+ffi, lib = _engine.ffi, _engine.lib
 
 __all__ = ["check", "ffi", "fork_generation", "last_error", "lib"]
 

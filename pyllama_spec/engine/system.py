@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,19 @@ def row_kernels() -> dict[str, str]:
     """
     text = _text(lib.llama_spec_row_kernels())
     return dict(part.split(" ", 1) for part in text.split(", ") if part)
+
+
+@contextlib.contextmanager
+def stock_kernels() -> Iterator[None]:
+    """Decodes of this thread by the engine's own kernels alone, for comparisons.
+
+    Rows of a batch are not equal to single ones in there, whatever `Context.exact_rows` says.
+    """
+    lib.llama_spec_set_stock_kernels(True)
+    try:
+        yield
+    finally:
+        lib.llama_spec_set_stock_kernels(False)
 
 
 def supports_gpu() -> bool:

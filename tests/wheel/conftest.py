@@ -37,7 +37,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
         return given
     source: Path = request.getfixturevalue("sdist")
     out = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", out, source)
+    portable = ["-C", "cmake.define.PYLLAMA_SPEC_PORTABLE=ON"]  # as `make wheel` does
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", *portable, "--wheel-dir", out, source)
     return next(out.glob("*.whl"))
 
 

@@ -68,9 +68,10 @@ class Environment:
         command += ["--python", str(self.python), "install", "--only-binary", ":all:"]
         run(*command, *what, env=self.variables(), cwd=self.folder)
 
-    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """Runs its interpreter, isolated from this one."""
-        return run(self.python, "-I", *words, env=self.variables(), cwd=self.folder, timeout=600)
+    def run(self, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
+        """Runs its interpreter, isolated from this one but for these variables."""
+        variables = {**self.variables(), **more}
+        return run(self.python, "-I", *words, env=variables, cwd=self.folder, timeout=600)
 
 
 def perm_model() -> tuple[Path, list[int]]:
@@ -79,11 +80,11 @@ def perm_model() -> tuple[Path, list[int]]:
     return model_path("perm", **PERM), perm_continuation(PROMPT[-1], 24, successor)
 
 
-def check_generates(environment: Environment) -> dict[str, Any]:
+def check_generates(environment: Environment, **variables: str) -> dict[str, Any]:
     """Asserts that the installed package says the right 24 tokens; returns its report."""
     model, expected = perm_model()
     words = [str(x) for x in (model, len(expected), *PROMPT)]
-    report: dict[str, Any] = json.loads(environment.run(GENERATE, *words).stdout)
+    report: dict[str, Any] = json.loads(environment.run(GENERATE, *words, **variables).stdout)
     assert report["plain"] == expected
     assert report["drafted"] == expected
     assert report["n_accepted"] > 0

@@ -10,7 +10,14 @@ import sys
 
 import pyllama_spec
 from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup
-from pyllama_spec.engine import Context, Model, Sampler, SamplerParams, engine_version
+from pyllama_spec.engine import (
+    Context,
+    Model,
+    Sampler,
+    SamplerParams,
+    engine_version,
+    row_kernels,
+)
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 
@@ -37,6 +44,7 @@ def report(path: str, n: int, prompt: list[int]) -> dict[str, object]:
         "n_accepted": n_accepted,
         "package": pyllama_spec.__file__,
         "engine": engine_version(),
+        "row_kernels": row_kernels(),
         "python": list(sys.version_info[:2]),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import zipfile
 from email.parser import Parser
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pyllama_spec.engine.levels import LEVELS
 from tests.wheel.environment import (
     ROOT,
     Environment,
@@ -19,7 +21,12 @@ from tests.wheel.environment import (
     tracked_files,
 )
 
-MODULE = "pyllama_spec/_engine.abi3.so"
+# On x86-64 an engine for each level of processors, and what chooses among them.
+IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+ENGINES = [f"pyllama_spec/_engine_{level}.abi3.so" for level in LEVELS]
+MODULES = [*ENGINES, "pyllama_spec/_processor.abi3.so"]
+if not IS_X86:
+    ENGINES = MODULES = ["pyllama_spec/_engine.abi3.so"]
 ENGINE_LICENSE = "pyllama_spec/licenses/llama.cpp-LICENSE.txt"
 # The C library and its parts; libstdc++ and libgcc are linked in.
 SYSTEM_LIBRARY = re.compile(r"(lib(c|m|dl|rt|pthread)\.so\.\d+|ld-linux.*)$")
@@ -52,7 +59,7 @@ def test_contents(wheel: Path) -> None:
         names = archive.namelist()
     info = next(name.partition("/")[0] for name in names if ".dist-info/" in name)
     of_info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt")
-    expected = tracked_files("pyllama_spec") | {MODULE, ENGINE_LICENSE}
+    expected = tracked_files("pyllama_spec") | {*MODULES, ENGINE_LICENSE}
     expected |= {f"{info}/{name}" for name in (*of_info, "licenses/LICENSE")}
     expected |= {f"{info}/licenses/vendor/NOTICE"}
     assert sorted(names) == sorted(expected)
@@ -67,13 +74,16 @@ def test_licences(unpacked: Path) -> None:
     assert Path(ENGINE_LICENSE).name in (ROOT / "vendor/NOTICE").read_text(encoding="utf-8")
 
 
-def test_module_exports_its_entry_and_nothing_else(unpacked: Path) -> None:
-    lines = run("nm", "-D", "--defined-only", unpacked / MODULE).stdout.splitlines()
-    assert [line.split()[-1].partition("@")[0] for line in lines] == ["PyInit__engine"]
+@pytest.mark.parametrize("module", MODULES)
+def test_module_exports_its_entry_and_nothing_else(unpacked: Path, module: str) -> None:
+    lines = run("nm", "-D", "--defined-only", unpacked / module).stdout.splitlines()
+    entry = "PyInit__engine" if module in ENGINES else "PyInit__processor"
+    assert [line.split()[-1].partition("@")[0] for line in lines] == [entry]
 
 
-def test_module_needs_the_system_only(unpacked: Path) -> None:
-    dynamic = run("readelf", "-d", "-W", unpacked / MODULE).stdout
+@pytest.mark.parametrize("module", MODULES)
+def test_module_needs_the_system_only(unpacked: Path, module: str) -> None:
+    dynamic = run("readelf", "-d", "-W", unpacked / module).stdout
     assert not re.search(r"\((RPATH|RUNPATH)\)", dynamic)
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
     assert needed and all(SYSTEM_LIBRARY.match(name) for name in needed), needed
@@ -90,13 +100,15 @@ def test_no_path_of_the_builder(unpacked: Path) -> None:
             m.group() for m in source.finditer(data) if data[m.start() - 1 : m.start()] in b"\0"
         }
         assert not absolute, f"{path.name}: {sorted(absolute)[:5]}"
-    assert b"ggml/src/ggml.c\0" in (unpacked / MODULE).read_bytes()  # the pattern would see them
+    # The pattern would see them.
+    assert all(b"ggml/src/ggml.c\0" in (unpacked / name).read_bytes() for name in ENGINES)
 
 
 def test_size(wheel: Path, unpacked: Path) -> None:
-    assert wheel.stat().st_size < 8 * MB
-    assert (unpacked / MODULE).stat().st_size < 20 * MB
-    assert b".debug_info" not in (unpacked / MODULE).read_bytes()
+    assert wheel.stat().st_size < 5 * MB * len(ENGINES)
+    for name in MODULES:
+        assert (unpacked / name).stat().st_size < (12 if name in ENGINES else 1) * MB
+        assert b".debug_info" not in (unpacked / name).read_bytes()
 
 
 def test_generates_in_a_clean_environment(installed: Environment) -> None:

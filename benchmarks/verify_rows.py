@@ -1,0 +1,144 @@
+"""What a verify batch costs over one row, beside the engine's own kernels in the same run.
+
+    python -m benchmarks.verify_rows [--types Q4_K_M BF16] [--random 14] [--threads 1]
+
+SmolLM2, or with `--random N` a model of N random layers of the sizes of a Llama of 1B parameters
+(14 of them are 0.9B), whose weights come from memory and not from a cache. Logits are wanted at
+every row, behind 64 tokens. Both sides are one context that takes turns; times are the processor's
+of the thread that computes, or with more threads the clock's, and medians of the repeats.
+
+    ours, stock     a batch of so many rows over one row of the same side
+    beside stock    ours over the engine's own kernels at the same width
+    GB/s            bytes of the file per second of one row: half of the roofline
+    gmac per s      10^9 multiply-adds of all parameters per second: the other half
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.engine import Batch, Context, Model, quantize
+from pyllama_spec.engine.system import stock_kernels
+from tests.conftest import smollm2
+from tests.models import build
+
+TYPES = ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_1", "BF16")
+WIDTHS = (1, 2, 4, 5, 8, 16)
+N_BEFORE = 64
+SIZES = {"n_embd": 2048, "n_ff": 8192, "n_head": 32, "n_head_kv": 8, "n_vocab": 32000}
+
+
+def random_model(n_layers: int, kind: str, work: Path) -> Path:
+    """A file of that type; it and the one in F32 are kept for the next run."""
+    work.mkdir(parents=True, exist_ok=True)
+    source = work / f"random-{n_layers}.F32.gguf"
+    if not source.exists():
+        part = build("llama", source.with_suffix(".part"), n_layer=n_layers, **SIZES)
+        part.rename(source)
+    out = work / f"random-{n_layers}.{kind}.gguf"
+    if not out.exists():
+        quantize(source, out.with_suffix(".part"), kind)
+        out.with_suffix(".part").rename(out)
+    return out
+
+
+class Bench:
+    """A context that decodes a batch of any width behind the same tokens."""
+
+    def __init__(self, model: Model, n_threads: int) -> None:
+        self.context = Context(
+            model, n_ctx=256, n_outputs_max=max(WIDTHS), n_threads=n_threads, n_batch=N_BEFORE
+        )
+        self.batch = Batch(N_BEFORE)
+        self.clock: Callable[[], float] = time.thread_time if n_threads == 1 else time.perf_counter
+        self.batch.extend([300 + i for i in range(N_BEFORE)], 0)
+        self.context.decode(self.batch)
+
+    def seconds(self, width: int) -> float:
+        """One batch; the memory is as before it then."""
+        self.batch.clear()
+        self.batch.extend([400 + i for i in range(width)], N_BEFORE, output_all=True)
+        start = self.clock()
+        self.context.decode(self.batch)
+        self.context.logits(width - 1)
+        taken = self.clock() - start
+        self.context.memory.remove(0, N_BEFORE)
+        return taken
+
+
+def measure(path: Path, n_threads: int, n_repeats: int) -> dict[str, dict[int, float]]:
+    """Median seconds by side and width."""
+    found: dict[str, dict[int, list[float]]] = {side: {} for side in ("ours", "stock")}
+    with Model(path) as model:
+        bench = Bench(model, n_threads)
+        for repeat in range(n_repeats + 1):
+            for at, width in enumerate(WIDTHS):
+                order = ("ours", "stock") if (repeat + at) % 2 else ("stock", "ours")
+                for side in order:
+                    with stock_kernels() if side == "stock" else contextlib.nullcontext():
+                        taken = bench.seconds(width)
+                    if repeat:  # the first one warms up
+                        found[side].setdefault(width, []).append(taken)
+        bench.context.close()
+    return {
+        side: {width: statistics.median(times) for width, times in by_width.items()}
+        for side, by_width in found.items()
+    }
+
+
+def show(kind: str, path: Path, found: dict[str, dict[int, float]]) -> dict[str, Any]:
+    """Prints the lines of a type; returns their figures."""
+    n_bytes = path.stat().st_size
+    with Model(path) as model:
+        n_params = model.info.n_params
+    ours, stock = found["ours"], found["stock"]
+    row: dict[str, Any] = {
+        "type": kind, "ms": {side: [1e3 * t for t in x.values()] for side, x in found.items()},
+        "ours": [ours[w] / ours[1] for w in WIDTHS],
+        "stock": [stock[w] / stock[1] for w in WIDTHS],
+        "beside_stock": [ours[w] / stock[w] for w in WIDTHS],
+        "gb_per_s": n_bytes / ours[1] / 1e9,
+        "gmac_per_s": [w * n_params / ours[w] / 1e9 for w in WIDTHS],
+    }  # fmt: skip
+    print(f"{kind}: {n_bytes / 1e6:.0f} MB, one row {1e3 * ours[1]:.2f} ms, ", end="")
+    print(f"{row['gb_per_s']:.1f} GB/s")
+    names = ("ours", "stock", "beside_stock", "gmac_per_s")
+    for name in names:
+        digits = 0 if name == "gmac_per_s" else 2
+        values = " ".join(f"{x:6.{digits}f}" for x in row[name])
+        print(f"  {name.replace('_', ' '):<13}{values}", flush=True)
+    return row
+
+
+def main() -> None:
+    """Prints one table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--types", nargs="+", default=TYPES)
+    parser.add_argument("--random", type=int, default=0, metavar="LAYERS")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "pls-random")
+    parser.add_argument("--only-build", action="store_true", help="make the random files and end")
+    parser.add_argument("--json", type=Path, default=None)
+    args = parser.parse_args()
+    print(f"rows: {' '.join(f'{w:6d}' for w in WIDTHS)}", flush=True)
+    rows = []
+    for kind in args.types:
+        path = random_model(args.random, kind, args.work) if args.random else smollm2(kind)
+        if args.only_build:
+            continue
+        rows.append(show(kind, path, measure(path, args.threads, args.repeats)))
+        if args.json is not None:
+            args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

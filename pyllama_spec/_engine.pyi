@@ -1,6 +1,0 @@
-"""The compiled module, as mypy sees it: cffi builds its types at run time."""
-
-from typing import Any
-
-ffi: Any
-lib: Any

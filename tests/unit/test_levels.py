@@ -1,0 +1,47 @@
+"""Which engine of a wheel is loaded, by what the processor can do."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyllama_spec.engine.levels import LEVELS, choose
+
+AVX2, AVX512, BF16 = (list(LEVELS[name]) for name in ("avx2", "avx512", "avx512bf16"))
+
+
+@pytest.mark.parametrize(
+    ("features", "level"),
+    [
+        (AVX2, "avx2"),
+        ([*AVX2, *AVX512[:-1]], "avx2"),  # AVX-512 without VNNI
+        ([*AVX2, *BF16], "avx2"),
+        ([*AVX2, *AVX512], "avx512"),
+        ([*AVX2, *AVX512, *BF16], "avx512bf16"),
+    ],
+)
+def test_the_best_of_those_that_run(features: list[str], level: str) -> None:
+    assert choose(features) == level
+    assert choose(features, "avx2") == "avx2"
+
+
+@pytest.mark.parametrize("features", [[], AVX2[:-1], AVX2[1:], [*AVX512, *BF16]])
+def test_too_little(features: list[str]) -> None:
+    with pytest.raises(ImportError) as error:
+        choose(features)
+    message = str(error.value)
+    assert "\n" not in message and "pip install ." in message
+    assert all((name in message.partition("lacks")[2]) != (name in features) for name in AVX2)
+
+
+def test_a_level_that_it_cannot_run() -> None:
+    with pytest.raises(ImportError, match=r"PYLLAMA_SPEC_LEVEL=avx512bf16 .* lacks \(AVX512BF16\)"):
+        choose([*AVX2, *AVX512], "avx512bf16")
+    with pytest.raises(ImportError, match=r"PYLLAMA_SPEC_LEVEL=avx512 .*AVX512F"):
+        choose(AVX2, "avx512")
+    with pytest.raises(ImportError, match="PYLLAMA_SPEC_LEVEL=avx512 "):
+        choose([], "avx512")
+
+
+def test_a_name_that_is_no_level() -> None:
+    with pytest.raises(ImportError, match="'sse' is no level: it is one of avx2, avx512, "):
+        choose(AVX2, "sse")

@@ -1,0 +1,93 @@
+"""The engine's test of its operations, test-backend-ops, with our kernels and without them.
+
+    python -m tests.upstream.backend_ops [--ops MUL_MAT,MUL_MAT_ID,...] [--work DIR]
+
+It compares the CPU backend with the backend's own reference. The program is linked with what `make`
+has built in build/native. Ends with 1 where an operation fails with our kernels that does not fail
+without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.upstream.run import ROOT, archive
+
+# Those that reach our kernels, and those that patches touch.
+OPS = "MUL_MAT,MUL_MAT_ID,FLASH_ATTN_EXT,SSM_CONV,SSM_SCAN,GATED_DELTA_NET"
+SOURCE = "tests/test-backend-ops.cpp"
+# A case and how it ended, without the colours.
+LINE = re.compile(r"^\s*([A-Z_0-9]+\(.*\)): (OK|FAIL|not supported.*)$", re.MULTILINE)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def build(work: Path) -> Path:
+    """The program."""
+    file, folder = archive()
+    source = work / Path(SOURCE).name
+    if not source.exists():
+        with tarfile.open(file) as package:
+            member = package.extractfile(f"{folder}/{SOURCE}")
+            assert member is not None
+            source.write_bytes(member.read())
+    engine = ROOT / "vendor/llama.cpp/ggml"
+    built = ROOT / "build/native/vendor/llama.cpp/ggml/src"
+    compile_one = ["g++", "-O1", "-std=c++17", "-w", "-c", f"-I{engine / 'include'}"]
+    compile_one += [f"-I{engine / 'src'}", f"-I{ROOT / 'csrc'}"]
+    objects = []
+    for path in (source, Path(__file__).with_name("stock.cpp")):
+        target = work / f"{path.stem}.o"
+        if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
+            subprocess.run([*compile_one, str(path), "-o", str(target)], check=True)
+        objects.append(str(target))
+    libraries = [str(built / f"lib{name}.a") for name in ("ggml", "ggml-cpu", "ggml-base")]
+    program = work / "test-backend-ops"
+    wrap = "-Wl,--wrap=pyllama_spec_prepare_pool"
+    link = ["g++", wrap, *objects, *libraries, "-lpthread", "-ldl", "-o", str(program)]
+    subprocess.run(link, check=True)
+    return program
+
+
+def outcomes(program: Path, ops: str, *, is_stock: bool) -> dict[str, str]:
+    """How each case ended."""
+    variables = {**os.environ, **({"PYLLAMA_SPEC_STOCK": "1"} if is_stock else {})}
+    command = [str(program), "test", "-b", "CPU", "-o", ops]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables)
+    found = dict(LINE.findall(COLOURS.sub("", done.stdout)))
+    if not found:
+        raise SystemExit(f"{program} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return found
+
+
+def main() -> int:
+    """Prints a line for each side, and what fails with our kernels alone."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ops", default=OPS)
+    work = Path(tempfile.gettempdir()) / "pls-backend-ops"
+    parser.add_argument("--work", type=Path, default=work)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    program = build(args.work)
+    sides = {}
+    for name, is_stock in (("ours", False), ("stock", True)):
+        found = sides[name] = outcomes(program, args.ops, is_stock=is_stock)
+        counts = {end: list(found.values()).count(end) for end in sorted(set(found.values()))}
+        print(f"{name:<6} {len(found)} cases: {counts}", flush=True)
+    worse = [
+        case for case, end in sides["ours"].items()
+        if end == "FAIL" and sides["stock"].get(case) != "FAIL"
+    ]  # fmt: skip
+    missing = sides["stock"].keys() - sides["ours"].keys()
+    print("\n".join([f"FAILS with ours alone: {case}" for case in worse]))
+    return int(bool(worse or missing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

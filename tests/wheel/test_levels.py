@@ -1,0 +1,68 @@
+"""One wheel for many processors: each gets the best engine that it can run, or one line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec.engine.levels import LEVELS, VARIABLE, choose
+from tests.wheel.environment import Environment, check_generates, run
+from tests.wheel.test_wheel import IS_X86
+
+# The kernels of each, by two types of weights.
+KERNELS = {
+    "avx2": ("AVX2", "AVX2"), "avx512": ("AVX2", "AVX-512"), "avx512bf16": ("AVX-512", "AVX-512"),
+}  # fmt: skip
+pytestmark: Any = [] if IS_X86 else pytest.mark.xfail(reason="levels of x86-64", run=False)
+
+
+def features(environment: Environment) -> list[str]:
+    """What the wheel finds of this processor."""
+    code = "import importlib.util as i; from pathlib import Path; import numpy;"
+    code += "p = next(Path(numpy.__file__).parents[1].glob('pyllama_spec/_processor*'));"
+    code += "s = i.spec_from_file_location('_processor', p); m = i.module_from_spec(s);"
+    code += "s.loader.exec_module(m); print(m.features())"
+    return environment.run("-c", code).stdout.split()
+
+
+def test_the_best_one_is_loaded(installed: Environment) -> None:
+    found = features(installed)
+    cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    words = set(re.sub(r"_", "", cpuinfo).upper().split())
+    assert {name for needed in LEVELS.values() for name in needed} & words == set(found)
+    kernels = check_generates(installed)["row_kernels"]
+    assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[choose(found)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_by_name(installed: Environment, level: str) -> None:
+    best = list(LEVELS).index(choose(features(installed)))
+    if list(LEVELS).index(level) <= best:
+        kernels = check_generates(installed, **{VARIABLE: level})["row_kernels"]
+        assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[level]
+        return
+    said = subprocess.run(
+        [installed.python, "-I", "-c", "import pyllama_spec"],
+        env={**installed.variables(), VARIABLE: level}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == 1 and "unset it" in said.stderr.splitlines()[-1]
+
+
+def test_what_all_processors_run_has_no_instructions_of_some(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+
+    def lines(name: str, register: str) -> int:
+        module = next(tmp_path.glob(f"pyllama_spec/{name}.*"))
+        code = run("objdump", "-d", "--no-show-raw-insn", module).stdout
+        return sum(register in line for line in code.splitlines())
+
+    # The search for the largest logit has a copy for AVX-512 that is chosen when it is called.
+    assert lines("_engine_avx2", "%zmm") < 50
+    assert lines("_engine_avx512", "%zmm") > 10_000
+    assert lines("_processor", "%ymm") == 0
