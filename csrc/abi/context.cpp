@@ -228,6 +228,14 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
             fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
         }
 
+        // The engine looks with flash attention only; without it, it reads keys at the wrong places.
+        const auto type_k = (ggml_type) params->type_k;
+        if (const uint32_t n = llama_spec_odd_head(model->state->model, type_k); n > 0) {
+            fail(LLAMA_SPEC_ARGUMENT, std::string("keys of the type ") + ggml_type_name(type_k) + " come in blocks of " +
+                    std::to_string(ggml_blck_size(type_k)) + ", which do not divide this model's heads of " + std::to_string(n) +
+                    "; choose type_k = f16");
+        }
+
         auto state = std::make_shared<context_state>();
         state->model   = model->state;
         state->target  = target != nullptr ? target->state : nullptr;

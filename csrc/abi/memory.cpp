@@ -87,7 +87,7 @@ int llama_spec_seq_rm(llama_spec_context * ctx, int32_t seq, int32_t p0, int32_t
         };
         if (!can_remove(call.state, seq, p0, p1, last) || !remove()) {
             fail(LLAMA_SPEC_UNSUPPORTED, "the engine cannot remove positions " + std::to_string(p0) + " .. " +
-                    std::to_string(p1) + " of sequence " + std::to_string(seq) + " alone");
+                    std::to_string(p1 < 0 ? last : p1 - 1) + " of sequence " + std::to_string(seq) + " alone");
         }
         if (p0 <= last) {
             note_rollback(call.state, seq, p0, last);

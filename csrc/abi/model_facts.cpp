@@ -75,6 +75,16 @@ uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool sw
     return n;
 }
 
+uint32_t llama_spec_odd_head(const llama_model * model, ggml_type type_k) {
+    const llama_hparams & h = model->hparams;
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        if (h.has_kv(il) && !h.is_recr(il) && h.n_embd_head_k(il) % (uint32_t) ggml_blck_size(type_k) != 0) {
+            return h.n_embd_head_k(il);
+        }
+    }
+    return 0;
+}
+
 int32_t llama_spec_n_positions(const llama_model * model) {
     return model->pos_embd != nullptr ? (int32_t) model->pos_embd->ne[1] : INT32_MAX;
 }

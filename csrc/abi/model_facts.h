@@ -28,6 +28,9 @@ int32_t llama_spec_n_device_layers(const llama_model * model);
 // the cache is of another kind.
 uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool swa_full);
 
+// The size of a layer's key heads that blocks of this type do not divide; 0 where they divide all.
+uint32_t llama_spec_odd_head(const llama_model * model, ggml_type type_k);
+
 // How many rows the model's table of positions has; a great number for a model without one.
 int32_t llama_spec_n_positions(const llama_model * model);
 

@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace llama_spec {
 
@@ -120,11 +122,16 @@ void check_gguf(const char * path) {
     check_vocabulary(file.get());
     check_heads(file.get(), arch);
     check_experts(file.get(), arch);
-    for (const char * name : { ".full_attention_interval", ".interleave_moe_layer_step", ".wkv.head_size",
-                               ".attention.output_group_count" }) {
-        // llama4 asks first, and minimax-01 never divides by it: their files hold a 0.
-        const bool may_be_zero = arch == "llama4" || arch == "minimax-01";
-        if (!may_be_zero && gguf_find_key(file.get(), (arch + name).c_str()) >= 0 && largest(file.get(), arch + name) == 0) {
+    // Of these architectures alone: the engine itself writes a 0 for each key that a model does not use.
+    static const std::vector<std::pair<std::string, std::vector<std::string>>> divisors = {
+        { ".full_attention_interval",       {} },
+        { ".interleave_moe_layer_step",     { "ernie4_5-moe" } },
+        { ".wkv.head_size",                 { "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7" } },
+        { ".attention.output_group_count",  { "deepseek4", "dflash" } },
+    };
+    for (const auto & [name, archs] : divisors) {
+        const bool divides = archs.empty() || std::find(archs.begin(), archs.end(), arch) != archs.end();
+        if (divides && gguf_find_key(file.get(), (arch + name).c_str()) >= 0 && largest(file.get(), arch + name) == 0) {
             fail(LLAMA_SPEC_LOAD, "the file is damaged: " + arch + name + " is 0");
         }
     }

@@ -76,6 +76,8 @@ def describe_model(model: Model) -> dict[str, Any]:
     info = model.info
     if not info.has_recurrent_state:
         rollback = "any number of tokens"
+    elif info.can_roll_back and not info.state_bytes:
+        rollback = "by snapshots, in caches of its own"
     elif info.can_roll_back:
         rollback = f"by snapshots: {_size(info.snapshot_token_bytes)} a sequence and token"
         if info.snapshot_base_bytes:

@@ -6,6 +6,7 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.engine.handle import Handle
+from pyllama_spec.errors import ArgumentError
 
 # The engine checks the number only in files that it writes itself.
 _MAGIC, _VERSION = b"PLSS", lib.llama_spec_state_version()
@@ -44,7 +45,13 @@ class Memory:
         A recurrent state goes back into the last batch of its sequence: behind its first token or
         any later one, at most n_rs_seq tokens in all since that batch. After False the sequence is
         as it was, and the caller may clear it and decode again.
+
+        Raises:
+            ArgumentError: n_keep is negative.
+
         """
+        if _pos(n_keep) < 0:
+            raise ArgumentError(f"n_keep={n_keep} is negative; 0 keeps nothing")
         code: int = lib.llama_spec_seq_rm(self._handle.own, _seq(seq), _pos(n_keep), -1)
         if code == lib.LLAMA_SPEC_UNSUPPORTED:
             return False

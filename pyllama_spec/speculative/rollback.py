@@ -27,6 +27,7 @@ class Rollback:
             as many tokens of each, with sequence ids that follow each other.
         keeps_whole: whether the engine computes a sequence's tokens of a decode in one piece, and
             each sequence that has more than its neighbours by itself.
+        goes_alone: whether a sequence can be taken back only after a decode of no other one.
         is_cut: whether any range of positions can be cut, so that several kinds of tokens may
             share a decode.
         can_pad: whether tokens behind a draft, which nobody reads, are taken back at no cost.
@@ -38,6 +39,7 @@ class Rollback:
     reason_off: str | None = None
     needs_equal_rows = False
     keeps_whole = False
+    goes_alone = False
     is_cut = True
     can_pad = True
     can_fill = True
@@ -186,6 +188,8 @@ class SnapshotRollback(StateRollback):
         # In one cache for all the engine computes sequences together that do not follow each other,
         # and moves states for it.
         self.needs_equal_rows = target.params.kv_unified
+        # DeepSeek 4: its states lie in caches of its own, of which nobody says what a decode moved.
+        self.goes_alone = target.model.info.state_bytes == 0
         self.keeps_whole = True
 
 

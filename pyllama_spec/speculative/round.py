@@ -115,6 +115,7 @@ class Round:
             has_streams=is_parallel and not params.kv_unified and self.rollback.can_pad,
             needs_equal_rows=self.rollback.needs_equal_rows,
             keeps_whole=self.rollback.keeps_whole,
+            goes_alone=self.rollback.goes_alone,
             can_fill=self.rollback.can_fill,
         )
         found = replace(found, **limits)

@@ -45,7 +45,7 @@ class Limits:
             computed otherwise then than alone; it pays where all sequences share one cache, which
             the engine goes through once for all of them.
         has_streams: whether each sequence has a stream of its own in the memory.
-        needs_equal_rows, keeps_whole, can_fill: see Rollback.
+        needs_equal_rows, keeps_whole, goes_alone, can_fill: see Rollback.
 
     """
 
@@ -60,6 +60,7 @@ class Limits:
     has_streams: bool = False
     needs_equal_rows: bool = False
     keeps_whole: bool = False
+    goes_alone: bool = False
     can_fill: bool = False
 
     @property
@@ -244,6 +245,8 @@ class Scheduler:
             return [Decode(part) for part in self._packed(spans, limits.max_chunk, limits.width)]
         rows = sorted((s for s in spans if s.n_rows <= 1 or not s.n_prompt), key=_seq_id)
         out = [Decode([span]) for span in spans if span.n_prompt > 1]
+        if limits.goes_alone and any(span.draft.ids for span in rows):
+            return [*(Decode([span]) for span in rows), *out]
         parts = self._packed(rows, limits.width, limits.width)
         if limits.needs_equal_rows and any(span.draft.ids for span in rows):
             parts = [piece for part in parts for piece in self._neighbours(part)]

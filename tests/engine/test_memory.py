@@ -51,6 +51,15 @@ def test_positions() -> None:
                     call(seq)
 
 
+def test_nothing_is_kept_of_less_than_nothing() -> None:
+    with tiny_context(tiny("llama")) as context:
+        decode(context, TEXT, 0)
+        with pytest.raises(ArgumentError, match="n_keep=-1"):
+            context.memory.rollback(0, -1)
+        assert context.memory.positions(0) == (0, 17)
+        assert context.memory.rollback(0, 0)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_rollback(arch: str) -> None:
     for n_keep in (18, 17, 14, 9):

@@ -21,6 +21,8 @@ from pyllama_spec import (
 )
 from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
+from tests.models.sketch import Sketch
+from tests.robust.tools import edited
 
 
 def name_of(value: object) -> str:
@@ -39,7 +41,7 @@ def name_of(value: object) -> str:
         ({"draft": PromptLookup}, r"PromptLookup\(\)"), ({"draft": 3}, "path or a Drafter"),
         ({"p_min": 0.4}, "p_min is for a draft"), ({"draft": "x.gguf", "p_min": 1.5}, "p_min=1.5"),
         ({"draft": "prompt-lookup", "p_min": 0.4}, "not 'prompt-lookup'"),
-        ({"draft": PromptLookup(), "p_min": 0.4}, "not <pyllama_spec"),
+        ({"draft": PromptLookup(), "p_min": 0.4}, "not <PromptLookup"),
         ({"draft": "x.gguf", "p_min": "much"}, "p_min='much'"),
         ({"draft": "promt-lookup"}, "prompt-lookup"), ({"draft": object()}, "Drafter"),
     ],
@@ -156,6 +158,17 @@ def test_drafts_on_a_recurrent_target_are_as_long_as_its_batches_allow(
         ) as llm:
             texts.append(llm(prompt, max_tokens=20, temperature=0.0)["choices"][0]["text"])
     assert texts[0] == texts[1]
+
+
+def test_keys_that_a_model_does_not_use_may_be_0(tmp_path: Path) -> None:
+    """As in every file that the engine's own saver writes."""
+
+    def edit(sketch: Sketch) -> None:
+        for name in ("interleave_moe_layer_step", "wkv.head_size", "attention.output_group_count"):
+            sketch.key(name, 0)
+
+    with Llama(str(edited(tmp_path, edit)), n_ctx=64) as llm:
+        assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] > 0
 
 
 def test_closing_twice_and_metadata() -> None:

@@ -64,7 +64,10 @@ CASES.table(
         "kv_type": (_open(type_k="q9_0"), ArgumentError, "'q9_0'"),
         "kv_type_none": (_open(type_v=None), ArgumentError, "type_v=None"),
         "kv_type_too_wide": (
-            _open(type_k="q8_0", flash_attn=True), EngineError, "block size 32",
+            _open(type_k="q8_0", flash_attn=True), ArgumentError, "blocks of 32",
+        ),
+        "kv_type_too_wide_plain": (
+            _open(type_k="q8_0", flash_attn=False), ArgumentError, "heads of",
         ),
         "quantised_v": (_open(type_v="q8_0", flash_attn=False), EngineError, "flash_attn"),
         "flash_attn_text": (_open(flash_attn="on"), ArgumentError, "flash_attn='on'"),

@@ -17,6 +17,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "streams, no fill": {"has_streams": True},
     "snapshots": {"has_streams": True, "keeps_whole": True},
     "snapshots, unified": {"needs_equal_rows": True},
+    "snapshots, alone": {"goes_alone": True, "has_streams": True},
     "unified": {"mixes_prompts": True, "can_fill": True},
 }
 
@@ -72,6 +73,8 @@ def check(limits: Limits, spans: list[Span], decodes: list[Decode]) -> None:
         if limits.needs_equal_rows and any(s.draft.ids for s in decode.spans):
             assert len({s.n_rows + s.n_pad for s in decode.spans}) == 1
             assert all(b == a + 1 for a, b in pairwise(ids))
+        if limits.goes_alone and any(s.draft.ids for s in decode.spans):
+            assert len(decode.spans) == 1 and not decode.fill
         assert limits.can_fill or not decode.fill
 
 
