@@ -59,10 +59,13 @@ def outcomes(program: Path, ops: str, *, is_stock: bool) -> dict[str, str]:
     """How each case ended."""
     variables = {**os.environ, **({"PYLLAMA_SPEC_STOCK": "1"} if is_stock else {})}
     command = [str(program), "test", "-b", "CPU", "-o", ops]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=variables)
-    found = dict(LINE.findall(COLOURS.sub("", done.stdout)))
-    if not found:
-        raise SystemExit(f"{program} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    log = program.with_name(f"{'stock' if is_stock else 'ours'}.log")  # minutes: to be looked at
+    with log.open("wb") as out:
+        done = subprocess.run(command, check=False, stdout=out, stderr=out, env=variables)
+    text = COLOURS.sub("", log.read_text(encoding="utf-8", errors="replace"))
+    found = dict(LINE.findall(text))
+    if not re.search(r"^\s*\d+/\d+ tests passed", text, re.MULTILINE):
+        raise SystemExit(f"{program} ended with {done.returncode} before its end: see {log}")
     return found
 
 
