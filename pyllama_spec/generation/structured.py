@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -86,6 +87,12 @@ def schema_grammar(schema: Any) -> str:
     return _made(text)
 
 
+# White space between the parts of a value, as the engine has it, and as it is here: a blank at
+# most. A small model fills what it may with lines and indents, each of which costs a round.
+_ANY_SPACE = re.compile(r"^space ::= .*$", re.MULTILINE)
+_SPACE = 'space ::= " "?'
+
+
 @lru_cache(maxsize=64)  # an app asks for the same few forms all the time
 def _made(text: str) -> str:
     try:
@@ -93,4 +100,5 @@ def _made(text: str) -> str:
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"the schema is no JSON: {error}") from None
     # An empty one would allow any value; who asks for an object gets one.
-    return schema_to_grammar(schema or {"type": "object"})
+    rules = schema_to_grammar(schema or {"type": "object"})
+    return _ANY_SPACE.sub(_SPACE, rules)

@@ -174,11 +174,12 @@ class Completions(TokenLevel):
         else:
             tokens = fim_tokens(vocab, prompt, suffix, is_spm=self.spm_infill)
         head = ""
-        if echo:
+        if echo or has_logprobs:
             is_text = isinstance(prompt, str)
             head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
         generation = self._generation(tokens, request)
-        completion = responses.Completion(generation, vocab, head, has_logprobs)
+        own = head if echo else ""
+        completion = responses.Completion(generation, vocab, own, has_logprobs, len(head))
         if echo and has_logprobs:
             completion.prompt_logprobs = self._prompt_logprobs(tokens, request.logprobs or 0)
         return completion

@@ -46,6 +46,9 @@ _GIVEN = frozenset(
      "type_k", "type_v", "spm_infill", "verbose", "seed")
 )  # fmt: skip
 
+# Of what __init__() sees, no keyword of its own.
+_NO_KEYWORDS = frozenset(("self", "unknown", "__class__"))
+
 
 class Llama(Chats, Settings):
     """A model with a context and a drafter.
@@ -148,8 +151,9 @@ class Llama(Chats, Settings):
         n_parallel: int = 1, chat_template: str | None = None, **unknown: Any,
     ) -> None:
         # fmt: on
-        start = perf_counter()
-        given = {name: value for name, value in locals().items() if name in _GIVEN}
+        opening, start = dict(locals()), perf_counter()
+        self._opening = {key: opening[key] for key in opening.keys() - _NO_KEYWORDS}
+        given = {name: value for name, value in opening.items() if name in _GIVEN}
         keywords.note_unknown(unknown, Llama.__init__)
         keywords.check_neutral(given)
         if draft_model is not None:
@@ -184,6 +188,10 @@ class Llama(Chats, Settings):
             runtime.runner.load_s = perf_counter() - start
 
     _embedder: Embedder | None = None
+
+    def __reduce__(self) -> Any:
+        """A pickle holds what it was opened with, and opens it again; it has no memory of texts."""
+        return _opened_again, (type(self), self._opening)
 
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
@@ -308,3 +316,7 @@ class Llama(Chats, Settings):
             self._embedder.close()
         if self._tools is not None:
             self._tools.close()
+
+
+def _opened_again(kind: type[Llama], opening: dict[str, Any]) -> Llama:
+    return kind(**opening)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
+import numpy.typing as npt
+
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import shown
@@ -37,9 +40,14 @@ class LlamaState:
     seed: int | None = None
 
     @property
-    def input_ids(self) -> list[int]:
-        """The ids that the memory holds."""
-        return list(self.tokens[: self.n_decoded])
+    def input_ids(self) -> npt.NDArray[np.intc]:
+        """[n_tokens] ids that the memory holds."""
+        return np.array(self.tokens[: self.n_decoded], dtype=np.intc)
+
+    @property
+    def llama_state(self) -> bytes:
+        """The engine's memory."""
+        return self.memory
 
     @property
     def n_tokens(self) -> int:

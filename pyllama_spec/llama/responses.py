@@ -102,6 +102,7 @@ class Completion:
         vocab: of the model.
         echo: what its text begins with.
         has_logprobs: whether it reports log-probabilities.
+        offset: where its text begins behind the prompt's, which counts without echo too.
         prompt_logprobs: of the prompt's tokens, None for its first, where they are reported too.
 
     """
@@ -110,6 +111,7 @@ class Completion:
     vocab: Vocab
     echo: str
     has_logprobs: bool
+    offset: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def choice(self, index: int = 0) -> Response:
@@ -124,7 +126,7 @@ class Completion:
             "finish_reason": record.finish_reason,
         }
         if self.has_logprobs:
-            found = completion_logprobs(self.vocab, record.logprobs, len(self.echo))
+            found = completion_logprobs(self.vocab, record.logprobs, self.offset)
             choice["logprobs"] = self._with_prompt(found)
         return choice
 
@@ -158,7 +160,7 @@ class Completion:
 
         if self.echo:
             yield chunk(self.echo)
-        offset = len(self.echo)
+        offset = self.offset
         for piece in self.generation:
             if piece.finish_reason is not None:
                 yield {**chunk("", piece.finish_reason), **figures(self.generation.record)}

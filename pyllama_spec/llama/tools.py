@@ -19,6 +19,9 @@ Tools = Sequence[Mapping[str, Any]]
 # The engine's own grammar of several calls, of templates in the way of Hermes and Qwen: it repeats
 # what may be empty, which is left recursion, and which the engine's own sampler refuses.
 _NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
+# What the engine lets a model say before a call that it has to make. A small one would say it to
+# the end of the answer; OpenAI's answers have none, and llama-cpp-python's neither.
+_SAID_BEFORE = re.compile(r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE)
 # How reasoning comes out: apart, or as it stands in the text.
 REASONING = ("auto", "deepseek", "none")
 
@@ -165,12 +168,13 @@ class AnswerReader(Protocol):
 class EngineReader:
     """Answers in the form of the model's own template, which the engine knows to read."""
 
-    def __init__(self, session: ChatSession) -> None:
+    def __init__(self, session: ChatSession, *, begins_with_call: bool) -> None:
         self._session = session
         self._last = Answer()
         self.options: dict[str, Any] = {"stop": session.stops}
         if session.grammar:
-            self.options["grammar"] = _NULLABLE_LOOP.sub(r"(\1 space)*", session.grammar)
+            rules = _NULLABLE_LOOP.sub(r"(\1 space)*", session.grammar)
+            self.options["grammar"] = _SAID_BEFORE.sub(r"\1", rules) if begins_with_call else rules
             if session.is_lazy:
                 self.options["grammar_triggers"] = session.trigger_patterns
                 self.options["grammar_trigger_tokens"] = session.trigger_tokens
@@ -290,7 +294,7 @@ class ToolChats:
                 ForcedReader(request.offered[0]) if request.forced else AnyReader(request.tools)
             )
             return rendered, reader
-        return rendered, EngineReader(session)
+        return rendered, EngineReader(session, begins_with_call=wants_call)
 
     def close(self) -> None:
         """Lets go of the parser."""

@@ -11,17 +11,22 @@ import numpy.typing as npt
 from pyllama_spec.engine.checks import count
 from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama_spec.llama.llama import Llama, LlamaState
+from pyllama_spec.llama.their_draft import LlamaDraftModel
+from pyllama_spec.llama.tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
 from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on, as there
 
 __all__ = [
     "BaseLlamaCache",
+    "BaseLlamaTokenizer",
     "Llama",
     "LlamaCache",
     "LlamaDiskCache",
+    "LlamaDraftModel",
     "LlamaGrammar",
     "LlamaRAMCache",
     "LlamaState",
+    "LlamaTokenizer",
     "LogitsProcessor",
     "LogitsProcessorList",
     "MinTokensLogitsProcessor",

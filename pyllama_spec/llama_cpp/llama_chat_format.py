@@ -117,7 +117,7 @@ class Jinja2ChatFormatter:
         return chat_formatter_to_chat_completion_handler(self)
 
 
-def chat_formatter_to_chat_completion_handler(formatter: ChatFormatter) -> ChatHandler:
+def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> ChatHandler:
     """A function that answers chats in a formatter's form.
 
     What the formatter gives is one text: names of control tokens in messages are read as those
@@ -139,7 +139,7 @@ def chat_formatter_to_chat_completion_handler(formatter: ChatFormatter) -> ChatH
                 "tools are for the chat formats of pyllama_spec itself, not for a registered one"
             )
         for_template = {name: options.pop(name, None) for name in _OF_CHATS[:4]}
-        found = formatter(messages=messages, **for_template)
+        found = chat_formatter(messages=messages, **for_template)
         stops = [stop] if isinstance(stop, str) else list(stop or ())
         more = [found.stop] if isinstance(found.stop, str) else list(found.stop or ())
         tokens = llama.tokenize(
@@ -292,9 +292,8 @@ def hf_tokenizer_config_to_chat_completion_handler(
 
 
 def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | None:
-    """None: the template of the file itself is used, whatever it is called elsewhere."""
-    del metadata
-    return None
+    """The name chatml for that template; None for others, as a file's own is what is used."""
+    return "chatml" if metadata.get("tokenizer.chat_template") == CHATML_CHAT_TEMPLATE else None
 
 
 def _named(name: str) -> Callable[..., ChatFormatterResponse]:

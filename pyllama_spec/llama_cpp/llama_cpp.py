@@ -7,6 +7,7 @@ names in `pyllama_spec.engine`. Constants and a few functions that only read a v
 
 from __future__ import annotations
 
+import time
 from typing import Any, NoReturn
 
 from pyllama_spec.engine import Model, Vocab
@@ -144,6 +145,16 @@ def llama_print_system_info() -> bytes:
     from pyllama_spec.engine import system_info
 
     return system_info().encode()
+
+
+def llama_max_devices() -> int:
+    """How many devices a model can be split over."""
+    return LLAMA_MAX_DEVICES
+
+
+def llama_time_us() -> int:
+    """Microseconds of a clock that never goes back."""
+    return time.perf_counter_ns() // 1000
 
 
 def llama_backend_init() -> None:

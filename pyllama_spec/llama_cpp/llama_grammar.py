@@ -14,6 +14,11 @@ from pyllama_spec.generation.structured import schema_grammar
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
 JSON_GBNF = JSON_OBJECT
+JSON_ARR_GBNF = JSON_OBJECT.replace("root   ::= object", "root   ::= array")
+# Points of a list, one per line.
+LIST_GBNF = r"""
+root ::= ( "- " [^\r\n]+ "\n" )+
+"""
 
 
 class LlamaGrammar:

@@ -88,4 +88,4 @@ def test_end_with_the_text() -> None:
             response = llm(PROMPT, logprobs=0, max_tokens=9, logits_processor=Forced(N, script))
         found = response["choices"][0]["logprobs"]
         assert found["tokens"] == ["a", "b"]
-        assert found["text_offset"] == [0, 1]
+        assert found["text_offset"] == [N, N + 1]

@@ -128,6 +128,21 @@ def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: st
         assert json.loads(call["function"]["arguments"]) == ARGUMENTS
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "pick"}}])
+@pytest.mark.parametrize("family", ["chatml-function-calling", "Qwen-Qwen2.5-7B-Instruct"])
+def test_a_call_that_has_to_be_is_not_talked_around(family: str, choice: Any) -> None:
+    """A model that never ends a sentence would never come to the call: this one is random."""
+    source = FORMATS[family].source if family in FORMATS else templates()[family]
+    with open_tiny(chat_template=source, n_ctx=4096) as llm:
+        for seed in range(3):
+            options: dict[str, Any] = {"seed": seed, "temperature": 1.0, "max_tokens": 400}
+            found = llm.create_chat_completion([USER], tools=[SMALL], tool_choice=choice, **options)
+            message = found["choices"][0]["message"]
+            assert message["content"] is None
+            call = message["tool_calls"][0]["function"]
+            assert json.loads(call["arguments"])["color"] in ("red", "blue")
+
+
 SMALL = {
     "type": "function",
     "function": {

@@ -149,7 +149,11 @@ def _parts_fit(value: Any, schema: Schema, top: Schema) -> bool:
     if isinstance(value, str):
         regex = schema.get("pattern") or _FORMATS.get(schema.get("format", ""), "[\\s\\S]*")
         low, high = schema.get("minLength", 0), schema.get("maxLength", 99)
-        return re.fullmatch(regex.strip("^$"), value) is not None and low <= len(value) <= high
+        # A toy's tokens are bytes. Four of them in the form of a character that Unicode does not
+        # have are one to the grammar, and up to four signs of replacement in the text.
+        least = len(re.sub("\ufffd+", "\ufffd", value))
+        is_short = low <= len(value) and least <= high
+        return re.fullmatch(regex.strip("^$"), value) is not None and is_short
     if isinstance(value, int) and not isinstance(value, bool):
         return bool(schema["minimum"] <= value <= schema["maximum"])
     return True

@@ -1,0 +1,89 @@
+"""Environments, kept in the cache: the real llama-cpp-python, and libraries that use it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from tools.fetch_smollm2 import cache_directory
+
+VERSION = "0.3.36"
+PACKAGE = f"llama-cpp-python=={VERSION}"
+ROOT = Path(__file__).resolve().parents[2]
+_VOCABULARY = "vendor/llama.cpp/models/ggml-vocab-llama-spm.gguf"
+# The shared libraries that its Python files load, and nothing around them.
+_OPTIONS = " ".join(
+    f"-D{name}=OFF"
+    for name in (
+        "LLAVA_BUILD", "LLAMA_OPENSSL", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_EXAMPLES",
+        "LLAMA_BUILD_SERVER", "LLAMA_BUILD_TESTS", "LLAMA_BUILD_APP",
+    )
+)  # fmt: skip
+
+
+def _pip(python: Path | str, *words: str | Path, **variables: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "-q", *map(str, words)]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+
+
+def engine() -> str:
+    """The path of the compiled module of this tree."""
+    path = sys.modules["pyllama_spec._engine"].__file__
+    assert path is not None
+    return path
+
+
+def source() -> Path:
+    """Its source package."""
+    kept = cache_directory() / f"llama_cpp_python-{VERSION}.tar.gz"
+    if not kept.is_file():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        words = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", kept.parent)
+        _pip(sys.executable, "download", *words, PACKAGE)
+    return kept
+
+
+def vocabulary() -> Path:
+    """The one model that its source package has: a vocabulary."""
+    kept = cache_directory() / Path(_VOCABULARY).name
+    if not kept.is_file():
+        with tarfile.open(source()) as archive:
+            name = next(one for one in archive.getnames() if one.endswith(_VOCABULARY))
+            data = archive.extractfile(name)
+            assert data is not None
+            kept.write_bytes(data.read())
+    return kept
+
+
+def real_wheel() -> Path:
+    """Its wheel, built from source the first time, as the index has no other."""
+    folder = cache_directory() / "wheels" / "beside"
+    if not (found := list(folder.glob("*.whl"))):
+        _pip(sys.executable, "wheel", "--no-deps", "-w", folder, source(), CMAKE_ARGS=_OPTIONS)
+        found = list(folder.glob("*.whl"))
+    return found[0]
+
+
+def real_python() -> Path:
+    """The interpreter of an environment with llama-cpp-python, and what its optional parts need."""
+    return made(f"real-{VERSION}", str(real_wheel()), "openai", "huggingface_hub", "cffi")
+
+
+def made(name: str, *packages: str, **variables: str) -> Path:
+    """The interpreter of an environment of that name, with these packages."""
+    folder = cache_directory() / "environments" / name
+    python, done = folder / "bin" / "python", folder / "packages.txt"
+    wanted = "\n".join(packages)
+    if not done.is_file() or done.read_text() != wanted:
+        print(f"making {folder}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        _pip(python, "install", *packages, **variables)
+        done.write_text(wanted)
+    return python

@@ -1,0 +1,52 @@
+"""The parameters of public functions, theirs and ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+# name -> [[parameter, kind, default], ...]
+Signatures = dict[str, list[list[str]]]
+# What a default says that is another object of the same kind, or another spelling of the same.
+SPELLED = {"[]": "()", "-1": "-1.0"}
+
+
+def compare_signatures(theirs: Signatures, ours: Signatures) -> list[tuple[str, str, str]]:
+    """(name, word, why) for every public function there; "same" takes what theirs takes."""
+    return [(name, *_compared(theirs[name], ours.get(name))) for name in sorted(theirs)]
+
+
+def _compared(there: list[list[str]], here: list[list[str]] | None) -> tuple[str, str]:
+    if here is None:
+        return "missing", ""
+    own = {name: default for name, _, default in here}
+    takes_any = any(kind == "VAR_KEYWORD" for _, kind, _ in here)
+    named = [(name, kind, default) for name, kind, default in there if not kind.startswith("VAR")]
+    lacking = [name for name, _, _ in named if name not in own and not takes_any]
+    if lacking:
+        return "lacks parameters", ", ".join(lacking)
+    positional = [n for n, kind, _ in named if kind == "POSITIONAL_OR_KEYWORD"]
+    ordered = [n for n, kind, _ in here if kind in ("POSITIONAL_OR_KEYWORD", "POSITIONAL_ONLY")]
+    if not takes_any and ordered[: len(positional)] != positional:
+        return "another order", ", ".join(ordered)
+    others = [
+        f"{name}={own[name]} (there {default})"
+        for name, _, default in named
+        if name in own and SPELLED.get(own[name], own[name]) != SPELLED.get(default, default)
+    ]
+    return ("other defaults", ", ".join(others)) if others else ("same", "")
+
+
+def signature_table(compared: list[tuple[str, str, str]]) -> list[str]:
+    """Lines of Markdown: how many are the same, and all others."""
+    counted = Counter(word for _, word, _ in compared)
+    lines = [
+        "## Signatures, by inspection",
+        f"{len(compared)} public functions, methods and properties there; "
+        + ", ".join(f"{n} {word}" for word, n in counted.most_common()) + ".", "",
+        "| name | | |", "|---|---|---|",
+    ]  # fmt: skip
+    for name, word, why in compared:
+        if word != "same":
+            shown = why.replace("|", "\\|")
+            lines.append(f"| `{name}` | {word} | {shown} |")
+    return lines
