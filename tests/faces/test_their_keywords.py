@@ -69,9 +69,9 @@ def test_neutral_keywords_change_nothing() -> None:
 
 
 def test_numbers_stand_for_names() -> None:
-    with open_tiny(type_k=llama_cpp.GGML_TYPE_Q8_0, type_v="f16") as llm:
-        assert llm.context.params.type_k == "q8_0"
-        assert llm.context_params.type_k == 8
+    with open_tiny(type_k=llama_cpp.GGML_TYPE_F32, type_v="f16") as llm:
+        assert llm.context.params.type_k == "f32"
+        assert llm.context_params.type_k == 0
     with open_tiny(rope_scaling_type=llama_cpp.LLAMA_ROPE_SCALING_TYPE_LINEAR) as llm:
         assert llm.context.params.rope_scaling == "linear"
     with open_tiny(n_ctx=0, n_threads=0) as llm:

@@ -35,7 +35,7 @@ CASES.table(
         "copy_from_nowhere": (_memory(lambda m: m.copy(3, 0)), ArgumentError, "sequence 3"),
         "position_text": (_memory(lambda m: m.remove(0, "a")), ArgumentError, "'a'"),
         "part_of_a_state": (
-            _memory(lambda m: m.remove(0, 1, 3), "mamba"), UnsupportedError, "1 .. 3",
+            _memory(lambda m: m.remove(0, 1, 3), "mamba"), UnsupportedError, "1 .. 2 of",
         ),
         "of_an_encoder": (lambda _: opened("bert").memory.clear(), UnsupportedError, "memory"),
         "restore_nothing": (_restore(lambda _: b""), ArgumentError, "not 0"),
