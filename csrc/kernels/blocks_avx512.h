@@ -65,7 +65,7 @@ template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end,
         for (int c = 0; c < W; ++c) {
             sums[c] = _mm512_setzero_ps();
         }
-        const auto add = [&](const Block * from, int64_t g) PYLLAMA_SPEC_INLINE {
+        const auto add = [&](auto from, int64_t g) PYLLAMA_SPEC_INLINE {
             Weights w;
             T::unpack(from, w);
             for (int c = 0; c < W; ++c) {
@@ -76,12 +76,13 @@ template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end,
         for (int64_t g = 0; g < n_whole; ++g) {
             const Block * from = blocks + g * T::PER_GROUP;
             prefetch((const char *) from + 1536, sizeof(Block) * T::PER_GROUP);
-            add(from, g);
+            add(Blocks<Block>{ from }, g);
         }
-        if (T::PER_GROUP > 1 && n_whole < job.n_groups) {
-            Block rest[T::PER_GROUP] = {};
-            std::memcpy(rest, blocks + n_whole * T::PER_GROUP, (n_blocks - n_whole * T::PER_GROUP) * sizeof(Block));
-            add(rest, n_whole);
+        if constexpr (T::PER_GROUP > 1) {
+            if (n_whole < job.n_groups) {
+                const int64_t before = n_whole * T::PER_GROUP;
+                add(LastBlocks<Block>{ blocks + before, (int) (n_blocks - before) }, n_whole);
+            }
         }
         store_sums<W>(sums, job, i0, row);
     }

@@ -25,6 +25,34 @@ template <class T> T load(const void * from) {
     return out;
 }
 
+// Blocks of a row, one behind the other, or so many and zeros behind them. Not a copy of them: what has just been
+// stored in other pieces is slow to load.
+template <class B> struct Blocks {
+    const B * first;
+
+    inline PYLLAMA_SPEC_INLINE const B * operator[](int i) const {
+        return first + i;
+    }
+
+    inline PYLLAMA_SPEC_INLINE Blocks from(int i) const {
+        return { first + i };
+    }
+};
+
+template <class B> struct LastBlocks {
+    const B * first;
+    int       n;
+
+    inline PYLLAMA_SPEC_INLINE const B * operator[](int i) const {
+        static constexpr B ZEROS = {};
+        return i < n ? first + i : &ZEROS;
+    }
+
+    inline PYLLAMA_SPEC_INLINE LastBlocks from(int i) const {
+        return { first + i, n - i };
+    }
+};
+
 inline float half(ggml_half x) {
     return _cvtsh_ss(x);
 }

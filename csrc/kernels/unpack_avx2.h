@@ -55,14 +55,34 @@ inline PYLLAMA_SPEC_INLINE __m256 twice(__m128i halves) {
     return _mm256_cvtph_ps(_mm_unpacklo_epi16(halves, halves));
 }
 
-template <class B> __m128i heads(const B * b, int at = 0) {
-    const auto head = [&](int i) { return load<short>((const char *) (b + i) + at); };
-    return _mm_setr_epi16(head(0), head(1), head(2), head(3), 0, 0, 0, 0);
+// The first eight bytes of four blocks. No block is as short.
+template <class At> inline PYLLAMA_SPEC_INLINE __m256i heads(At b) {
+    // Not as four numbers: see unpack_avx512.h.
+    const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
+        return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *) b[i]), (const double *) b[i + 1]));
+    };
+    return _mm256_set_m128i(both(2), both(0));
+}
+
+// 16-bit fields of four heads in the order of lanes, each twice: the first ones, and the second ones behind them.
+inline PYLLAMA_SPEC_INLINE __m256i fields_of(__m256i heads) {
+    return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(heads, _mm256_setr_epi8(
+        0, 1, 0, 1, 8, 9, 8, 9, 2, 3, 2, 3, 10, 11, 10, 11, 0, 1, 0, 1, 8, 9, 8, 9, 2, 3, 2, 3, 10, 11, 10, 11)), 0xd8);
+}
+
+inline PYLLAMA_SPEC_INLINE __m256 first_field(__m256i fields) {
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(fields));
+}
+
+inline PYLLAMA_SPEC_INLINE void scales_and_mins_of(__m256i heads, Weights & w) {
+    const __m256i fields = fields_of(heads);
+    w.d[0] = first_field(fields);
+    w.m[0] = _mm256_cvtph_ps(_mm256_extracti128_si256(fields, 1));
 }
 
 // 16 bytes of four blocks: the first halves of all, and the second halves.
-template <class B> inline PYLLAMA_SPEC_INLINE void halves_of(const B * b, size_t at, __m256i & first, __m256i & second) {
-    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) (b + i) + at)); };
+template <class At> inline PYLLAMA_SPEC_INLINE void halves_of(At b, size_t at, __m256i & first, __m256i & second) {
+    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) b[i] + at)); };
     const __m256i evens = _mm256_set_m128i(part(2), part(0)), odds = _mm256_set_m128i(part(3), part(1));
     first  = _mm256_unpacklo_epi64(evens, odds);
     second = _mm256_unpackhi_epi64(evens, odds);
@@ -76,7 +96,7 @@ inline __m256i high_nibbles(__m256i x) {
     return low_nibbles(_mm256_srli_epi16(x, 4));
 }
 
-template <class B> inline PYLLAMA_SPEC_INLINE void nibbles_of(const B * b, size_t at, __m256i (&q)[4]) {
+template <class At> inline PYLLAMA_SPEC_INLINE void nibbles_of(At b, size_t at, __m256i (&q)[4]) {
     __m256i first, second;
     halves_of(b, at, first, second);
     q[0] = low_nibbles(first);
@@ -108,7 +128,7 @@ inline PYLLAMA_SPEC_INLINE __m256 power_of_two(uint32_t four) {
     return _mm256_castsi256_ps(_mm256_blendv_epi8(large, small, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
 
-// ---- blocks of 32. b is the first of four, h which half of a group they are.
+// ---- blocks of 32. b are four of them, h is which half of a group they are.
 
 struct OfBlocks : Lanes {
     static constexpr int  PER_GROUP = 8, CHAINS = 1, OFFSET = 0;
@@ -120,9 +140,9 @@ struct Q4_0 : OfBlocks {
     using Block = block_q4_0;
     static constexpr int OFFSET = 8;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        w.d[0] = twice(heads(b));
+        w.d[0] = first_field(fields_of(heads(b)));
     }
 };
 
@@ -131,23 +151,18 @@ struct Q4_1 : OfBlocks {
     using Rows  = block_q8_1;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        w.d[0] = twice(heads(b));
-        w.m[0] = twice(heads(b, 2));
+        scales_and_mins_of(heads(b), w);
     }
 };
 
-// The fifth bits: bit 8c + i of a block's 32 belongs to number 8c + i.
-template <class B> inline PYLLAMA_SPEC_INLINE void fifth_bits(const B * b, size_t at, __m256i (&q)[4]) {
-    const auto    bits  = [&](int i) { return load<int>((const char *) (b + i) + at); };
-    const __m256i all   = _mm256_broadcastsi128_si256(_mm_setr_epi32(bits(0), bits(1), bits(2), bits(3)));
+// The fifth bits, from byte `at` of the heads on: bit 8c + i of a block's 32 belongs to number 8c + i.
+inline PYLLAMA_SPEC_INLINE void fifth_bits(__m256i heads, int at, __m256i (&q)[4]) {
     const __m256i which = _mm256_set1_epi64x((int64_t) 0x8040201008040201);
     for (int c = 0; c < 4; ++c) {
-        const char c0 = (char) c, c1 = (char) (4 + c), c2 = (char) (8 + c), c3 = (char) (12 + c);
-        const __m256i spread = _mm256_shuffle_epi8(all, _mm256_setr_epi8(
-            c0, c0, c0, c0, c0, c0, c0, c0, c1, c1, c1, c1, c1, c1, c1, c1,
-            c2, c2, c2, c2, c2, c2, c2, c2, c3, c3, c3, c3, c3, c3, c3, c3));
+        const int64_t all = 0x0101010101010101 * (at + c), second = all + 0x0808080808080808;
+        const __m256i spread = _mm256_shuffle_epi8(heads, _mm256_setr_epi64x(all, second, all, second));
         const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(spread, which), which);
         q[c] = _mm256_or_si256(q[c], _mm256_and_si256(is_set, bytes(16)));
     }
@@ -157,10 +172,11 @@ struct Q5_0 : OfBlocks {
     using Block = block_q5_0;
     static constexpr int OFFSET = 16;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        fifth_bits(b, offsetof(Block, qh), w.q);
-        w.d[0] = twice(heads(b));
+        const __m256i first = heads(b);
+        fifth_bits(first, offsetof(Block, qh), w.q);
+        w.d[0] = first_field(fields_of(first));
     }
 };
 
@@ -169,11 +185,11 @@ struct Q5_1 : OfBlocks {
     using Rows  = block_q8_1;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        fifth_bits(b, offsetof(Block, qh), w.q);
-        w.d[0] = twice(heads(b));
-        w.m[0] = twice(heads(b, 2));
+        const __m256i first = heads(b);
+        fifth_bits(first, offsetof(Block, qh), w.q);
+        scales_and_mins_of(first, w);
     }
 };
 
@@ -181,10 +197,10 @@ struct Q8_0 : OfBlocks {
     using Block = block_q8_0;
     static constexpr bool IS_SIGNED = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         halves_of(b, offsetof(Block, qs), w.q[0], w.q[1]);
         halves_of(b, offsetof(Block, qs) + 16, w.q[2], w.q[3]);
-        w.d[0] = twice(heads(b));
+        w.d[0] = first_field(fields_of(heads(b)));
     }
 };
 
@@ -192,10 +208,10 @@ struct Iq4Nl : OfBlocks {
     using Block = block_iq4_nl;
     static constexpr bool IS_SIGNED = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
         look_up(table_iq4(), w.q);
-        w.d[0] = twice(heads(b));
+        w.d[0] = first_field(fields_of(heads(b)));
     }
 };
 
@@ -203,10 +219,10 @@ struct Mxfp4 : OfBlocks {
     using Block = block_mxfp4;
     static constexpr int OFFSET = 12;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, int, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
         look_up(table_mxfp4(), w.q);
-        w.d[0] = power_of_two(b[0].e | (uint32_t) b[1].e << 8 | (uint32_t) b[2].e << 16 | (uint32_t) b[3].e << 24);
+        w.d[0] = power_of_two(b[0]->e | (uint32_t) b[1]->e << 8 | (uint32_t) b[2]->e << 16 | (uint32_t) b[3]->e << 24);
     }
 };
 

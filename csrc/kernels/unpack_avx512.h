@@ -57,15 +57,40 @@ inline PYLLAMA_SPEC_INLINE __m512 twice(__m128i halves) {
     return _mm512_cvtph_ps(_mm256_set_m128i(_mm_unpackhi_epi16(halves, halves), _mm_unpacklo_epi16(halves, halves)));
 }
 
-// 16-bit fields at the head of eight blocks.
-template <class B> __m128i heads(const B * b, int at = 0) {
-    const auto head = [&](int i) { return load<short>((const char *) (b + i) + at); };
-    return _mm_setr_epi16(head(0), head(1), head(2), head(3), head(4), head(5), head(6), head(7));
+// The first eight bytes of eight blocks. No block is as short.
+template <class At> inline PYLLAMA_SPEC_INLINE __m512i heads(At b) {
+    // Not as eight numbers: the compiler would send them through memory, where loading them again has to wait.
+    const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
+        return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *) b[i]), (const double *) b[i + 1]));
+    };
+    const __m256i low = _mm256_set_m128i(both(2), both(0)), high = _mm256_set_m128i(both(6), both(4));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+}
+
+// 16-bit fields of eight heads in the order of lanes, each twice: the first ones, and the second ones behind them.
+inline PYLLAMA_SPEC_INLINE __m512i fields_of(__m512i heads) {
+    return _mm512_permutexvar_epi16(_mm512_set_epi16(
+        29, 29, 25, 25, 21, 21, 17, 17, 13, 13, 9, 9, 5, 5, 1, 1,
+        28, 28, 24, 24, 20, 20, 16, 16, 12, 12, 8, 8, 4, 4, 0, 0), heads);
+}
+
+inline PYLLAMA_SPEC_INLINE __m512 first_field(__m512i fields) {
+    return _mm512_cvtph_ps(_mm512_castsi512_si256(fields));
+}
+
+inline PYLLAMA_SPEC_INLINE __m512 second_field(__m512i fields) {
+    return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(fields, 1));
+}
+
+inline PYLLAMA_SPEC_INLINE void scales_and_mins_of(__m512i heads, Weights & w) {
+    const __m512i fields = fields_of(heads);
+    w.d[0] = first_field(fields);
+    w.m[0] = second_field(fields);
 }
 
 // 16 bytes of eight blocks, from byte `at` on: the first halves of all, and the second halves.
-template <class B> inline PYLLAMA_SPEC_INLINE void halves_of(const B * b, size_t at, __m512i & first, __m512i & second) {
-    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) (b + i) + at)); };
+template <class At> inline PYLLAMA_SPEC_INLINE void halves_of(At b, size_t at, __m512i & first, __m512i & second) {
+    const auto part = [&](int i) { return _mm_loadu_si128((const __m128i *) ((const char *) b[i] + at)); };
     __m512i evens = _mm512_castsi128_si512(part(0)), odds = _mm512_castsi128_si512(part(1));
     evens  = _mm512_inserti32x4(evens, part(2), 1);
     odds   = _mm512_inserti32x4(odds, part(3), 1);
@@ -78,7 +103,7 @@ template <class B> inline PYLLAMA_SPEC_INLINE void halves_of(const B * b, size_t
 }
 
 // Nibbles of eight blocks of 16 bytes: the low ones are the numbers 0 .. 15, the high ones 16 .. 31.
-template <class B> inline PYLLAMA_SPEC_INLINE void nibbles_of(const B * b, size_t at, __m512i (&q)[4]) {
+template <class At> inline PYLLAMA_SPEC_INLINE void nibbles_of(At b, size_t at, __m512i (&q)[4]) {
     __m512i first, second;
     halves_of(b, at, first, second);
     q[0] = _mm512_and_si512(first, bytes(15));
@@ -125,9 +150,9 @@ struct Q4_0 : OfBlocks {
     using Block = block_q4_0;
     static constexpr int OFFSET = 8;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        w.d[0] = twice(heads(b));
+        w.d[0] = first_field(fields_of(heads(b)));
     }
 };
 
@@ -136,24 +161,19 @@ struct Q4_1 : OfBlocks {
     using Rows  = block_q8_1;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        w.d[0] = twice(heads(b));
-        w.m[0] = twice(heads(b, 2));
+        scales_and_mins_of(heads(b), w);
     }
 };
 
-// The fifth bits of eight blocks: bit 8c + i of a block's 32 belongs to number 8c + i.
-template <class B> inline PYLLAMA_SPEC_INLINE void fifth_bits(const B * b, size_t at, __m512i (&q)[4]) {
-    const auto bits = [&](int i) { return load<int>((const char *) (b + i) + at); };
-    const __m256i all = _mm256_setr_epi32(bits(0), bits(1), bits(2), bits(3), bits(4), bits(5), bits(6), bits(7));
-    const __m256i by_byte = _mm256_shuffle_epi8(all, _mm256_setr_epi8(
-        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    alignas(32) uint64_t masks[4];
-    _mm256_store_si256((__m256i *) masks,
-        _mm256_permutevar8x32_epi32(by_byte, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+// The fifth bits of eight blocks, from byte `at` of their heads on: bit 8c + i of 32 belongs to number 8c + i.
+inline PYLLAMA_SPEC_INLINE void fifth_bits(__m512i heads, int at, __m512i (&q)[4]) {
+    const __m512i which = _mm512_set1_epi64((int64_t) 0x8040201008040201);
     for (int c = 0; c < 4; ++c) {
-        q[c] = _mm512_mask_add_epi8(q[c], masks[c], q[c], bytes(16));
+        const int64_t all = 0x0101010101010101 * (at + c), second = all + 0x0808080808080808;
+        const __m512i spread = _mm512_shuffle_epi8(heads, each(all, second, all, second, all, second, all, second));
+        q[c] = _mm512_mask_add_epi8(q[c], _mm512_test_epi8_mask(spread, which), q[c], bytes(16));
     }
 }
 
@@ -161,10 +181,11 @@ struct Q5_0 : OfBlocks {
     using Block = block_q5_0;
     static constexpr int OFFSET = 16;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        fifth_bits(b, offsetof(Block, qh), w.q);
-        w.d[0] = twice(heads(b));
+        const __m512i first = heads(b);
+        fifth_bits(first, offsetof(Block, qh), w.q);
+        w.d[0] = first_field(fields_of(first));
     }
 };
 
@@ -173,25 +194,39 @@ struct Q5_1 : OfBlocks {
     using Rows  = block_q8_1;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        fifth_bits(b, offsetof(Block, qh), w.q);
-        w.d[0] = twice(heads(b));
-        w.m[0] = twice(heads(b, 2));
+        const __m512i first = heads(b);
+        fifth_bits(first, offsetof(Block, qh), w.q);
+        scales_and_mins_of(first, w);
     }
 };
+
+// 32 bytes of eight blocks: the first quarters of all, and so on.
+template <class At> inline PYLLAMA_SPEC_INLINE void quarters_of(At b, __m512i (&q)[4]) {
+    const auto part = [&](int i) { return _mm256_loadu_si256((const __m256i *) b[i]->qs); };
+    const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
+        return _mm512_inserti64x4(_mm512_castsi256_si512(part(i)), part(i + 2), 1);
+    };
+    const __m512i b02 = both(0), b13 = both(1), b46 = both(4), b57 = both(5);
+    const __m512i low_even  = _mm512_unpacklo_epi64(b02, b13), low_odd  = _mm512_unpackhi_epi64(b02, b13);
+    const __m512i high_even = _mm512_unpacklo_epi64(b46, b57), high_odd = _mm512_unpackhi_epi64(b46, b57);
+    q[0] = _mm512_shuffle_i64x2(low_even, high_even, 0x88);
+    q[1] = _mm512_shuffle_i64x2(low_odd, high_odd, 0x88);
+    q[2] = _mm512_shuffle_i64x2(low_even, high_even, 0xdd);
+    q[3] = _mm512_shuffle_i64x2(low_odd, high_odd, 0xdd);
+}
 
 struct Q8_0 : OfBlocks {
     using Block = block_q8_0;
     static constexpr int OFFSET = 128;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
-        halves_of(b, offsetof(Block, qs), w.q[0], w.q[1]);
-        halves_of(b, offsetof(Block, qs) + 16, w.q[2], w.q[3]);
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
+        quarters_of(b, w.q);
         for (__m512i & x : w.q) {
             x = _mm512_xor_si512(x, bytes(128));
         }
-        w.d[0] = twice(heads(b));
+        w.d[0] = first_field(fields_of(heads(b)));
     }
 };
 
@@ -199,10 +234,10 @@ struct Iq4Nl : OfBlocks {
     using Block = block_iq4_nl;
     static constexpr int OFFSET = 128;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
         look_up(table_iq4(), w.q);
-        w.d[0] = twice(heads(b));
+        w.d[0] = first_field(fields_of(heads(b)));
     }
 };
 
@@ -210,12 +245,12 @@ struct Mxfp4 : OfBlocks {
     using Block = block_mxfp4;
     static constexpr int OFFSET = 12;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
         look_up(table_mxfp4(), w.q);
         uint64_t exponents = 0;
         for (int i = 0; i < 8; ++i) {
-            exponents |= (uint64_t) b[i].e << (8 * i);
+            exponents |= (uint64_t) b[i]->e << (8 * i);
         }
         w.d[0] = power_of_two(exponents);
     }

@@ -44,7 +44,8 @@ struct Q4_K : OfSuperBlocks {
     using Block = block_q4_K;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int h, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
+        const Block * b = blocks.first;
         nibble_pairs(b->qs + 64 * h, w.q);
         scales_and_mins(b, h, w);
     }
@@ -54,7 +55,8 @@ struct Q5_K : OfSuperBlocks {
     using Block = block_q5_K;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int h, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
+        const Block * b = blocks.first;
         nibble_pairs(b->qs + 64 * h, w.q);
         const int64_t i = 4 * h;  // bit i of a byte belongs to block i
         for (int c = 0; c < 4; ++c) {
@@ -83,7 +85,8 @@ struct Q6_K : OfSuperBlocks {
     using Block = block_q6_K;
     static constexpr int CHAINS = 2, OFFSET = 32;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int h, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
+        const Block * b = blocks.first;
         for (int c = 0; c < 4; ++c) {
             // The low nibbles of 64 bytes are two blocks, and the high ones the next two.
             const uint8_t * ql  = b->ql + 64 * h + 8 * c;
@@ -99,7 +102,8 @@ struct Q3_K : OfSuperBlocks {
     using Block = block_q3_K;
     static constexpr int CHAINS = 2, OFFSET = 4;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int h, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
+        const Block * b = blocks.first;
         const int64_t i = 4 * h;  // bit i of a byte belongs to block i
         for (int c = 0; c < 4; ++c) {
             const __m256i bits = _mm256_and_si256(shifted(four_times(b->hmask + 8 * c), i, i + 1, i + 2, i + 3), bytes(1));
@@ -114,7 +118,8 @@ struct Q2_K : OfSuperBlocks {
     static constexpr int CHAINS = 2;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int h, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
+        const Block * b = blocks.first;
         for (int c = 0; c < 4; ++c) {
             w.q[c] = bit_pairs(b->qs + 32 * h + 8 * c);
         }
@@ -128,7 +133,8 @@ struct Iq4Xs : OfSuperBlocks {
     using Block = block_iq4_xs;
     static constexpr bool IS_SIGNED = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, int h, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, int h, Weights & w) {
+        const Block * b = blocks.first;
         const __m256i first = load_256(b->qs + 64 * h), second = load_256(b->qs + 64 * h + 32);
         // Each 16 bytes are a block; in the order of blocks.
         const __m256i even = _mm256_permute4x64_epi64(_mm256_unpacklo_epi64(first, second), 0xd8);

@@ -35,7 +35,8 @@ struct Q4_K : OfSuperBlocks {
     using Block = block_q4_K;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
+        const Block * b = blocks.first;
         nibble_pairs(b->qs, w.q);
         scales_and_mins(b, w);
     }
@@ -45,7 +46,8 @@ struct Q5_K : OfSuperBlocks {
     using Block = block_q5_K;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
+        const Block * b = blocks.first;
         nibble_pairs(b->qs, w.q);
         // Bit i of a byte belongs to block i; it goes to bit 4.
         const __m512i turn = each(4, 3, 2, 1, 0, 63, 62, 61);
@@ -81,7 +83,8 @@ struct Q6_K : OfSuperBlocks {
     using Block = block_q6_K;
     static constexpr int CHAINS = 2, OFFSET = 32;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
+        const Block * b = blocks.first;
         // Of each 64 bytes the low nibbles are two blocks, and the high ones the next two.
         const __m512i lower = load_512(b->ql), upper = load_512(b->ql + 64);
         const __m512i shift = each(0, 0, 4, 4, 0, 0, 4, 4);
@@ -99,7 +102,8 @@ struct Q3_K : OfSuperBlocks {
     using Block = block_q3_K;
     static constexpr int CHAINS = 2, OFFSET = 4;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
+        const Block * b = blocks.first;
         bit_pairs(b->qs, 0, w.q);
         // Bit i of a byte belongs to block i; it goes to bit 2.
         const __m512i turn = each(2, 1, 0, 63, 62, 61, 60, 59);
@@ -116,7 +120,8 @@ struct Q2_K : OfSuperBlocks {
     static constexpr int CHAINS = 2;
     static constexpr bool HAS_MINS = true;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
+        const Block * b = blocks.first;
         bit_pairs(b->qs, 0, w.q);
         for (__m512i & x : w.q) {
             x = _mm512_and_si512(x, bytes(3));
@@ -131,7 +136,8 @@ struct Iq4Xs : OfSuperBlocks {
     using Block = block_iq4_xs;
     static constexpr int OFFSET = 128;
 
-    static inline PYLLAMA_SPEC_INLINE void unpack(const Block * b, Weights & w) {
+    static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
+        const Block * b = blocks.first;
         const __m512i lower = load_512(b->qs), upper = load_512(b->qs + 64);
         for (int c = 0; c < 2; ++c) {
             const __m512i both = _mm512_permutex2var_epi64(
