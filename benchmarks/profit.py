@@ -27,6 +27,7 @@ from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model
+from pyllama_spec.engine.system import stock_kernels
 from pyllama_spec.generation.chat_template import ChatTemplate
 from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
@@ -164,6 +165,9 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--merge", type=Path, nargs="+", metavar="JSON")
     out.add_argument("-c", "--n-ctx", type=int, default=1024)
     out.add_argument("-t", "--threads", type=int, default=None)
+    out.add_argument(
+        "--stock", action="store_true", help="the engine's own kernels, whose rows are not equal"
+    )
     out.add_argument("--json", type=Path, default=None)
     return out
 
@@ -184,6 +188,8 @@ def main() -> None:
     times: Times = {name: {} for name in names}
     with Model(args.model) as model, contextlib.ExitStack() as stack:
         template = ChatTemplate.of_model(model)
+        if args.stock:
+            stack.enter_context(stock_kernels())
         sides = {name: stack.enter_context(open_side(model, args, name)) for name in names}
         ids = {prompt.id: prompt.tokens(model.vocab, template) for prompt in prompts}
         first = next(iter(ids.values()))
