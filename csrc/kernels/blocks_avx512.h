@@ -75,7 +75,7 @@ template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end,
         };
         for (int64_t g = 0; g < n_whole; ++g) {
             const Block * from = blocks + g * T::PER_GROUP;
-            prefetch((const char *) from + 1536, sizeof(Block) * T::PER_GROUP);
+            prefetch((const char *) from + 3072, sizeof(Block) * T::PER_GROUP);
             add(Blocks<Block>{ from }, g);
         }
         if constexpr (T::PER_GROUP > 1) {

@@ -21,6 +21,16 @@ inline __m512i load_512(const void * from) {
     return _mm512_loadu_si512(from);
 }
 
+// The same for what is used several times: the compiler would load it for each use, and a load that lies across two cache
+// lines counts twice.
+inline PYLLAMA_SPEC_INLINE __m512i load_once(const void * from) {
+    __m512i x = load_512(from);
+#if defined(__GNUC__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 inline __m512i bytes(int x) {
     return _mm512_set1_epi8((char) x);
 }

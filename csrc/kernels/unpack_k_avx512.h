@@ -16,7 +16,7 @@ struct OfSuperBlocks : Lanes {
 // Nibbles of 128 bytes: of each 32 bytes the low ones are a block, and the high ones the next. Eight bytes of every
 // 32, each taken twice.
 inline PYLLAMA_SPEC_INLINE void nibble_pairs(const uint8_t * qs, __m512i (&q)[4]) {
-    const __m512i lower = load_512(qs), upper = load_512(qs + 64);
+    const __m512i lower = load_once(qs), upper = load_once(qs + 64);
     const __m512i shift = each(0, 4, 0, 4, 0, 4, 0, 4);
     for (int c = 0; c < 4; ++c) {
         const __m512i both = _mm512_permutex2var_epi64(lower, each(c, c, 4 + c, 4 + c, 8 + c, 8 + c, 12 + c, 12 + c), upper);
@@ -71,7 +71,7 @@ inline PYLLAMA_SPEC_INLINE void by_halves(__m128i scales, float d, __m512 (&out)
 // Pairs of bits of 64 bytes, at bit `to` of each byte: of each 32 bytes the lowest bits are a block, the next ones the
 // next.
 inline PYLLAMA_SPEC_INLINE void bit_pairs(const uint8_t * from, int to, __m512i (&out)[4]) {
-    const __m512i all  = load_512(from);
+    const __m512i all  = load_once(from);
     const __m512i turn = _mm512_and_si512(
         _mm512_sub_epi64(each(0, 2, 4, 6, 0, 2, 4, 6), _mm512_set1_epi64(to)), _mm512_set1_epi64(63));
     for (int c = 0; c < 4; ++c) {
@@ -86,7 +86,7 @@ struct Q6_K : OfSuperBlocks {
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
         // Of each 64 bytes the low nibbles are two blocks, and the high ones the next two.
-        const __m512i lower = load_512(b->ql), upper = load_512(b->ql + 64);
+        const __m512i lower = load_once(b->ql), upper = load_once(b->ql + 64);
         const __m512i shift = each(0, 0, 4, 4, 0, 0, 4, 4);
         __m512i high[4];
         bit_pairs(b->qh, 4, high);
@@ -138,7 +138,7 @@ struct Iq4Xs : OfSuperBlocks {
 
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
-        const __m512i lower = load_512(b->qs), upper = load_512(b->qs + 64);
+        const __m512i lower = load_once(b->qs), upper = load_once(b->qs + 64);
         for (int c = 0; c < 2; ++c) {
             const __m512i both = _mm512_permutex2var_epi64(
                 lower, each(c, 2 + c, 4 + c, 6 + c, 8 + c, 10 + c, 12 + c, 14 + c), upper);
