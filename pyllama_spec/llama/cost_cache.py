@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 from pathlib import Path
@@ -128,7 +127,8 @@ def _curve(found: Any) -> dict[int, float] | None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
-        if not (math.isfinite(value) and _LEAST_S <= value <= _MOST_S):
+        # Not converted: JSON has whole numbers that no float holds. NaN is outside too.
+        if not _LEAST_S <= value <= _MOST_S:
             return None
         out[int(key)] = float(value)
     return out

@@ -221,6 +221,7 @@ class IsolatedDrafter:
             # A copy: the drafter may go on writing to its own list, and what is verified must be
             # what is compared.
             ids = list(islice(draft.ids, n))
+            n_same, p = index(draft.n_same), draft.probabilities
         except AttributeError:
             raise TypeError(f"expected Draft(ids), not {draft!r:.60}") from None
         for i, token in enumerate(ids):
@@ -233,7 +234,14 @@ class IsolatedDrafter:
                 break
         if ids:
             self._n_foreign.pop(request.seq, None)
-        return draft.cut(len(ids))._replace(ids=ids)
+        if n_same < 0:
+            raise ValueError(f"n_same={n_same} of a draft is below 0")
+        # Controllers calculate with them: what is none shall fail here, where it is the drafter's.
+        if p is not None:
+            p = [float(one) for one in islice(p, len(ids))]
+            if len(p) < len(ids):
+                raise ValueError(f"a draft of {len(ids)} tokens has {len(p)} probabilities")
+        return draft.cut(len(ids))._replace(ids=ids, probabilities=p, n_same=n_same)
 
     def _note_foreign(self, seq: int, token: int) -> None:
         """Counts a draft of which nothing can be verified, of a text that had no other.

@@ -158,11 +158,16 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
 
 
 NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
+# What controllers calculate with: too few probabilities, and what is no number.
+NO_COLUMNS: list[Any] = [
+    *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
+    *(Draft([1, 2], n_same=n) for n in (-3, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
+]
 
 
 @pytest.mark.parametrize(
     "draft",
-    [None, [1, 2], (1, 2), 5, "abc"] + [Draft(ids) for ids in NO_IDS],
+    [None, [1, 2], (1, 2), 5, "abc"] + [Draft(ids) for ids in NO_IDS] + NO_COLUMNS,
     ids=str,
 )
 def test_what_is_no_draft(draft: Any) -> None:
@@ -170,6 +175,29 @@ def test_what_is_no_draft(draft: Any) -> None:
     assert found == []
     assert reason is not None
     assert reason.startswith("the drafter failed in propose(): ")
+
+
+def test_columns_of_other_types_and_lengths() -> None:
+    class Odd(Drafter):
+        def propose_one(self, request: DraftRequest) -> Draft:
+            return Draft([5, 6], np.array([0.5, 1, 0.25]), n_same=np.int64(3))  # type: ignore[arg-type]
+
+    draft = isolated(Odd()).propose(requests(4, 1))[0]
+    assert draft == Draft([5, 6], [0.5, 1.0], n_same=3)
+    assert type(draft.n_same) is int
+
+
+def test_a_draft_that_no_controller_can_weigh_costs_no_text() -> None:
+    class Short(Drafter):
+        def propose_one(self, request: DraftRequest) -> Draft:
+            return Draft([5] * request.n, [0.5])
+
+    with open_tiny() as llm:
+        want = llm.create_completion("abab", max_tokens=12, **GREEDY)
+    with open_tiny(draft=Short()) as llm:
+        found = llm.create_completion("abab", max_tokens=12, **GREEDY)
+    assert found["choices"][0]["text"] == want["choices"][0]["text"]
+    assert "8 tokens has 1 probabilities" in found["speculation"]["reason_off"]
 
 
 @pytest.mark.parametrize("answer", [None, 5, [], [NO_DRAFT], [NO_DRAFT] * 3], ids=str)

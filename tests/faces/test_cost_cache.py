@@ -87,7 +87,7 @@ HOSTILE = {
     b'"rest": {}}', "text": curves(verify={"1": "0.1"}), "true": curves(verify={"1": True}),
     "no size": curves(verify={"one": 0.1}), "size 0": curves(verify={"0": 0.1}),
     "wide digits": curves(verify={"\u0661": 0.1}), "huge size": curves(verify={"9" * 400: 0.1}),
-    "an hour": curves(verify={"1": 3600.0}),
+    "an hour": curves(verify={"1": 3600.0}), "no float": curves(verify={"1": 10**400}),
     "many": curves(verify={str(i): 0.1 for i in range(1, 90)}),
 }  # fmt: skip
 
