@@ -59,7 +59,8 @@ class CostCache:
 
     def read(self) -> KnownCosts | None:
         """What was known at the end of another program; None where nothing is, or nothing sound."""
-        if self._path is None:
+        # What is no plain file, a pipe say, may be opened for ever.
+        if self._path is None or not self._path.is_file():
             return None
         try:
             with self._path.open("rb") as file:

@@ -15,9 +15,9 @@ def measure_rows(target: Context, n_most: int, budget_s: float = _BUDGET_S) -> d
     """Times decodes of 1 to n_most rows at the beginning of an empty context, and empties it again.
 
     The two ends come first, so that all that is between them can be guessed where time is short.
-    Each width is decoded twice and the second one counts: the first makes the engine's graph. While
-    time is left all are timed again, and of each the quickest counts: what else runs on a machine
-    makes a decode slower and never quicker.
+    Each width is decoded twice, the first of which makes the engine's graph; while time is left all
+    are timed again. Of each the quickest counts: what else runs on a machine makes a decode slower
+    and never quicker.
 
     Args:
         target: nothing of a text may be in it.
@@ -46,8 +46,7 @@ def measure_rows(target: Context, n_most: int, budget_s: float = _BUDGET_S) -> d
         for n_rows in _order(n_most):
             if len(found) >= 2 and perf_counter() - begun > budget_s:
                 break
-            seconds(n_rows)
-            found[n_rows] = seconds(n_rows)
+            found[n_rows] = min(seconds(n_rows), seconds(n_rows))
         while perf_counter() - begun < budget_s:
             for n_rows, least in found.items():
                 found[n_rows] = min(least, seconds(n_rows))

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller.base import Controller, FixedLength, Spent, Turn
 from pyllama_spec.speculative.sequence import SequenceRun
 
@@ -149,6 +150,7 @@ class Scheduler:
                     turns.append(turn)
             if turns:
                 self.controller.ask(turns)
+                _check(self.controller, turns, "n_asked", "n_copy")
             for span in spans:
                 if span.turn is not None:
                     span.n_draft = max(min(span.turn.n_asked, span.n_draft), 0)
@@ -173,6 +175,7 @@ class Scheduler:
         if not turns:
             return
         self.controller.cut(turns)
+        _check(self.controller, turns, "n_verified")
         for span in spans:
             turn = span.turn
             if turn is not None and turn.n_verified < len(span.draft.ids):
@@ -352,3 +355,15 @@ def _pad(spans: Sequence[Span], n_rows: int) -> None:
 
 def _seq_id(span: Span) -> int:
     return span.run.seq_id
+
+
+def _check(controller: Controller, turns: Sequence[Turn], *fields: str) -> None:
+    """A controller may be the user's own, and set what is no number of tokens."""
+    for turn in turns:
+        for field in fields:
+            value = getattr(turn, field)
+            if not isinstance(value, int):
+                raise ArgumentError(
+                    f"controller {controller.name!r:.40} set {field}={value!r:.40}; "
+                    "a number of tokens is a whole number"
+                )

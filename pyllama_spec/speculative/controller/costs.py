@@ -10,6 +10,11 @@ from statistics import median, median_low
 _N_SAMPLES = 9
 # Samples from which on a size is known.
 _N_OFTEN = 3
+# Clocks may stand still, or be set back.
+_LEAST_S = 1e-9
+# A median that moves by so much, and not while it has few samples, means that the costs are others
+# now; sizes that were not seen since so many samples say nothing then.
+_JUMP, _N_SETTLED, _N_STALE = 2.0, 5, 16
 # The shortest context that has costs of its own: below it attention is a small part of a row.
 _MIN_BUCKET = 8  # 2 ** 8 positions
 
@@ -41,6 +46,9 @@ class Curve:
         # The same, never falling; made when it is asked for.
         self._rising: dict[int, float] = {}
         self._sizes: list[int] = []
+        self._n_added = 0
+        self._last: dict[int, int] = {}
+        self._guesses: dict[int, float] = {}
         if start is not None:
             for size, value in start._made().items():
                 self.add(size, value)
@@ -50,14 +58,40 @@ class Curve:
 
     def add(self, size: int, seconds: float) -> None:
         """A sample."""
+        self._check_guess(size, seconds)
         samples = self._seen.get(size)
         if samples is None:
             samples = self._seen[size] = deque(maxlen=_N_SAMPLES)
             self._sizes = sorted(self._seen)
         samples.append(seconds)
-        self._medians[size] = median_low(samples)
+        before, now = self._medians.get(size), median_low(samples)
+        self._medians[size] = now
+        self._n_added += 1
+        self._last[size] = self._n_added
+        is_settled = before is not None and len(samples) >= _N_SETTLED
+        if is_settled and not now / _JUMP <= (before or 0.0) <= now * _JUMP:
+            self._forget([s for s in self._sizes if self._last[s] <= self._n_added - _N_STALE])
         if self._rising:
             self._rising = {}
+
+    def guess(self, size: int, seconds: float) -> None:
+        """A point of another time, until there is a sample; all such where one was far too high."""
+        self.add(size, seconds)
+        self._guesses[size] = seconds
+
+    def _check_guess(self, size: int, seconds: float) -> None:
+        guess = self._guesses.pop(size, None)
+        if guess is None:
+            return
+        self._seen[size].clear()
+        if seconds * _JUMP < guess:  # what disturbs a clock makes it show more, never less
+            self._forget(list(self._guesses))
+
+    def _forget(self, sizes: list[int]) -> None:
+        for size in sizes:
+            del self._seen[size], self._medians[size], self._last[size]
+            self._guesses.pop(size, None)
+        self._sizes = sorted(self._seen)
 
     def _made(self) -> dict[int, float]:
         if not self._rising and self._medians:
@@ -176,7 +210,7 @@ class VerifyCosts:
         """A round's."""
         curve = self.curve(n_seqs, n_past)
         expected = curve.seen(rows)
-        curve.add(rows, seconds / self.speed.now)
+        curve.add(rows, max(seconds, _LEAST_S) / self.speed.now)
         if expected is not None:  # a guess says nothing of the machine's speed
-            self.speed.add(seconds / expected)
+            self.speed.add(max(seconds, _LEAST_S) / max(expected, _LEAST_S))
         self.n_samples += 1

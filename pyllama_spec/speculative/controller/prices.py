@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from pyllama_spec.speculative.controller.base import Room, Turn
 
+# A drafter that takes less than this share of a plain round is asked in every round: ten times less
+# than the loss that is promised not to happen, and less than a probe would win.
+FREE_SHARE = 0.01
+
 
 @dataclass(slots=True)
 class Prices:
@@ -25,6 +29,7 @@ class Prices:
         ends: thresholds() by the kind of the last token (calibration.next_kind), as they were
             asked for.
         n_block: how long a block to ask for.
+        copy_s: asking for a copy, whether there is one or not.
 
     """
 
@@ -34,6 +39,20 @@ class Prices:
     token_s: float
     ends: dict[int, Sequence[float]] = field(default_factory=dict)
     n_block: int = 1
+    copy_s: float = 0.0
+
+    @property
+    def is_dear_copy(self) -> bool:
+        """Whether asking for copies costs something."""
+        return self.copy_s >= FREE_SHARE * self.plain_s > 0.0
+
+    def drafting_s(self, n: float) -> float:
+        """Drafting n tokens, which may be a mean."""
+        draft = self.draft
+        low = min(int(n), len(draft) - 1)
+        if low + 1 >= len(draft):
+            return draft[-1]
+        return draft[low] + (n - low) * (draft[low + 1] - draft[low])
 
     @property
     def plain_s(self) -> float:

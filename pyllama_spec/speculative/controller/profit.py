@@ -22,26 +22,26 @@ from pyllama_spec.speculative.controller.calibration import (
     clipped,
     next_kind,
 )
-from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
+from pyllama_spec.speculative.controller.prices import (
+    FREE_SHARE,
+    Prices,
+    cut_together,
+    thresholds,
+)
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
+from pyllama_spec.speculative.controller.worth import Worth, innocent
 
-# A drafter that takes less than this share of a plain round is asked in every round: ten times less
-# than the loss that is promised not to happen, and less than a probe would win.
-_FREE_SHARE = 0.01
 # On and off are this far apart, in shares of a plain round.
 _HYSTERESIS = 0.02
-# Rounds until a drafter that is off is tried again: the first time, and the most.
-_FIRST_PROBE, _MAX_PROBE = 4, 64
+# Rounds until a drafter that is off is tried again: the first time, the most while its price is not
+# known, the most, and the most for one whose tries are dear.
+_FIRST_PROBE, _UNKNOWN_PROBE, _MAX_PROBE, _DEAR_PROBE = 4, 16, 64, 4096
 # All probes together take no more than this share of the time.
 _PROBE_SHARE = 0.015
 # Rounds without a plain one after which there is one, so that its price stays known.
 _PLAIN_EVERY = 128
 # A round counts half after so many others: of the text at hand, and of all texts.
 _KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
-# What all texts say of a drafter weighs as much as so many rounds of the text at hand.
-_LONG_WEIGHT = 4.0
-# And before there is any: innocent, a little.
-_FIRST_GAIN, _FIRST_WEIGHT = 0.05, 2.0
 # How much what was realised counts beside what was expected, which is less noisy.
 _REALISED = 0.2
 # Seconds per token: the memory of the last rounds.
@@ -67,8 +67,7 @@ class _Sequence:
 
     Attributes:
         text: what its text says of drafts.
-        gain, weight: sum and weight of the gains of rounds in which the model was asked, in plain
-            rounds.
+        worth: what rounds gained in which the model was asked.
         is_on: whether the model is asked.
         wait, interval: rounds until it is tried again, and between tries.
         earned: gains since it was on.
@@ -79,8 +78,7 @@ class _Sequence:
     """
 
     text: TextState = field(default_factory=TextState)
-    gain: float = 0.0
-    weight: float = 0.0
+    worth: Worth = field(default_factory=Worth)
     is_on: bool = True
     wait: int = 0
     interval: int = _FIRST_PROBE
@@ -139,10 +137,12 @@ class ProfitController(Controller):
         # Survivals of the last blocks.
         self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
-        self._gain, self._weight = _FIRST_GAIN * _FIRST_WEIGHT, _FIRST_WEIGHT
+        self._worth = innocent()
+        # Plain rounds that tries have cost and that are not made up for yet.
+        self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
         self._pace_s = self._pace_tokens = 0.0
-        self._prices: dict[tuple[int, int], tuple[int, Prices]] = {}
+        self._prices: dict[tuple[int, int, int], tuple[int, Prices]] = {}
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
 
@@ -170,8 +170,9 @@ class ProfitController(Controller):
     def begin(self, seq: int) -> None:
         """A new text: what others have shown of the drafter is what is known of it."""
         state = self._sequences[seq] = _Sequence()
-        state.is_on = self._gain >= 0.0
-        state.wait = _FIRST_PROBE // 2
+        state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
+        # Of short texts not each one is worth a try.
+        state.wait = max(_FIRST_PROBE // 2, int(min(self._debt / _PROBE_SHARE, _DEAR_PROBE)))
 
     def _of(self, seq: int) -> _Sequence:
         found = self._sequences.get(seq)
@@ -194,16 +195,23 @@ class ProfitController(Controller):
             state.since_plain += 1
             if state.since_plain > _PLAIN_EVERY:
                 continue
-            is_on = state.is_on or prices.draft[1] < _FREE_SHARE * prices.plain_s
+            is_free = self._is_free(prices, n)
+            is_on = state.is_on or is_free
             if not is_on:
                 state.wait -= 1
                 turn.is_probe = is_on = state.wait <= 0
-            turn.is_copy = not is_on and self._room.has_copies
+            turn.is_copy = not is_on and self._room.has_copies and not prices.is_dear_copy
             if is_on or turn.is_copy:
                 # A chain is ended by stop_of(), and a copy by cut().
                 is_block = not (turn.is_copy or self._room.is_stepwise)
                 turn.n_asked = min(n, prices.n_block) if is_block else n
                 turn.n_copy = n
+
+    def _is_free(self, prices: Prices, n: int) -> bool:
+        """Whether asking takes next to nothing."""
+        first = 1 if self._room.is_stepwise else min(n, prices.n_block)
+        dearest = max(prices.draft[first], prices.copy_s)
+        return dearest < FREE_SHARE * prices.plain_s
 
     def stop_of(self, turn: Turn) -> DraftStop | None:
         """What ends the chain of a sequence."""
@@ -217,27 +225,31 @@ class ProfitController(Controller):
 
     def _priced(self, turns: Sequence[Turn]) -> Prices:
         """The prices for as many sequences with such contexts."""
-        n_seqs = len(turns)
-        n_past = turns[0].n_past if n_seqs == 1 else sum(t.n_past for t in turns) // n_seqs
-        key = (n_seqs, n_past.bit_length())
+        n_seqs, n_on = len(turns), 1
+        n_past = turns[0].n_past
+        if n_seqs > 1:
+            n_past = sum(t.n_past for t in turns) // n_seqs
+            # Those that draft together share what drafting costs.
+            n_on = max(sum(self._of(turn.seq).is_on for turn in turns), 1)
+        key = (n_seqs, n_on, n_past.bit_length())
         made = self._prices.get(key)
         if made is None or self._n_rounds >= made[0]:
-            prices = self._make_prices(n_seqs, n_past)
+            prices = self._make_prices(n_seqs, n_on, n_past)
             # While little is known, every round changes much.
             self._prices[key] = made = (self._n_rounds + min(_REFRESH, self._n_rounds // 4), prices)
         self._prices_of_last = made[1]
         return made[1]
 
-    def _make_prices(self, n_seqs: int, n_past: int) -> Prices:
+    def _make_prices(self, n_seqs: int, n_on: int, n_past: int) -> Prices:
         room, costs = self._room, self.costs
         n_most = max(min(room.max_draft, room.max_rows // n_seqs - 1), 0)
         verify = costs.verify(n_seqs, n_past, n_most)
-        draft, rest = costs.draft(n_seqs, n_most), costs.rest(n_seqs)
+        draft, rest = costs.draft(n_on, n_most), costs.rest(n_seqs)
         plain = verify[0] + rest
         pace = self._pace_s / self._pace_tokens if self._pace_tokens > 1.0 else plain
         # Before anything was measured, nothing is known to be slow.
         token_s = min(plain, pace) or 1e-9
-        prices = Prices(verify, draft, rest, token_s, n_block=n_most)
+        prices = Prices(verify, draft, rest, token_s, n_block=n_most, copy_s=costs.copy_s)
         if not room.is_stepwise and draft[-1]:
             means = [self.acceptance.model.mean(i) for i in range(n_most)]
             prices.n_block = prices.length(self._blocks, means)
@@ -310,6 +322,7 @@ class ProfitController(Controller):
         if by_model:
             n_steps = max(len(turn.draft.ids), 1) if self._room.is_stepwise else turn.n_asked
         cost = prices.verify[n] + prices.rest + prices.draft[n_steps]
+        self._debt = max(self._debt - _PROBE_SHARE, 0.0)
         self._pace_s = self._pace_s * _KEEP_PACE + cost
         self._pace_tokens = self._pace_tokens * _KEEP_PACE + len(tokens)
         plain = prices.plain_s
@@ -318,24 +331,29 @@ class ProfitController(Controller):
             turn.gain = len(tokens) - seconds / plain
         if not by_model:
             state.n_waiting += len(tokens)
-            return
+            if not (turn.draft.n_same and prices.is_dear_copy):
+                return
         if plain > 0.0:
             # What was expected is less noisy than what was realised, but may be wrong: both count.
             n_tokens = 1.0 + turn.n_expected
             n_tokens += _REALISED * (len(tokens) - n_tokens)
-            self._note_gain(state, turn, n_tokens - cost / plain, prices)
-        state.n_waiting = len(tokens)
+            without = n_tokens - (prices.verify[n] + prices.rest) / plain
+            self._note_gain(state, turn, without, n_steps, prices)
+        if by_model:
+            state.n_waiting = len(tokens)
 
-    def _note_gain(self, state: _Sequence, turn: Turn, gain: float, prices: Prices) -> None:
+    def _note_gain(
+        self, state: _Sequence, turn: Turn, gain: float, n_steps: int, prices: Prices
+    ) -> None:
         """On or off: what the last rounds of this text gained, beside those of all texts."""
-        state.gain = state.gain * _KEEP_LOCAL + gain
-        state.weight = state.weight * _KEEP_LOCAL + 1.0
-        self._gain = self._gain * _KEEP_LONG + gain
-        self._weight = self._weight * _KEEP_LONG + 1.0
-        long = self._gain / self._weight
-        value = (state.gain + _LONG_WEIGHT * long) / (state.weight + _LONG_WEIGHT)
+        state.worth.add(gain, n_steps, _KEEP_LOCAL)
+        self._worth.add(gain, n_steps, _KEEP_LONG)
+        value = state.worth.with_long(self._worth).per_round(prices)
+        now = Worth(gain, 1.0, float(n_steps > 0), n_steps).per_round(prices)
+        if turn.is_probe:
+            self._debt += max(-now, 0.0)
         if state.is_on:
-            state.earned += gain
+            state.earned += now
             if value < 0.0:
                 if state.earned > 0.0:  # else it should not have been on: no sooner than last time
                     state.interval = _FIRST_PROBE
@@ -349,9 +367,14 @@ class ProfitController(Controller):
 
     def _interval(self, state: _Sequence, prices: Prices) -> int:
         """Rounds to the next probe: no sooner than its costs are a small share of."""
-        probe = prices.draft[1] + self.costs.catch_up_s(state.interval) + 2 * self.costs.switch_s
-        n = probe / (_PROBE_SHARE * prices.plain_s) if prices.plain_s > 0 else 0.0
-        return min(max(state.interval, int(n)), _MAX_PROBE)
+        if prices.plain_s <= 0.0:
+            return state.interval
+        share = _PROBE_SHARE * prices.plain_s
+        first = max(prices.draft[1 if self._room.is_stepwise else prices.n_block], prices.copy_s)
+        beside = self.costs.catch_up_s(state.interval) + 2 * self.costs.switch_s
+        most = _DEAR_PROBE if self.costs.knows_drafts else _UNKNOWN_PROBE
+        alone, all_ = min(first / share, most), min((first + beside) / share, _MAX_PROBE)
+        return max(state.interval, int(alone), int(all_))
 
     # ---- for people
 
@@ -366,6 +389,6 @@ class ProfitController(Controller):
         """Curves, calibration and the gain of a round."""
         return {
             **self.costs.describe(),
-            "gain": self._gain / self._weight,
+            "gain": self._worth.per_round(self._prices_of_last),
             "calibration": [list(row) for row in self.acceptance.model.table()],
         }

@@ -8,6 +8,9 @@ from typing import Any
 from pyllama_spec.speculative.controller.base import KnownCosts, Room, Spent, Turn
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 
+# Drafts from which on a slow one among them does not count.
+_N_OFTEN = 3
+
 
 class RoundCosts:
     """Running medians of all parts of a round, in seconds at speed 1."""
@@ -17,6 +20,8 @@ class RoundCosts:
         self._verify = VerifyCosts()
         # By the number of sequences that draft together: seconds by drafted tokens.
         self._draft: dict[int, Curve] = {}
+        self._copy = Curve(is_proportional=False)
+        self._n_drafts = 0
         self._rest = Curve(is_proportional=False)
         self._switch = Curve(is_proportional=False)
         self._catch_up = Curve(is_proportional=True)
@@ -36,7 +41,7 @@ class RoundCosts:
         """Takes what known() gave in another program."""
         self._verify.start(known.verify)
         for n, seconds in known.draft.items():
-            self._draft_curve(1).add(n, seconds)
+            self._draft_curve(1).guess(n, seconds)
         for n, seconds in known.rest.items():
             self._rest.add(n, seconds)
 
@@ -53,11 +58,22 @@ class RoundCosts:
         return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(n_most + 1)]
 
     def draft(self, n_seqs: int, n_most: int) -> list[float]:
-        """[0 .. n_most] each one's share of drafting n tokens for all of them."""
-        found = self._draft.get(n_seqs) or self._draft.get(1)
-        if not found:
+        """[0 .. n_most] each one's share of drafting n tokens for n_seqs of them together."""
+        nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
+        if nearest is None:
             return [0.0] * (n_most + 1)
+        found = self._draft[nearest]
         return [0.0, *(found.at(n) / n_seqs for n in range(1, n_most + 1))]
+
+    @property
+    def copy_s(self) -> float:
+        """Asking for copies alone."""
+        return self._copy.at(0)
+
+    @property
+    def knows_drafts(self) -> bool:
+        """Whether enough drafts were timed for one slow call to count for nothing."""
+        return self._n_drafts >= _N_OFTEN
 
     def rest(self, n_seqs: int) -> float:
         """Each one's share of all else."""
@@ -112,6 +128,8 @@ class RoundCosts:
     def _learn_draft(self, turns: Sequence[Turn], seconds: float, n_waiting: Sequence[int]) -> None:
         asked = [i for i, turn in enumerate(turns) if turn.n_asked and not turn.is_copy]
         by_model = [i for i in asked if not turns[i].draft.n_same]
+        if not by_model and any(turn.n_asked for turn in turns):
+            self._copy.add(0, seconds / sum(turn.n_asked > 0 for turn in turns))
         if not by_model or len(by_model) < len(asked):
             return
         if self.room.is_stepwise:
@@ -119,7 +137,8 @@ class RoundCosts:
         else:
             n = max(turns[i].n_asked for i in by_model)
         n_tokens = max(n_waiting[i] for i in by_model)
-        curve = self._draft_curve(len(turns))
+        curve = self._draft_curve(len(by_model))
+        self._n_drafts += 1
         if n_tokens > 2 * (1 + self.room.max_draft) and curve:
             # More rows than a round leaves were fed first: that is what being off has cost.
             self._catch_up.add(n_tokens, max(seconds - curve.at(n), 0.0))

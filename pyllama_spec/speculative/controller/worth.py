@@ -1,0 +1,71 @@
+"""Whether asking a drafter pays: what rounds with it gained, against what asking costs by now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyllama_spec.speculative.controller.prices import Prices
+
+# What all texts say of a drafter weighs as much as so many rounds of the text at hand.
+_LONG_WEIGHT = 4.0
+# And before there is any: innocent, a little.
+_FIRST_GAIN, _FIRST_WEIGHT = 0.05, 2.0
+
+
+@dataclass(slots=True)
+class Worth:
+    """Faded sums over the rounds in which a drafter was asked.
+
+    What asking costs is not in the gain but taken at today's price: one slow call, or a price that
+    another program left behind, would be held against a drafter long after it is known better.
+
+    Attributes:
+        gain: tokens beyond those of plain decoding in the same time, drafting left out, in plain
+            rounds.
+        weight: the rounds.
+        n_drafts: those in which a model drafted; the others copied.
+        n_steps: tokens that it drafted.
+
+    """
+
+    gain: float = 0.0
+    weight: float = 0.0
+    n_drafts: float = 0.0
+    n_steps: float = 0.0
+
+    def add(self, gain: float, n_steps: int, keep: float) -> None:
+        """A round; n_steps is 0 for a copy.
+
+        Args:
+            gain: see Worth.gain.
+            n_steps: tokens that a model drafted.
+            keep: what the rounds before still count.
+
+        """
+        self.gain = self.gain * keep + gain
+        self.weight = self.weight * keep + 1.0
+        self.n_drafts = self.n_drafts * keep + (n_steps > 0)
+        self.n_steps = self.n_steps * keep + n_steps
+
+    def with_long(self, long: Worth) -> Worth:
+        """Of a text, together with what all texts say."""
+        share = _LONG_WEIGHT / long.weight
+        return Worth(
+            self.gain + share * long.gain, self.weight + _LONG_WEIGHT,
+            self.n_drafts + share * long.n_drafts, self.n_steps + share * long.n_steps,
+        )  # fmt: skip
+
+    def per_round(self, prices: Prices) -> float:
+        """Plain rounds that a round with the drafter gains, at these prices."""
+        plain = prices.plain_s
+        if plain <= 0.0:
+            return self.gain / self.weight
+        cost = (self.weight - self.n_drafts) * prices.copy_s
+        if self.n_drafts > 0.0:
+            cost += self.n_drafts * prices.drafting_s(self.n_steps / self.n_drafts)
+        return (self.gain - cost / plain) / self.weight
+
+
+def innocent() -> Worth:
+    """What is held of a drafter that was never asked."""
+    return Worth(_FIRST_GAIN * _FIRST_WEIGHT, _FIRST_WEIGHT)

@@ -1,0 +1,159 @@
+"""The profit controller with drafters and clocks that mislead it, on a clock of their own."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import Draft
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.cost_cache import CostCache
+from pyllama_spec.speculative.controller import (
+    Controller,
+    KnownCosts,
+    ProfitController,
+    Room,
+    Spent,
+    Turn,
+)
+from tests.robust.tools import tiny
+
+PLAIN_S, ROW_S, REST_S = 0.005, 0.0012, 0.00005
+MAX_DRAFT = 8
+# From the number of the call, of the tokens so far, and of the tokens asked for: how many tokens
+# are right, what each of them claims, seconds, and how long a match the draft claims to copy.
+Drafter = Callable[[int, int, int], tuple[int, float, float, int]]
+
+
+def ratio(
+    drafter: Drafter, n_tokens: int = 2000, n_request: int = 200, known: KnownCosts | None = None
+) -> float:
+    """Seconds of plain decoding over those of the controller."""
+    draw = random.Random(1)
+    controller = ProfitController()
+    controller.attach(Room(MAX_DRAFT, False, False, False, 32))
+    if known is not None:
+        controller.begin_with(known)
+    controller.learn_costs({n: PLAIN_S + ROW_S * (n - 1) for n in range(1, MAX_DRAFT + 2)})
+    total, done, n_calls = 0.0, 0, 0
+    while done < n_tokens:
+        controller.begin(0)
+        at = 0
+        while at < n_request:
+            turn = Turn(0, 100 + at, max(min(MAX_DRAFT, n_request - at - 1), 0))
+            controller.ask([turn])
+            draft_s, n_right = 0.0, 0
+            if turn.n_asked and not turn.is_copy:
+                n = min(turn.n_asked, turn.n_max)
+                n_right, p, draft_s, n_same = drafter(n_calls, done, n)
+                turn.draft = Draft([1] * n_right + [0] * (n - n_right), [p] * n, n_same=n_same)
+                n_calls += 1
+            controller.cut([turn])
+            n_new = min(min(turn.n_verified, n_right) + 1, n_request - at)
+            turn.tokens = [1] * n_new
+            verify_s = PLAIN_S + ROW_S * turn.n_verified
+            controller.learn(
+                [turn], Spent(draft_s, verify_s * draw.lognormvariate(0, 0.03), REST_S)
+            )
+            total += draft_s + verify_s + REST_S
+            at, done = at + n_new, done + n_new
+    return done * (PLAIN_S + REST_S) / total
+
+
+def some_right(rate: float) -> Callable[[int], int]:
+    draw = random.Random(2)
+
+    def count(n: int) -> int:
+        return next((i for i in range(n) if draw.random() >= rate), n)
+
+    return count
+
+
+@pytest.mark.parametrize("first_s", [0.05, 1.0, 5.0])
+def test_a_slow_first_call_is_soon_forgotten(first_s: float) -> None:
+    right = some_right(0.9)
+    found = ratio(
+        lambda call, at, n: (right(n), 0.9, 0.001 if call else first_s, 0), n_tokens=20_000
+    )
+    # Once only, the five seconds are a twentieth of the plain time.
+    assert found > (1.6 if first_s == 5.0 else 1.8)
+
+
+@pytest.mark.parametrize("draft_s", [0.1, 60.0])
+def test_prices_of_another_time_that_are_wrong(draft_s: float) -> None:
+    right = some_right(0.9)
+    known = KnownCosts({1: PLAIN_S}, dict.fromkeys(range(1, MAX_DRAFT + 1), draft_s), {1: REST_S})
+    found = ratio(lambda call, at, n: (right(n), 0.9, 0.001, 0), n_tokens=8000, known=known)
+    assert found > 1.8
+
+
+@pytest.mark.parametrize("draft_s", [0.001, 0.005, 0.02, 0.1])
+def test_tries_of_a_dear_draft_are_rare(draft_s: float) -> None:
+    found = ratio(lambda call, at, n: (0, 0.3, draft_s, 0), n_tokens=6000, n_request=6000)
+    assert found > 0.97
+
+
+@pytest.mark.parametrize("n_request", [3, 5, 10])
+def test_not_each_short_request_tries_a_useless_draft(n_request: int) -> None:
+    found = ratio(lambda call, at, n: (0, 0.7, 0.001, 0), n_request=n_request)
+    assert found > 0.97
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6])
+def test_a_price_that_jumps_is_followed(rate: float) -> None:
+    right = some_right(rate)
+    found = ratio(
+        lambda call, at, n: (right(n), rate, 1e-5 if at < 400 else 0.02, 0), n_tokens=4000
+    )
+    assert found > 0.96
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_copies_that_are_dear_have_to_pay(rate: float) -> None:
+    right = some_right(rate)
+    assert ratio(lambda call, at, n: (right(n), 0.5, 0.005, 5)) > 0.96
+
+
+def test_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = ProfitController()
+    controller.attach(Room(MAX_DRAFT, False, False, False, 32))
+    controller.begin(0)
+    for at in range(40):
+        turn = Turn(0, at, MAX_DRAFT)
+        controller.ask([turn])
+        controller.cut([turn])
+        turn.tokens = [1]
+        controller.learn([turn], Spent(0.0, 0.0 if at > 5 else -1.0, 0.0))
+    assert controller.describe()["gain"] == controller.describe()["gain"]  # no NaN
+
+
+def test_a_pipe_in_place_of_kept_costs(tmp_path: Path) -> None:
+    cache: Any = CostCache.__new__(CostCache)
+    cache._path = tmp_path / "costs.json"
+    os.mkfifo(cache._path)
+    assert cache.read() is None
+
+
+@pytest.mark.parametrize("value", ["3", None, 1.5])
+@pytest.mark.parametrize("field", ["n_asked", "n_copy", "n_verified"])
+def test_a_controller_that_sets_no_number(field: str, value: Any) -> None:
+    class Odd(Controller):
+        def ask(self, turns: Sequence[Turn]) -> None:
+            super().ask(turns)
+            if field != "n_verified":
+                for turn in turns:
+                    setattr(turn, field, value)
+
+        def cut(self, turns: Sequence[Turn]) -> None:
+            for turn in turns:
+                turn.n_verified = value if field == "n_verified" else 0
+
+    with Llama(tiny(), draft="prompt-lookup", controller=Odd(), n_ctx=64, n_threads=1) as llm:
+        with pytest.raises(ArgumentError, match=f"set {field}="):
+            llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)
