@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter
@@ -17,7 +17,6 @@ from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama import keywords, pretrained
-from pyllama_spec.llama.chat_formats import ChatHandler
 from pyllama_spec.llama.chatting import Chats
 from pyllama_spec.llama.embedding import Embedder, response
 from pyllama_spec.llama.loading import (
@@ -32,6 +31,9 @@ from pyllama_spec.llama.responses import Response, Stream
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.their_draft import drafter_of
 from pyllama_spec.speculative import ControllerChoice, make_controller
+
+if TYPE_CHECKING:
+    from pyllama_spec.llama.chat_formats import ChatHandler
 
 __all__ = ["Llama", "LlamaState"]
 

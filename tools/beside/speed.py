@@ -2,6 +2,7 @@
 
 ``python -m tools.beside.speed [--real PYTHON] [--repeat 3] [KIND ...]`` prints a table, medians of
 processor seconds with one thread: on a busy machine the clock on the wall measures the others.
+``--imports 15`` measures the import alone, so many times on each side. Both sides have .pyc files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from tests.conftest import smollm2
 from tools.beside import environments
+from tools.fetch_smollm2 import cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAFT = ROOT / "examples" / "drafts" / "smollm2-135m-eagle3.gguf"
@@ -24,13 +26,42 @@ SIDES = ("theirs", "ours", "draft")
 FIGURES = ("import_s", "load_s", "prompt_tps", "decode_tps")
 
 
+IMPORT = """
+from time import process_time
+start = process_time()
+import {name}
+print(process_time() - start)
+"""
+
+
+def _variables() -> dict[str, str]:
+    cached = {"PYTHONPYCACHEPREFIX": str(cache_directory() / "pyc"), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, **cached, "PYLLAMA_SPEC_COSTS": "off", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def measure_imports(real: Path, repeat: int) -> None:
+    """Prints a table: processor seconds of an import in a fresh process, in turns."""
+    sides = {"numpy": real, "llama_cpp": real, "pyllama_spec.llama_cpp": Path(sys.executable)}
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(repeat + 1):
+        for name, python in sides.items():
+            command = [str(python), "-c", IMPORT.format(name=name)]
+            done = subprocess.run(
+                command, env=_variables(), check=True, capture_output=True, text=True
+            )
+            if turn:  # the first one writes the .pyc files
+                found[name].append(float(done.stdout.splitlines()[-1]))
+    print(f"| import, {repeat} times | median (s) | least (s) |\n|---|---|---|")
+    for name, runs in found.items():
+        print(f"| {name} | {statistics.median(runs):.3f} | {min(runs):.3f} |")
+
+
 def measure(python: Path, side: str, kind: str) -> dict[str, float]:
     """One process on one side."""
-    variables = {**os.environ, "PYLLAMA_SPEC_COSTS": "off", "OMP_WAIT_POLICY": "PASSIVE"}
     command = [str(python), "-m", "tools.beside.speed_child", side, str(smollm2(kind))]
     command += [environments.engine(), str(DRAFT)]
     done = subprocess.run(
-        command, cwd=ROOT, env=variables, check=False, capture_output=True, text=True
+        command, cwd=ROOT, env=_variables(), check=False, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(f"{command}\n{done.stderr[-2000:]}")
@@ -43,8 +74,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("kinds", nargs="*", default=KINDS)
     parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--imports", type=int, metavar="N", help="the import alone, N times")
     args = parser.parse_args(argv)
     real = args.real or environments.real_python()
+    if args.imports:
+        measure_imports(real, args.imports)
+        return 0
     print("| weights | | import (s) | load (s) | prompt (tokens/s) | decoding (tokens/s) |")
     print("|---|---|---|---|---|---|")
     for kind in args.kinds:
