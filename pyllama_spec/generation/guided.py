@@ -136,9 +136,17 @@ class GuidedSampler(StepSampler):
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise EngineError(f"the grammar cannot be followed: {self._matcher.get_error():.300}")
+            why = _one_line(self._matcher.get_error())
+            if why.startswith("NoExtension"):  # its word for it
+                why = "nothing may follow"
+            raise EngineError(f"the grammar cannot be followed: {why}")
+
+
+def _one_line(why: str) -> str:
+    """What it says, without the state of its parser and the picture of the place."""
+    return " ".join(why.partition("<state>")[0].split())[:300]
 
 
 def _malformed(guide: Guide, why: str) -> ArgumentError:
     what = {"regex": "regular expression", "lark": "Lark grammar", "json_schema": "JSON schema"}
-    return ArgumentError(f"the {what[guide.kind]} cannot be used: {why.strip():.300}")
+    return ArgumentError(f"the {what[guide.kind]} cannot be used: {_one_line(why)}")

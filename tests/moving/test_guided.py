@@ -6,12 +6,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from time import process_time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pyllama_spec import ArgumentError, Llama, UnsupportedError
+from pyllama_spec import ArgumentError, Llama, PyllamaSpecError, UnsupportedError
 from pyllama_spec.generation.guide import Guide
 from pyllama_spec.llama_cpp import LlamaGrammar
 from tests.faces.tools import open_tiny
@@ -172,6 +173,47 @@ def test_what_cannot_be_followed_is_refused(options: dict[str, Any]) -> None:
         with pytest.raises(ArgumentError):
             llm.create_completion(PROMPT, max_tokens=5, **options)
         assert llm.create_completion(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide("lark", "start: start"),
+        Guide("lark", "start: a\na: b\nb: a"),
+        Guide("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000),
+        Guide("lark", 'start: %json {"$ref": "http://example.com/x"}'),
+        Guide("lark", "start: \x00"),
+        Guide("lark", "start: <[99999]>"),
+        Guide("regex", "(" * 5000 + "a" + ")" * 5000),
+        Guide("regex", "a?" * 3000 + "a" * 3000),
+        Guide("regex", "(?=a)b"),
+        Guide("regex", "\ud800"),
+    ],
+)
+def test_one_that_was_made_to_hurt_ends_in_one_line(guide: Guide) -> None:
+    with open_tiny() as llm:
+        with pytest.raises(PyllamaSpecError) as caught:
+            llm.create_completion(PROMPT, grammar=guide, max_tokens=3, temperature=1.0, seed=1)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+        assert llm.create_completion(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide("lark", 'start: x~1..100000000\nx: "a"'),
+        Guide("regex", "(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+        Guide("regex", "(.*a){200}"),
+        Guide("regex", ".{0,100000}x"),
+    ],
+)
+def test_a_large_one_costs_little(guide: Guide) -> None:
+    with open_tiny() as llm:
+        start = process_time()
+        found = llm.create_completion(PROMPT, grammar=guide, max_tokens=3, seed=1)
+        assert found["usage"]["completion_tokens"] >= 1
+        assert process_time() - start < 10
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
