@@ -10,8 +10,9 @@ from tools.beside import probe
 from tools.beside.calls import CALLS
 
 
-def test_the_calls_give_what_llama_cpp_python_gave() -> None:
+def test_the_calls_give_what_llama_cpp_python_gave(smollm2_q4_0: Path) -> None:
     theirs = probe.recorded()
+    assert probe.models()["target"] == str(smollm2_q4_0)
     assert set(theirs["calls"]) == {code for _, code, _ in CALLS}, "python -m tools.beside.probe"
     ours = probe.run_side(Path(sys.executable), "ours", probe.models(), "")
     verdicts = probe.verdicts_of(theirs, ours)
