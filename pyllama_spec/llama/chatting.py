@@ -20,12 +20,12 @@ from pyllama_spec.generation.structured import schema_of
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.completion import Completions, MoreOptions
 from pyllama_spec.llama.responses import Envelope, Response, Stream
+from pyllama_spec.llama.settings import ChatHandler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from pyllama_spec.llama.chat_formats import ChatHandler
-    from pyllama_spec.llama.tools import AnswerReader, ToolChats, ToolRequest
+    from pyllama_spec.llama.tools import AnswerReader, ToolRequest
 
 # Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -41,7 +41,8 @@ class Chats(Completions):
     _template_source: str | None = None
     _template_name: str | None = None
     _format_stops: tuple[str, ...] = ()
-    _tools: ToolChats | None = None
+    # A ToolChats, once there is one. Types of attributes can be read at run time.
+    _tools: Any = None
 
     def _choose_template(self, chat_format: str | None, chat_template: str | None) -> None:
         """Notes which one is wanted. One that is named is made now, so that its faults show."""

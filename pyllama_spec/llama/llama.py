@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter
@@ -28,12 +28,9 @@ from pyllama_spec.llama.loading import (
 )
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.responses import Response, Stream
-from pyllama_spec.llama.settings import Settings
+from pyllama_spec.llama.settings import ChatHandler, Settings
 from pyllama_spec.llama.their_draft import drafter_of
 from pyllama_spec.speculative import ControllerChoice, make_controller
-
-if TYPE_CHECKING:
-    from pyllama_spec.llama.chat_formats import ChatHandler
 
 __all__ = ["Llama", "LlamaState"]
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+import typing
 
 import pyllama_spec
+from pyllama_spec import Llama
 
 # Each takes milliseconds, and no text needs them.
 LATER = (
@@ -32,6 +35,14 @@ def test_an_import_leaves_out_what_a_text_does_not_need() -> None:
         found = modules_of(f"import {name}")
         assert "pyllama_spec.llama.llama" in found
         assert not found.intersection(LATER) - brought
+
+
+def test_types_can_be_read_at_run_time() -> None:
+    """Libraries that check arguments do it."""
+    assert "_tools" in typing.get_type_hints(Llama)
+    hints = typing.get_type_hints(Llama.__init__)
+    assert hints["model_path"] == str | os.PathLike[str]
+    assert "chat_handler" in hints
 
 
 def test_the_version_is_read_when_it_is_asked_for() -> None:
