@@ -13,17 +13,16 @@ rounds themselves.
 
 from __future__ import annotations
 
-from pyllama_spec._version import __version__
+from typing import TYPE_CHECKING
+
 from pyllama_spec.drafters import (
     Committed,
     Draft,
     Drafter,
     DraftRequest,
-    Eagle3,
     NoDrafter,
     PromptLookup,
     SequenceErrors,
-    WithLookup,
 )
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.errors import (
@@ -44,9 +43,24 @@ from pyllama_spec.generation.chat_template import ChatTemplate, RenderedChat
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.generation import Generation, GenerationRecord
 from pyllama_spec.generation.options import RequestOptions
+from pyllama_spec.later import later
 from pyllama_spec.llama.llama import Llama, LlamaState
 from pyllama_spec.llama.responses import Stream
 from pyllama_spec.speculative import SpeculationStats, Timing
+
+if TYPE_CHECKING:
+    from pyllama_spec._version import __version__
+    from pyllama_spec.drafters import Eagle3, WithLookup
+else:
+    # The version too: looking it up takes longer than most imports here.
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "Eagle3": "pyllama_spec.drafters",
+            "WithLookup": "pyllama_spec.drafters",
+            "__version__": "pyllama_spec._version",
+        },
+    )
 
 __all__ = [
     "ArgumentError",

@@ -1,4 +1,4 @@
-"""The version, as the installed package states it."""
+"""The version, as the installed package states it; reading it takes a while: import it late."""
 
 from importlib.metadata import PackageNotFoundError, version
 

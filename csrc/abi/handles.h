@@ -3,6 +3,7 @@
 
 #include "abi/guard.h"
 #include "abi/llama-spec.h"
+#include "checks/token_chars.h"
 #include "drafts/draft_kind.h"
 
 #include "ggml-cpu.h"
@@ -11,6 +12,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 class llama_memory_recurrent;
@@ -23,6 +25,9 @@ struct model_state {
     std::vector<float> tensor_split;
     bool vocab_only = false;
     home_process home;
+    // Made by the first grammar that masks its vocabulary.
+    std::once_flag chars_made;
+    std::unique_ptr<token_chars> chars;
     ~model_state() {
         if (model != nullptr) {
             llama_model_free(model);
@@ -109,6 +114,7 @@ struct llama_spec_sampler {
     bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
     std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
     std::vector<llama_token_data> candidates;
+    std::vector<float> row;     // logits without the choices that a grammar has refused
     std::atomic<bool> busy{ false };
     llama_spec::home_process home;
     ~llama_spec_sampler() {

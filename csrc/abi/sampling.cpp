@@ -105,28 +105,62 @@ int32_t selected(const llama_token_data_array & candidates) {
     return chosen.id;
 }
 
-int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
-    if (s.is_argmax && s.grammar == nullptr) {
-        return argmax(logits, n_vocab);
-    }
-    fill(s.candidates, logits, n_vocab);
-    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
-    llama_sampler_apply(s.chain, &all);
-    const int32_t id = selected(all);
-    if (s.grammar == nullptr) {
-        return id;
-    }
-    // Walking the grammar over the whole vocabulary is slow, so the chain's choice is tried first; only if
-    // the grammar forbids it is the vocabulary masked and the choice made again.
+bool is_allowed(llama_spec_sampler & s, int32_t id) {
     llama_token_data       one   = { id, 1.0f, 0.0f };
     llama_token_data_array alone = { &one, 1, -1, false };
     llama_sampler_apply(s.grammar, &alone);
-    if (one.logit != -std::numeric_limits<float>::infinity()) {
-        return id;
+    return one.logit != -std::numeric_limits<float>::infinity();
+}
+
+// Of the likeliest tokens the first one that the grammar allows; negative if it is none of them.
+int32_t likeliest_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, int32_t refused) {
+    constexpr int N_TRIES = 16;     // each takes some microseconds, a mask some hundred and more
+    s.row.assign(logits, logits + n_vocab);
+    for (int i = 0; i < N_TRIES && refused >= 0; ++i) {
+        s.row[(size_t) refused] = -std::numeric_limits<float>::infinity();
+        refused = argmax_or_negative(s.row.data(), n_vocab);
+        if (refused >= 0 && is_allowed(s, refused)) {
+            return refused;
+        }
+    }
+    return -1;
+}
+
+void mask(llama_spec_sampler & s, llama_token_data_array & all) {
+    if (s.shadow) {
+        auto & model = *s.model;
+        std::call_once(model.chars_made, [&] { model.chars = std::make_unique<token_chars>(model.vocab()); });
+        if (model.chars->mask(*s.shadow, s.candidates)) {
+            return;
+        }
+    }
+    llama_sampler_apply(s.grammar, &all);
+}
+
+int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
+    // Walking the grammar over the whole vocabulary is slow, so the chain's choice is tried first; only if
+    // the grammar forbids it is the vocabulary masked and the choice made again.
+    if (s.is_argmax) {
+        const int32_t id = argmax(logits, n_vocab);
+        if (s.grammar == nullptr || is_allowed(s, id)) {
+            return id;
+        }
+        const int32_t next = likeliest_allowed(s, logits, n_vocab, id);
+        if (next >= 0) {
+            return next;
+        }
+    } else {
+        fill(s.candidates, logits, n_vocab);
+        llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
+        llama_sampler_apply(s.chain, &all);
+        const int32_t id = selected(all);
+        if (s.grammar == nullptr || is_allowed(s, id)) {
+            return id;
+        }
     }
     fill(s.candidates, logits, n_vocab);
-    all = { s.candidates.data(), s.candidates.size(), -1, false };
-    llama_sampler_apply(s.grammar, &all);
+    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
+    mask(s, all);
     llama_sampler_apply(s.chain, &all);
     return selected(all);
 }

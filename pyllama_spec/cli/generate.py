@@ -94,7 +94,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="divides the logits of what was said; 1: none",
     )  # fmt: skip
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
-    parser.add_argument("--grammar", type=Path, default=None, help="a file with GBNF rules")
+    parser.add_argument(
+        "--grammar", type=Path, default=None,
+        help="a file with GBNF rules, or with Lark rules that begin with %%llguidance {}",
+    )  # fmt: skip
 
 
 def open_llama(args: argparse.Namespace, controller: Controller | None = None) -> Llama:

@@ -1,5 +1,7 @@
 """Drafters: a file or folder per kind, and a registry. None of them knows the loop."""
 
+from typing import TYPE_CHECKING
+
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
     Committed,
@@ -14,12 +16,25 @@ from pyllama_spec.drafters.base import (
     TokenView,
     Vote,
 )
-from pyllama_spec.drafters.dflash import DFlash
-from pyllama_spec.drafters.eagle3 import Eagle3
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft, register
-from pyllama_spec.drafters.with_lookup import WithLookup
+from pyllama_spec.later import later
+
+if TYPE_CHECKING:
+    from pyllama_spec.drafters.dflash import DFlash
+    from pyllama_spec.drafters.eagle3 import Eagle3
+    from pyllama_spec.drafters.with_lookup import WithLookup
+else:
+    # A kind is imported when a file of it is opened, or when a program asks for its class.
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            "DFlash": "pyllama_spec.drafters.dflash",
+            "Eagle3": "pyllama_spec.drafters.eagle3",
+            "WithLookup": "pyllama_spec.drafters.with_lookup",
+        },
+    )
 
 __all__ = [
     "NO_DRAFT",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 
 from pyllama_spec.engine.model import Model
 
@@ -19,6 +18,8 @@ def fingerprint(model: Model, *settings: object) -> str:
         settings: what else a saved state depends on.
 
     """
+    import hashlib  # loads a library of its own
+
     about = repr((sorted(model.metadata.items()), model.info, *settings))
     digest = hashlib.sha256(about.encode())
     with contextlib.suppress(OSError), model.path.open("rb") as file:

@@ -17,7 +17,6 @@ from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
-from pyllama_spec.gguf.reader import read_key
 
 NONE, PROMPT_LOOKUP, GRAMMAR = "none", "prompt-lookup", "grammar"
 
@@ -114,6 +113,9 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         named = " nor ".join(f'"{name}"' for name in _NAMED)
         raise ArgumentError(f"draft={str(file)!r} is neither {named}, nor a file that exists")
+    # Who names no file needs no reader of files.
+    from pyllama_spec.gguf.reader import read_key
+
     key = read_key(file, "general.architecture")
     if key is None or not isinstance(key.value, bytes):
         raise ModelLoadError(

@@ -14,6 +14,7 @@ from pyllama_spec.engine.resources import default_n_threads
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
 from pyllama_spec.engine.system import (
     Device,
+    build_stamp,
     devices,
     engine_version,
     row_kernels,
@@ -36,6 +37,7 @@ __all__ = [
     "Sampler",
     "SamplerParams",
     "Vocab",
+    "build_stamp",
     "default_n_threads",
     "devices",
     "engine_version",

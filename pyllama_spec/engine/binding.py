@@ -25,8 +25,9 @@ from pyllama_spec.errors import (
 # cffi builds their types at run time.
 _engine: Any = load_engine()
 ffi, lib = _engine.ffi, _engine.lib
+module_file: str = str(_engine.__file__)
 
-__all__ = ["check", "ffi", "fork_generation", "last_error", "lib"]
+__all__ = ["check", "ffi", "fork_generation", "last_error", "lib", "module_file"]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
     lib.LLAMA_SPEC_ARGUMENT: ArgumentError,

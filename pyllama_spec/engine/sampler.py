@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -163,6 +163,10 @@ def _check_bias(bias: Mapping[int, float]) -> None:
             raise ArgumentError(f"logit_bias of id {token} is {shown(value)}, not a number or -inf")
 
 
+def _any_seed() -> int:
+    return int.from_bytes(os.urandom(4), "little")
+
+
 class Sampler:
     """A chain with its state: random numbers, penalties' history, the grammar's position.
 
@@ -178,7 +182,7 @@ class Sampler:
         instance(model, Model, "model", "; load one with Model(path)")
         instance(params, (SamplerParams, type(None)), "params")
         self.params = params or SamplerParams()
-        self.seed = secrets.randbits(32) if self.params.seed is None else self.params.seed
+        self.seed = _any_seed() if self.params.seed is None else self.params.seed
         # 2**32 - 1 means "draw a seed" to the engine; any other number does as well.
         raw, keep = self._raw_params(self.params, min(self.seed, 2**32 - 2))
         out = ffi.new("llama_spec_sampler **")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.binding import check, ffi, lib, module_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,13 @@ def devices() -> tuple[Device, ...]:
 def engine_version() -> str:
     """The engine's own version."""
     return _text(lib.llama_spec_engine_version())
+
+
+def build_stamp() -> int:
+    """When this build was installed: its file's time, in nanoseconds; 0 where it has no file."""
+    with contextlib.suppress(OSError):
+        return Path(module_file).stat().st_mtime_ns
+    return 0
 
 
 def system_info() -> str:

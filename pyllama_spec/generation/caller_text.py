@@ -15,8 +15,8 @@ enough to tell a forged name from one that the template wrote.
 from __future__ import annotations
 
 import json
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ Span = tuple[int, int]
 
 # The private-use planes 15 and 16: no text of people has them, no template looks for them, and no
 # case, width or trimming changes them.
-_STAND_INS = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
+_STAND_INS = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 # Words that templates put between signs of their own, as in '<|' + message.role + '|>'.
 _ROLES = frozenset(
     ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython",
@@ -126,9 +126,12 @@ class _Mask(dict[int, int]):
 
 def _free(taken: set[str]) -> Iterator[str]:
     """Characters that are not taken, from another one on each time."""
-    start = secrets.randbelow(len(_STAND_INS))
-    for i in range(len(_STAND_INS)):
-        char = chr(_STAND_INS[(start + i) % len(_STAND_INS)])
+    first, second = _STAND_INS
+    n = len(first) + len(second)
+    start = int.from_bytes(os.urandom(4), "little")
+    for i in range(n):
+        at = (start + i) % n
+        char = chr(first[at] if at < len(first) else second[at - len(first)])
         if char not in taken:
             yield char
     raise NotTrackedError("the chat has every private-use character")

@@ -13,16 +13,9 @@ much could be found.
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.exceptions
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
+from typing import Any
 
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.engine.checks import shown
@@ -37,7 +30,6 @@ from pyllama_spec.generation.caller_text import (
 )
 from pyllama_spec.generation.chat_tokens import tokenize_chat
 from pyllama_spec.generation.messages import check_messages
-from pyllama_spec.generation.template_limits import LimitedEnvironment, guarded_filter, limited
 
 CHATML = (
     "{% for message in messages %}"
@@ -49,20 +41,6 @@ CHATML = (
 _SIGN_OF_LIFE = "\U0010abcd"
 
 Message = Mapping[str, Any]
-
-
-class _TemplateRefusal(Exception):  # noqa: N818 - it is raised by a template, for its user
-    """What a template's raise_exception() says."""
-
-
-class _Generation(jinja2.ext.Extension):
-    """{% generation %}: marks an assistant's text for training; here it is just its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - the name and the type are jinja2's
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +114,10 @@ class ChatTemplate:
     ) -> None:
         self.source, self.note = source, note
         self._bos_token, self._eos_token = bos_token, eos_token
-        env = LimitedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols", _Generation],
-        )
-        env.filters["tojson"] = guarded_filter("tojson", _to_json)
-        env.globals["raise_exception"] = _raise_exception
-        try:
-            self._template = env.from_string(source)
-            self._words, self._lookups = _constants(env.plain_tree(source))
-        except UnsupportedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - Python compiles what jinja2 writes: anything
-            raise UnsupportedError(
-                f"the chat template cannot be compiled ({type(error).__name__}: {error!s:.200}); "
-                "give another as chat_template="
-            ) from None
+        # jinja2 is imported with the first template, not with this package.
+        from pyllama_spec.generation.template_program import TemplateProgram
+
+        self._program = TemplateProgram(source)
         self._wants_parts: bool | None = None
 
     @classmethod
@@ -282,33 +247,13 @@ class ChatTemplate:
         # Values alone: the names of variables are the template's.
         return locate(
             text, strings_of([*messages, *given.values()]), source=self.source,
-            words=self._words, lookups=self._lookups, render=render,
+            words=self._program.words, lookups=self._program.lookups, render=render,
         )  # fmt: skip
 
     def _run(self, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]) -> str:
         if self._needs_parts(given):
             messages = [_with_parts(message) for message in messages]
-        return self._run_raw(messages, given)
-
-    def _run_raw(self, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]) -> str:
-        try:
-            with limited():
-                return self._template.render(messages=messages, **given)
-        except UnsupportedError:
-            raise
-        except _TemplateRefusal as error:
-            raise ArgumentError(f"the chat template refuses these messages: {error}") from None
-        except jinja2.exceptions.SecurityError as error:
-            raise UnsupportedError(
-                f"the chat template does what its sandbox forbids ({error}); give another as "
-                "chat_template="
-            ) from None
-        except (MemoryError, RecursionError) as error:
-            raise UnsupportedError(f"the chat template does not come to an end: {error}") from None
-        except Exception as error:  # noqa: BLE001 - a template is a program: anything can happen
-            raise ArgumentError(
-                f"the chat template failed on these messages: {type(error).__name__}: {error}"
-            ) from None
+        return self._program.run(messages, given)
 
     def _needs_parts(self, given: Mapping[str, Any]) -> bool:
         """Whether the template reads content only as a list of parts: tried once."""
@@ -321,7 +266,7 @@ class ChatTemplate:
 
     def _shows(self, message: dict[str, Any], given: Mapping[str, Any]) -> bool:
         try:
-            return _SIGN_OF_LIFE in self._run_raw([message], given)
+            return _SIGN_OF_LIFE in self._program.run([message], given)
         except (ArgumentError, UnsupportedError):
             return False
 
@@ -346,47 +291,8 @@ def _parts(text: str, caller: CallerText) -> tuple[ChatPart, ...]:
     return tuple(part for part in parts if part.text)
 
 
-def _constants(tree: jinja2.nodes.Template) -> tuple[frozenset[str], tuple[str, ...]]:
-    """The template's strings, and those of them that it does not merely print."""
-    compared = (
-        jinja2.nodes.Compare, jinja2.nodes.Call, jinja2.nodes.Filter, jinja2.nodes.Test,
-        jinja2.nodes.Assign,
-    )  # fmt: skip
-    lookups = {
-        const.value
-        for node in tree.find_all(compared)
-        for const in node.find_all(jinja2.nodes.Const)
-        if isinstance(const.value, str) and const.value
-    }
-    every = (const.value for const in tree.find_all(jinja2.nodes.Const))
-    return frozenset(v for v in every if isinstance(v, str)), tuple(sorted(lookups))
-
-
 def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if not isinstance(content, str):
         return message
     return {**message, "content": [{"type": "text", "text": content}]}
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is: jinja2's own filter escapes what means something to HTML."""
-    stand_ins = RUNNING.get()
-    text = json.dumps(
-        value,
-        ensure_ascii=ensure_ascii and stand_ins is None,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-    return text if stand_ins is None else stand_ins.json(text, ensure_ascii=ensure_ascii)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _TemplateRefusal(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pyllama_spec.engine import Context, Model, Sampler
 from pyllama_spec.errors import ArgumentError, ContextFullError
 from pyllama_spec.generation.detokenizer import Detokenizer, Piece, TokenByToken
+from pyllama_spec.generation.guide import Guide
 from pyllama_spec.generation.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.generation.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
@@ -23,6 +24,9 @@ from pyllama_spec.speculative import (
     Timing,
     TokenSampler,
 )
+
+if TYPE_CHECKING:
+    from pyllama_spec.generation.guided import GuidedSampler
 
 Ids = npt.NDArray[np.int32]
 
@@ -60,11 +64,43 @@ def _called(function: Callable[..., Any], what: str, ids: Ids, logits: Any) -> A
         raise ArgumentError(f"the {what} {function!r} raised {type(error).__name__}") from error
 
 
+class RowSampler(Protocol):
+    """Draws from rows: engine.Sampler, or one that follows a guide."""
+
+    def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
+        """A token from a row: [n_vocab] float32."""
+        ...
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """Advances the state over a committed token."""
+        ...
+
+
+def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
+    """A sampler that follows a guide, if there is one.
+
+    Raises:
+        ArgumentError: the guide is malformed; the sampler is closed then.
+        UnsupportedError: the package that follows guides is not installed.
+
+    """
+    if guide is None:
+        return None
+    # With the first such request: what follows guides is a library of its own.
+    from pyllama_spec.generation.guided import GuidedSampler
+
+    try:
+        return GuidedSampler(model, sampler, guide)
+    except BaseException:
+        sampler.close()
+        raise
+
+
 class _ProcessedSampler(StepSampler):
     """A sampler behind logits processors. They see each position once, with what is committed."""
 
     def __init__(
-        self, sampler: Sampler, processors: Sequence[LogitsProcessor], history: _History
+        self, sampler: RowSampler, processors: Sequence[LogitsProcessor], history: _History
     ) -> None:
         self._sampler = sampler
         self._processors = processors
@@ -157,6 +193,7 @@ class Job:
         self._context, self._vocab = context, model.vocab
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
         self._sampler = Sampler(model, params)
+        self._guided = guided_sampler(model, self._sampler, options.guide)
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(model.vocab, options.stops)
         self._max_tokens = self._n_max(options.max_tokens)
@@ -193,14 +230,17 @@ class Job:
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:
             self._sampler.accept(token, generated=False)
-        chooser: TokenSampler = self._sampler
+        own = self._guided or self._sampler
+        chooser: TokenSampler = own
         if self._options.processors and self._observer is not None:
             processors = self._options.processors
-            chooser = _ProcessedSampler(self._sampler, processors, self._observer.history)
+            chooser = _ProcessedSampler(own, processors, self._observer.history)
         run = SequenceRun(
             state, self.prompt, chooser, self._max_tokens, self._observer, timing=Timing(load_s)
         )
-        if self._sampler.params.grammar is not None:
+        if self._guided is not None:
+            run.forced = self._guided.forced
+        elif self._sampler.params.grammar is not None:
             run.forced = self._forced
         round_.begin(run)
         self.run = run

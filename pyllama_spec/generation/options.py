@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +13,8 @@ import numpy.typing as npt
 from pyllama_spec.engine import SamplerParams, Vocab
 from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, real, shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.generation.structured import grammar_text
+from pyllama_spec.generation.guide import Guide
+from pyllama_spec.generation.structured import form_of
 
 # f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
 LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
@@ -48,10 +48,12 @@ class RequestOptions:
         mirostat_mode, mirostat_tau, mirostat_eta: 0 is off, 1 or 2.
         seed: of the draws; None for the model's own seed, -1 for a new one.
         logit_bias: id (int, or str of digits) -> what is added to its logit.
-        grammar: GBNF rules with a rule `root`, or an object that holds them as `_grammar`.
+        grammar: GBNF rules with a rule `root`; Lark rules with a rule `start` that begin with
+            "%llguidance {}"; or an object that holds either as `_grammar`.
         response_format: {"type": "json_object"} for any JSON object, with "schema": {...} for
             those that it describes; {"type": "json_schema", "json_schema": {"schema": {...}}} means
-            the same; {"type": "text"} for anything.
+            the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "lark",
+            "regex" or "gbnf", "definition": "..."}; {"type": "text"} for anything.
         tfs_z: 1, which is off; the engine has no tail-free sampling any more.
         logprobs: how many alternatives to report with each token's log-probability; None for no
             log-probabilities. They are those of the model, before any sampler.
@@ -110,7 +112,7 @@ class RequestOptions:
                 self._set(name, count(value, name, low, high))
         self._set("stop", _stops(self.stop))
         self._set("seed", check_seed(self.seed))
-        self._set("grammar", grammar_text(self.grammar, self.response_format))
+        self._set("grammar", form_of(self.grammar, self.response_format))
         if real(self.tfs_z, "tfs_z") != 1:
             raise UnsupportedError(
                 f"tfs_z={self.tfs_z!r}: the engine has no tail-free sampling; leave it at 1, and "
@@ -155,6 +157,11 @@ class RequestOptions:
         return tuple(found or ())
 
     @property
+    def guide(self) -> Guide | None:
+        """What llguidance follows; None where the engine has the grammar, or there is none."""
+        return self.grammar if isinstance(self.grammar, Guide) else None
+
+    @property
     def sees_prompt(self) -> bool:
         """Whether penalties and DRY see the prompt. DRY is about what stood there before."""
         if self.penalize_prompt is None:
@@ -179,6 +186,7 @@ class RequestOptions:
         return SamplerParams(
             **{
                 **alike,
+                "grammar": None if self.guide is not None else self.grammar,
                 "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
                 "logit_bias": bias,
                 "mirostat": self.mirostat_mode,
@@ -221,6 +229,8 @@ def check_keywords(
             continue
         if hints and keyword in hints:
             raise ArgumentError(f"{keyword}: {hints[keyword]}")
+        import difflib  # for mistakes alone
+
         close = difflib.get_close_matches(keyword, known, n=3)
         also = f"; did you mean {' or '.join(close)}?" if close else ""
         raise ArgumentError(f"there is no {what} {keyword!r}{also}")

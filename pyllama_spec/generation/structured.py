@@ -1,4 +1,4 @@
-"""Grammars of texts that have to have a form: GBNF as it is given, or made of a JSON schema."""
+"""Forms that texts have to have: GBNF, a JSON schema, a regular expression, a Lark grammar."""
 
 from __future__ import annotations
 
@@ -11,29 +11,65 @@ from typing import Any
 from pyllama_spec.engine import schema_to_grammar
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.generation.guide import LARK_SIGN, Guide
 from pyllama_spec.generation.json_grammar import JSON_OBJECT
 
 
-def grammar_text(grammar: object, response_format: Mapping[str, Any] | None) -> str | None:
-    """The rules that a request's grammar or response_format means; None for none.
+def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | Guide | None:
+    """What a request's grammar or response_format means: GBNF rules, a guide; None for any text.
 
     Args:
-        grammar: GBNF, or an object that holds it as `_grammar`.
+        grammar: GBNF; Lark rules that begin with %llguidance; a Guide; or an object that holds one
+            of these as `_grammar`.
         response_format: see generation.RequestOptions.
 
     Raises:
         ArgumentError: they are malformed, or both given, or the schema cannot be a grammar.
 
     """
-    schema = schema_of(response_format)
+    form = _format_of(response_format)
     if grammar is None:
-        return None if schema is None else schema_grammar(schema)
-    text = grammar if isinstance(grammar, str) else getattr(grammar, "_grammar", None)
-    if not isinstance(text, str) or not text.strip():
-        raise ArgumentError(f"grammar takes GBNF rules as a str, not {shown(grammar)}")
-    if schema is not None:
+        return form
+    found = grammar if isinstance(grammar, (str, Guide)) else getattr(grammar, "_grammar", None)
+    if not isinstance(found, (str, Guide)):
+        raise ArgumentError(f"grammar takes GBNF or Lark rules as a str, not {shown(grammar)}")
+    if form is not None:
         raise ArgumentError("give grammar or response_format, not both")
-    return text
+    return found if isinstance(found, Guide) else _rules(found, "grammar")
+
+
+def _rules(text: object, what: str) -> str | Guide:
+    if not isinstance(text, str) or not text.strip():
+        raise ArgumentError(f"{what} takes GBNF or Lark rules as a str, not {shown(text)}")
+    return Guide("lark", text) if text.lstrip().startswith(LARK_SIGN) else text
+
+
+def _format_of(response_format: Mapping[str, Any] | None) -> str | Guide | None:
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind in ("regex", "grammar"):
+        assert response_format is not None
+        return _written(kind, response_format)
+    schema = schema_of(response_format)
+    return None if schema is None else schema_grammar(schema)
+
+
+def _written(kind: str, response_format: Mapping[str, Any]) -> str | Guide:
+    """Of a response_format that says a regular expression or a grammar."""
+    names = ("pattern", "regex") if kind == "regex" else ("definition", "grammar")
+    given = [response_format[name] for name in names if name in response_format]
+    if len(given) != 1 or not isinstance(given[0], str) or not given[0].strip():
+        raise ArgumentError(
+            f'response_format of type "{kind}" has its text as "{names[0]}", a str that is not '
+            f"empty; it has {shown(response_format)}"
+        )
+    syntax = response_format.get("syntax", "regex" if kind == "regex" else "gbnf")
+    if syntax == "gbnf":
+        return _rules(given[0], "a grammar")
+    if syntax == "lark":
+        return Guide("lark", given[0])
+    if syntax == "regex":
+        return Guide("regex", given[0])
+    raise ArgumentError(f"there is no syntax {shown(syntax)}: there are lark, regex and gbnf")
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Any:
@@ -64,7 +100,8 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
             )
         return schema
     raise ArgumentError(
-        f"response_format has type {shown(kind)}; there are text, json_object and json_schema"
+        f"response_format has type {shown(kind)}; there are text, json_object, json_schema, "
+        "regex and grammar"
     )
 
 

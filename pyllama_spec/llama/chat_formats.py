@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-
-# f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
-ChatHandler = Callable[..., Any]
+from pyllama_spec.llama.settings import ChatHandler
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,14 @@ from pyllama_spec.generation.prompts import (
 )
 from pyllama_spec.generation.structured import schema_of
 from pyllama_spec.llama import responses
-from pyllama_spec.llama.chat_formats import HANDLERS, ChatHandler, named_format
 from pyllama_spec.llama.completion import Completions, MoreOptions
 from pyllama_spec.llama.responses import Envelope, Response, Stream
-from pyllama_spec.llama.tool_responses import tool_chunks, tool_completion
-from pyllama_spec.llama.tools import AnswerReader, ToolChats, ToolRequest
+from pyllama_spec.llama.settings import ChatHandler
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from pyllama_spec.llama.tools import AnswerReader, ToolRequest
 
 # Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -41,7 +41,8 @@ class Chats(Completions):
     _template_source: str | None = None
     _template_name: str | None = None
     _format_stops: tuple[str, ...] = ()
-    _tools: ToolChats | None = None
+    # A ToolChats, once there is one. Types of attributes can be read at run time.
+    _tools: Any = None
 
     def _choose_template(self, chat_format: str | None, chat_template: str | None) -> None:
         """Notes which one is wanted. One that is named is made now, so that its faults show."""
@@ -51,9 +52,12 @@ class Chats(Completions):
             )
         has_own = self._open.chat_template() is not None
         self.chat_format = chat_format or (_DEFAULT if has_own else "chatml")
-        if chat_format in HANDLERS and chat_template is None:
-            self.chat_handler = HANDLERS[chat_format]
-            return
+        if chat_format is not None and chat_template is None:
+            from pyllama_spec.llama.chat_formats import HANDLERS
+
+            if chat_format in HANDLERS:
+                self.chat_handler = HANDLERS[chat_format]
+                return
         self._template_source = chat_template
         if chat_format == _DEFAULT and has_own:
             chat_format = None
@@ -69,6 +73,8 @@ class Chats(Completions):
         self._make_template()
 
     def _name_format(self, name: str) -> None:
+        from pyllama_spec.llama.chat_formats import named_format
+
         found = named_format(name)
         if found is None:
             self._make_template()  # which says what there is
@@ -186,6 +192,8 @@ class Chats(Completions):
         if self.chat_handler is not None:
             others = (stream, model, logprobs, top_logprobs)
             return self._handle(messages, tool_options, options, *others)
+        from pyllama_spec.llama.tools import ToolRequest
+
         request = ToolRequest.read(*tool_options, parallel_tool_calls, reasoning_format)
         options.update(more, logprobs=chat_top_logprobs(logprobs, top_logprobs))
         options["stopping_criteria"] = stopping_criteria
@@ -223,6 +231,8 @@ class Chats(Completions):
         envelope = Envelope.make("chatcmpl", self.model_path if model is None else model)
         vocab = self._open.vocab
         self._look_up(generation.record.prompt_tokens)
+        if reader is not None:
+            from pyllama_spec.llama.tool_responses import tool_chunks, tool_completion
         if stream:
             chunks = (
                 responses.chat_chunks(generation, envelope, vocab, logprobs=logprobs)
@@ -252,12 +262,16 @@ class Chats(Completions):
             )
             return generation, None
         own = {name: value for name, value in options.items() if value is not None}
-        schema = schema_of(own.pop("response_format", None))
-        if request.tools and request.choice != "none" and "grammar" in own:
+        form = own.get("response_format")
+        is_written = isinstance(form, Mapping) and form.get("type") in ("regex", "grammar")
+        schema = None if is_written else schema_of(own.pop("response_format", None))
+        if request.tools and request.choice != "none" and ("grammar" in own or is_written):
             raise ArgumentError(
                 "give grammar or tools, not both: calls have a grammar of their own"
             )
         if self._tools is None:
+            from pyllama_spec.llama.tools import ToolChats
+
             self._tools = ToolChats(self._open, self.template)
         rendered, reader = self._tools.begin(messages, request, variables, schema)
         merged = self._merged(own, reader)

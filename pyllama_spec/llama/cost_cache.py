@@ -8,16 +8,14 @@ wrong here reaches the caller. PYLLAMA_SPEC_COSTS=off leaves it all.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec._version import __version__
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine import Context, devices, engine_version, row_kernels
+from pyllama_spec.engine import Context, build_stamp, devices, engine_version, row_kernels
 from pyllama_spec.files import whole_file
 from pyllama_spec.speculative import Controller
 from pyllama_spec.speculative.controller import KnownCosts
@@ -97,7 +95,7 @@ def _key(context: Context, drafter: Drafter) -> str:
     info, params = context.model.info, context.params
     about = drafter.describe()
     facts = [
-        __version__, engine_version(), row_kernels(), platform.machine(), platform.node(),
+        build_stamp(), engine_version(), row_kernels(), platform.machine(), platform.node(),
         os.cpu_count(), [device.name for device in devices()], _cpu_name(),
         info.arch, info.n_params, info.size_bytes, info.n_layer, info.n_embd, info.n_vocab,
         context.model.description, context.model.is_on_gpu,
@@ -106,6 +104,8 @@ def _key(context: Context, drafter: Drafter) -> str:
         drafter.name, drafter.max_draft, about.get("size_bytes"), about.get("n_params"),
         about.get("lookup"),
     ]  # fmt: skip
+    import hashlib  # loads a library of its own
+
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -65,6 +64,8 @@ def note_unknown(unknown: Iterable[str], init: Callable[..., None]) -> None:
     for keyword in unknown:
         if keyword in _OF_OLD:
             continue
+        import difflib  # for mistakes alone
+
         close = difflib.get_close_matches(keyword, known, n=3)
         also = f"; did you mean {' or '.join(close)}?" if close else ""
         warnings.warn(f"there is no keyword of Llama {keyword!r}{also}", stacklevel=3)

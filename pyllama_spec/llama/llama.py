@@ -17,7 +17,6 @@ from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama import keywords, pretrained
-from pyllama_spec.llama.chat_formats import ChatHandler
 from pyllama_spec.llama.chatting import Chats
 from pyllama_spec.llama.embedding import Embedder, response
 from pyllama_spec.llama.loading import (
@@ -29,7 +28,7 @@ from pyllama_spec.llama.loading import (
 )
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.responses import Response, Stream
-from pyllama_spec.llama.settings import Settings
+from pyllama_spec.llama.settings import ChatHandler, Settings
 from pyllama_spec.llama.their_draft import drafter_of
 from pyllama_spec.speculative import ControllerChoice, make_controller
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +36,8 @@ class Envelope:
     @classmethod
     def make(cls, prefix: str, model: str) -> Envelope:
         """A new one, with an id that begins with `prefix`."""
+        import uuid  # not needed to open a model
+
         return cls(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
     def wrap(self, kind: str, choice: Response) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
 from pyllama_spec.generation.options import check_seed
@@ -41,6 +40,8 @@ class SeedStream:
         with self._lock:
             if self.state is None:
                 return None
+            import random  # not for a model without a seed
+
             # The engine's 2**32 - 1 means "any"; the sampler takes one less for it.
             self.state = random.Random(self.state).getrandbits(32)
             return self.state

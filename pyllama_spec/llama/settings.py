@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,8 @@ from pyllama_spec.engine.context_params import POOLING, ROPE_SCALING
 from pyllama_spec.llama import keywords
 from pyllama_spec.llama.open_model import OpenModel
 
+# f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
+ChatHandler = Callable[..., Any]
 _NUMBER_OF_TYPE = {name: number for number, name in keywords.KV_TYPES.items()}
 
 

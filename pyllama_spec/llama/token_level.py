@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pyllama_spec.engine import Batch, Sampler
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.generation.generation import Generation
+from pyllama_spec.generation.job import guided_sampler
 from pyllama_spec.generation.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.generation.options import LogitsProcessor, RequestOptions, StoppingCriterion
 from pyllama_spec.llama.caches import longest_token_prefix
@@ -206,7 +207,8 @@ class TokenLevel(OpenModel):
         )
         sampler = Sampler(self._open, params)
         try:
-            return sampler.sample_row(row)
+            guided = guided_sampler(self._open, sampler, options.guide)
+            return (guided or sampler).sample_row(row)
         finally:
             sampler.close()
 

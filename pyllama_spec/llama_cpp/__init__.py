@@ -11,10 +11,10 @@ llama-cpp-python hands out by ctypes are not here; pyllama_spec.engine has what 
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.llama.their_draft import LlamaPromptLookupDecoding
-from pyllama_spec.llama_cpp import llama_cpp as _numbers
 from pyllama_spec.llama_cpp.install import install, uninstall
 from pyllama_spec.llama_cpp.llama import (
     BaseLlamaCache,
@@ -36,7 +36,6 @@ from pyllama_spec.llama_cpp.llama_tokenizer import (
     LlamaHFTokenizer,
     LlamaTokenizer,
 )
-from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on, as there
 
 # The version of llama-cpp-python whose names these are: programs ask for it.
 __version__ = "0.3.36"
@@ -64,5 +63,20 @@ __all__ = [
 ]
 
 
+if TYPE_CHECKING:
+    from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on
+
+
 def __getattr__(name: str) -> Any:
-    return getattr(_numbers, name)
+    # Types of answers, and numbers: a program that asks for none does without them.
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    types = import_module(f"{__name__}.llama_types")
+    numbers = import_module(f"{__name__}.llama_cpp")
+    if name in globals():  # one of these two
+        return globals()[name]
+    return getattr(types if hasattr(types, name) else numbers, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(import_module(f"{__name__}.llama_types"))})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,9 @@ from pyllama_spec.llama.llama import Llama, LlamaState
 from pyllama_spec.llama.their_draft import LlamaDraftModel
 from pyllama_spec.llama.tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
-from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on, as there
+
+if TYPE_CHECKING:
+    from pyllama_spec.llama_cpp.llama_types import *  # noqa: F403 - its names are handed on
 
 __all__ = [
     "BaseLlamaCache",
@@ -80,3 +83,10 @@ class MinTokensLogitsProcessor:
         if len(input_ids) - self.prompt_tokens < self.min_tokens:
             scores[self.token_eos] = -np.inf
         return scores
+
+
+def __getattr__(name: str) -> Any:
+    # Types of answers: a program that asks for none does without them.
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("pyllama_spec.llama_cpp.llama_types"), name)

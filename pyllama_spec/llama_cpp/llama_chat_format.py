@@ -12,9 +12,9 @@ from pyllama_spec.generation.chat_template import CHATML, ChatTemplate, Rendered
 from pyllama_spec.llama.chat_formats import (
     FORMATS,
     HANDLERS,
-    ChatHandler,
     register_chat_completion_handler,
 )
+from pyllama_spec.llama.settings import ChatHandler
 
 __all__ = [
     "CHATML_CHAT_TEMPLATE",

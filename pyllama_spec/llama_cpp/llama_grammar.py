@@ -9,6 +9,7 @@ from typing import Any
 
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.generation.guide import Guide, GuideKind
 from pyllama_spec.generation.json_grammar import JSON_OBJECT
 from pyllama_spec.generation.structured import schema_grammar
 
@@ -22,12 +23,12 @@ root ::= ( "- " [^\r\n]+ "\n" )+
 
 
 class LlamaGrammar:
-    """GBNF rules, for `grammar=` of a request.
+    """GBNF rules, for `grammar=` of a request; here regular expressions and Lark rules as well.
 
     A fault in the rules shows when they are used.
     """
 
-    def __init__(self, *args: Any, _grammar: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, _grammar: str | Guide, **kwargs: Any) -> None:
         del args, kwargs
         self._grammar = _grammar
         self._root = LLAMA_GRAMMAR_DEFAULT_ROOT
@@ -62,6 +63,26 @@ class LlamaGrammar:
     ) -> LlamaGrammar:
         """Of the JSON texts that a schema describes, which is JSON text itself, or a dict."""
         return cls.from_string(schema_grammar(json_schema), verbose)
+
+    @classmethod
+    def from_regex(cls, regex: str) -> LlamaGrammar:
+        """Of a regular expression that the whole answer matches; not in llama-cpp-python.
+
+        It needs the package llguidance (`pip install pyllama_spec[llguidance]`), and has the syntax
+        of Rust's regex crate.
+        """
+        return cls(_grammar=_guide("regex", regex))
+
+    @classmethod
+    def from_lark(cls, lark: str) -> LlamaGrammar:
+        """Of Lark rules with a rule `start`; not in llama-cpp-python. It needs llguidance too."""
+        return cls(_grammar=_guide("lark", lark))
+
+
+def _guide(kind: GuideKind, text: object) -> Guide:
+    if not isinstance(text, str) or not text.strip():
+        raise ArgumentError(f"a grammar is a text that is not empty, not {shown(text)}")
+    return Guide(kind, text)
 
 
 def json_schema_to_gbnf(schema: str, prop_order: list[str] | None = None) -> str:

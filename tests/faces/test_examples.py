@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +52,25 @@ def test_drop_in_answers_twice(smollm2_bf16: Path) -> None:
     lines = run("drop_in.py", smollm2_bf16).splitlines()
     assert [line for line in lines if line.startswith("1. 1")]
     assert len(lines) > 10
+
+
+def test_drop_in_extract_reads_letters_into_a_table(smollm2_bf16: Path) -> None:
+    table = list(csv.DictReader(io.StringIO(run("drop_in_extract.py", smollm2_bf16))))
+    numbers = [int(row["number_of_articles_ordered"]) for row in table]
+    assert len(numbers) == 3
+    assert all(1 <= number <= 99 for number in numbers)
+    # What a model of 135 million parameters is sure of.
+    assert table[0]["full_name_of_the_customer"] == "Maria Lopez"
+
+
+def test_drop_in_notes_finds_the_note_and_quotes_it(smollm2_bf16: Path) -> None:
+    lines = run("drop_in_notes.py", smollm2_bf16).splitlines()
+    notes = [line for line in lines if line.startswith("  note:")]
+    answers = [line for line in lines if line.startswith("  answer:")]
+    assert "bicycle cellar" in notes[0]
+    assert "kitchen" in answers[0]
+    assert "coffee machine" in notes[1]
+    assert "Friday" in answers[1]
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("[a-z]*.py")))

@@ -4,11 +4,14 @@
 
 --real is the interpreter of an environment that has llama-cpp-python. Without it one is made in the
 cache, which takes ten minutes the first time. The end is 1 where too few calls are as they should.
+What the real one gives is kept in tools/beside/theirs.json.gz: --recorded compares with that, needs
+no llama-cpp-python, and is what CI does (tests/moving/test_recorded.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
@@ -27,6 +30,7 @@ from tools.beside.signatures import compare_signatures, signature_table
 from tools.beside.verdict import Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).with_name("theirs.json.gz")
 # Of the calls that work there, so many must be the same or better.
 BAR = 270 / 286
 WORDS = {
@@ -115,28 +119,50 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
     return "\n".join([*lines, "", *signatures, ""])
 
 
+def record(theirs: dict[str, Any]) -> None:
+    """Keeps what the real one gave; the same bytes for the same answers."""
+    text = json.dumps(theirs, sort_keys=True, separators=(",", ":"))
+    RECORD.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def recorded() -> dict[str, Any]:
+    """What the real one gave when the table was made."""
+    return dict(json.loads(gzip.decompress(RECORD.read_bytes())))
+
+
+def verdicts_of(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Verdict]:
+    """Of all calls that were made on both sides."""
+    return {
+        code: judge(theirs["calls"][code], ours["calls"][code], mark)
+        for _, code, mark in CALLS
+        if code in theirs["calls"] and code in ours["calls"]
+    }
+
+
 def main(argv: list[str]) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--only", default="", help="only calls that hold this text")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "parity-table.md")
+    parser.add_argument("--recorded", action="store_true", help="beside what was kept")
     args = parser.parse_args(argv)
-    real = args.real or environments.real_python()
     found = models()
-    theirs = run_side(real, "theirs", found, args.only)
+    if args.recorded:
+        theirs, real = recorded(), Path(sys.executable)
+    else:
+        real = args.real or environments.real_python()
+        theirs = run_side(real, "theirs", found, args.only)
     ours = run_side(real, "ours", found, args.only)
-    verdicts = {
-        code: judge(theirs["calls"][code], ours["calls"][code], mark)
-        for _, code, mark in CALLS
-        if code in theirs["calls"]
-    }
+    verdicts = verdicts_of(theirs, ours)
     compared = compare_signatures(theirs["signatures"], ours["signatures"])
     for code, one in verdicts.items():
         if not one.is_good and (one.why or one.word == "missing"):
             print(f"{one.word:12}{code}\n{'':12}{one.why}")
     if args.only:
         return 0
+    if not args.recorded:
+        record(theirs)
     args.output.write_text(table(verdicts, signature_table(compared), environments.VERSION))
     counted = Counter(one.word for one in verdicts.values())
     print(dict(counted), Counter(word for _, word, _ in compared))

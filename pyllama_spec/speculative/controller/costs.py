@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from statistics import median, median_low
+from collections.abc import Callable, Collection, Mapping
 
 # Samples behind a median: odd, and enough that two hiccups in a row move nothing.
 _N_SAMPLES = 9
@@ -17,6 +16,18 @@ _LEAST_S = 1e-9
 _JUMP, _N_SETTLED, _N_STALE = 2.0, 5, 16
 # The shortest context that has costs of its own: below it attention is a small part of a row.
 _MIN_BUCKET = 8  # 2 ** 8 positions
+
+
+# Of two lines each: the module that has them takes longer to import than all of this folder.
+def median_low(values: Collection[float]) -> float:
+    """The value in the middle; of an even number the lower one of both."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def median(values: Collection[float]) -> float:
+    """The value in the middle; of an even number the mean of both."""
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 class Curve:

@@ -1,0 +1,102 @@
+"""What a row costs that has to follow a schema, by the engine's GBNF and by llguidance.
+
+``python benchmarks/guided_rows.py MODEL.gguf``
+
+Fifty schemas (tests/moving/schemas.py). A text of each is written with random logits, by GBNF, and
+then read again in both ways, its tokens being the likeliest ("allowed": the first choice may
+follow) and the least likely ("masked": the vocabulary has to be masked). Microseconds of a row,
+sampling included, median and worst of the fifty medians; "plain" is the same without a form.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Model, Sampler, SamplerParams
+from pyllama_spec.generation.guide import Guide
+from pyllama_spec.generation.guided import GuidedSampler
+from pyllama_spec.generation.structured import schema_grammar
+from tests.moving.schemas import SCHEMAS
+
+Row = npt.NDArray[np.float32]
+MAX_TOKENS = 400
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+
+
+def written(model: Model, grammar: str, rows: Row) -> list[int]:
+    """Tokens of a text that follows the grammar."""
+    chain, tokens = Sampler(model, SamplerParams(grammar=grammar, **GREEDY)), []
+    for i in range(MAX_TOKENS):
+        token = chain.sample_row(rows[i % len(rows)])
+        chain.accept(token)
+        tokens.append(token)
+        if model.vocab.is_eog(token):
+            break
+    return tokens
+
+
+def costs(make: Callable[[], Any], rows: Row, tokens: list[int]) -> tuple[float, float, float]:
+    """Seconds to make a sampler, and per row where the first choice is allowed, and where not."""
+    start = perf_counter()
+    chain = make()
+    made_s = perf_counter() - start
+    allowed, masked = [], []
+    for i, token in enumerate(tokens):
+        row = rows[i % len(rows)].copy()
+        row[token] = 100.0
+        start = perf_counter()
+        assert chain.sample_row(row) == token
+        allowed.append(perf_counter() - start)
+        # What stands first may not follow, as it is no text.
+        row[token], row[0] = row.min() - 1, 200.0
+        start = perf_counter()
+        chain.sample_row(row)
+        masked.append(perf_counter() - start)
+        chain.accept(token)
+    return made_s, statistics.median(allowed), statistics.median(masked)
+
+
+def main(path: str) -> None:
+    """Prints a table."""
+    model = Model(path, vocab_only=True)
+    rng = np.random.default_rng(1)
+    rows = rng.standard_normal((16, model.vocab.n_tokens)).astype(np.float32) * 3
+    plain = Sampler(model, SamplerParams(**GREEDY))
+    start = perf_counter()
+    guided(model, SCHEMAS[0])
+    first_s = perf_counter() - start
+    found: dict[str, list[tuple[float, float, float]]] = {"plain": [], "GBNF": [], "llguidance": []}
+    for schema in SCHEMAS:
+        rules = schema_grammar(schema)
+        tokens = written(model, rules, rows)
+        found["plain"].append(costs(lambda: plain, rows, tokens[:20]))
+        params = SamplerParams(grammar=rules, **GREEDY)
+        found["GBNF"].append(costs(lambda p=params: Sampler(model, p), rows, tokens))  # type: ignore[misc]
+        found["llguidance"].append(costs(lambda s=schema: guided(model, s), rows, tokens))  # type: ignore[misc]
+    print(f"{model.path.name}: the first matcher of a model takes {first_s:.2f} s")
+    print("| | made (ms) | worst | row, allowed (us) | worst | row, masked (us) | worst |")
+    print("|---|---|---|---|---|---|---|")
+    for name, each in found.items():
+        cells = []
+        for values, unit in zip(zip(*each, strict=True), (1e3, 1e6, 1e6), strict=True):
+            cells += [f"{unit * statistics.median(values):.1f}", f"{unit * max(values):.1f}"]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+def guided(model: Model, schema: dict[str, Any]) -> GuidedSampler:
+    """A sampler of llguidance, with white space as our GBNF has it."""
+    options = {"whitespace_flexible": True, "whitespace_pattern": " ?"}
+    text = json.dumps({**schema, "x-guidance": options})
+    return GuidedSampler(model, Sampler(model, SamplerParams(**GREEDY)), Guide("json_schema", text))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,242 @@
+"""Regular expressions and Lark grammars: what comes out follows them, whatever drafts it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from time import process_time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, PyllamaSpecError, UnsupportedError
+from pyllama_spec.generation.guide import Guide
+from pyllama_spec.llama_cpp import LlamaGrammar
+from tests.faces.tools import open_tiny
+from tests.moving.schemas import SCHEMAS, fits
+
+PROMPT = "Answer: "
+REGEXES = [
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}",
+    r"(red|green|blue)( (red|green|blue)){2,5}",
+    r"the identification number is [1-9][0-9]{3}; the amount is [0-9]{1,3} euro",
+    r"[a-z]{1,8}@[a-z]{1,8}\.(com|org)",
+    r"(?i)yes|no",
+    "[äöü€\U0001f600]{3}",
+    r"a{0,6}b",
+]
+SUMS = r"""%llguidance {}
+start: product (("+" | "-") product)~1..3
+product: atom ("*" atom)~0..2
+atom: NUMBER | "(" NUMBER ")"
+NUMBER: /[1-9][0-9]{0,2}/
+"""
+
+
+@pytest.fixture(scope="module", params=[None, "grammar", "prompt-lookup"])
+def llm(request: pytest.FixtureRequest) -> Iterator[Llama]:
+    with open_tiny(request.param, n_ctx=2048) as opened:
+        yield opened
+
+
+_TEXTS: dict[tuple[object, ...], str] = {}
+
+
+def answer(llm: Llama, *key: object, **options: Any) -> str:
+    """The text, which ends by itself and is the same with every draft."""
+    choice = llm.create_completion(PROMPT, max_tokens=1500, **options)["choices"][0]
+    text = str(choice["text"])
+    assert choice["finish_reason"] == "stop", text
+    assert text == _TEXTS.setdefault(key, text)
+    return text
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize("regex", REGEXES)
+def test_a_text_matches_its_expression(llm: Llama, regex: str, options: dict[str, Any]) -> None:
+    form = {"type": "regex", "pattern": regex}
+    text = answer(llm, regex, repr(options), response_format=form, **options)
+    assert re.fullmatch(regex, text), text
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_text_follows_lark_rules(llm: Llama, seed: int) -> None:
+    text = answer(llm, "lark", seed, grammar=SUMS, seed=seed, temperature=1.0)
+    assert re.fullmatch(r"[-+*()0-9]+", text), text
+    # Brackets fit, and no operator is left over, or Python would not compute it.
+    assert isinstance(eval(text, {"__builtins__": {}}), int)
+
+
+@pytest.mark.parametrize("number", range(len(SCHEMAS)))
+def test_the_fifty_schemas_fit_by_it_too(llm: Llama, number: int) -> None:
+    guide = Guide("json_schema", json.dumps({**SCHEMAS[number], "x-guidance": COMPACT}))
+    text = answer(llm, "schema", number, grammar=guide, seed=number, temperature=1.0)
+    assert fits(json.loads(text), SCHEMAS[number]), text
+
+
+# A toy writes white space for ever where it may.
+COMPACT = {"whitespace_flexible": False}
+
+
+def test_every_way_to_say_one_gives_the_same() -> None:
+    regex, lark = "[ab]{3}", 'start: "yes" | "no"'
+    with open_tiny() as llm:
+        texts = {
+            answer(llm, **options, temperature=1.0, seed=4)
+            for options in (
+                {"grammar": LlamaGrammar.from_regex(regex)},
+                {"grammar": Guide("regex", regex)},
+                {"response_format": {"type": "regex", "regex": regex}},
+                {
+                    "response_format": {
+                        "type": "grammar", "syntax": "regex", "definition": regex,
+                    }
+                },
+            )
+        }  # fmt: skip
+        assert len(texts) == 1
+        _TEXTS.clear()
+        by_lark = {
+            answer(llm, **options, temperature=1.0, seed=4)
+            for options in (
+                {"grammar": LlamaGrammar.from_lark(lark)},
+                {"grammar": "%llguidance {}\n" + lark},
+                {"response_format": {"type": "grammar", "syntax": "lark", "definition": lark}},
+                {"response_format": {"type": "grammar", "grammar": 'root ::= "yes" | "no"'}},
+            )
+        }
+        assert len(by_lark) == 1
+        assert by_lark <= {"yes", "no"}
+
+
+def test_forced_text_is_drafted() -> None:
+    form = {"type": "regex", "pattern": "the identification number of the customer: [0-9]{3}"}
+    with open_tiny("grammar") as llm:
+        found = llm.create_completion(PROMPT, response_format=form, max_tokens=200, seed=1)
+    # The toy's tokens are bytes.
+    assert found["speculation"]["accepted"] >= 30
+    assert found["speculation"]["rounds"] < 20
+
+
+def test_a_logits_processor_comes_before_it() -> None:
+    def likes_b(ids: Any, scores: Any) -> Any:
+        scores[ord("b")] += 1000
+        return scores
+
+    with open_tiny() as llm:
+        found = llm.create_completion(
+            PROMPT, grammar=LlamaGrammar.from_regex("[abc]{5}"), max_tokens=20, temperature=0.0,
+            logits_processor=likes_b, logprobs=2,
+        )  # fmt: skip
+    assert found["choices"][0]["text"] == "bbbbb"
+
+
+def test_many_at_once_each_follow_their_own() -> None:
+    with open_tiny("prompt-lookup", n_ctx=1024, n_parallel=4) as llm:
+        found = llm.create_completion(
+            ["a", "b", "c", "d", "e"], grammar=LlamaGrammar.from_regex("[0-9]{6,9}x"),
+            max_tokens=40, seed=2,
+        )  # fmt: skip
+    assert all(re.fullmatch("[0-9]{6,9}x", one["text"]) for one in found["choices"])
+
+
+def test_sample_follows_one() -> None:
+    with open_tiny() as llm:
+        llm.eval(list(b"abc"))
+        token = llm.sample(temp=0.0, grammar=LlamaGrammar.from_regex("q+"))
+    assert token == ord("q")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"response_format": {"type": "regex", "pattern": "("}},
+        {"response_format": {"type": "regex"}},
+        {"response_format": {"type": "regex", "pattern": ""}},
+        {"response_format": {"type": "regex", "pattern": 3}},
+        {"response_format": {"type": "grammar", "syntax": "ebnf", "definition": "a"}},
+        {"response_format": {"type": "grammar", "syntax": "lark", "definition": "nothing"}},
+        {"grammar": "%llguidance {}\nstart: undefined"},
+        {"grammar": Guide("json_schema", "{")},
+        {"grammar": Guide("json_schema", '{"type": 3}')},
+        {
+            "grammar": LlamaGrammar.from_regex("a"),
+            "response_format": {"type": "regex", "pattern": "a"},
+        },
+    ],
+)
+def test_what_cannot_be_followed_is_refused(options: dict[str, Any]) -> None:
+    with open_tiny() as llm:
+        with pytest.raises(ArgumentError):
+            llm.create_completion(PROMPT, max_tokens=5, **options)
+        assert llm.create_completion(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide("lark", "start: start"),
+        Guide("lark", "start: a\na: b\nb: a"),
+        Guide("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000),
+        Guide("lark", 'start: %json {"$ref": "http://example.com/x"}'),
+        Guide("lark", "start: \x00"),
+        Guide("lark", "start: <[99999]>"),
+        Guide("regex", "(" * 5000 + "a" + ")" * 5000),
+        Guide("regex", "a?" * 3000 + "a" * 3000),
+        Guide("regex", "(?=a)b"),
+        Guide("regex", "\ud800"),
+    ],
+)
+def test_one_that_was_made_to_hurt_ends_in_one_line(guide: Guide) -> None:
+    with open_tiny() as llm:
+        with pytest.raises(PyllamaSpecError) as caught:
+            llm.create_completion(PROMPT, grammar=guide, max_tokens=3, temperature=1.0, seed=1)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+        assert llm.create_completion(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide("lark", 'start: x~1..100000000\nx: "a"'),
+        Guide("regex", "(((a{1,1000}){1,1000}){1,1000}){1,1000}"),
+        Guide("regex", "(.*a){200}"),
+        Guide("regex", ".{0,100000}x"),
+    ],
+)
+def test_a_large_one_costs_little(guide: Guide) -> None:
+    with open_tiny() as llm:
+        start = process_time()
+        found = llm.create_completion(PROMPT, grammar=guide, max_tokens=3, seed=1)
+        assert found["usage"]["completion_tokens"] >= 1
+        assert process_time() - start < 10
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with open_tiny() as llm:
+        with pytest.raises(UnsupportedError, match=r"pip install pyllama_spec\[llguidance\]"):
+            llm.create_completion(PROMPT, grammar=LlamaGrammar.from_regex("a"))
+        assert llm.create_completion(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_the_mask_is_that_of_the_expression() -> None:
+    """Where everything else is likelier, the choice is still one of those that may follow."""
+
+    def dislikes(ids: Any, scores: Any) -> Any:
+        scores[:] = 0
+        scores[[ord("x"), ord("y")]] = -50
+        return np.asarray(scores)
+
+    with open_tiny() as llm:
+        found = llm.create_completion(
+            PROMPT, grammar=LlamaGrammar.from_regex("[xy]{20}"), logits_processor=dislikes,
+            max_tokens=40, temperature=1.0, seed=5,
+        )  # fmt: skip
+    text = found["choices"][0]["text"]
+    assert len(text) == 20
+    assert set(text) == {"x", "y"}

@@ -1,0 +1,30 @@
+"""Every call of tools/beside, beside what llama-cpp-python gave to it when the table was made."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tools.beside import probe
+from tools.beside.calls import CALLS
+
+
+def test_the_calls_give_what_llama_cpp_python_gave(smollm2_q4_0: Path) -> None:
+    theirs = probe.recorded()
+    assert probe.models()["target"] == str(smollm2_q4_0)
+    assert set(theirs["calls"]) == {code for _, code, _ in CALLS}, "python -m tools.beside.probe"
+    ours = probe.run_side(Path(sys.executable), "ours", probe.models(), "")
+    verdicts = probe.verdicts_of(theirs, ours)
+    counted = Counter(one.word for one in verdicts.values())
+    # Not among what the tests install; the real one's environment has it.
+    for code in [code for code, one in verdicts.items() if "'openai'" in one.why]:
+        counted[verdicts.pop(code).word] -= 1
+    bad = {code: one for code, one in verdicts.items() if one.word in ("worse", "missing")}
+    listed = {f"`` {code} `` | missing" for code, one in bad.items() if one.word == "missing"}
+    page = (probe.ROOT / "docs" / "parity-table.md").read_text(encoding="utf-8")
+    assert all(line in page for line in listed), bad
+    # A processor with other kernels may round a near tie to the other side.
+    assert counted["worse"] <= 4, bad
+    n_there = sum(counted[word] for word in probe.WORDS)
+    assert counted["same"] + counted["better"] >= probe.BAR * n_there, bad
