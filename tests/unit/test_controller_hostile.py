@@ -154,6 +154,6 @@ def test_a_controller_that_sets_no_number(field: str, value: Any) -> None:
             for turn in turns:
                 turn.n_verified = value if field == "n_verified" else 0
 
-    with Llama(tiny(), draft="prompt-lookup", controller=Odd(), n_ctx=64, n_threads=1) as llm:
-        with pytest.raises(ArgumentError, match=f"set {field}="):
-            llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)
+    llm = Llama(tiny(), draft="prompt-lookup", controller=Odd(), n_ctx=64, n_threads=1)
+    with llm, pytest.raises(ArgumentError, match=f"set {field}="):
+        llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)
