@@ -98,6 +98,8 @@ struct llama_spec_model_params {
     int32_t split_mode;         /* enum llama_split_mode */
     const float * tensor_split; /* NULL or one weight per device */
     int32_t n_tensor_split;
+    const char * const * devices;   /* names of those that take layers, in this order; NULL for all that can */
+    int32_t n_devices;
     bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
     llama_spec_progress progress;
     void * progress_user;
@@ -121,6 +123,9 @@ void llama_spec_model_free(llama_spec_model * model);
 int  llama_spec_model_get_info(llama_spec_model * model, struct llama_spec_model_info * out);
 const char * llama_spec_model_arch(llama_spec_model * model);
 int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
+/* Where the weights lie: the i-th device with layers, and how many it has, the output counted as one. name is NULL past
+ * the last; a vocabulary alone has none. */
+int  llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** name, int32_t * n_layers);
 int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max);
 /* OK if this draft was made for that target; ARGUMENT with the first difference if not. Makes no context. */
 int  llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target);

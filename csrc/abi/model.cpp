@@ -6,6 +6,7 @@
 
 #include "llama-ext.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -17,6 +18,33 @@ namespace {
 llama_spec_model & checked(llama_spec_model * model) {
     require(model != nullptr && model->state && model->state->model != nullptr, "the model is closed");
     return *model;
+}
+
+// The devices with these names, and the end of the list that the engine reads.
+std::vector<ggml_backend_dev_t> named_devices(const llama_spec_model_params & in) {
+    std::vector<ggml_backend_dev_t> out;
+    for (int32_t i = 0; i < in.n_devices; ++i) {
+        ggml_backend_dev_t found = nullptr;
+        std::string names;
+        for (size_t k = 0; k < ggml_backend_dev_count(); ++k) {
+            ggml_backend_dev_t dev = ggml_backend_dev_get(k);
+            const auto type = ggml_backend_dev_type(dev);
+            if (type == GGML_BACKEND_DEVICE_TYPE_CPU || type == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+                continue;
+            }
+            const char * name = ggml_backend_dev_name(dev);
+            names += (names.empty() ? "" : ", ") + std::string(name);
+            found = std::strcmp(name, in.devices[i]) == 0 ? dev : found;
+        }
+        if (found == nullptr) {
+            fail(LLAMA_SPEC_ARGUMENT, std::string("devices: there is no device '") + in.devices[i] + "' that takes layers; there " +
+                    (names.empty() ? "is none" : "are " + names));
+        }
+        require(std::find(out.begin(), out.end(), found) == out.end(), "devices names one twice");
+        out.push_back(found);
+    }
+    out.push_back(nullptr);
+    return out;
 }
 
 llama_model_params engine_params(const llama_spec_model_params & in, model_state & state) {
@@ -87,6 +115,10 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
         try {
             const auto overrides = engine_overrides(*params);
             auto raw = engine_params(*params, *state);
+            auto devices = named_devices(*params);
+            if (params->n_devices > 0 && params->n_gpu_layers != 0) {
+                raw.devices = devices.data();
+            }
             raw.kv_overrides = params->n_overrides > 0 ? overrides.data() : nullptr;
             state->model = llama_model_load_from_file(path, raw);
         } catch (const engine_abort & e) {
@@ -146,6 +178,16 @@ const char * llama_spec_model_arch(llama_spec_model * model) {
     const char * out = "";
     guarded([&] { out = llama_spec_arch_name(checked(model).state->model); });
     return out;
+}
+
+int llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** name, int32_t * n_layers) {
+    return guarded([&] {
+        const auto placement = llama_spec_placement(checked(model).state->model);
+        require(i >= 0, "devices are counted from 0");
+        const bool is_one = (size_t) i < placement.size();
+        *name     = is_one ? ggml_backend_dev_name(placement[(size_t) i].first) : nullptr;
+        *n_layers = is_one ? placement[(size_t) i].second : 0;
+    });
 }
 
 int llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size) {

@@ -6,6 +6,7 @@
 #include "llama-arch.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <climits>
 
 static bool is_device(ggml_backend_dev_t dev) {
@@ -53,13 +54,30 @@ int32_t llama_spec_n_pos_per_row(const llama_model * model) {
 
 int32_t llama_spec_n_device_layers(const llama_model * model) {
     int32_t n = 0;
-    if (model->devices.empty() || model->hparams.vocab_only) {
-        return n;
+    for (const auto & [dev, n_layers] : llama_spec_placement(model)) {
+        n += is_device(dev) ? n_layers : 0;
     }
+    return n;
+}
+
+std::vector<std::pair<ggml_backend_dev_t, int32_t>> llama_spec_placement(const llama_model * model) {
+    std::vector<std::pair<ggml_backend_dev_t, int32_t>> out;
+    if (model->hparams.vocab_only) {
+        return out;
+    }
+    const auto put = [&](ggml_backend_dev_t dev) {
+        const auto found = std::find_if(out.begin(), out.end(), [&](const auto & one) { return one.first == dev; });
+        if (found == out.end()) {
+            out.emplace_back(dev, 1);
+        } else {
+            ++found->second;
+        }
+    };
     for (int il = 0; il < (int) model->hparams.n_layer_all; ++il) {
-        n += is_device(model->dev_layer(il));
+        put(model->dev_layer(il));
     }
-    return n + is_device(model->dev_output());
+    put(model->dev_output());
+    return out;
 }
 
 uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool swa_full) {

@@ -3,7 +3,11 @@
 
 #include "ggml.h"
 
+#include "ggml-backend.h"
+
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 struct llama_model;
 
@@ -23,6 +27,9 @@ llama_spec::state_sizes llama_spec_state_sizes(const llama_model * model);
 
 // How many layers, the output counted as one, have their weights on a GPU or on another machine. 0 of a vocabulary.
 int32_t llama_spec_n_device_layers(const llama_model * model);
+
+// Each device that holds layers, in their order, and how many, the output counted as one. Empty of a vocabulary.
+std::vector<std::pair<ggml_backend_dev_t, int32_t>> llama_spec_placement(const llama_model * model);
 
 // The least that a position takes in a cache of keys of this type, over all layers that keep every position; 0 where
 // the cache is of another kind.

@@ -23,6 +23,7 @@ from pyllama_spec.engine import (
     supports_gpu,
     system_info,
 )
+from pyllama_spec.engine.placement import in_words
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import Room
 from pyllama_spec.speculative.probe import measure_rows
@@ -98,6 +99,8 @@ def describe_model(model: Model) -> dict[str, Any]:
         "n_embd": info.n_embd,
         "n_vocab": info.n_vocab,
         "n_ctx_train": info.n_ctx_train,
+        "placement": model.placement,
+        "layers": f"on {in_words(model.placement)}",
         "rollback": rollback,
         "exact_rows": exact_rows(model),
         "state_bytes": info.state_bytes,

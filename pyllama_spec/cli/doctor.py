@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
+from pyllama_spec.cli.placing import add_layer_options
 from pyllama_spec.cli.wording import whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.engine import Model
@@ -37,7 +38,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
     )
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    add_layer_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--verbose", action="store_true", help="show what the engine says")
     parser.set_defaults(run=_run_doctor)
@@ -53,11 +54,16 @@ def _run_doctor(args: argparse.Namespace) -> int:
             f"-d takes a draft's GGUF: {args.draft!r} needs none, and fits every model"
         )
     if args.model is not None:
-        model = Model(args.model, n_gpu_layers=args.n_gpu_layers)
+        model = Model(args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices)
         result["model"] = diagnostics.describe_model(model)
         if args.draft is not None:
             # The draft alone: a copy, which stands beside it in a generation, costs nothing.
-            options = DraftOptions(lookup=0, n_gpu_layers=args.n_gpu_layers)
+            own = args.draft_gpu_layers
+            options = DraftOptions(
+                lookup=0,
+                n_gpu_layers=args.n_gpu_layers if own is None else own,
+                devices=args.devices,
+            )
             with open_draft(args.draft, options) as drafter:
                 result["draft"] = diagnostics.describe_draft(
                     drafter, model, repeats=args.repeat, n_threads=args.threads
@@ -91,6 +97,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
 
 def _print_model(model: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     print(f"{'model':<13} {model['description']}, {model['n_params'] / 1e6:.0f} M parameters")
+    print(f"{'layers':<13} {model['layers']}")
     print(f"{'rollback':<13} {model['rollback']}")
     n = model["exact_rows"]
     same = (

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pyllama_spec.cli.placing import (
+    add_context_options,
+    add_layer_options,
+    context_keywords,
+    layer_keywords,
+)
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.generation.generation import Generation
@@ -70,7 +76,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
     )
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    add_layer_options(parser)
+    add_context_options(parser)
     parser.add_argument("--verbose", action="store_true", help="show what the engine says")
 
 
@@ -112,8 +119,9 @@ def open_llama(args: argparse.Namespace, controller: Controller | None = None) -
         controller=controller or args.controller,
         n_ctx=n_ctx,
         n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
         verbose=args.verbose,
+        **layer_keywords(args),
+        **context_keywords(args),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyllama_spec.engine.checks import count, real
@@ -21,6 +22,7 @@ class DraftOptions:
             asking the draft; None for the default, 0 for never, and no n-grams beside it either.
         n_gpu_layers: layers of the draft's file on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
+        devices: names of the devices that may have them; None for all.
         is_adaptive: somebody ends drafts where they do not pay, so that the kind's own number may
             be larger.
 
@@ -35,6 +37,7 @@ class DraftOptions:
     n_gpu_layers: int = 0
     progress: Progress | None = None
     is_adaptive: bool = False
+    devices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.max_draft is not None:

@@ -16,6 +16,7 @@ from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.overrides import Override, raw_overrides
+from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError, ModelLoadError
 from pyllama_spec.gguf.header import check_header
@@ -118,7 +119,9 @@ class Model(Closeable):
 
     Args:
         path: the file; of a split model the first part.
-        n_gpu_layers: how many layers go to the GPU; -1 for all of them, 0 for the CPU alone.
+        n_gpu_layers: how many layers go to the GPU; -1 for all of them, 0 for the CPU alone. A
+            warning says where fewer lie there in the end.
+        devices: names of the devices that take them, as engine.devices() has them; None for all.
         main_gpu: the GPU that is used when nothing is split.
         split_mode: how a model is spread over several GPUs.
         tensor_split: the share of each GPU.
@@ -140,6 +143,7 @@ class Model(Closeable):
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = 0,
+        devices: Sequence[str] | None = None,
         main_gpu: int = 0,
         split_mode: SplitMode = "layer",
         tensor_split: Sequence[float] | None = None,
@@ -176,6 +180,9 @@ class Model(Closeable):
         if split:
             params.tensor_split, params.n_tensor_split = shares, len(split)
         # Held here for as long as the engine reads them.
+        names = device_names(devices)
+        raw_names = ffi.new("char *[]", names)
+        params.devices, params.n_devices = raw_names, len(names)
         overrides = raw_overrides(kv_overrides or {})
         params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
         self._handle = Handle(
@@ -184,6 +191,10 @@ class Model(Closeable):
             f"the model {self.path} is closed; load it again",
         )
         self.info = self._read_info()
+        # How many layers each device has, the output counted as one; {} of a vocabulary.
+        self.placement = placement(self._handle.pointer)
+        n_layers = sum(self.placement.values())
+        warn_of_fewer(self.path.name, n_gpu_layers, self.info.n_device_layers, n_layers)
         self.vocab = Vocab(self._handle, self.info.n_vocab)
 
     def _load(self, params: Any, progress: Progress | None) -> Any:
@@ -220,9 +231,8 @@ class Model(Closeable):
     def __repr__(self) -> str:
         if self.is_closed:
             return f"<Model {self.path.name!r}, closed>"
-        info = self.info
-        place = "the CPU" if not self.is_on_gpu else f"{info.n_device_layers} layers on a device"
-        return f"<Model {self.path.name!r}: {self.description}, on {place}, open>"
+        place = f", on {in_words(self.placement)}" if self.placement else ""
+        return f"<Model {self.path.name!r}: {self.description}{place}, open>"
 
     @property
     def handle(self) -> Any:

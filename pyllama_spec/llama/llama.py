@@ -37,7 +37,8 @@ __all__ = ["Llama", "LlamaState"]
 # What is looked at together, or handed out again as it was given.
 _GIVEN = frozenset(
     ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
-     "use_mlock", "kv_overrides", "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch",
+     "devices", "draft_gpu_layers", "use_mlock", "kv_overrides", "n_ctx", "n_batch", "n_ubatch",
+     "n_threads", "n_threads_batch",
      "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale",
      "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
      "logits_all", "embedding", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf",
@@ -63,7 +64,10 @@ class Llama(Chats, Settings):
 
     Args:
         model_path: the target's GGUF file; of a split model the first part.
-        n_gpu_layers: layers on the GPU; -1 for all.
+        n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
+            `model.placement`, and a warning says where it is less.
+        devices: names of the devices that take layers, as `doctor` lists them; None for all.
+        draft_gpu_layers: the same for a draft that is given as a file; None for n_gpu_layers.
         split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
         vocab_only: the vocabulary alone: tokenize() and what else needs no weights.
         use_mmap, use_mlock: how the file is held.
@@ -147,7 +151,8 @@ class Llama(Chats, Settings):
         type_v: str | int | None = None, spm_infill: bool = False, verbose: bool = False,
         draft: str | os.PathLike[str] | Drafter | None = None, n_draft: int | None = None,
         p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
-        n_parallel: int = 1, chat_template: str | None = None, **unknown: Any,
+        n_parallel: int = 1, chat_template: str | None = None, devices: Sequence[str] | None = None,
+        draft_gpu_layers: int | None = None, **unknown: Any,
     ) -> None:
         # fmt: on
         opening, start = dict(locals()), perf_counter()
@@ -165,7 +170,7 @@ class Llama(Chats, Settings):
         runtime: Runtime | None = None
         with thread_log_level("info") if verbose else contextlib.nullcontext():
             chosen = make_controller(controller, p_min)
-            drafter = open_drafter(draft, n_draft, p_min, lookup, n_gpu_layers, verbose, chosen)
+            drafter = open_drafter(draft, n_draft, p_min, lookup, given, chosen)
             model = open_model(model_path, given)
             params = keywords.for_model(params, model)
             why_not = why_not_generating(model, vocab_only, embedding)
@@ -173,8 +178,7 @@ class Llama(Chats, Settings):
                 runtime = open_runtime(
                     model, params, drafter, n_draft, n_parallel, chosen, wants_rows=logits_all
                 )
-        # What was made here is closed here; a drafter of the caller's is not.
-        own = None if drafter is draft and draft_model is None else drafter
+        own = None if drafter is draft and draft_model is None else drafter  # closed with this
         super().__init__(model, runtime, why_not, own, seed)
         self.model_path, self.verbose, self.spm_infill = os.fspath(model_path), verbose, spm_infill
         self.last_n_tokens_size, self._logits_all, self._embeds = last_n, logits_all, embedding

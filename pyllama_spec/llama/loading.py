@@ -90,7 +90,7 @@ def open_model(path: str | os.PathLike[str], given: Mapping[str, Any]) -> Model:
     """
     names = (
         "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
-        "use_mlock", "kv_overrides",
+        "use_mlock", "kv_overrides", "devices",
     )  # fmt: skip
     own = {name: given[name] for name in names}
     return Model(path, **own, progress=progress_for(path, given["verbose"]))
@@ -116,8 +116,7 @@ def open_drafter(
     n_draft: int | None,
     p_min: float | None,
     lookup: int | None,
-    n_gpu_layers: int,
-    verbose: bool,
+    given: Mapping[str, Any],
     controller: Controller,
 ) -> Drafter:
     """The drafter that Llama's `draft=` means, with what Llama says of it.
@@ -126,9 +125,16 @@ def open_drafter(
         PyllamaSpecError: whatever make_drafter() raises.
 
     """
-    progress = progress_for(str(draft), verbose)
-    is_adaptive = controller.wants_costs
-    options = DraftOptions(n_draft, p_min, lookup, n_gpu_layers, progress, is_adaptive)
+    own = given["draft_gpu_layers"]
+    options = DraftOptions(
+        n_draft,
+        p_min,
+        lookup,
+        given["n_gpu_layers"] if own is None else own,
+        progress_for(str(draft), given["verbose"]),
+        is_adaptive=controller.wants_costs,
+        devices=given["devices"],
+    )
     return make_drafter(draft, options)
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from typing import Any
+
 import pytest
 
 from pyllama_spec.engine import Context, ContextParams, Model, devices, supports_gpu
 from pyllama_spec.engine.context import _flash_attn
 from pyllama_spec.engine.model import SplitMode
+from pyllama_spec.engine.placement import in_words, warn_of_fewer
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
 from tests.oracles import tiny
+
+_FEWER = "n_gpu_layers=-1 puts 5 layers of .* on a device, but all are on the CPU: this build finds"
 
 
 @pytest.mark.parametrize("vocab_only", [False, True])
@@ -24,7 +31,9 @@ def test_no_layers_are_on_no_device(split_mode: SplitMode, vocab_only: bool) -> 
 
 def test_layers_that_nothing_could_take_stay() -> None:
     """A build with a backend and no device, such as one for RPC without a server, is a CPU."""
-    with Model(model_path("llama"), n_gpu_layers=-1) as model:
+    path = model_path("llama")
+    note = contextlib.nullcontext() if supports_gpu() else pytest.warns(UserWarning, match=_FEWER)
+    with note, Model(path, n_gpu_layers=-1) as model:
         assert model.is_on_gpu == supports_gpu() == (model.info.n_device_layers == 5)
         assert (_flash_attn(model, ContextParams()) == 0) != supports_gpu()
     assert len(devices()) > 1 or not supports_gpu()
@@ -36,3 +45,55 @@ def test_the_cpu_does_not_hand_on_wide_batches() -> None:
         Context(tiny("llama"), n_ctx=64, op_offload=True)
     with pytest.raises(ArgumentError, match="op_offload=1 is not True or False"):
         Context(tiny("llama"), n_ctx=64, op_offload=1)
+
+
+def test_placement_is_said() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Model(model_path("llama")) as model:
+            assert model.placement == {"CPU": 5}
+            assert repr(model).endswith(", on the CPU, open>")
+        with Model(model_path("llama"), n_gpu_layers=-1, vocab_only=True) as model:
+            assert model.placement == {}
+            assert repr(model).endswith(", open>") and "CPU" not in repr(model)
+
+
+@pytest.mark.parametrize(
+    ("placed", "words"),
+    [
+        ({"CPU": 5}, "the CPU"),
+        ({"CUDA0": 5}, "CUDA0"),
+        ({"CPU": 2, "Vulkan0": 3}, "CPU 2 layers, Vulkan0 3"),
+    ],
+)
+def test_placement_in_words(placed: dict[str, int], words: str) -> None:
+    assert in_words(placed) == words
+
+
+@pytest.mark.parametrize("n_asked", [-1, 3, 99])
+def test_fewer_layers_than_asked_for(n_asked: int) -> None:
+    with pytest.warns(UserWarning, match="but 2 of them are there"):
+        warn_of_fewer("a.gguf", n_asked, 2, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_fewer("a.gguf", n_asked, 5, 5)
+        warn_of_fewer("a.gguf", 0, 0, 5)
+        warn_of_fewer("a.gguf", n_asked, 0, 0)  # a vocabulary
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("Vulkan0", "devices='Vulkan0' is not a list of names"),
+        (3, "devices=3 is not a list"),
+        ([], "n_gpu_layers=0"),
+        ([3], "must be a str, not int"),
+        (["no such"], "there is no device 'no such' that takes layers; there (is none|are)"),
+        (["CPU"], "there is no device 'CPU' that takes layers"),
+        (["a\0b"], "NUL"),
+    ],
+)
+@pytest.mark.parametrize("n_gpu_layers", [0, -1])
+def test_devices_that_there_are_not(value: Any, said: str, n_gpu_layers: int) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        Model(model_path("llama"), devices=value, n_gpu_layers=n_gpu_layers)

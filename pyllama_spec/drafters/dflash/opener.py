@@ -23,6 +23,7 @@ def open_dflash(path: Path, options: DraftOptions) -> Drafter:
         path,
         p_min=options.p_min or 0.0,
         n_gpu_layers=options.n_gpu_layers,
+        devices=options.devices,
         progress=options.progress,
     )
     if options.max_draft is not None:

@@ -28,6 +28,7 @@ def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
         own if options.max_draft is None else max(options.max_draft, 1),
         p_min=options.p_min or 0.0,
         n_gpu_layers=options.n_gpu_layers,
+        devices=options.devices,
         progress=options.progress,
     )
     return with_lookup(head, options)

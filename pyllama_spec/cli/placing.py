@@ -1,0 +1,60 @@
+"""The options that say what is computed where."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+_AUTO = {"auto": None, "on": True, "off": False}
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(word.strip() for word in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
+    return names
+
+
+def add_layer_options(parser: argparse.ArgumentParser) -> None:
+    """Adds which devices take which layers of a target and its draft."""
+    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    parser.add_argument(
+        "-ngld", "--draft-gpu-layers", type=int, default=None, metavar="N",
+        help="the same for the draft [that of the target]",
+    )  # fmt: skip
+    parser.add_argument(
+        "-dev", "--devices", type=_names, default=None, metavar="NAME,...",
+        help="those that take layers, as doctor lists them [all]",
+    )  # fmt: skip
+
+
+def add_context_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what of a context is computed on the devices of its layers."""
+    parser.add_argument(
+        "--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
+        help="the KV cache lies with its layers, or in the host's memory [with them]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--op-offload", action="store_true",
+        help="a device computes wide batches of layers in the host's memory too: rows of a prompt "
+        "and of a draft are rounded differently",
+    )  # fmt: skip
+    parser.add_argument(
+        "--flash-attn", choices=tuple(_AUTO), default="auto",
+        help="[off on the CPU, the engine's choice on a device]",
+    )  # fmt: skip
+
+
+def layer_keywords(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of add_layer_options() are as keywords of Llama()."""
+    names = ("n_gpu_layers", "draft_gpu_layers", "devices")
+    return {name: getattr(args, name) for name in names}
+
+
+def context_keywords(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of add_context_options() are as keywords of Llama()."""
+    return {
+        "offload_kqv": args.offload_kqv,
+        "op_offload": args.op_offload,
+        "flash_attn": _AUTO[args.flash_attn],
+    }

@@ -1,0 +1,69 @@
+"""Where a model's layers lie, and whether that is what was asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.checks import shown, text
+from pyllama_spec.errors import ArgumentError
+
+
+def device_names(devices: Sequence[str] | None) -> list[Any]:
+    """The names as the engine reads them, to be held while it does.
+
+    Raises:
+        ArgumentError: it is no list of names.
+
+    """
+    if devices is None:
+        return []
+    if isinstance(devices, (str, bytes)) or not isinstance(devices, Sequence):
+        raise ArgumentError(f"devices={shown(devices)} is not a list of names; doctor lists them")
+    if not devices:
+        raise ArgumentError("devices=[] names none; give None for all, or n_gpu_layers=0")
+    return [ffi.new("char[]", text(name, "a name of devices").encode()) for name in devices]
+
+
+def placement(handle: Any) -> dict[str, int]:
+    """How many layers each device has, the output counted as one; {} of a vocabulary."""
+    found: dict[str, int] = {}
+    name, n_layers = ffi.new("char **"), ffi.new("int32_t *")
+    while True:
+        code = lib.llama_spec_model_device(handle, len(found), name, n_layers)
+        check(code, "cannot read where the layers lie")
+        if name[0] == ffi.NULL:
+            return found
+        found[ffi.string(name[0]).decode(errors="replace")] = n_layers[0]
+
+
+def in_words(placed: dict[str, int]) -> str:
+    """As in "the CPU", "Vulkan0", "CPU 12 layers, Vulkan0 19"."""
+    if len(placed) == 1:
+        only = next(iter(placed))
+        return "the CPU" if only == "CPU" else only
+    first, *rest = (f"{name} {n}" for name, n in placed.items())
+    return ", ".join([f"{first} layers", *rest])
+
+
+def warn_of_fewer(name: str, n_asked: int, n_placed: int, n_layers: int) -> None:
+    """Says it where fewer layers lie on devices than were asked for.
+
+    Args:
+        name: the model's file.
+        n_asked: n_gpu_layers; below 0 all of them, 0 none.
+        n_placed: how many there are.
+        n_layers: of the model, the output counted as one; 0 of a vocabulary.
+
+    """
+    n_wanted = n_layers if n_asked < 0 else min(n_asked, n_layers)
+    if n_placed >= n_wanted:
+        return
+    why = "" if lib.llama_spec_supports_gpu() else ": this build finds no GPU (see doctor)"
+    where = "all are on the CPU" if not n_placed else f"{n_placed} of them are there"
+    warnings.warn(
+        f"n_gpu_layers={n_asked} puts {n_wanted} layers of {name} on a device, but {where}{why}",
+        stacklevel=4,
+    )
