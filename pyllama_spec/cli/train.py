@@ -142,7 +142,7 @@ def _add_head(parser: argparse.ArgumentParser, n_head_kv: str, layers: str) -> _
     add = group.add_argument
     add("--target-layers", type=layer_list, metavar="A,B,C",
         help=f"layer inputs to read [{layers}]")  # fmt: skip
-    add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [a sixth of all]")
+    add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [as many as pay]")
     add("--n-head", type=int, help="attention heads [the target's]")
     add("--n-head-kv", type=int, help=f"heads of keys and values [{n_head_kv}]")
     add("--n-ff", type=int, help="width of its feed-forward block [the target's]")

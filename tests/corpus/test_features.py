@@ -13,7 +13,7 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train import CheckpointError, TrainError
 from pyllama_spec.train.corpus.build import corpus_identity
-from pyllama_spec.train.corpus.draft_vocab import choose_draft_vocab, default_size, ending_tokens
+from pyllama_spec.train.corpus.draft_vocab import choose_draft_vocab, ending_tokens
 from pyllama_spec.train.corpus.feature_store import FeatureStore
 from pyllama_spec.train.corpus.features import (
     FeatureSource,
@@ -22,6 +22,7 @@ from pyllama_spec.train.corpus.features import (
     wanted_rows,
 )
 from pyllama_spec.train.corpus.store import CorpusStore, TextSequence, load_corpus
+from pyllama_spec.train.corpus.vocab_size import HeadBytes, choose_size, coverage, head_bytes
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,
@@ -148,9 +149,40 @@ def test_the_draft_vocabulary_is_what_answers_are_made_of(writer: Model) -> None
         choose_draft_vocab(sequences, 320, 321, always)
 
 
-@pytest.mark.parametrize(("n_vocab", "size"), [(320, 320), (49152, 8192), (151936, 25344)])
-def test_the_default_size_of_the_draft_vocabulary(n_vocab: int, size: int) -> None:
-    assert default_size(n_vocab) == size
+def _zipf(n_vocab: int, n_texts: int, seed: int = 0) -> list[TextSequence]:
+    draw = np.random.default_rng(seed)
+    chances = 1.0 / np.arange(1, n_vocab + 1)
+    ids = draw.choice(n_vocab, (n_texts, 500), p=chances / chances.sum()).astype(np.uint32)
+    return [TextSequence(i, row, np.arange(500) >= 50, True) for i, row in enumerate(ids)]
+
+
+def test_coverage_is_counted_where_nothing_was_chosen() -> None:
+    covered = coverage(_zipf(20_000, 40), 20_000, [19_999])
+    assert covered[0] == 0.0 and covered[-1] == pytest.approx(1.0)
+    assert (np.diff(covered) >= 0).all()
+    # Of 18,000 tokens many stand there once. Their own share of the text would look covered.
+    seen = len(np.unique(np.concatenate([s.tokens for s in _zipf(20_000, 40)])))
+    assert covered[seen] < 0.97
+
+
+@pytest.mark.parametrize("target_bytes", [20e6, 250e6, 5e9])
+def test_a_draft_vocabulary_is_worth_what_it_costs(target_bytes: float) -> None:
+    covered = coverage(_zipf(50_000, 60), 50_000, [])
+    weighs = HeadBytes(15e6, 1280.0)
+    size = choose_size(covered, weighs, int(target_bytes), 3)
+    assert size % 256 == 0 or size == 50_000
+    if target_bytes > 200e6:
+        assert weighs.of(size) <= 0.1 * target_bytes
+    # A larger target can bear a larger head.
+    larger = choose_size(covered, weighs, int(2 * target_bytes), 3)
+    assert larger >= size
+
+
+def test_a_small_vocabulary_is_taken_whole() -> None:
+    weighs = head_bytes({"a": (2, 3), "b": (1, 4)}, {"a": (2, 3), "b": (11, 4)}, 10, "f16")
+    assert (weighs.fixed, weighs.per_token) == (12.0, 8.0)
+    assert choose_size(np.linspace(0, 1, 321), weighs, 1000, 3) == 320
+    assert choose_size(np.linspace(0, 1, 5001), weighs, 1, 2000) >= 2000
 
 
 def test_a_corpus_is_a_beginning_of_its_store(tmp_path: Path) -> None:

@@ -12,10 +12,6 @@ from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.corpus.store import TextSequence
 
-# Half of a head's weights are its output rows, and every drafted token costs all of them. A sixth
-# of a vocabulary covers nearly all of what a model says.
-_SHARE = 6
-_ROUND = 256
 # A prompt's token says less about answers than an answer's does.
 _PROMPT_WEIGHT = 0.1
 
@@ -36,9 +32,16 @@ class DraftVocab:
     coverage: float
 
 
-def default_size(n_vocab: int) -> int:
-    """A sixth of the vocabulary, in steps of 256; all of it where it is small."""
-    return min(n_vocab, max(-(-n_vocab // (_SHARE * _ROUND)) * _ROUND, 4 * _ROUND))
+def token_weights(
+    sequences: Sequence[TextSequence], n_vocab: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+    """[n_vocab] how much each token counts for a choice, and how often it stands in answers."""
+    answers = np.zeros(n_vocab, np.int64)
+    prompts = np.zeros(n_vocab, np.int64)
+    for sequence in sequences:
+        answers += np.bincount(sequence.tokens[sequence.mask], minlength=n_vocab)
+        prompts += np.bincount(sequence.tokens[~sequence.mask], minlength=n_vocab)
+    return answers + _PROMPT_WEIGHT * prompts, answers
 
 
 def choose_draft_vocab(
@@ -56,12 +59,7 @@ def choose_draft_vocab(
         ArgumentError: size is more than n_vocab, or less than there are tokens in `always`.
 
     """
-    answers = np.zeros(n_vocab, np.int64)
-    prompts = np.zeros(n_vocab, np.int64)
-    for sequence in sequences:
-        answers += np.bincount(sequence.tokens[sequence.mask], minlength=n_vocab)
-        prompts += np.bincount(sequence.tokens[~sequence.mask], minlength=n_vocab)
-    weight = answers + _PROMPT_WEIGHT * prompts
+    weight, answers = token_weights(sequences, n_vocab)
     kept = sorted({*always})
     if not len(kept) <= size <= n_vocab:
         raise ArgumentError(
@@ -83,9 +81,7 @@ def known_draft_vocab(
     """A choice that was made before, and what it covers of this corpus."""
     t2d = np.full(n_vocab, -1, np.int64)
     t2d[d2t] = np.arange(len(d2t))
-    answers = np.zeros(n_vocab, np.int64)
-    for sequence in sequences:
-        answers += np.bincount(sequence.tokens[sequence.mask], minlength=n_vocab)
+    _, answers = token_weights(sequences, n_vocab)
     return DraftVocab(d2t, t2d, float(answers[d2t].sum() / max(answers.sum(), 1)))
 
 

@@ -62,22 +62,29 @@ class DFlashKind(Kind[DFlashHead]):
         self._config = config
         self.n_steps = config.head.n_steps
 
-    def new_head(self, start: Start, reporter: Reporter) -> DFlashHead:
-        """A draft whose output points where the target's does; the rest is drawn."""
-        config, weights = self._config, start.weights
-        counts = token_counts(start.corpus, start.train, start.model.info.n_vocab)
-        mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
-        wanted = config.head
-        shape = DFlashShape(
+    def _shape(self, start: Start, mask_token: int) -> DFlashShape:
+        wanted = self._config.head
+        return DFlashShape(
             **common_sizes(start, wanted, grouped=not wanted.from_anchor),
             n_layer=wanted.n_layer,
             block_size=wanted.block_size,
-            mask_token=mask,
+            mask_token=mask_token,
             causal=wanted.causal,
             markov_rank=wanted.markov_rank,
             confidence=wanted.confidence,
             sample_from_anchor=wanted.from_anchor,
         )
+
+    def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
+        """See Kind."""
+        return self._shape(start, 0).sizes()
+
+    def new_head(self, start: Start, reporter: Reporter) -> DFlashHead:
+        """A draft whose output points where the target's does; the rest is drawn."""
+        config, weights = self._config, start.weights
+        counts = token_counts(start.corpus, start.train, start.model.info.n_vocab)
+        mask = choose_mask_token(start.model.vocab, counts, weights.embedding)
+        wanted, shape = config.head, self._shape(start, mask)
         head = DFlashHead(shape, weights.embedding, start.vocab.d2t)
         some = start.train[:_SAMPLE_SEQUENCES]
         seen = sample(some, start.corpus, start.source, len(start.layers))

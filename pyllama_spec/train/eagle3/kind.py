@@ -62,14 +62,19 @@ class Eagle3Kind(Kind[Eagle3Head]):
         n = len(layers)
         return [f"stock llama.cpp takes 3 target layers, and does not load a head with {n}"]
 
+    def _shape(self, start: Start) -> HeadShape:
+        wanted = self._config.head
+        return HeadShape(
+            **common_sizes(start, wanted), fc_norm=wanted.fc_norm, norm_output=wanted.norm_output
+        )
+
+    def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
+        """See Kind."""
+        return self._shape(start).sizes()
+
     def new_head(self, start: Start, reporter: Reporter) -> Eagle3Head:
         """A head that begins with copying, and with what the target was about to say."""
-        config, weights = self._config, start.weights
-        shape = HeadShape(
-            **common_sizes(start, config.head),
-            fc_norm=config.head.fc_norm,
-            norm_output=config.head.norm_output,
-        )
+        config, weights, shape = self._config, start.weights, self._shape(start)
         head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)
         train, seed = start.train, config.fit.seed
         seen = sample(train[:_SAMPLE_SEQUENCES], start.corpus, start.source, len(start.layers))

@@ -103,6 +103,10 @@ class Kind(ABC, Generic[H]):
         return []
 
     @abstractmethod
+    def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
+        """The tensors of a new head by their names, before one is made."""
+
+    @abstractmethod
     def new_head(self, start: Start, reporter: Reporter) -> H:
         """A head with the weights to begin with, on the CPU.
 

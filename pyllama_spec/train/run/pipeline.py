@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Generic
 
+import numpy as np
 import torch
 
 from pyllama_spec.engine import Model, default_n_threads
@@ -18,7 +20,6 @@ from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus
 from pyllama_spec.train.corpus.draft_vocab import (
     DraftVocab,
     choose_draft_vocab,
-    default_size,
     ending_tokens,
     known_draft_vocab,
 )
@@ -27,6 +28,7 @@ from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, stor
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from pyllama_spec.train.corpus.tasks import has_template
+from pyllama_spec.train.corpus.vocab_size import choose_size, coverage, head_bytes
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter
@@ -210,12 +212,13 @@ class Pipeline(Generic[H]):
             self._seconds["features"] = perf_counter() - start
         return source
 
-    def _vocab(self, corpus: Corpus) -> DraftVocab:
+    def _vocab(self, start: Start) -> DraftVocab:
+        corpus = start.corpus
         n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
         if self._init_draft is not None:
             vocab = known_draft_vocab(corpus.sequences, n_vocab, self._init_draft.d2t)
         else:
-            size = self._config.head.n_draft_vocab or default_size(n_vocab)
+            size = self._config.head.n_draft_vocab or self._vocab_size(start, always)
             vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
         self._reporter.line(
             f"draft vocabulary: {len(vocab.d2t)} of {n_vocab} tokens, "
@@ -223,15 +226,38 @@ class Pipeline(Generic[H]):
         )
         return vocab
 
+    def _vocab_size(self, start: Start, always: Sequence[int]) -> int:
+        """What is chosen where nobody says it, with what it costs."""
+        n_vocab, target_bytes = self._model.info.n_vocab, self._model.info.size_bytes
+        few, all_ = (
+            self._kind.sizes(replace(start, vocab=DraftVocab(ids, ids, 0.0)))
+            for ids in (np.zeros(1, np.int64), np.zeros(n_vocab, np.int64))
+        )
+        weighs = head_bytes(few, all_, n_vocab - 1, self._config.export_type)
+        covered = coverage(start.corpus.sequences, n_vocab, always)
+        size = choose_size(covered, weighs, target_bytes, len(set(always)))
+        self._reporter.line(
+            f"the draft's weights: {weighs.of(size) / 1e6:.1f} MB, "
+            f"{100 * weighs.of(size) / target_bytes:.0f}% of the target's; of text that was not "
+            f"counted the draft vocabulary has {_share(float(covered[size]))}, and twice as many "
+            f"tokens would have {_share(float(covered[min(2 * size, n_vocab)]))}"
+        )
+        return size
+
     def _head(
         self, weights: TargetWeights, corpus: Corpus, source: FeatureSource
     ) -> tuple[H, Text]:
         """The head with the weights to begin with, on its device, and what it learns from."""
-        config, vocab, init = self._config, self._vocab(corpus), self._init_draft
+        config, init = self._config, self._init_draft
         train, held_out = split(corpus, config.fit.held_out, config.fit.max_held_out)
         if not held_out:
             self._notes.append("no answer at temperature 0 is held out: nothing was measured")
-        start = Start(self._model, weights, self._layers, corpus, source, vocab, train)
+        none = np.zeros(0, np.int64)
+        start = Start(
+            self._model, weights, self._layers, corpus, source, DraftVocab(none, none, 0.0), train
+        )
+        vocab = self._vocab(start)
+        start = replace(start, vocab=vocab)
         if init is not None:
             head = self._kind.known_head(start, init)
             head.load_tensors(init.tensors)
