@@ -45,7 +45,7 @@ def by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
         return value
     number = integer(value, name)
     if number not in known:
-        raise ArgumentError(f"{name}={number} is none of {', '.join(map(str, known))}")
+        raise ArgumentError(f"{name}={shown(number)} is none of {', '.join(map(str, known))}")
     return known[number]
 
 

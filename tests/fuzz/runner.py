@@ -18,7 +18,7 @@ from pyllama_spec.errors import PyllamaSpecError
 CPU_LIMIT_S = 30
 # Of a case that waits for nothing; other programs may keep the machine busy.
 WALL_LIMIT_S = 300.0
-# What a case maps: the interpreter, threads' stacks, a tiny model.
+# What a case maps beyond what its parent had: threads' stacks, a tiny model.
 MEMORY_LIMIT_BYTES = 6 << 30
 _MAX_SAID = 2000
 
@@ -84,9 +84,16 @@ def _read(code: int, said: str, *, hung: bool) -> Ending:
     return Ending(kind, text[-_MAX_SAID:])
 
 
+def _mapped_bytes() -> int:
+    """What the process maps: a worker of pytest that has run thousands of tests maps gigabytes."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
 def _be_the_case(case: Callable[[], object], write: int, cpu_limit_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 5))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    limit = _mapped_bytes() + MEMORY_LIMIT_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(write, 1)
     os.dup2(write, 2)
