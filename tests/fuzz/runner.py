@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_spec.errors import PyllamaSpecError
@@ -86,7 +87,7 @@ def _read(code: int, said: str, *, hung: bool) -> Ending:
 
 def _mapped_bytes() -> int:
     """What the process maps: a worker of pytest that has run thousands of tests maps gigabytes."""
-    with open("/proc/self/statm", encoding="ascii") as file:
+    with Path("/proc/self/statm").open(encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
