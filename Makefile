@@ -8,12 +8,13 @@ DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
 # They need packages, a GPU or PyTorch: targets of their own.
 NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
+BUILD  ?= build/native
 PYTEST  = $(BIN)/python -m pytest
 # Two files of tests at a time: most of them compute with one thread.
 TWO_FILES = -n 2 --dist loadfile
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: FORCE demo check test test-train test-wheel test-gpu fuzz quality style wheel bench clean
+.PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan fuzz quality style wheel bench clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -39,6 +40,15 @@ test-wheel: $(STAMP) $(VENV)/.test wheel
 # On a machine with a GPU, after an install with its backend: pip install -e . -C cmake.define.GGML_CUDA=ON
 test-gpu: $(VENV)/.test
 	$(PYTEST) tests/gpu -s $(PYTEST_ARGS)
+
+# The same on Mesa's Vulkan device of software, in an environment of its own, and then what must hold on the CPU while a
+# device is to be seen. On Debian: apt-get install libvulkan-dev glslc spirv-headers mesa-vulkan-drivers
+SOFTWARE_DEVICE = GGML_VK_VISIBLE_DEVICES=0 LP_NUM_THREADS=1
+test-vulkan:
+	CMAKE_ARGS="-DGGML_VULKAN=ON $$CMAKE_ARGS" $(MAKE) VENV=.venv-vulkan BUILD=build/vulkan \
+	    .venv-vulkan/.built .venv-vulkan/.test models/SmolLM2-135M-Instruct.BF16.gguf
+	$(SOFTWARE_DEVICE) .venv-vulkan/bin/python -m pytest tests/gpu -s $(PYTEST_ARGS)
+	$(SOFTWARE_DEVICE) .venv-vulkan/bin/python -m pytest tests/parity -m "not slow" $(PYTEST_ARGS)
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the four targets. What crashes is left in build/fuzz-corpus.
@@ -88,7 +98,7 @@ FORCE:
 # An editable install whose CMake tree is kept, so that a second run compiles only what changed.
 $(STAMP): $(VENV)/.build-tools $(VENV)/.modules $(NATIVE)
 	@echo "building the engine: about two minutes on two cores"
-	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=build/native -e .
+	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=$(BUILD) -e .
 	@touch $@
 
 $(VENV)/.test $(VENV)/.train $(VENV)/.quality: $(VENV)/.%: $(VENV)/.build-tools

@@ -1,1 +1,1 @@
-"""Tests that need a CUDA build and a GPU: `make test-gpu`, on a machine that has them."""
+"""Tests that need a device beside the CPU: `make test-gpu`, or `make test-vulkan` with one of software."""
