@@ -14,7 +14,7 @@ PYTEST  = $(BIN)/python -m pytest
 TWO_FILES = -n 2 --dist loadfile
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan fuzz quality style wheel bench clean
+.PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan fuzz quality style wheel bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -81,6 +81,20 @@ wheel: $(VENV)/.test
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
 
+# The site of docs/: built with a broken link as a failure, and served on this machine. No engine is needed for either.
+MKDOCS = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+docs: docs-build
+	$(MKDOCS) serve --strict
+
+docs-build: $(VENV)/.docs
+	$(MKDOCS) build --strict --quiet
+	@echo "the site is in build/site"
+
+# The pages that programs write: the command line, and the results.
+docs-pages: $(STAMP)
+	$(BIN)/python -m tools.docs.command_line
+	$(BIN)/python -m tools.docs.results
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -101,7 +115,7 @@ $(STAMP): $(VENV)/.build-tools $(VENV)/.modules $(NATIVE)
 	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=$(BUILD) -e .
 	@touch $@
 
-$(VENV)/.test $(VENV)/.train $(VENV)/.quality: $(VENV)/.%: $(VENV)/.build-tools
+$(VENV)/.test $(VENV)/.train $(VENV)/.quality $(VENV)/.docs: $(VENV)/.%: $(VENV)/.build-tools
 	$(PIP) install --group $*
 	@touch $@
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     try:
-        args = _parser().parse_args(argv)
+        args = command_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has printed the help, or what is wrong
         return EXIT_OK if not stop.code else EXIT_USAGE
     if getattr(args, "verbose", False):
@@ -90,7 +90,8 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser: argparse.ArgumentParser = Parser(
         prog="pyllama-spec",
         description="Speculative decoding for GGUF models: the same text, faster.",

@@ -1,0 +1,116 @@
+"""The blocks of code in README and docs/, and what is said of each.
+
+A block of bash or python runs, unless a comment stands right above it:
+
+    <!-- not run: why -->       its commands are parsed all the same
+    <!-- newcomer: why -->      tests/train runs it
+
+``python -m tests.docs.blocks`` prints how many there are of each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+ROOT = Path(__file__).resolve().parents[2]
+# Logs tell what was run when, for hours and on other machines: their commands are parsed.
+LOG = frozenset(("measurements.md", "train-log.md", "parity-table.md", "apps-table.md"))
+RUNS, TEXT = ("bash", "python"), ("text", "json", "lark", "gbnf")
+_MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
+_INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of code.
+
+    Attributes:
+        page: its file, such as "docs/start.md".
+        line: of its first line of code, from 1.
+        section: the heading above it.
+        language: what stands behind the fence; "" for a block that is indented.
+        mark: "not run", "newcomer", or "".
+        reason: of the mark.
+
+    """
+
+    page: str
+    line: int
+    section: str
+    language: str
+    code: str
+    mark: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """README and the pages of docs/ that are written by hand or by a program."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def is_log(page: Path) -> bool:
+    """Whether it is a log and no guide."""
+    return page.name in LOG
+
+
+def _walk(tokens: list[Token], page: str) -> Iterator[Block]:
+    section, above = "", ""
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if before is not None and before.type == "heading_open":
+            section = token.content
+        if token.type in ("fence", "code_block"):
+            assert token.map is not None
+            is_fence = token.type == "fence"
+            mark = _MARK.search(above)
+            yield Block(
+                page, token.map[0] + 1 + is_fence, section,
+                token.info.strip().partition(" ")[0] if is_fence else "", token.content,
+                mark[1] if mark else "", mark[2] if mark else "",
+            )  # fmt: skip
+        if token.type != "paragraph_close":
+            above = token.content if token.type == "html_block" else ""
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    return list(_walk(MarkdownIt().parse(text), page.relative_to(ROOT).as_posix()))
+
+
+def inline_commands(page: Path) -> list[str]:
+    """Commands of ours within sentences and tables of a page, without what may be left out."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return _INLINE.findall(text)
+
+
+def fate(block: Block) -> str:
+    """What the tests do with a block."""
+    if block.page.rpartition("/")[2] in LOG:
+        return "of the log: parsed"
+    if block.language not in RUNS:
+        return "no code"
+    return {"": "run", "newcomer": "run in tests/train", "not run": "parsed"}[block.mark]
+
+
+def main() -> None:
+    """Prints the counts, and the reasons of what is not run."""
+    found = [block for page in pages() for block in blocks_of(page)]
+    for (what, language), n in sorted(Counter((fate(b), b.language) for b in found).items()):
+        print(f"{n:4} {what}{f', {language}' if language else ''}")
+    for block in found:
+        if block.mark == "not run":
+            print(f"{block}: {block.reason}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Command lines of the documents, held against what there is: parsers, files, targets, extras."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pyllama_spec.cli.entry import command_parser
+from tests.docs.blocks import ROOT
+
+# Of the system, or of others.
+_FOREIGN = frozenset(("git", "cd", "ln", "mkdir", "llama-server", "bash", "python3", "export"))
+_MODULES_OF_OTHERS = frozenset(("pytest", "pip", "venv"))
+
+
+def lines_of(code: str) -> Iterator[list[str]]:
+    """The words of each command of a block."""
+    joined = re.sub(r"\\\n\s*", " ", code)
+    for line in joined.splitlines():
+        # Remarks behind a command, as logs have them: "   (its second part)".
+        bare = re.sub(r"\s{3,}\(.*\)\s*$", "", line)
+        if "[" in bare and "pip" not in bare:
+            bare = re.sub(r"\[[^\]]*\]", "", bare)
+        words = shlex.split(bare.replace("<this repository>", "REPOSITORY"), comments=True)
+        part: list[str] = []
+        for word in [*words, "&&"]:
+            if word in ("&&", ";", "|"):
+                if part:
+                    yield part
+                part = []
+            else:
+                part.append(word)
+
+
+def fault(words: list[str]) -> str | None:
+    """What is wrong with a command; None where all that it names is there."""
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    if not words:
+        return None
+    name = words[0].rpartition("/")[2]
+    known: dict[str, Callable[[list[str]], str | None]] = {
+        "pyllama-spec": _ours, "make": _make, "pip": _pip, "python": _python,
+    }  # fmt: skip
+    if name in known:
+        return known[name](words[1:])
+    return None if name in _FOREIGN else f"what is {name!r}?"
+
+
+def _ours(words: list[str]) -> str | None:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            command_parser().parse_args(words)
+    except SystemExit as stop:
+        return None if not stop.code else said.getvalue().strip().splitlines()[-1]
+    return None
+
+
+def unknown_options(words: list[str]) -> list[str]:
+    """Options of a command of ours, perhaps not a whole one, that its parser does not have."""
+    parser, unknown = command_parser(), []
+    for word in words:
+        below = next(
+            (a for a in parser._actions if isinstance(a, argparse._SubParsersAction)), None
+        )
+        if below is not None and word in below.choices:
+            parser = below.choices[word]
+        elif re.fullmatch(r"--?[a-z][a-z-]*", word) and word not in parser._option_string_actions:
+            unknown.append(word)
+    return unknown
+
+
+def _make(words: list[str]) -> str | None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words:
+        if "=" in word or word.startswith("models/"):
+            continue
+        if not re.search(rf"^{re.escape(word)}:", text, re.MULTILINE):
+            return f"make has no target {word!r}"
+    return None
+
+
+def _pip(words: list[str]) -> str | None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text[text.index("[project.optional-dependencies]") :].partition("\n\n")[0]
+    for word in words:
+        for extras in re.findall(r"(?:\.|pyllama_spec)\[([\w,]+)\]", word):
+            for extra in extras.split(","):
+                if not re.search(rf"^{extra} = ", section, re.MULTILINE):
+                    return f"there is no extra {extra!r}"
+    return None
+
+
+def _python(words: list[str]) -> str | None:
+    if words[:1] == ["-m"]:
+        module, rest = words[1], words[2:]
+        if module in _MODULES_OF_OTHERS:
+            paths = [word for word in rest if word.startswith("tests/")]
+            gone = [path for path in paths if not (ROOT / path.partition("::")[0]).exists()]
+            return f"there is no {gone[0]}" if gone else None
+        base = ROOT / module.replace(".", "/")
+        found = next(
+            (p for p in (base.with_suffix(".py"), base / "__main__.py") if p.is_file()), None
+        )
+    else:
+        found, rest = ROOT / words[0], words[1:]
+    if found is None or not found.is_file():
+        return f"there is no {words}"
+    return _options_in_source(found, rest)
+
+
+def _options_in_source(path: Path, words: list[str]) -> str | None:
+    """Options stand in the source of the program, or of what its folder shares."""
+    text = path.read_text(encoding="utf-8")
+    for word in words:
+        option = word.partition("=")[0]
+        if option.startswith("--") and f'"{option}"' not in text:
+            return f"{path.name} has no {option}"
+    return None

@@ -1,0 +1,77 @@
+"""What the documents say without running it: languages, marks, command lines, options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import RUNS, TEXT, blocks_of, fate, inline_commands, is_log, pages
+from tests.docs.commands import fault, lines_of, unknown_options
+
+PAGES = pages()
+GUIDE = [page for page in PAGES if not is_log(page)]
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=name)
+def test_a_block_says_what_it_is(page: Path) -> None:
+    for block in blocks_of(page):
+        assert block.language in RUNS + TEXT, f"{block}: fence it, with one of {RUNS + TEXT}"
+        assert not block.mark or block.language in RUNS, f"{block}: nothing runs it anyway"
+        if block.language == "json":
+            for line in block.code.splitlines() if "\n{" in block.code else [block.code]:
+                json.loads(line)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_exist(page: Path) -> None:
+    faults = []
+    for block in blocks_of(page):
+        if block.language == "bash" or (is_log(page) and block.language == ""):
+            found = [(words, fault(words)) for words in lines_of(block.code)]
+            faults += [f"{block}: {' '.join(words)}: {why}" for words, why in found if why]
+    assert not faults, "\n".join(faults)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_options_within_sentences_exist(page: Path) -> None:
+    for command in inline_commands(page):
+        assert not unknown_options(command.split()[1:]), command
+
+
+def test_python_that_is_not_run_compiles() -> None:
+    for page in PAGES:
+        for block in blocks_of(page):
+            if block.language == "python":
+                compile(block.code, str(block), "exec")
+
+
+def test_most_blocks_run() -> None:
+    fates = [fate(block) for page in GUIDE for block in blocks_of(page)]
+    n_run = sum(one.startswith("run") for one in fates)
+    n_parsed = fates.count("parsed")
+    assert n_run >= 2 * n_parsed, f"{n_run} blocks run, {n_parsed} are only parsed"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pyllama-spec generate -m model.gguf -p x --no-such",
+        "pyllama-spec nothing",
+        "make nothing",
+        "pip install '.[nothing]'",
+        "python -m benchmarks.nothing",
+        "python -m benchmarks.profit --no-such",
+        "python -m pytest tests/nothing",
+        "nothing at all",
+    ],
+)
+def test_a_wrong_command_is_seen(command: str) -> None:
+    [words] = lines_of(command)
+    assert fault(words)
+    assert unknown_options(["bench", "--no-such", "-m", "x"]) == ["--no-such"]

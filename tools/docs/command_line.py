@@ -1,0 +1,115 @@
+"""Writes docs/command-line.md: every command with its options and their defaults.
+
+``python -m tools.docs.command_line`` writes the page; tests/docs compares it with the parsers, so
+that it cannot fall behind them. What is said here by hand is the page's beginning alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyllama_spec.cli.entry import command_parser
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
+_HEAD = """# Command line
+Made by `python -m tools.docs.command_line` from the parsers of the commands themselves.
+
+```bash
+pyllama-spec --version
+pyllama-spec generate --help
+```
+
+On a terminal, drafted and accepted tokens are green and the target's own are plain; the figures follow on stderr. Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
+
+A line of a `--prompts` file is a prompt or a chat; `train` needs neither id nor category:
+
+```json
+{"id": "a", "category": "b", "prompt": "..."}
+{"id": "c", "category": "b", "messages": [{"role": "user", "content": "..."}]}
+```
+"""  # noqa: E501 - a paragraph of a page is a line
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parsers below this one that have options of their own, with what help says of each."""
+    for action in parser._actions:
+        if not isinstance(action, argparse._SubParsersAction):
+            continue
+        said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        for name, command in action.choices.items():
+            below = list(_commands(command))
+            yield from below or [(said.get(name, ""), command)]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _value(action: argparse.Action) -> str:
+    """What stands behind an option: its metavar, or its choices."""
+    if action.nargs == 0:
+        return ""
+    if action.metavar is not None:
+        return str(action.metavar)
+    if action.choices is not None:
+        return "|".join(str(choice) for choice in action.choices)
+    return action.dest.upper() if action.option_strings else action.dest
+
+
+def _default(action: argparse.Action, said: str) -> str:
+    """The default, in the words of the help where it has them."""
+    if action.required:
+        return "required"
+    if said.endswith("]"):
+        return said[said.rindex("[") + 1 : -1]
+    if not action.option_strings or action.default in (None, argparse.SUPPRESS, [], ()):
+        return ""
+    return "off" if action.nargs == 0 and action.default is False else str(action.default)
+
+
+def _row(action: argparse.Action) -> str:
+    said = _cell((action.help or "") % {**vars(action), "prog": "pyllama-spec"})
+    default = _default(action, said)
+    if said.endswith("]"):
+        said = said[: said.rindex("[")].rstrip()
+    if action.option_strings:
+        value = _value(action)
+        names = [
+            f"`{name} {value}`" if value else f"`{name}`" for name in action.option_strings[-1:]
+        ]
+        shown = ", ".join([f"`{name}`" for name in action.option_strings[:-1]] + names)
+    else:
+        shown = f"`{_value(action)}`"
+    return f"| {_cell(shown)} | {said} | {default} |"
+
+
+def _section(said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"\n## {parser.prog}"
+    about = parser.description or said
+    yield f"{about[:1].upper()}{about[1:]}{'' if about.endswith('.') else '.'}\n"
+    if parser.epilog:
+        yield f"{parser.epilog}\n"
+    for group in parser._action_groups:
+        actions = [one for one in group._group_actions if not isinstance(one, argparse._HelpAction)]
+        if not actions:
+            continue
+        if group.title not in ("options", "positional arguments"):
+            yield f"**{str(group.title).capitalize()}**\n"
+        yield "| option | what | default |\n|---|---|---|"
+        yield from (_row(action) for action in actions)
+        yield ""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_HEAD.rstrip()]
+    for said, parser in _commands(command_parser()):
+        parts += _section(said, parser)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -1,0 +1,140 @@
+"""Writes docs/results.md from the files of `bench --json` in docs/results/.
+
+    pyllama-spec bench -m TARGET.gguf -d DRAFT.gguf --json run.json
+    python -m tools.docs.results run.json      takes a run in, without its record of single rounds
+    python -m tools.docs.results               writes the page; tests/docs compares it
+
+A figure of the page stands in a file, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
+Result = dict[str, Any]
+
+_HEAD = """# Results
+Made by `python -m tools.docs.results` from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/: each figure stands in one of them. Total tokens over total seconds of decoding, never a mean of rates; plain decoding and decoding with the draft take turns, prompt by prompt. The prompts are those of the package, none of which the drafts were trained on; greedy, chat template, the controller on. Your machine and model: run the command.
+"""  # noqa: E501 - a paragraph of a page is a line
+
+
+def load() -> list[tuple[Path, Result]]:
+    """The runs, by the names of their files."""
+    return [(path, json.loads(path.read_text("utf-8"))) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def take_in(source: Path) -> Path:
+    """Puts a run into docs/results/; what each single round did is left out."""
+    run: Result = json.loads(source.read_text("utf-8"))
+    for prompt in run["prompts"]:
+        prompt.pop("turns", None)
+    path = FOLDER / source.name
+    path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _n(value: float | None, digits: int = 2) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _row(name: str, one: Result, same: str) -> str:
+    cells = [
+        name, _n(one["plain_tps"], 1), _n(one["spec_tps"], 1), _n(one["speedup"]),
+        _n(one["end_to_end_speedup"]), _n(one["acceptance_rate"]), _n(one["tokens_per_round"]),
+        same,
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+_COLUMNS = (
+    "plain tok/s | with the draft | speed-up | end to end | accepted | tokens per round | same text"
+)
+_RULE = "|---" * 8 + "|"
+
+
+def _same(run: Result) -> str:
+    n = sum(prompt["same_text"] for prompt in run["prompts"])
+    return f"{n} of {len(run['prompts'])}"
+
+
+def _name(run: Result) -> str:
+    target = Path(run["files"]["target"]["name"]).stem
+    return f"{target}, {run['settings']['drafter']}"
+
+
+def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
+    yield f"| run | worst prompt | {_COLUMNS} |\n|---{_RULE}"
+    for _, run in runs:
+        worst = min(run["prompts"], key=lambda prompt: float(prompt["speedup"]))
+        name = f"{_name(run)} | {worst['speedup']:.2f}, {worst['id']}"
+        yield _row(name, run["summary"], _same(run))
+    yield ""
+
+
+def _machine(run: Result) -> str:
+    machine, load = run["machine"], run["load_average_start"][0]
+    kernels = sorted(set(machine["row_kernels"].values()))
+    return (
+        f"{machine['cpu_model']}, {run['settings']['n_threads']} threads, "
+        f"row kernels {', '.join(kernels)}; load average {load:.0f} when it began"
+    )
+
+
+def _depths(run: Result) -> Iterator[str]:
+    depths = run["acceptance_by_depth"]
+    if not depths:
+        return
+    numbers = " | ".join(str(depth + 1) for depth in range(len(depths)))
+    rates = " | ".join(_n(depth["rate_of_drafted"]) for depth in depths)
+    yield f"\n| depth of the draft | {numbers} |\n{'|---' * (len(depths) + 1)}|"
+    yield f"| accepted, of those verified there | {rates} |"
+
+
+def _section(path: Path, run: Result) -> Iterator[str]:
+    yield f"\n## {_name(run)}"
+    yield f"```text\n{run['command']}\n```\n"
+    said = f"{run['started'][:10]}; {_machine(run)}. All figures: docs/results/{path.name}."
+    spread = run["summary"]["speedup_over_repeats"]
+    if spread is not None and run["settings"]["repeats"] > 1:
+        said += (
+            f" Speed-up of each of {run['settings']['repeats']} repeats over all prompts: median "
+            f"{spread['median']:.2f} ({spread['min']:.2f} .. {spread['max']:.2f})."
+        )
+    yield said
+    yield from (f"\nNote: {note}." for note in run["notes"])
+    yield f"\n| prompts | {_COLUMNS} |\n{_RULE}"
+    for name, one in run["categories"].items():
+        same = [prompt["same_text"] for prompt in run["prompts"] if prompt["category"] == name]
+        yield _row(name, one, f"{sum(same)} of {len(same)}")
+    yield from _depths(run)
+    yield "\n### Prompt by prompt: " + _name(run)
+    yield f"| prompt | {_COLUMNS} |\n{_RULE}"
+    for prompt in run["prompts"]:
+        yield _row(prompt["id"], prompt, "yes" if prompt["same_text"] else "no")
+
+
+def page() -> str:
+    """The whole page."""
+    runs = load()
+    parts = [_HEAD, *_overview(runs)]
+    for path, run in runs:
+        parts += _section(path, run)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def main(argv: list[str]) -> None:
+    """Takes runs in, and writes the page."""
+    for name in argv:
+        print(take_in(Path(name)))
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

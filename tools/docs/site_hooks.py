@@ -1,0 +1,113 @@
+"""Hooks of mkdocs: the site takes in what docs/ links to in the rest of the repository.
+
+A page may say `[a program](../examples/drop_in.py)`: the link works where the repository is read,
+and on the site it leads to a page with the file in it. Drawings of docs/assets are put into the
+page itself, so that their colours follow the reader's choice of light and dark.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = "docs"
+# Where files from outside of docs/ lie on the site.
+TAKEN_IN = "repository"
+_LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
+_DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_IMAGES = (".png", ".svg", ".jpg")
+
+
+def target_of(link: str, source: str) -> str | None:
+    """The file of the repository that a link of the file `source` leads to; None for none."""
+    if "://" in link or link.startswith(("/", "mailto:")):
+        return None
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    if (ROOT / path).is_dir():
+        path = posixpath.join(path, "README.md")
+    return path if not path.startswith("..") and (ROOT / path).is_file() else None
+
+
+def place_on_site(path: str) -> str:
+    """Where a file of the repository lies among the site's sources."""
+    if path.startswith(f"{DOCS}/"):
+        return path.removeprefix(f"{DOCS}/")
+    is_as_it_is = path.endswith((".md", *_IMAGES))
+    return f"{TAKEN_IN}/{path}" if is_as_it_is else f"{TAKEN_IN}/{path}.md"
+
+
+def linked(text: str, source: str) -> Iterator[str]:
+    """The files outside of docs/ that a page links to."""
+    for match in _LINK.finditer(_FENCE.sub("", text)):
+        path = target_of(match[2], source)
+        if path is not None and not path.startswith(f"{DOCS}/"):
+            yield path
+
+
+def as_page(path: str) -> str:
+    """The Markdown of a page that shows a file."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        return text
+    language = {".py": "python", ".cpp": "cpp", ".h": "cpp"}.get(Path(path).suffix, "text")
+    return f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds what is linked to, and what that links to."""
+    from mkdocs.structure.files import File
+
+    pages = [file for file in files if file.src_uri.endswith(".md")]
+    waiting = [(file.content_string, f"{DOCS}/{file.src_uri}") for file in pages]
+    taken: set[str] = set()
+    while waiting:
+        text, source = waiting.pop()
+        for path in linked(text, source):
+            if path in taken:
+                continue
+            taken.add(path)
+            place = place_on_site(path)
+            if path.endswith(_IMAGES):
+                files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))
+                continue
+            content = as_page(path)
+            files.append(File.generated(config, place, content=content))
+            if path.endswith(".md"):
+                waiting.append((content, path))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Leads links to where the files lie on the site, and puts drawings in."""
+    del config
+    here = page.file.src_uri
+    is_taken_in = here.startswith(f"{TAKEN_IN}/")
+    source = here.removeprefix(f"{TAKEN_IN}/") if is_taken_in else f"{DOCS}/{here}"
+
+    def moved(match: re.Match[str]) -> str:
+        path = target_of(match[2], source)
+        if path is None or files.get_file_from_path(place_on_site(path)) is None:
+            return match[0]
+        place = posixpath.relpath(place_on_site(path), posixpath.dirname(here) or ".")
+        return f"{match[1]}{place}{match[3] or ''}{match[4]}"
+
+    def drawn(match: re.Match[str]) -> str:
+        svg = (ROOT / DOCS / match[1]).read_text(encoding="utf-8")
+        return f'<div class="drawing">{svg[svg.index("<svg") :].strip()}</div>'
+
+    parts, last = [], 0
+    for fence in _FENCE.finditer(markdown):
+        parts += [_LINK.sub(moved, markdown[last : fence.start()]), fence[0]]
+        last = fence.end()
+    text = "".join([*parts, _LINK.sub(moved, markdown[last:])])
+    return _DRAWING.sub(drawn, text)
