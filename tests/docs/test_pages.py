@@ -1,0 +1,71 @@
+"""The blocks of README and docs/ run as they stand there, in a folder with the files they name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs import kit
+from tests.docs.blocks import ROOT, blocks_of, is_log, pages
+
+# Pages that a toy is enough for; the others run SmolLM2.
+TOY = frozenset(("README.md", "start.md", "train.md", "convert.md", "command-line.md"))
+GUIDE = [page for page in pages() if not is_log(page)]
+
+
+def with_code(language: str) -> list[Path]:
+    """Pages with such blocks that run."""
+    return [
+        page for page in GUIDE
+        if any(block.language == language and not block.mark for block in blocks_of(page))
+    ]  # fmt: skip
+
+
+def name(page: Path) -> str:
+    return page.name
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest, smollm2_q4_0: Path) -> Path:
+    """With what the page of the test needs."""
+    page: Path = request.node.callspec.params["page"]
+    if page.name in TOY:
+        return kit.tiny(tmp_path)
+    return kit.real(tmp_path, smollm2_q4_0)
+
+
+def one_core() -> None:
+    """The engine's threads wait for each other: with a core that others use too, one is best."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+        os.sched_setaffinity(0, {cores[int(worker[2:]) % len(cores)]})
+
+
+def run(command: list[str], folder: Path, code: str = "") -> str:
+    """What it says; it must end well."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command, cwd=folder, input=code, capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}, preexec_fn=one_core,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", with_code("bash"), ids=name)
+def test_bash(page: Path, folder: Path) -> None:
+    for block in blocks_of(page):
+        if block.language == "bash" and not block.mark:
+            run(["bash", "-euo", "pipefail"], folder, block.code)
+
+
+@pytest.mark.parametrize("page", with_code("python"), ids=name)
+def test_python(page: Path, folder: Path) -> None:
+    said = run([sys.executable, "-m", "tests.docs.run_page", str(page)], folder)
+    n = sum(block.language == "python" and not block.mark for block in blocks_of(page))
+    assert said.count("-- line ") == n

@@ -1,0 +1,52 @@
+"""A newcomer with docs/start.md and nothing else: from a model to a draft of his own and a plot.
+
+The commands are those of the page, as they stand there, in its order; what a clone and an install
+would give is there already. The model is a toy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.blocks import ROOT, Block, blocks_of
+from tests.docs.test_pages import one_core
+from tests.models import model_path
+
+START = ROOT / "docs" / "start.md"
+SECTIONS = ("A model", "Prompt lookup", "Your own draft")
+
+
+def commands() -> list[Block]:
+    """What a newcomer types, of the sections that lead to a draft of his own."""
+    return [
+        block for block in blocks_of(START)
+        if block.language == "bash" and block.section in SECTIONS and block.mark != "not run"
+    ]  # fmt: skip
+
+
+def test_from_a_model_to_a_draft_and_a_plot(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(model_path("llama", n_layer=3))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for block in commands():
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail"], cwd=tmp_path, input=block.code, capture_output=True,
+            text=True, timeout=900, check=False, env={**os.environ, "PATH": path},
+            preexec_fn=one_core,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    figures = json.loads((tmp_path / "bench.json").read_text("utf-8"))
+    assert figures["settings"]["drafter"] == "eagle3"
+    assert figures["summary"]["same_text"] is True
+    assert figures["summary"]["rounds"] > 0
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "rehearsal.gguf").stat().st_size > 10_000
+
+
+def test_the_page_leads_there() -> None:
+    code = "".join(block.code for block in commands())
+    assert [word for word in ("doctor", "generate", "train eagle3", "bench", "--plot")
+            if word not in code] == []  # fmt: skip
