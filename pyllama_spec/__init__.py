@@ -60,6 +60,7 @@ else:
             "WithLookup": "pyllama_spec.drafters",
             "__version__": "pyllama_spec._version",
         },
+        ("bench", "convert", "drafters", "engine", "gguf", "llama_cpp", "speculative", "train"),
     )
 
 __all__ = [

@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
 def later(
-    package: str, names: Mapping[str, str]
+    package: str, names: Mapping[str, str], packages: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """__getattr__ and __dir__ of a package; type checkers are told the names by an import.
 
     Args:
         package: its __name__.
         names: name -> the module that has it.
+        packages: those below it that are for users.
 
     """
     own = vars(sys.modules[package])
 
     def get(name: str) -> Any:
+        if name in packages:
+            return import_module(f"{package}.{name}")
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         own[name] = found = getattr(import_module(names[name]), name)
         return found
 
-    def listed() -> list[str]:
-        return sorted({*own, *names})
+    return get, public(package, packages)
 
-    return get, listed
+
+def public(package: str, more: Sequence[str] = ()) -> Callable[[], list[str]]:
+    """__dir__ of a package: what is in __all__, and nothing that only its own code needs.
+
+    Args:
+        package: its __name__.
+        more: names beside those of __all__.
+
+    """
+    own = vars(sys.modules[package])
+
+    def listed() -> list[str]:
+        return sorted({*own["__all__"], *more, *(name for name in own if name.startswith("__"))})
+
+    return listed

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
+
+from pyllama_spec.notebook import is_notebook, notebook_bar
 
 _BAR_WIDTH = 24
 # To the beginning of the line, and nothing to its end.
@@ -33,11 +35,12 @@ def dim(text: str, stream: TextIO | None) -> str:
 
 
 class ProgressBar:
-    """One line on a terminal's stderr; silent elsewhere.
+    """One line on a terminal's stderr, or a bar of tqdm in a notebook; silent elsewhere.
 
     Args:
         label: what is going on.
         stream: where it is drawn.
+
     """
 
     def __init__(self, label: str, stream: TextIO | None = None) -> None:
@@ -47,7 +50,16 @@ class ProgressBar:
         self._is_shown = False
         with contextlib.suppress(ValueError, AttributeError):  # closed, or no stream of Python's
             self._is_shown = self._stream is not None and self._stream.isatty()
+        # Its own output is that of stderr, and of no file that was given.
+        self._has_widget = not self._is_shown and stream is None and is_notebook()
+        # Made when it is drawn first: a bar that never is leaves no empty line.
+        self._widget: Any = None
         self._last = -1
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether anybody sees it."""
+        return self._is_shown or self._has_widget
 
     def __call__(self, fraction: float) -> None:
         """Draws the bar at 0.0 .. 1.0 if it has grown, and takes it away at 1.0."""
@@ -61,6 +73,9 @@ class ProgressBar:
 
     def draw(self, fraction: float, note: str = "") -> None:
         """Draws the bar at 0.0 .. 1.0, with a few words behind it."""
+        if self._has_widget:
+            self._draw_widget(fraction, note)
+            return
         filled = int(_BAR_WIDTH * min(max(fraction, 0.0), 1.0))
         bar = "#" * filled + "." * (_BAR_WIDTH - filled)
         state = f"{int(100 * fraction):3d}% {note}".rstrip()
@@ -69,6 +84,17 @@ class ProgressBar:
     def clear(self) -> None:
         """Takes the bar away."""
         self._write(_CLEAR)
+        if self._widget is not None:
+            self._widget.close()
+            self._widget = None
+
+    def _draw_widget(self, fraction: float, note: str) -> None:
+        if self._widget is None:
+            self._widget = notebook_bar(self._label)
+        if self._widget is not None:
+            self._widget.set_postfix_str(note, refresh=False)
+            self._widget.n = int(100 * min(max(fraction, 0.0), 1.0))
+            self._widget.refresh()
 
     def _write(self, text: str) -> None:
         if self._stream is None or not self._is_shown:

@@ -10,6 +10,7 @@ from pyllama_spec.bench.report import to_json
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.bench.table import table
 from pyllama_spec.generation.prompt_file import Prompt
+from pyllama_spec.later import public
 
 __all__ = [
     "BenchConfig",
@@ -24,3 +25,5 @@ __all__ = [
     "table",
     "to_json",
 ]
+
+__dir__ = public(__name__)

@@ -196,8 +196,7 @@ def print_pieces(generation: Generation, *, silent: bool) -> None:
     colour = has_colour(sys.stdout)
     for piece in generation:
         if not silent:
-            drafted = colour and bool(piece.from_draft) and all(piece.from_draft)
-            print(paint(piece.text, is_drafted=drafted), end="", flush=True)
+            print(paint(piece.text, is_drafted=colour and piece.is_drafted), end="", flush=True)
     if not silent:
         print()
 

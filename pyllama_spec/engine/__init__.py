@@ -22,6 +22,7 @@ from pyllama_spec.engine.system import (
     system_info,
 )
 from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.later import public
 
 __all__ = [
     "Adapter",
@@ -51,3 +52,5 @@ __all__ = [
     "system_info",
     "thread_log_level",
 ]
+
+__dir__ = public(__name__)

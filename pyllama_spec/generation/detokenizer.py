@@ -27,6 +27,11 @@ class Piece:
     from_draft: tuple[bool, ...] = ()
     finish_reason: str | None = None
 
+    @property
+    def is_drafted(self) -> bool:
+        """Whether there are tokens behind it, and all of them were drafted and accepted."""
+        return bool(self.from_draft) and all(self.from_draft)
+
 
 @dataclass(slots=True)
 class _Group:

@@ -43,6 +43,8 @@ class GenerationRecord:
         text: what came out, without stop strings and end tokens.
         tokens: its ids, up to the last one that gave some of the text. An end token is not there.
         from_draft: for each of them, whether it was drafted and accepted.
+        spans: the text in stretches: where each ends in it, and whether all of its tokens were
+            drafted and accepted.
         logprobs: for each of them, if the request asked for it.
         finish_reason: "stop" or "length" at the end, else None.
         stats: counts of all rounds, also of tokens behind a stop string.
@@ -54,6 +56,7 @@ class GenerationRecord:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
+    spans: list[tuple[int, bool]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -68,6 +71,10 @@ class GenerationRecord:
     def add(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> None:
         """Appends a piece. `logprobs` are those of all tokens of the generation until now."""
         self.text += piece.text
+        if piece.text:
+            if self.spans and self.spans[-1][1] == piece.is_drafted:
+                self.spans.pop()
+            self.spans.append((len(self.text), piece.is_drafted))
         self.tokens += piece.tokens
         self.from_draft += piece.from_draft
         self.logprobs += logprobs[len(self.logprobs) : len(self.tokens)]

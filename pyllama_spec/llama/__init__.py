@@ -1,5 +1,8 @@
 """Llama: what users of llama-cpp-python expect."""
 
+from pyllama_spec.later import public
 from pyllama_spec.llama.llama import Llama, LlamaState
 
 __all__ = ["Llama", "LlamaState"]
+
+__dir__ = public(__name__)

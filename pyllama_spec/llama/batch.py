@@ -8,7 +8,9 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from pyllama_spec.errors import CancelledError, ClosedError, ContextFullError, PyllamaSpecError
+from pyllama_spec.generation.generation import GenerationRecord
 from pyllama_spec.llama.responses import Completion, Envelope, Response
+from pyllama_spec.llama.result import Result
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
 
@@ -99,7 +101,9 @@ def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bo
                 partial: Any = error
                 partial.partial_choices = choices
             raise
-    return {**envelope.wrap("text_completion", {}), "choices": choices, **_sums(completions, begin)}
+    whole = envelope.wrap("text_completion", {})
+    records = [completion.generation.record for completion in completions]
+    return Result({**whole, "choices": choices, **_sums(records, begin)}, records)
 
 
 def _choice(completion: Completion, i: int) -> Response:
@@ -110,8 +114,7 @@ def _choice(completion: Completion, i: int) -> Response:
     return choice
 
 
-def _sums(completions: Sequence[Completion], begin: float) -> Response:
-    records = [completion.generation.record for completion in completions]
+def _sums(records: Sequence[GenerationRecord], begin: float) -> Response:
     stats, usage = SpeculationStats(), dict.fromkeys(records[0].usage, 0)
     for record in records:
         stats.add(record.stats)

@@ -14,6 +14,7 @@ from pyllama_spec.errors import ForkedError
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.generation import Generation, GenerationRecord
 from pyllama_spec.generation.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+from pyllama_spec.llama.result import Result
 
 Response = dict[str, Any]
 
@@ -149,8 +150,8 @@ class Completion:
 
     def whole(self, envelope: Envelope) -> Response:
         """The whole response."""
-        choice = self.choice()
-        return {**envelope.wrap("text_completion", choice), **figures(self.generation.record)}
+        record, choice = self.generation.record, self.choice()
+        return Result({**envelope.wrap("text_completion", choice), **figures(record)}, [record])
 
     def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
         """The response in chunks; the last one has the finish_reason and the figures."""
@@ -186,7 +187,7 @@ def chat_completion(
         "logprobs": chat_logprobs(vocab, record.logprobs) if logprobs else None,
         "finish_reason": record.finish_reason,
     }
-    return {**envelope.wrap("chat.completion", choice), **figures(record)}
+    return Result({**envelope.wrap("chat.completion", choice), **figures(record)}, [record])
 
 
 def chat_chunks(

@@ -9,6 +9,7 @@ from pyllama_spec.engine import Vocab
 from pyllama_spec.generation.generation import Generation
 from pyllama_spec.generation.logprobs import chat_logprobs
 from pyllama_spec.llama.responses import Envelope, Response, figures
+from pyllama_spec.llama.result import Result
 from pyllama_spec.llama.tools import Answer, AnswerReader, ToolRequest
 
 
@@ -59,7 +60,7 @@ def tool_completion(
         "logprobs": chat_logprobs(vocab, record.logprobs) if logprobs else None,
         "finish_reason": "tool_calls" if is_call else record.finish_reason,
     }
-    return {**envelope.wrap("chat.completion", choice), **figures(record)}
+    return Result({**envelope.wrap("chat.completion", choice), **figures(record)}, [record])
 
 
 class _Deltas:

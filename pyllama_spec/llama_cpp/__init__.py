@@ -14,8 +14,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pyllama_spec.later import public
 from pyllama_spec.llama.their_draft import LlamaPromptLookupDecoding
-from pyllama_spec.llama_cpp.install import install, uninstall
+from pyllama_spec.llama_cpp.install import PARTS, install, uninstall
 from pyllama_spec.llama_cpp.llama import (
     BaseLlamaCache,
     Llama,
@@ -39,6 +40,8 @@ from pyllama_spec.llama_cpp.llama_tokenizer import (
 
 # The version of llama-cpp-python whose names these are: programs ask for it.
 __version__ = "0.3.36"
+
+_TYPING = ("Any", "Literal", "TypedDict", "annotations")
 
 __all__ = [
     "BaseLlamaCache",
@@ -71,6 +74,8 @@ def __getattr__(name: str) -> Any:
     # Types of answers, and numbers: a program that asks for none does without them.
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in PARTS:
+        return import_module(f"{__name__}.{name}")
     types = import_module(f"{__name__}.llama_types")
     numbers = import_module(f"{__name__}.llama_cpp")
     if name in globals():  # one of these two
@@ -79,4 +84,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *dir(import_module(f"{__name__}.llama_types"))})
+    own = vars(import_module(f"{__name__}.llama_types"))
+    # But for what that module itself imports.
+    names = [name for name in own if name[0] != "_" and name not in _TYPING]
+    return public(__name__, [*names, *PARTS])()

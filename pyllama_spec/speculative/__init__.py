@@ -1,5 +1,6 @@
 """The round, acceptance, rollback, and what they count."""
 
+from pyllama_spec.later import public
 from pyllama_spec.speculative.acceptance import (
     AcceptanceRule,
     RowObserver,
@@ -44,3 +45,5 @@ __all__ = [
     "make_controller",
     "sample_and_match",
 ]
+
+__dir__ = public(__name__)

@@ -1,5 +1,6 @@
 """Training drafts for any GGUF target, from the target's own text: EAGLE-3 heads and DFlash."""
 
+from pyllama_spec.later import public
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.dflash.config import DFlashFitConfig, DFlashHeadConfig, DFlashTrainConfig
 from pyllama_spec.train.dflash.door import train_dflash
@@ -21,3 +22,5 @@ __all__ = [
     "train_dflash",
     "train_eagle3",
 ]
+
+__dir__ = public(__name__)

@@ -10,6 +10,8 @@ from pyllama_spec.terminal import ProgressBar
 
 # Seconds between two states of the bar, and between two lines of a file that say the same.
 _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
+# The share of a stage, or the seconds of it, from which on the time left is told.
+_SURE, _FIRST_GUESS_S = 0.005, 30.0
 
 
 class Reporter(Protocol):
@@ -37,8 +39,8 @@ class SilentReporter:
 class TerminalReporter:
     """Prints lines, and how far a stage is, with the time left.
 
-    That is a bar on a terminal, and a line each minute where there is none: in the log of a job,
-    or under nohup, an hour of silence looks like a hang.
+    That is a bar on a terminal or in a notebook, and a line each minute where there is none: in the
+    log of a job, or under nohup, an hour of silence looks like a hang.
 
     Args:
         stream: where to; stderr by default.
@@ -46,10 +48,10 @@ class TerminalReporter:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._is_terminal = self._stream.isatty()
+        self._given, self._stream = stream, stream or sys.stderr
         self._stage, self._started, self._from = "", 0.0, 0.0
-        self._bar = ProgressBar("", self._stream)
+        self._bar = ProgressBar("", stream)
+        self._has_bar = self._bar.is_shown
         self._said = 0.0
 
     def line(self, text: str) -> None:
@@ -62,22 +64,25 @@ class TerminalReporter:
         """Draws the bar, or prints a line if the last one was a minute ago."""
         now = monotonic()
         if stage != self._stage:
+            if self._stage:
+                self._bar.clear()
             self._stage, self._started, self._from = stage, now, fraction
-            self._bar = ProgressBar(stage, self._stream)
+            self._bar = ProgressBar(stage, self._given)
             # A bar is there at once; stages of seconds leave no line in a file.
-            self._said = now - _BAR_EVERY_S if self._is_terminal else now
-        if now - self._said < (_BAR_EVERY_S if self._is_terminal else _LINE_EVERY_S):
+            self._said = now - _BAR_EVERY_S if self._has_bar else now
+        if now - self._said < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
             return
         self._said = now
         state = f"{note}{self._left(now, fraction)}"
-        if self._is_terminal:
+        if self._has_bar:
             self._bar.draw(fraction, state)
         else:
             self.line(f"{stage}: {100 * fraction:3.0f}% {state}")
 
     def _left(self, now: float, fraction: float) -> str:
         done = fraction - self._from
-        if done < 0.005:
+        # The first sequences are short or slow by chance; half a minute is worth a first guess.
+        if done <= 0 or (done < _SURE and now - self._started < _FIRST_GUESS_S):
             return ""
         seconds = (now - self._started) * (1 - fraction) / done
         return f", {seconds / 60:.0f} min left" if seconds >= 60 else f", {seconds:.0f} s left"

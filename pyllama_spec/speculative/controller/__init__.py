@@ -1,5 +1,6 @@
 """How long a draft each round asks for and verifies: policy alone, no engine."""
 
+from pyllama_spec.later import public
 from pyllama_spec.speculative.controller.base import (
     Controller,
     FixedLength,
@@ -24,3 +25,5 @@ __all__ = [
     "Turn",
     "make_controller",
 ]
+
+__dir__ = public(__name__)
