@@ -35,7 +35,10 @@ def add_bench(commands: _Commands) -> None:
     add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
     add("--n-draft", type=int, help="most tokens to draft per round [the drafter's own]")
-    add("--p-min", type=float, default=None, help="stop drafting below this probability")
+    add(
+        "--p-min", type=float, default=None, metavar="P",
+        help="stop drafting below this probability, and nowhere else [as the controller says]",
+    )  # fmt: skip
     add(
         "--lookup", type=int, default=None, metavar="N",
         help="copy where the last N tokens stood before, without asking the draft; 0: never [5]",
@@ -49,7 +52,7 @@ def add_bench(commands: _Commands) -> None:
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
     add(
-        "--synthetic-acceptance", type=_probabilities, default=(), metavar="P1,P2,...",
+        "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
         help="accept by seeded coins with these probabilities by depth: speed apart from quality",
     )  # fmt: skip
     add("--temp", type=float, default=0.0, help="0 is greedy")
@@ -101,7 +104,7 @@ def run_bench(args: argparse.Namespace) -> int:
         n_threads=args.threads,
         n_gpu_layers=args.n_gpu_layers,
         n_ctx=args.n_ctx,
-        synthetic_acceptance=args.synthetic_acceptance,
+        synthetic_acceptance=args.synthetic_acceptance or (),
         peer=args.peer,
     )
     shown = None if sys.stderr.isatty() else _say

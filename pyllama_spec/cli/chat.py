@@ -188,9 +188,11 @@ class _Chat:
 
     def _reset(self, _: str) -> None:
         self._turns = []
+        print("A new conversation" + ("." if self._system is None else ", same system message."))
 
     def _set_system(self, text: str) -> None:
         self._system = text or None
+        print("The system message is set." if text else "There is no system message now.")
 
     def _draft(self, text: str) -> None:
         if text not in ("on", "off"):
@@ -199,6 +201,7 @@ class _Chat:
             print("There is no draft: begin with -d DRAFT.gguf or -d prompt-lookup.")
         else:
             self._switch.is_on = text == "on"
+            print(f"Drafts are {text}.")
 
     def _save(self, text: str) -> None:
         if not text:
@@ -206,6 +209,9 @@ class _Chat:
             return
         chat = {"id": "chat", "category": "chat", "messages": self._messages}
         try:
-            Path(text).write_text(json.dumps(chat, ensure_ascii=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            print(f"{text} cannot be written: {error.strerror or error}")
+            path = Path(text).expanduser()
+            path.write_text(json.dumps(chat, ensure_ascii=False) + "\n", encoding="utf-8")
+            print(f"{path}: {len(chat['messages'])} messages")
+        except (OSError, RuntimeError) as error:  # the second where nobody's home is known
+            reason = getattr(error, "strerror", None) or error
+            print(f"{text} cannot be written: {reason}")

@@ -26,7 +26,9 @@ def add_convert(commands: _Commands) -> None:
         "--target", type=Path, required=True, metavar="TARGET",
         help="the target's GGUF, or its folder with config.json and tokenizer.json",
     )  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.gguf")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft"
+    )
     parser.add_argument(
         "--type",
         choices=KINDS,

@@ -61,7 +61,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=None,
         metavar="P",
-        help="stop drafting below this probability, and nowhere else: the controller is off",
+        help="stop drafting below this probability, and nowhere else: the controller is off "
+        "[as the controller says]",
     )
     parser.add_argument(
         "--lookup", type=int, default=None, metavar="N",

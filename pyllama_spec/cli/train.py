@@ -113,7 +113,7 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
         "[%(default)g]")  # fmt: skip
     add("--type", choices=KINDS, default=default.export_type,
         help="type of the matrices in the file [%(default)s]")  # fmt: skip
-    add("-t", "--threads", type=int, help="CPU threads")
+    add("-t", "--threads", type=int, help="CPU threads [the physical cores]")
     add("-ngl", "--n-gpu-layers", type=int, default=0,
         help="layers of the target on the GPU; -1: all")  # fmt: skip
     add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")

@@ -186,6 +186,10 @@ def test_the_commands(perm: Path, tmp_path: Path) -> None:
     assert done.stderr.count("switched off with /draft") == 1
     for words in ("/system TEXT", "/draft on, or /draft off", "There is no /nothing", "cannot be"):
         assert words in done.stdout
+    # Each that changes something says so.
+    for words in ("Drafts are off.", "Drafts are on.", "message is set.", f"{kept}: 3 messages",
+                  "A new conversation, same system message."):  # fmt: skip
+        assert words in done.stdout
     found = json.loads(kept.read_text())["messages"]
     assert [one["role"] for one in found] == ["system", "user", "assistant"]
     assert found[0]["content"] == "Be brief."

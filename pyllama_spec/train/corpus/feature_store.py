@@ -3,10 +3,12 @@
 Of each shard three arrays, in the order of its tokens (dtypes as in generate.TargetFeatures): rows,
 top_ids and top_log_p. A sequence's last token may have none: nothing follows it. A shard is known
 by the hash of its tokens: an interruption may leave features of a shard that the corpus never got.
+Those of a shard that was interrupted lie in a file of their own until it is whole.
 """
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,16 @@ import numpy.typing as npt
 
 from pyllama_spec.train.corpus.generate import TargetFeatures
 from pyllama_spec.train.corpus.store import check_same
-from pyllama_spec.train.files import read_array, read_json, write_array, write_json
+from pyllama_spec.train.files import (
+    read_array,
+    read_json,
+    write_array,
+    write_atomic,
+    write_json,
+)
 
 INDEX = "index.json"
+_BEGUN = "begun.npz"
 _PARTS = ("rows", "top_ids", "top_log_p")
 
 
@@ -88,6 +97,35 @@ class FeatureStore:
         index = {**self._index, "shards": shards}
         write_json(self.folder / INDEX, index)
         self._index = index
+        (self.folder / _BEGUN).unlink(missing_ok=True)
+
+    def put_begun(self, sha256: str, features: Sequence[TargetFeatures]) -> None:
+        """Keeps those of a shard's first sequences, in place of what was kept so.
+
+        Raises:
+            TrainError: the disk is full.
+
+        """
+        if not features:
+            return
+        arrays: dict[str, Any] = {
+            part: np.concatenate([getattr(f, part) for f in features]) for part in _PARTS
+        }
+        arrays["lengths"] = np.array([len(f.rows) for f in features])
+        arrays["sha256"] = np.array(sha256)
+        write_atomic(self.folder / _BEGUN, lambda file: np.savez(file, **arrays))
+
+    def begun(self, sha256: str) -> list[TargetFeatures]:
+        """What put_begun() kept of the shard with these tokens; nothing if it cannot be read."""
+        try:
+            with np.load(self.folder / _BEGUN, allow_pickle=False) as kept:
+                if str(kept["sha256"]) != sha256:
+                    return []
+                ends = np.cumsum(kept["lengths"])[:-1]
+                parts = [np.split(kept[part], ends) for part in _PARTS]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return []
+        return [TargetFeatures(*arrays) for arrays in zip(*parts, strict=True)]
 
     def get(self, shard: int, start: int, end: int) -> TargetFeatures:
         """Those of tokens start .. end - 1 of a shard: views into its files.

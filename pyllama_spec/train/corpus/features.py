@@ -157,6 +157,7 @@ def store_features(
 
     Raises:
         TrainError: the disk is full; what was made so far is kept.
+        KeyboardInterrupt: after Ctrl-C; what was made so far is kept.
 
     """
     missing = [i for i in range(n_shards) if not store.has(i, texts.sha256(i))]
@@ -168,12 +169,14 @@ def store_features(
         for shard in missing:
             if not store.has_room(texts.n_tokens(shard)):
                 return
-            features = []
-            for sequence in texts.read(shard):
+            features = store.begun(texts.sha256(shard))
+            done += sum(len(one.rows) for one in features)
+            for sequence in texts.read(shard)[len(features) :]:
                 features.append(live.of(sequence))
                 done += len(sequence.tokens)
                 if on_progress is not None:
                     on_progress(done, total)
                 if interrupted.is_set():
+                    store.put_begun(texts.sha256(shard), features)
                     raise KeyboardInterrupt
             store.put(shard, texts.sha256(shard), features)
