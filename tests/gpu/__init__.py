@@ -1,1 +1,1 @@
-"""Tests that need a device beside the CPU: `make test-gpu`, or `make test-vulkan` with one of software."""
+"""Tests on a device beside the CPU: `make test-gpu`, or `make test-vulkan` with one of software."""

@@ -7,6 +7,7 @@ made the draft's logits wrong now and then, which only many rounds show.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import generate
 
 Rows = npt.NDArray[np.float32]
-# A device of software computes some rounds per second, and what many rounds would find is a fault of real ones.
+# One of software computes some rounds per second; what many rounds would find are faults of others.
 IS_SOFTWARE = any("llvmpipe" in device.description for device in devices())
 N_ROUNDS = 25 if IS_SOFTWARE else 1000
 N_CHAINS = 5 if IS_SOFTWARE else 100
@@ -58,7 +59,7 @@ def test_perm_is_accepted_whole(n_draft: int) -> None:
     ],
 )
 def test_perm_is_accepted_whole_in_every_placement(
-    target: int, head: int, options: dict[str, bool]
+    target: int, head: int, options: dict[str, Any]
 ) -> None:
     model = Model(model_path("perm"), n_gpu_layers=target)
     assert sum(n for name, n in model.placement.items() if name != "CPU") == (
