@@ -14,7 +14,9 @@ from pyllama_spec.cli.entry import command_parser
 from tests.docs.blocks import ROOT
 
 # Of the system, or of others.
-_FOREIGN = frozenset(("git", "cd", "ln", "mkdir", "llama-server", "bash", "python3", "export"))
+_FOREIGN = frozenset(
+    ("git", "cd", "echo", "ln", "mkdir", "llama-server", "bash", "python3", "export")
+)
 _MODULES_OF_OTHERS = frozenset(("pytest", "pip", "venv"))
 
 

@@ -44,18 +44,14 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(text.split()).replace("|", "/").replace("<", "&lt;")
 
 
 def _value(action: argparse.Action) -> str:
-    """What stands behind an option: its metavar, or its choices."""
-    if action.nargs == 0:
+    """What stands behind an option; nothing where choices are listed."""
+    if action.nargs == 0 or (action.choices is not None and action.metavar is None):
         return ""
-    if action.metavar is not None:
-        return str(action.metavar)
-    if action.choices is not None:
-        return "|".join(str(choice) for choice in action.choices)
-    return action.dest.upper() if action.option_strings else action.dest
+    return str(action.metavar or action.dest.upper())
 
 
 def _default(action: argparse.Action, said: str) -> str:
@@ -74,14 +70,11 @@ def _row(action: argparse.Action) -> str:
     default = _default(action, said)
     if said.endswith("]"):
         said = said[: said.rindex("[")].rstrip()
-    if action.option_strings:
-        value = _value(action)
-        names = [
-            f"`{name} {value}`" if value else f"`{name}`" for name in action.option_strings[-1:]
-        ]
-        shown = ", ".join([f"`{name}`" for name in action.option_strings[:-1]] + names)
-    else:
-        shown = f"`{_value(action)}`"
+    if action.choices is not None and action.nargs != 0:
+        said = f"{said}{': ' if said else ''}{', '.join(f'`{one}`' for one in action.choices)}"
+    *others, last = action.option_strings or [""]
+    names = [*others, f"{last} {_value(action)}".strip()]
+    shown = ", ".join(f"`{name}`" for name in names)
     return f"| {_cell(shown)} | {said} | {default} |"
 
 
@@ -97,9 +90,10 @@ def _section(said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             continue
         if group.title not in ("options", "positional arguments"):
             yield f"**{str(group.title).capitalize()}**\n"
+        yield '<div class="options" markdown>\n'
         yield "| option | what | default |\n|---|---|---|"
         yield from (_row(action) for action in actions)
-        yield ""
+        yield "\n</div>\n"
 
 
 def page() -> str:
