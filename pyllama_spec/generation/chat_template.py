@@ -29,7 +29,7 @@ from pyllama_spec.generation.caller_text import (
     strings_of,
 )
 from pyllama_spec.generation.chat_tokens import tokenize_chat
-from pyllama_spec.generation.messages import check_messages
+from pyllama_spec.generation.messages import as_read, check_messages
 
 CHATML = (
     "{% for message in messages %}"
@@ -199,7 +199,7 @@ class ChatTemplate:
             "documents": None,
         }  # fmt: skip
         given = {"tools": [dict(tool) for tool in tools] if tools else None, **variables}
-        text = self._run(checked, {**own, **given})
+        text, checked = as_read(checked, lambda shown: self._run(shown, {**own, **given}))
 
         def run(shown: Sequence[dict[str, Any]], values: Mapping[str, Any]) -> str:
             return self._run(shown, {**own, **values})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+T = TypeVar("T")
 
 
 def check_messages(messages: object) -> list[dict[str, Any]]:
@@ -34,9 +36,30 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
             )
         content = _text(message.get("content"), i)
         if content is None and not message.get("tool_calls"):
-            raise ArgumentError(f"messages[{i}] has no content")
+            # A call in OpenAI's older form, of which no template knows.
+            if not message.get("function_call"):
+                raise ArgumentError(f"messages[{i}] has no content")
+            content = ""
         out.append({**message, "content": content})
     return out
+
+
+def as_read(
+    messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], T]
+) -> tuple[T, list[dict[str, Any]]]:
+    """What a template makes of messages, and the messages that it read.
+
+    A call of tools has no content, which a template that knows no tools puts into its text: where
+    it fails on that, it gets "" instead. So the answers of create_chat_completion() can be given
+    back to any model.
+    """
+    try:
+        return render(messages), messages
+    except ArgumentError:
+        texts = [{**one, "content": ""} if one["content"] is None else one for one in messages]
+        if texts == messages:
+            raise
+        return render(texts), texts
 
 
 def _text(content: object, i: int) -> str | None:

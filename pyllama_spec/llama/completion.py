@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Mapping, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from pyllama_spec.engine.checks import instance
@@ -132,7 +133,14 @@ class Completions(TokenLevel):
         request = RequestOptions.from_keywords(options)
         return self._complete(prompt, suffix, request, model, echo, stream, progress)
 
-    __call__ = create_completion
+    if TYPE_CHECKING:
+        __call__ = create_completion
+    else:
+
+        @wraps(create_completion)
+        def __call__(self, *options: Any, **more: Any) -> Any:
+            """create_completion(), also where a subclass has its own."""
+            return self.create_completion(*options, **more)
 
     def _complete(
         self,

@@ -13,12 +13,16 @@ from pyllama_spec.llama.result import Result
 from pyllama_spec.llama.tools import Answer, AnswerReader, ToolRequest
 
 
-def _read(reader: AnswerReader, generation: Generation, vocab: Vocab, *, partial: bool) -> Answer:
+def _read(reader: AnswerReader, generation: Generation, vocab: Vocab) -> Answer:
     record = generation.record
     # What of the tokens' bytes is no text: a stop string that begins inside of the last one.
     n_bytes = sum(len(vocab.piece(token)) for token in record.tokens)
     n_cut = max(n_bytes - len(record.text.encode()), 0) if record.finish_reason == "stop" else 0
-    return reader.read(record.tokens, record.text, n_cut, partial=partial)
+    answer = reader.read(record.tokens, record.text, n_cut, partial=record.finish_reason != "stop")
+    # A call that was cut before anything of it could be read: as text it is not lost.
+    return (
+        Answer(record.text) if record.finish_reason == "length" and answer == Answer() else answer
+    )
 
 
 def _call(answer_id: str, i: int, name: str, arguments: str) -> Response:
@@ -42,7 +46,7 @@ def tool_completion(
     for _ in generation:
         pass
     record = generation.record
-    answer = _read(reader, generation, vocab, partial=record.finish_reason == "length")
+    answer = _read(reader, generation, vocab)
     message: Response = {"role": "assistant", "content": answer.content or None}
     if not answer.calls:
         message["content"] = answer.content
@@ -115,8 +119,7 @@ def tool_chunks(
         if is_first:
             yield chunk({"role": "assistant"})
             is_first = False
-        is_partial = piece.finish_reason != "stop"
-        answer = _read(reader, generation, vocab, partial=is_partial)
+        answer = _read(reader, generation, vocab)
         found: Any = None
         if logprobs and piece.tokens:
             found = chat_logprobs(vocab, generation.record.logprobs[-len(piece.tokens) :])

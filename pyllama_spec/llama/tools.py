@@ -12,7 +12,7 @@ from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.generation.chat_template import ChatTemplate, Message, RenderedChat
-from pyllama_spec.generation.messages import check_messages
+from pyllama_spec.generation.messages import as_read, check_messages
 from pyllama_spec.generation.structured import schema_grammar
 
 Tools = Sequence[Mapping[str, Any]]
@@ -22,6 +22,11 @@ _NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
 # What the engine lets a model say before a call that it has to make. A small one would say it to
 # the end of the answer; OpenAI's answers have none, and llama-cpp-python's neither.
 _SAID_BEFORE = re.compile(r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE)
+# White space inside of a call's JSON, which a small model would go on with as well: a blank at
+# most, as in generation/structured.py. What lies between the tags of a call stays the template's.
+_JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
+# The engine's grammars of calls in tags of their own take several, also where one was asked for.
+_SEVERAL = re.compile(r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE)
 # How reasoning comes out: apart, or as it stands in the text.
 REASONING = ("auto", "deepseek", "none")
 
@@ -168,13 +173,14 @@ class AnswerReader(Protocol):
 class EngineReader:
     """Answers in the form of the model's own template, which the engine knows to read."""
 
-    def __init__(self, session: ChatSession, *, begins_with_call: bool) -> None:
+    def __init__(self, session: ChatSession, *, begins_with_call: bool, single: bool) -> None:
         self._session = session
         self._last = Answer()
         self.options: dict[str, Any] = {"stop": session.stops}
         if session.grammar:
             rules = _NULLABLE_LOOP.sub(r"(\1 space)*", session.grammar)
-            self.options["grammar"] = _SAID_BEFORE.sub(r"\1", rules) if begins_with_call else rules
+            rules = _SEVERAL.sub(r"\1\2", rules) if single else rules
+            self.options["grammar"] = _call_at_once(rules) if begins_with_call else rules
             if session.is_lazy:
                 self.options["grammar_triggers"] = session.trigger_patterns
                 self.options["grammar_trigger_tokens"] = session.trigger_tokens
@@ -192,6 +198,12 @@ class EngineReader:
         if not partial and not (calls or found["content"] or found["reasoning_content"]):
             return Answer(text)  # an unfinished call, or none
         return self._last
+
+
+def _call_at_once(rules: str) -> str:
+    """The engine's rules, for a call that has to be: nothing before it, its JSON on one line."""
+    rules = _JSON_SPACE.sub("blank", _SAID_BEFORE.sub(r"\1", rules))
+    return f'{rules.rstrip()}\nblank ::= " "?\n'
 
 
 class ForcedReader:
@@ -271,8 +283,9 @@ class ToolChats:
             "tool_choice": "required" if request.forced else request.choice,
             "reasoning_format": request.reasoning or "auto",
         }
-        if request.parallel is not None:
-            base["parallel_tool_calls"] = request.parallel
+        if request.parallel is not None or request.forced:
+            # A function that is named is called once: a small model would call it to the end.
+            base["parallel_tool_calls"] = bool(request.parallel)
         if schema is not None:
             base["json_schema"] = json.dumps({"type": "object"} if schema is True else schema)
 
@@ -284,7 +297,7 @@ class ToolChats:
             )
 
         given = {"tools": [dict(tool) for tool in request.offered], **variables}
-        session = run(checked, given)
+        session, checked = as_read(checked, lambda shown: run(shown, given))
         rendered = self._template.located(
             session.prompt, checked, given, lambda shown, values: run(shown, values).prompt
         )
@@ -294,7 +307,8 @@ class ToolChats:
                 ForcedReader(request.offered[0]) if request.forced else AnyReader(request.tools)
             )
             return rendered, reader
-        return rendered, EngineReader(session, begins_with_call=wants_call)
+        single = not base.get("parallel_tool_calls", True)
+        return rendered, EngineReader(session, begins_with_call=wants_call, single=single)
 
     def close(self) -> None:
         """Lets go of the parser."""

@@ -59,6 +59,21 @@ def test_signatures_are_theirs_first() -> None:
         assert parameters(function)[: len(theirs.split())] == theirs.split()
 
 
+def test_who_overrides_create_completion_means_calls_too() -> None:
+    class Counting(Llama):
+        n_calls = 0
+
+        def create_completion(self, *options: Any, **more: Any) -> Any:
+            self.n_calls += 1
+            return super().create_completion(*options, **more)
+
+    with Counting(model_path("llama"), n_ctx=64, n_threads=1) as llm:
+        text = text_of(llm(PROMPT, None, 3, temperature=0.0))
+        assert llm.n_calls == 1
+        assert text_of(llm.create_completion(PROMPT, max_tokens=3, temperature=0.0)) == text
+        assert llm.n_calls == 2
+
+
 def test_neutral_keywords_change_nothing() -> None:
     with open_tiny() as plain:
         expected = text_of(plain(PROMPT, max_tokens=12, **GREEDY))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,73 +12,9 @@ from pyllama_spec.engine import ChatParser, Model
 from pyllama_spec.generation.chat_template import ChatTemplate
 from pyllama_spec.llama.chat_formats import FORMATS
 from pyllama_spec.llama.tools import ToolChats, ToolRequest
+from tests.faces.families import ARGUMENTS, FAMILIES, TIME, USER, WEATHER, templates
 from tests.faces.tools import Forced, open_tiny
 from tests.models import model_path
-from tools.fetch_smollm2 import cache_directory
-
-USER = {"role": "user", "content": "Weather in Paris?"}
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather", "description": "The weather of a city.",
-        "parameters": {
-            "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
-        },
-    },
-}  # fmt: skip
-TIME = {
-    "type": "function",
-    "function": {"name": "get_time", "description": "", "parameters": {"type": "object"}},
-}
-ARGUMENTS = {"city": "Paris"}
-JSON_CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
-HERMES = f"<tool_call>\n{JSON_CALL}\n</tool_call>"
-# Of each family: its published template, and a call as its models write it.
-FAMILIES = {
-    "Qwen-Qwen2.5-7B-Instruct": HERMES,
-    "Qwen-Qwen3-0.6B": HERMES,
-    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": HERMES,
-    "Qwen3-Coder": (
-        "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
-        "</tool_call>"
-    ),
-    "meta-llama-Llama-3.1-8B-Instruct": '{"name": "get_weather", "parameters": {"city": "Paris"}}',
-    "mistralai-Mistral-Nemo-Instruct-2407": (
-        '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "123456789"}]'
-    ),
-    "meetkai-functionary-medium-v3.2": 'get_weather\n{"city": "Paris"}',
-    "moonshotai-Kimi-K2": (
-        "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
-        '<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>'
-        "<|tool_calls_section_end|>"
-    ),
-    "GLM-4.6": (
-        "\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
-        "</tool_call>\n"
-    ),
-    "ibm-granite-granite-4.0": HERMES,
-    "LFM2-8B-A1B": '<|tool_call_start|>[get_weather(city="Paris")]<|tool_call_end|>',
-    "openai-gpt-oss-120b": (
-        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-        '{"city": "Paris"}'
-    ),
-}
-
-
-@cache
-def templates() -> dict[str, str]:
-    """The published templates that come with the engine's source."""
-    archives = sorted(cache_directory().glob("xllamacpp-*.tar.gz"))
-    assert archives, "the engine's source, which the build has fetched, is not in the cache"
-    found = {}
-    with tarfile.open(archives[-1]) as archive:
-        for member in archive:
-            path = Path(member.name)
-            if path.suffix == ".jinja" and path.parent.name == "templates":
-                data = archive.extractfile(member)
-                assert data is not None
-                found[path.stem] = data.read().decode()
-    return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -204,6 +137,50 @@ def test_the_older_form_and_streams() -> None:
         for bad, words in (({"tools": [SMALL], "grammar": 'root ::= "a"'}, "grammar or tools"),):
             with pytest.raises(ArgumentError, match=words):
                 llm.create_chat_completion([USER], **bad)
+
+
+@pytest.mark.parametrize("family", ["chatml-function-calling", "Qwen-Qwen2.5-7B-Instruct"])
+def test_a_function_that_is_named_is_called_once_and_on_one_line(family: str) -> None:
+    """A small model goes on with lines, and with call after call, until its room is used up."""
+    source = FORMATS[family].source if family in FORMATS else templates()[family]
+    with open_tiny(chat_template=source, n_ctx=4096) as llm:
+        for seed in range(4):
+            options: dict[str, Any] = {"seed": seed, "temperature": 1.5, "max_tokens": 400}
+            found = llm.create_chat_completion(
+                [USER], tools=[SMALL, WEATHER], tool_choice={"name": "pick"}, **options
+            )["choices"][0]
+            assert found["finish_reason"] == "tool_calls"
+            assert len(found["message"]["tool_calls"]) == 1
+            arguments = found["message"]["tool_calls"][0]["function"]["arguments"]
+            assert "\n" not in arguments
+            assert "  " not in arguments
+            several = llm.create_chat_completion(
+                [USER], tools=[SMALL], tool_choice="required", parallel_tool_calls=False, **options
+            )
+            assert len(several["choices"][0]["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("chat_format", [None, "chatml", "chatml-function-calling"])
+def test_a_call_can_be_given_back(chat_format: str | None) -> None:
+    """Also to a template that knows no tools, and puts a content of None into its text."""
+    result = {"role": "tool", "content": "red it is"}
+    older = {"role": "function", "name": "pick", "content": "red it is"}
+    with open_tiny(chat_format=chat_format, n_ctx=4096) as llm:
+        found = llm.create_chat_completion(
+            [USER], tools=[SMALL], tool_choice={"name": "pick"}, **OPTIONS
+        )
+        message = found["choices"][0]["message"]
+        assert message["content"] is None
+        call = {"role": "assistant", "content": None, "function_call": message["function_call"]}
+        answer = {**result, "tool_call_id": message["tool_calls"][0]["id"]}
+        for turns in ([message, answer], [call, older]):
+            for choice in ("auto", "none"):
+                said = llm.create_chat_completion(
+                    [USER, *turns], tools=[SMALL], tool_choice=choice, max_tokens=2, seed=1
+                )
+                assert said["usage"]["completion_tokens"] > 0
+        with pytest.raises(ArgumentError, match=r"messages\[1\] has no content"):
+            llm.create_chat_completion([USER, {"role": "assistant", "content": None}])
 
 
 def test_reasoning_comes_apart() -> None:

@@ -18,6 +18,7 @@ from .dflash import build_dflash
 from .dflash_perm import build_perm_dflash
 from .eagle3 import build_eagle3
 from .eagle3_perm import build_perm_eagle3
+from .script import build_script
 from .toys import build_constant, build_hybrid_perm, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
@@ -26,6 +27,7 @@ _BUILDERS: dict[str, Callable[..., Path]] = {
     "perm": build_perm,
     "hybrid_perm": build_hybrid_perm,
     "constant": build_constant,
+    "script": build_script,
     "eagle3": build_eagle3,
     "perm_eagle3": build_perm_eagle3,
     "dflash": build_dflash,

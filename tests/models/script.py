@@ -1,0 +1,57 @@
+"""SCRIPT: a model that says one text, whatever it is asked, from one position on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .config import TinyConfig
+from .sketch import Sketch
+from .vocab import EOS
+
+
+def build_script(
+    path: Path,
+    *,
+    n_prompt: int,
+    script: Sequence[int],
+    n_vocab: int = 320,
+    output_scale: float = 16.0,
+    **extra: Any,
+) -> Path:
+    """Write the SCRIPT target, a GPT-2 whose next token is a function of the position alone.
+
+    Behind a prompt of `n_prompt` tokens it says the tokens of `script`, and then ends the text.
+    Every position has an embedding, the one-hot row of what comes next; those of tokens are zero,
+    and so is all that the layer adds. Any engine that reads GGUF says it.
+    """
+    n_positions = n_prompt + len(script) + 16
+    cfg = TinyConfig(
+        "gpt2", n_layer=1, n_vocab=n_vocab, n_embd=n_vocab, n_ctx_train=n_positions,
+        suppress_special=False, **extra,
+    )  # fmt: skip
+    m = Sketch(cfg)
+    m.key("context_length", n_positions)
+    m.key("embedding_length", n_vocab)
+    m.key("block_count", 1)
+    m.key("feed_forward_length", cfg.n_ff)
+    m.key("attention.head_count", cfg.n_head)
+    m.key("attention.layer_norm_epsilon", cfg.norm_eps)
+    said = np.full(n_positions, EOS)
+    said[n_prompt - 1 :][: len(script)] = script
+    m.put("token_embd.weight", np.zeros((n_vocab, n_vocab)))
+    m.put("position_embd.weight", np.eye(n_vocab)[said])
+    m.put("output_norm.weight", np.ones(n_vocab))
+    m.put("output_norm.bias", np.zeros(n_vocab))
+    m.put("output.weight", np.eye(n_vocab) * output_scale / np.sqrt(n_vocab))
+    for name, shape in (
+        ("attn_norm", (n_vocab,)), ("attn_qkv", (3 * n_vocab, n_vocab)),
+        ("attn_output", (n_vocab, n_vocab)), ("ffn_norm", (n_vocab,)),
+        ("ffn_up", (cfg.n_ff, n_vocab)), ("ffn_down", (n_vocab, cfg.n_ff)),
+    ):  # fmt: skip
+        m.put(f"blk.0.{name}.weight", np.zeros(shape))
+        m.put(f"blk.0.{name}.bias", np.zeros(shape[0]))
+    return m.write(path)
