@@ -19,6 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
 Result = dict[str, Any]
 
+_OFF = "the drafter was off:"
 _HEAD = """# Results
 Made by `python -m tools.docs.results` from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/: each figure stands in one of them. Total tokens over total seconds of decoding, never a mean of rates; plain decoding and decoding with the draft take turns, prompt by prompt. The prompts are those of the package, none of which the drafts were trained on; greedy, chat template, the controller on. Your machine and model: run the command.
 """  # noqa: E501 - a paragraph of a page is a line
@@ -79,9 +80,10 @@ def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
 
 def _machine(run: Result) -> str:
     machine, load = run["machine"], run["load_average_start"][0]
+    n = run["settings"]["n_threads"]
     kernels = sorted(set(machine["row_kernels"].values()))
     return (
-        f"{machine['cpu_model']}, {run['settings']['n_threads']} threads, "
+        f"{machine['cpu_model']}, {n} thread{'s' if n > 1 else ''}, "
         f"row kernels {', '.join(kernels)}; load average {load:.0f} when it began"
     )
 
@@ -93,7 +95,7 @@ def _depths(run: Result) -> Iterator[str]:
     numbers = " | ".join(str(depth + 1) for depth in range(len(depths)))
     rates = " | ".join(_n(depth["rate_of_drafted"]) for depth in depths)
     yield f"\n| depth of the draft | {numbers} |\n{'|---' * (len(depths) + 1)}|"
-    yield f"| accepted, of those verified there | {rates} |"
+    yield f"| accepted, of all verified there | {rates} |"
 
 
 def _section(path: Path, run: Result) -> Iterator[str]:
@@ -107,7 +109,8 @@ def _section(path: Path, run: Result) -> Iterator[str]:
             f"{spread['median']:.2f} ({spread['min']:.2f} .. {spread['max']:.2f})."
         )
     yield said
-    yield from (f"\nNote: {note}." for note in run["notes"])
+    for note in run["notes"]:
+        yield f"\nNote: {note.replace(_OFF, 'on some prompts the draft was off in the end:')}."
     yield f"\n| prompts | {_COLUMNS} |\n{_RULE}"
     for name, one in run["categories"].items():
         same = [prompt["same_text"] for prompt in run["prompts"] if prompt["category"] == name]
