@@ -7,6 +7,7 @@ page itself, so that their colours follow the reader's choice of light and dark.
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from collections.abc import Iterator
@@ -26,6 +27,11 @@ _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
+_FROM_ELSEWHERE = re.compile(
+    r"<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)=\"?(?:https?:)?//[^>]*>"
+)
+# mkdocs counts what is logged below it: with --strict a warning ends the build.
+_LOG = logging.getLogger("mkdocs.plugins.pyllama_spec")
 
 
 def target_of(link: str, source: str) -> str | None:
@@ -111,3 +117,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         last = fence.end()
     text = "".join([*parts, _LINK.sub(moved, markdown[last:])])
     return _DRAWING.sub(drawn, text)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Warns of what a reader's browser would load from elsewhere."""
+    del config
+    for found in _FROM_ELSEWHERE.findall(output):
+        _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, found)
+    return output

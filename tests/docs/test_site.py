@@ -1,0 +1,31 @@
+"""What the site does with links out of docs/. That it builds, `make docs-build` says in CI."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.docs.site_hooks import as_page, linked, place_on_site, target_of
+
+
+@pytest.mark.parametrize(
+    ("link", "source", "target"),
+    [
+        ("../examples/drop_in.py", "docs/moving.md", "examples/drop_in.py"),
+        ("../../examples/loop_by_hand.py", "docs/api/engine.md", "examples/loop_by_hand.py"),
+        ("../examples/drafts", "docs/start.md", "examples/drafts/README.md"),
+        ("train.md", "docs/start.md", "docs/train.md"),
+        ("../examples/gone.py", "docs/moving.md", None),
+        ("../../outside.py", "docs/moving.md", None),
+        ("https://example.org/a.py", "docs/moving.md", None),
+    ],
+)
+def test_where_a_link_leads(link: str, source: str, target: str | None) -> None:
+    assert target_of(link, source) == target
+
+
+def test_what_is_taken_in() -> None:
+    text = "[a](../examples/drop_in.py#x)\n```text\n[b](../README.md)\n```\n[c](train.md)"
+    assert list(linked(text, "docs/moving.md")) == ["examples/drop_in.py"]
+    assert place_on_site("examples/drop_in.py") == "repository/examples/drop_in.py.md"
+    assert place_on_site("docs/api/llama.md") == "api/llama.md"
+    assert "from pyllama_spec" in as_page("examples/drop_in.py")
