@@ -89,19 +89,15 @@ def chat_top_logprobs(logprobs: object, top_logprobs: object) -> int | None:
     """How many alternatives a chat reports per token; None for no log-probabilities.
 
     Raises:
-        ArgumentError: logprobs is no bool, or top_logprobs is given without it.
+        ArgumentError: logprobs is no bool, or top_logprobs no number.
 
     """
     if logprobs not in (None, True, False) or not isinstance(logprobs, (bool, type(None))):
         raise ArgumentError(
             f"logprobs={shown(logprobs)} of a chat is True or False; see top_logprobs"
         )
-    if top_logprobs is None:
-        return 0 if logprobs else None
-    n = count(top_logprobs, "top_logprobs", 0)
-    if not logprobs:
-        raise ArgumentError("top_logprobs needs logprobs=True")
-    return n
+    n = 0 if top_logprobs is None else count(top_logprobs, "top_logprobs", 0)
+    return n if logprobs else None
 
 
 def template_variables(variables: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pyllama_spec.generation.job import guided_sampler
 from pyllama_spec.generation.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.generation.options import LogitsProcessor, RequestOptions, StoppingCriterion
 from pyllama_spec.llama.caches import longest_token_prefix
-from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.speculative import SequenceRun, SequenceState
 
 Logits = npt.NDArray[np.float32]
@@ -84,6 +84,11 @@ class TokenLevel(OpenModel):
         rows = self._scores if self._logits_all else self._scores[-1:]
         return deque(rows.tolist(), maxlen=self.n_ctx() if self._logits_all else 1)
 
+    def load_state(self, state: LlamaState) -> None:
+        """See OpenModel."""
+        self._last_logits = self._n_back = None
+        super().load_state(state)
+
     def _state(self) -> SequenceState:
         return self._runtime.runner.latest()
 
@@ -96,6 +101,8 @@ class TokenLevel(OpenModel):
             BusyError: a request is running.
 
         """
+        if not len(tokens):
+            return
         runtime = self._runtime
         with runtime.runner.exclusive():
             state = runtime.runner.latest()
@@ -178,7 +185,7 @@ class TokenLevel(OpenModel):
         grammar: Any = None,
         idx: int | None = None,
     ) -> int:
-        """A token that may follow what eval() has read.
+        """A token that may follow what the memory holds, whoever read it.
 
         Args:
             idx: behind which token, counted from 0; None for the last one. Others need logits_all.
@@ -214,8 +221,14 @@ class TokenLevel(OpenModel):
 
     def _row(self, idx: int | None) -> Logits:
         n = self.n_tokens
-        if self._last_logits is None or n == 0:
+        if n == 0:
             raise ArgumentError("there is nothing to sample from: eval() some tokens before")
+        if self._last_logits is None:
+            # A request, a saved state, or going back: the last token is read once more.
+            last = self._state().tokens[n - 1]
+            self.n_tokens = n - 1
+            self.eval([last])
+            assert self._last_logits is not None
         if idx is None or idx in (n - 1, -1):
             return np.array(self._last_logits)
         at = idx if idx >= 0 else n + idx
@@ -276,7 +289,6 @@ class TokenLevel(OpenModel):
             logits_processor=logits_processor, stopping_criteria=stopping_criteria, grammar=grammar,
         )  # fmt: skip
         prompt = list(tokens) if reset else [*self._state().tokens[: self.n_tokens], *tokens]
-        self._last_logits = self._n_back = None
         generation = self._generation(prompt, options, by_token=True)
         try:
             for piece in generation:
@@ -309,7 +321,7 @@ class TokenLevel(OpenModel):
         self, tokens: Sequence[int], request: RequestOptions, *, by_token: bool = False
     ) -> Generation:
         seed = self._seeds.draw() if request.seed is None else None
-        self._n_back = None
+        self._last_logits = self._n_back = None
         return Generation(
             self._runtime, tokens, request, seed=seed, last_n=self.last_n_tokens_size,
             by_token=by_token,

@@ -75,8 +75,11 @@ def test_shapes_of_completion_and_chat() -> None:
             assert entry["top_logprobs"][0]["logprob"] == entry["logprob"], "greedy"
         plain = llm.create_chat_completion(messages, max_tokens=2, **GREEDY)
         assert plain["choices"][0]["logprobs"] is None
-        with pytest.raises(ArgumentError, match="logprobs=True"):
-            llm.create_chat_completion(messages, top_logprobs=2)
+        # As in llama-cpp-python: a number of alternatives alone asks for nothing.
+        alone = llm.create_chat_completion(messages, max_tokens=2, top_logprobs=2, **GREEDY)
+        assert alone["choices"] == plain["choices"]
+        with pytest.raises(ArgumentError, match="top_logprobs"):
+            llm.create_chat_completion(messages, top_logprobs=-1)
         with pytest.raises(ArgumentError, match="True or False"):
             llm.create_chat_completion(messages, logprobs=2)
 

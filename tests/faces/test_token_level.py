@@ -48,6 +48,39 @@ def test_going_back_by_n_tokens(kind: str) -> None:
         assert taken(llm, PROMPT) == expected
 
 
+@pytest.mark.parametrize("logits_all", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sample_goes_by_what_the_memory_holds(kind: str, logits_all: bool) -> None:
+    """Not by the last eval(): a state, a request, or going back may have come since."""
+    with open_tiny(kind=kind, logits_all=logits_all) as llm, open_tiny(kind=kind) as other:
+        expected = taken(llm, PROMPT, 6)
+        llm.reset()
+        llm.eval(PROMPT)
+        state = llm.save_state()
+        llm.reset()
+        llm.eval([97, 98])
+        llm.n_tokens = 1
+        for one in (llm, other):
+            one.load_state(state)
+            assert one.n_tokens == len(PROMPT)
+            assert one.sample(temp=0.0) == expected[0]
+            assert one.n_tokens == len(PROMPT)
+            one.eval([])
+            one.eval(expected[:2])
+            assert one.sample(temp=0.0) == expected[2]
+            one.n_tokens -= 1
+            assert one.sample(temp=0.0) == expected[1]
+        llm.reset()
+        llm.eval([])
+        llm.eval([97, 98])
+        llm(PROMPT, max_tokens=3, **GREEDY)
+        assert llm.sample(temp=0.0) == expected[llm.n_tokens - len(PROMPT)]
+        generated = llm.generate(PROMPT, temp=0.0)
+        assert [next(generated), next(generated)] == expected[:2]
+        generated.close()
+        assert llm.sample(temp=0.0) == expected[llm.n_tokens - len(PROMPT)]
+
+
 def test_scores_have_a_row_for_each_token() -> None:
     with open_tiny(logits_all=True) as llm, open_tiny() as one:
         llm.eval(PROMPT)
