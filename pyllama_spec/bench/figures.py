@@ -6,12 +6,14 @@ given as median, minimum and maximum.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.sides import Run
+from pyllama_spec.engine.crossings import NO_CROSSINGS, Crossings
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Totals:
         n_texts: how many.
         n_tokens: committed by rounds: every token but the first of each text.
         prompt_s, decode_s, draft_s, verify_s, cpu_s: as of Run.
+        crossings: between the host and devices, in the rounds.
         rounds, drafted, accepted: as of SpeculationStats.
         rounds_without_draft: of the rounds, those in which nothing was drafted.
 
@@ -38,6 +41,7 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     rounds_without_draft: int = 0
+    crossings: Crossings = NO_CROSSINGS
 
     @property
     def rest_s(self) -> float:
@@ -82,6 +86,7 @@ def total(runs: Iterable[Run]) -> Totals:
         drafted=sum(drafted for drafted, _ in rounds),
         accepted=sum(accepted for _, accepted in rounds),
         rounds_without_draft=sum(drafted == 0 for drafted, _ in rounds),
+        crossings=functools.reduce(Crossings.plus, (run.crossings for run in found), NO_CROSSINGS),
     )
 
 

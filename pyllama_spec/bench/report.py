@@ -40,6 +40,9 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         },
         "categories": {name: _comparison(one) for name, one in result.categories.items()},
         "time": {"plain": _time(both.plain), "spec": _time(both.spec)},
+        "crossings_per_round": {
+            "plain": _crossings(both.plain), "spec": _crossings(both.spec),
+        },
         "prompt_cost_ratio": both.prompt_cost,
         "accepted_histogram": accepted_histogram(spec_runs),
         "acceptance_by_depth": [
@@ -125,6 +128,14 @@ def _time(totals: Totals) -> dict[str, float]:
         "prompt_s": totals.prompt_s, "decode_s": totals.decode_s, "draft_s": totals.draft_s,
         "verify_s": totals.verify_s, "rest_s": totals.rest_s, "cpu_s": totals.cpu_s,
     }  # fmt: skip
+
+
+def _crossings(totals: Totals) -> dict[str, float] | None:
+    """What went between the host and devices in a round; None without rounds."""
+    if not totals.rounds:
+        return None
+    counts = totals.crossings._asdict()
+    return {name: n / totals.rounds for name, n in counts.items()}
 
 
 def _bandwidth(result: BenchResult) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from pyllama_spec.bench.synthetic import SyntheticDrafter
 from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.crossings import NO_CROSSINGS, Crossings
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
@@ -45,6 +46,7 @@ class Run:
         draft_s, verify_s: of those, in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
         reason_off: why the drafter was not used, or not to the end.
+        crossings: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, probe_s, turns: as of
             SpeculationStats.
 
@@ -59,6 +61,7 @@ class Run:
     verify_s: float = 0.0
     cpu_s: float = 0.0
     reason_off: str | None = None
+    crossings: Crossings = NO_CROSSINGS
     asked: int = 0
     probes: int = 0
     proposed: int = 0
@@ -118,7 +121,11 @@ class Side(Closeable):
         start = process_time()
         try:
             loop.prefill(sequence, prompt)
-            steps = list(loop.generate(sequence, sampler, n_tokens, observe))
+            rounds = loop.generate(sequence, sampler, n_tokens, observe)
+            steps = [next(rounds)]  # from the prompt
+            before = self.runtime.context.crossings_with_drafts
+            steps += rounds
+            crossings = self.runtime.context.crossings_with_drafts.since(before)
         finally:
             sampler.close()
         cpu_s = process_time() - start
@@ -133,6 +140,7 @@ class Side(Closeable):
             verify_s=timing.verify_s,
             cpu_s=cpu_s,
             reason_off=stats.reason_off,
+            crossings=crossings,
             asked=stats.asked,
             probes=stats.probes,
             proposed=stats.proposed,

@@ -22,7 +22,7 @@ _NOTHING = "-"
 def table(result: BenchResult) -> str:
     """The figures, for people: prompts, totals, where the time went, acceptance, bandwidth."""
     blocks = [_head(result), _prompts(result), _categories(result), _time(result)]
-    blocks += [_controller(result), _acceptance(result), _bandwidth(result)]
+    blocks += [_crossings(result), _controller(result), _acceptance(result), _bandwidth(result)]
     own = "\n\n".join("\n".join(lines) for lines in blocks if lines)
     if not result.others:
         return own
@@ -163,6 +163,33 @@ def _time(result: BenchResult) -> list[str]:
         for name, totals in (("plain", both.plain), ("spec", both.spec))
     ]  # fmt: skip
     return [*_aligned([head, *rows]), f"prompts, spec over plain: {_number(both.prompt_cost, 3)}"]
+
+
+def _crossings(result: BenchResult) -> list[str]:
+    """What a round sent to devices and had from them; [] where all lies on the CPU."""
+    both = result.comparison
+    if not any((*both.plain.crossings, *both.spec.crossings)):
+        return []
+    head = [
+        "per round",
+        "kB to devices",
+        "kB to the host",
+        "kB between",
+        "copies",
+        "waits",
+        "graphs",
+    ]
+    rows = []
+    for name, totals in (("plain", both.plain), ("spec", both.spec)):
+        found, n = totals.crossings, totals.rounds
+        sizes = (found.bytes_to_device, found.bytes_to_host, found.bytes_between)
+        copies = found.copies_to_device + found.copies_to_host + found.copies_between
+        counts = (copies, found.synchronisations, found.graphs)
+        rows.append([
+            name, *(_number(ratio(size / 1e3, n), 1) for size in sizes),
+            *(_number(ratio(count, n), 1) for count in counts),
+        ])  # fmt: skip
+    return _aligned([head, *rows])
 
 
 def _ms(seconds: float, totals: Totals) -> float | None:

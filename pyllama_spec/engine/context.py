@@ -16,6 +16,7 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, ContextParams
+from pyllama_spec.engine.crossings import Crossings, read_crossings
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
@@ -322,6 +323,16 @@ class Context(Closeable):
         check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
         n: int = info.n_graphs_reused
         return n
+
+    @property
+    def crossings(self) -> Crossings:
+        """What went between the host and devices in the calls on this context so far."""
+        return read_crossings(self.handle, with_drafts=False)
+
+    @property
+    def crossings_with_drafts(self) -> Crossings:
+        """The same of a target and its drafts together, whichever of them is asked."""
+        return read_crossings(self.handle, with_drafts=True)
 
     def cancel(self, value: bool = True) -> None:
         """Ends a decode that runs in another thread; with False, later decodes run again."""

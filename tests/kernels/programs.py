@@ -27,9 +27,10 @@ def compiled(source: str, folder: Path) -> Path:
     compiler = shutil.which("g++") or shutil.which("c++")
     assert compiler, "a C++ compiler is needed"
     program = folder / "program"
-    include = _ROOT / "vendor/llama.cpp/ggml/include"
+    engine = _ROOT / "vendor/llama.cpp/ggml"
     subprocess.run(
-        [compiler, "-std=c++17", "-O2", f"-I{include}", f"-I{_ROOT / 'csrc'}", str(_HERE / source),
+        [compiler, "-std=c++17", "-O2", f"-I{engine / 'include'}", f"-I{engine / 'src'}",
+         f"-I{_ROOT / 'csrc'}", str(_HERE / source),
          *_libraries(), "-lpthread", "-ldl", "-o", str(program)],
         check=True,
     )  # fmt: skip

@@ -1,0 +1,86 @@
+#include "crossings/crossings.h"
+
+#include "ggml.h"
+
+using llama_spec::crossings;
+
+namespace {
+
+thread_local crossings * own = nullptr, * whole = nullptr;
+
+bool is_host(ggml_backend_dev_t device) {
+    // Where no device is named, it is one of the CPU's own types of buffers.
+    return device == nullptr || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+// Pinned memory is the host's too; weights that the CPU has rearranged are not "host" to the engine, and yet here.
+bool is_host(const ggml_tensor * tensor) {
+    ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    return buffer == nullptr || ggml_backend_buffer_is_host(buffer) ||
+        is_host(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(buffer)));
+}
+
+// One thread writes, so that no addition has to be one step.
+void add(std::atomic<uint64_t> crossings::* field, uint64_t n) {
+    crossings * const both[] = { own, whole };
+    for (crossings * one : both) {
+        (one->*field).store((one->*field).load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+    }
+}
+
+} // namespace
+
+namespace llama_spec {
+
+count_crossings::count_crossings(crossings & own_now, crossings & whole_now) : own_before(own), whole_before(whole) {
+    own   = &own_now;
+    whole = &whole_now;
+}
+
+count_crossings::~count_crossings() {
+    own   = own_before;
+    whole = whole_before;
+}
+
+} // namespace llama_spec
+
+void llama_spec_on_set(const ggml_tensor * tensor, size_t n_bytes) {
+    if (own != nullptr && !is_host(tensor)) {
+        add(&crossings::bytes_to_device, n_bytes);
+        add(&crossings::n_to_device, 1);
+    }
+}
+
+void llama_spec_on_get(const ggml_tensor * tensor, size_t n_bytes) {
+    if (own != nullptr && !is_host(tensor)) {
+        add(&crossings::bytes_to_host, n_bytes);
+        add(&crossings::n_to_host, 1);
+    }
+}
+
+void llama_spec_on_copy(const ggml_tensor * src, const ggml_tensor * dst) {
+    if (own == nullptr) {
+        return;
+    }
+    const bool from_host = is_host(src), to_host = is_host(dst);
+    if (from_host) {
+        llama_spec_on_set(dst, ggml_nbytes(dst));
+    } else if (to_host) {
+        llama_spec_on_get(src, ggml_nbytes(src));
+    } else {
+        add(&crossings::bytes_between, ggml_nbytes(src));
+        add(&crossings::n_between, 1);
+    }
+}
+
+void llama_spec_on_synchronize(ggml_backend_dev_t device) {
+    if (own != nullptr && !is_host(device)) {
+        add(&crossings::n_synchronisations, 1);
+    }
+}
+
+void llama_spec_on_graph(ggml_backend_dev_t device) {
+    if (own != nullptr && !is_host(device)) {
+        add(&crossings::n_graphs, 1);
+    }
+}

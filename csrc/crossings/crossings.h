@@ -1,0 +1,42 @@
+// What crosses between the host and a device while a context computes. vendor/patches/0020 puts the calls into the
+// engine's ggml-backend.cpp; what lies in the host's memory crosses nothing.
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace llama_spec {
+
+// Written by one thread at a time, read by any.
+struct crossings {
+    std::atomic<uint64_t> bytes_to_device{ 0 }, bytes_to_host{ 0 }, bytes_between{ 0 };
+    std::atomic<uint64_t> n_to_device{ 0 }, n_to_host{ 0 }, n_between{ 0 };
+    std::atomic<uint64_t> n_synchronisations{ 0 };  // the host waits for a device: blocking reads not counted again
+    std::atomic<uint64_t> n_graphs{ 0 };            // handed to a device to compute
+};
+
+// What this thread moves from here on belongs to a context, and to a whole that others have a part of.
+class count_crossings {
+public:
+    count_crossings(crossings & own, crossings & whole);
+    ~count_crossings();
+    count_crossings(const count_crossings &) = delete;
+    count_crossings & operator=(const count_crossings &) = delete;
+
+private:
+    crossings * own_before, * whole_before;
+};
+
+} // namespace llama_spec
+
+// ---- call sites
+
+void llama_spec_on_set(const ggml_tensor * tensor, size_t n_bytes);
+void llama_spec_on_get(const ggml_tensor * tensor, size_t n_bytes);
+// Done by a device itself, whichever of the two lies in the host's memory.
+void llama_spec_on_copy(const ggml_tensor * src, const ggml_tensor * dst);
+void llama_spec_on_synchronize(ggml_backend_dev_t device);
+void llama_spec_on_graph(ggml_backend_dev_t device);

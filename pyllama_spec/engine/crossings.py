@@ -1,0 +1,57 @@
+"""What crosses between the host's memory and devices while contexts compute."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from pyllama_spec.engine.binding import check, ffi, lib
+
+
+class Crossings(NamedTuple):
+    """Counts that only grow; all 0 where everything lies on the CPU.
+
+    Attributes:
+        bytes_to_device: from the host to devices: ids, positions, masks, rows that a draft is fed.
+        bytes_to_host: from devices to the host: layer inputs, logits, what a draft proposes.
+        bytes_between: from one device to another, by themselves.
+        copies_to_device, copies_to_host, copies_between: in how many copies.
+        synchronisations: how often the host waited for a device; a copy that waits for itself is
+            not among them.
+        graphs: handed to a device to compute: of an undivided model one for each physical batch.
+
+    """
+
+    bytes_to_device: int = 0
+    bytes_to_host: int = 0
+    bytes_between: int = 0
+    copies_to_device: int = 0
+    copies_to_host: int = 0
+    copies_between: int = 0
+    synchronisations: int = 0
+    graphs: int = 0
+
+    def since(self, before: Crossings) -> Crossings:
+        """What came after `before`."""
+        return Crossings(*(now - then for now, then in zip(self, before, strict=True)))
+
+    def plus(self, other: Crossings) -> Crossings:
+        """The sum of both."""
+        return Crossings(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+NO_CROSSINGS = Crossings()
+
+
+def read_crossings(handle: Any, *, with_drafts: bool) -> Crossings:
+    """Those of a context, or of it and all that share its threads.
+
+    Raises:
+        ClosedError: the context was closed.
+
+    """
+    raw = ffi.new("struct llama_spec_crossings *")
+    check(lib.llama_spec_get_crossings(handle, with_drafts, raw), "cannot read the context")
+    return Crossings(
+        raw.bytes_to_device, raw.bytes_to_host, raw.bytes_between, raw.n_to_device, raw.n_to_host,
+        raw.n_between, raw.n_synchronisations, raw.n_graphs,
+    )  # fmt: skip
