@@ -69,6 +69,15 @@ def as_page(path: str) -> str:
     return f"# {Path(path).name}\n\n`{path}`\n\n````{language}\n{text}````\n"
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts pages of docs/ that the navigation forgets at the end of the guide."""
+    named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    forgotten = [path.name for path in sorted((ROOT / DOCS).glob("*.md")) if path.name not in named]
+    guide = next(section["Guide"] for section in config.nav or () if "Guide" in section)
+    guide.extend(forgotten)
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds what is linked to, and what that links to."""
     from mkdocs.structure.files import File
