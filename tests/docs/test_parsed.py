@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,15 @@ def test_a_wrong_command_is_seen(command: str) -> None:
     [words] = lines_of(command)
     assert fault(words)
     assert unknown_options(["bench", "--no-such", "-m", "x"]) == ["--no-such"]
+
+
+def test_an_extra_by_the_packages_name_compiles_nothing() -> None:
+    """As docs/start.md says: what is installed already is neither looked for nor built again."""
+    command = ["-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-index"]
+    done = subprocess.run(
+        [sys.executable, *command, "pyllama_spec[bench,convert,chat,llguidance]"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Requirement already satisfied: pyllama_spec" in done.stdout
+    assert "Would install" not in done.stdout
