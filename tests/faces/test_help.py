@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyllama_spec.cli.entry import _parser
+from pyllama_spec.cli.entry import command_parser
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -19,7 +19,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(one)
 
 
-COMMANDS = {one.prog.removeprefix("pyllama-spec").strip(): one for one in parsers(_parser())}
+COMMANDS = {one.prog.removeprefix("pyllama-spec").strip(): one for one in parsers(command_parser())}
 
 
 def test_every_command_is_looked_at() -> None:
