@@ -87,6 +87,11 @@ def run_bench(args: argparse.Namespace) -> int:
         raise ArgumentError(f"the folder of {args.json} does not exist; make it first")
     if args.plot is not None:
         bench.check_plot(args.plot)
+    if {*args.draft} == {"none"} and not args.synthetic_acceptance and args.peer is None:
+        raise ArgumentError(
+            "-d none alone compares plain decoding with itself: name a draft's GGUF or "
+            "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
+        )
     config = bench.BenchConfig(
         model_path=args.model,
         draft=args.draft[0],

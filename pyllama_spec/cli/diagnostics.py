@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -138,10 +138,13 @@ def measure_verify_cost(
             batch.extend([token] * _N_PREFIX, 0, output_last=True)
             context.decode(batch)
             begun, own = perf_counter(), process_time()
-            passes.append(_one_pass(context, batch, token, max_rows))
+            seconds: list[float] = []
+            for n, one in enumerate(_one_pass(context, batch, token, max_rows), 1):
+                seconds.append(one)
+                if progress is not None:
+                    progress((i + n / max_rows) / (repeats + 1))
+            passes.append(seconds)
             wall_s, own_s = wall_s + perf_counter() - begun, own_s + process_time() - own
-            if progress is not None:
-                progress((i + 1) / (repeats + 1))
         share = own_s / (wall_s * context.n_threads)
     out = []
     for n in range(max_rows):
@@ -241,9 +244,8 @@ def _measure_drafts(
         return [measure(n, tokens) * n for n in range(1, most + 1)]
 
 
-def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> list[float]:
+def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> Iterator[float]:
     """Seconds per width. Positions grow: a recurrent state could not be taken back."""
-    seconds: list[float] = []
     pos = _N_PREFIX
     for n_rows in range(1, max_rows + 1):
         times: list[float] = []
@@ -255,5 +257,4 @@ def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> list
             times.append(perf_counter() - start)
             pos += n_rows
         # The first decode of a width builds its graph; a round of the loop mostly reuses one.
-        seconds.append(min(times[1:]))
-    return seconds
+        yield min(times[1:])

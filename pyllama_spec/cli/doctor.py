@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,31 +51,33 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.draft is not None and args.model is None:
         print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
         return 2
-    if args.draft is not None and not needs_file(args.draft):
+    if args.draft is not None and not needs_file(str(args.draft)):
         raise ArgumentError(
-            f"-d takes a draft's GGUF: {args.draft!r} needs none, and fits every model"
+            f"-d takes a draft's GGUF: {args.draft} needs none, and fits every model"
         )
+    said = not args.json
+    if said:
+        _print_system(result)
     if args.model is not None:
-        model = Model(args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices)
+        bar = ProgressBar("loading the model")
+        bar.draw(0.0)
+        model = Model(
+            args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices, progress=bar
+        )
+        bar.clear()
         result["model"] = diagnostics.describe_model(model)
+        if said:
+            _print_model(result["model"])
         if args.draft is not None:
-            # The draft alone: a copy, which stands beside it in a generation, costs nothing.
-            own = args.draft_gpu_layers
-            options = DraftOptions(
-                lookup=0,
-                n_gpu_layers=args.n_gpu_layers if own is None else own,
-                devices=args.devices,
-            )
-            with open_draft(args.draft, options) as drafter:
-                result["draft"] = diagnostics.describe_draft(
-                    drafter, model, repeats=args.repeat, n_threads=args.threads
-                )
+            result["draft"] = _measure_draft(args, model)
+        bar = ProgressBar("measuring verify batches")
+        bar.draw(0.0)
         costs = diagnostics.measure_verify_cost(
             model,
             max_rows=args.max_rows,
             repeats=args.repeat,
             n_threads=args.threads,
-            progress=ProgressBar("measuring verify batches"),
+            progress=bar,
         )
         result["verify_cost"] = [
             {name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs
@@ -81,54 +85,91 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result, indent=1))
         return 0
-    for key in ("pyllama_spec", "engine", "python", "platform", "system_info"):
-        print(f"{key:<13} {result[key]}")
-    kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
-    print(f"{'row kernels':<13} {kernels or 'none: n rows cost nearly n times as much as one'}")
-    for device in result["devices"]:
-        total = device["total_bytes"] / 1e9
-        print(f"{'device':<13} {device['name']}: {device['description']}, {total:.1f} GB")
-    if args.model is not None:
-        _print_model(result["model"], result["verify_cost"])
+    if "verify_cost" in result:
+        _print_costs(result["verify_cost"])
     if "draft" in result:
         _print_draft(result["draft"], result["verify_cost"])
     return 0
 
 
-def _print_model(model: dict[str, Any], costs: list[dict[str, Any]]) -> None:
-    print(f"{'model':<13} {model['description']}, {model['n_params'] / 1e6:.0f} M parameters")
-    print(f"{'layers':<13} {model['layers']}")
-    print(f"{'rollback':<13} {model['rollback']}")
+def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
+    # The draft alone: a copy, which stands beside it in a generation, costs nothing.
+    own = args.draft_gpu_layers
+    options = DraftOptions(
+        lookup=0,
+        n_gpu_layers=args.n_gpu_layers if own is None else own,
+        devices=args.devices,
+    )
+    bar = ProgressBar("measuring the draft")
+    bar.draw(0.0)
+    try:
+        with open_draft(args.draft, options) as drafter:
+            return diagnostics.describe_draft(
+                drafter, model, repeats=args.repeat, n_threads=args.threads
+            )
+    finally:
+        bar.clear()
+
+
+def _field(name: str, text: object) -> None:
+    """A line, or some where the terminal is narrower."""
+    line, width = f"{name:<13} {text}", 0
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    if width > 40:
+        line = textwrap.fill(line, width, subsequent_indent=" " * 14, break_on_hyphens=False)
+    print(line, flush=True)
+
+
+def _print_system(result: dict[str, Any]) -> None:
+    for key in ("pyllama_spec", "engine", "python", "platform", "system_info"):
+        _field(key, result[key])
+    kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
+    _field("row kernels", kernels or "none: n rows cost nearly n times as much as one")
+    for device in result["devices"]:
+        total = device["total_bytes"] / 1e9
+        _field("device", f"{device['name']}: {device['description']}, {total:.1f} GB")
+
+
+def _print_model(model: dict[str, Any]) -> None:
+    _field("model", f"{model['description']}, {model['n_params'] / 1e6:.0f} M parameters")
+    _field("layers", model["layers"])
+    _field("rollback", model["rollback"])
     n = model["exact_rows"]
     same = (
         f"batches of up to {n} rows" if n > 1 else "single rows only: a near tie may fall otherwise"
     )
-    print(f"{'exact rows':<13} {same}")
+    _field("exact rows", same)
+
+
+def _print_costs(costs: list[dict[str, Any]]) -> None:
     print("\nA verify batch of n rows (1 pending + n-1 drafted), over one row:\n")
     print(f"{'rows':>5} {'ms':>9} {'x one row':>10} {'in single passes':>17}   a round pays above")
     for cost in costs:
         n, ratio = cost["n_rows"], cost["ratio"]
         pays = f"{ratio:.2f} tokens per round" if n > 1 else ""
         passes = f"{cost['lowest']:.2f} .. {cost['highest']:.2f}" if n > 1 else ""
-        print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f} {passes:>17}   {pays}")
+        print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f} {passes:>17}   {pays}".rstrip())
     share = costs[0]["own_share"]
     if share < _BUSY:
         print(
-            f"\nThe machine is busy with something else: {share:.0%} of the processors' time went "
+            f"\nThe machine is busy with something else: {share:.0%} of the processors' time went\n"
             "into this. Figures of a calm one may differ."
         )
 
 
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
-    print(f"\n{'draft':<13} {draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
-    print(f"{'reads':<13} the inputs of layers {', '.join(map(str, draft['target_layers']))}")
+    print()
+    _field("draft", f"{draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
+    _field("reads", f"the inputs of layers {', '.join(map(str, draft['target_layers']))}")
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
     if draft["is_stepwise"]:
-        print(f"{'a step':<13} {step:.2f} ms for each drafted token, {share:.3f} x one row")
+        _field("a step", f"{step:.2f} ms for each drafted token, {share:.3f} x one row")
     else:
-        print(f"{'a draft':<13} one call for up to {draft['max_draft']} tokens")
-    print("\n drafted  draft ms   a round pays above")
+        _field("a draft", f"one call for up to {draft['max_draft']} tokens")
+    print("\nDraft and batch together, by the medians above:\n")
+    print(" drafted  draft ms   a round pays above")
     for cost, ms in zip(costs[1:], draft_ms, strict=False):
         n, pays = cost["n_rows"] - 1, cost["ratio"] + ms / costs[0]["ms"]
         print(f"{n:>8} {ms:>9.2f}   {pays:.2f} tokens per round")

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if getattr(args, "verbose", False):
         set_log_level("info")
     try:
-        with notes_on_stderr():
+        with notes_on_stderr(args):
             code: int = args.run(args)
         sys.stdout.flush()
     except PyllamaSpecError as error:

@@ -110,7 +110,10 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def open_llama(args: argparse.Namespace, controller: Controller | None = None) -> Llama:
     """The model and draft of the options; `controller` stands in for that of the options."""
-    n_ctx = args.n_ctx
+    if args.draft == "none":
+        for name in ("n_draft", "p_min", "lookup", "controller", "draft_gpu_layers"):
+            if getattr(args, name) is not None:
+                raise ArgumentError(f"--{name.replace('_', '-')} is for a draft: add -d")
     return Llama(
         model_path=args.model,
         draft=None if args.draft == "none" else args.draft,
@@ -118,7 +121,7 @@ def open_llama(args: argparse.Namespace, controller: Controller | None = None) -
         p_min=args.p_min,
         lookup=args.lookup,
         controller=controller or args.controller,
-        n_ctx=n_ctx,
+        n_ctx=args.n_ctx,
         n_threads=args.threads,
         verbose=args.verbose,
         **layer_keywords(args),

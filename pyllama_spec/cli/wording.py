@@ -73,11 +73,12 @@ def with_options(message: str, args: argparse.Namespace) -> str:
 
 
 @contextmanager
-def notes_on_stderr() -> Iterator[None]:
+def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
     """Around a command: a warning is a line for people, without a file and its source."""
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        print(dim(f"[note: {message}]", sys.stderr), file=sys.stderr)
+        note = with_options(str(message), args)
+        print(dim(f"[note: {note}]", sys.stderr), file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)

@@ -87,7 +87,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
         if value is not None and not is_file:
             raise ArgumentError(
-                f"{name} is for a draft that is given as a file, not {shown(draft)}"
+                f"{name}={shown(value)} is for a draft that is given as a file, not {shown(draft)}"
             )
     if draft is None:
         return NoDrafter()
@@ -113,6 +113,8 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         named = " nor ".join(f'"{name}"' for name in _NAMED)
         raise ArgumentError(f"draft={str(file)!r} is neither {named}, nor a file that exists")
+    if not file.exists():
+        raise ModelLoadError(f"the draft {file} does not exist; check its path")
     # Who names no file needs no reader of files.
     from pyllama_spec.gguf.reader import read_key
 

@@ -13,6 +13,7 @@ much could be found.
 from __future__ import annotations
 
 import datetime as dt
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,9 @@ CHATML = (
 )
 # Asks a template whether it prints content. A private-use character: no text of people has it.
 _SIGN_OF_LIFE = "\U0010abcd"
+
+# Any template may be asked for them; what it does not know it refuses, or leaves out by design.
+_ROLES = ("system", "user", "assistant", "tool")
 
 Message = Mapping[str, Any]
 
@@ -188,6 +192,7 @@ class ChatTemplate:
 
         """
         checked = check_messages(messages)
+        self._warn_of_roles(checked)
         now = dt.datetime.now()  # one time for all renderings of this chat
 
         def strftime_now(form: str) -> str:
@@ -205,6 +210,15 @@ class ChatTemplate:
             return self._run(shown, {**own, **values})
 
         return self.located(text, checked, given, run)
+
+    def _warn_of_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        for role in dict.fromkeys(str(message["role"]) for message in messages):
+            if role not in _ROLES and role not in self.source:
+                warnings.warn(
+                    f"the chat template names no role {shown(role)}: it may leave the message out, "
+                    f"or show the model what it never saw. Usual are {', '.join(_ROLES)}",
+                    stacklevel=3,
+                )
 
     def located(
         self,

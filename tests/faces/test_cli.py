@@ -121,7 +121,18 @@ def test_text_goes_to_stdout_and_figures_to_stderr(perm: Path) -> None:
 def test_drafted_tokens_have_another_colour_on_a_terminal(smollm2_bf16: Path) -> None:
     main, side = pty.openpty()
     prompt = "cat dog cow pig " * 4
-    options = ["-m", str(smollm2_bf16), "-n", "32", "-d", "prompt-lookup", "-p", prompt]
+    options = [
+        "-m",
+        str(smollm2_bf16),
+        "-n",
+        "32",
+        "-d",
+        "prompt-lookup",
+        "-p",
+        prompt,
+        "--controller",
+        "fixed",
+    ]
     done = subprocess.Popen(
         [sys.executable, "-m", "pyllama_spec.cli", "generate", *options],
         stdout=side,

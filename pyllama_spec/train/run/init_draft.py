@@ -71,6 +71,8 @@ def read_init_draft(
 
     """
     need("gguf")
+    if not path.exists():
+        raise TrainError(f"init={path}: there is no such draft; check its path")
     with Model(path) as model:
         if model.info.arch != arch:
             raise TrainError(f"{path.name} is a {model.info.arch}, not a draft of kind {arch}")

@@ -1,0 +1,78 @@
+"""What the command line says when an option is wrong, or would do nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec.cli import main
+from pyllama_spec.engine import supports_gpu
+from tests.models import model_path
+
+
+def said(args: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Exit code and stderr; MODEL, HEAD and 0 stand for files, and no GPU."""
+    files = {"MODEL": model_path("llama"), "HEAD": model_path("eagle3")}
+    code = main([str(files.get(arg, arg)) for arg in args])
+    return code, capsys.readouterr().err
+
+
+RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([*RUN, "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
+        (["doctor", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
+        (["bench", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
+        (["generate", "-m", "gone.gguf", "-p", "x"], "check the path of the model"),
+        (["doctor", "-m", "MODEL", "-d", "prompt-lookup"], "prompt-lookup needs none"),
+        ([*RUN, "-d", "prompt-lookup", "--p-min", "0.5"], "--p-min 0.5 is for a draft that is"),
+        (["bench", "-m", "MODEL", "-d", "none"], "compares plain decoding with itself"),
+        *(
+            ([*RUN, option, value], f"{option} is for a draft: add -d")
+            for option, value in (
+                ("--n-draft", "3"), ("--p-min", "0.5"), ("--lookup", "3"),
+                ("--controller", "fixed"), ("--draft-gpu-layers", "1"),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_as_it_was_given(
+    args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = said(args, capsys)
+    assert code == 1
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert "[Errno" not in err and "Traceback" not in err
+
+
+def test_layers_for_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = said([*RUN, "-ngl", "2"], capsys)
+    assert code == 0
+    if not supports_gpu():  # what a GPU took, it took
+        assert "[note: --n-gpu-layers 2 puts 2 layers" in err
+    assert "n_gpu_layers=" not in err
+    assert "UserWarning" not in err and "warnings.warn" not in err
+
+
+def test_a_role_that_the_template_does_not_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [
+        {"id": role, "category": "c", "messages": [{"role": role, "content": "hello"}]}
+        for role in ("user", "wizard")
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ["--prompts", str(prompts), "--repeat", "1"]
+    code, err = said(
+        ["bench", "-m", "MODEL", "-d", "prompt-lookup", "-n", "2", "-t", "1", *files], capsys
+    )
+    assert code == 0
+    assert "names no role 'wizard'" in err
+    assert "'user'" not in err
