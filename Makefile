@@ -14,7 +14,7 @@ PYTEST  = $(BIN)/python -m pytest
 TWO_FILES = -n 2 --dist loadfile
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan fuzz quality style wheel bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan device-tests build-cuda fuzz quality style wheel bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -37,18 +37,35 @@ test-wheel: $(STAMP) $(VENV)/.test wheel
 	PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" \
 	    $(PYTEST) tests/wheel $(PYTEST_ARGS)
 
-# On a machine with a GPU, after an install with its backend: pip install -e . -C cmake.define.GGML_CUDA=ON
-test-gpu: $(VENV)/.test
-	$(PYTEST) tests/gpu -s $(PYTEST_ARGS)
+# On a machine with a GPU, in an environment of its own: every placement on the device, and then what must hold on the CPU
+# while it is to be seen. For CUDA pip's libraries are installed; with a toolkit that has cuBLAS: CUDA_LIBRARIES=
+GPU ?= GGML_CUDA
+CUDA_LIBRARIES ?= nvidia-cublas nvidia-cuda-runtime
+test-gpu:
+	$(MAKE) VENV=.venv-gpu .venv-gpu/.build-tools
+	$(if $(findstring CUDA,$(GPU)),$(if $(CUDA_LIBRARIES),.venv-gpu/bin/python -m pip -q install $(CUDA_LIBRARIES)))
+	$(MAKE) VENV=.venv-gpu BUILD=build/gpu CMAKE_ARGS="-D$(GPU)=ON $$CMAKE_ARGS" device-tests
 
-# The same on Mesa's Vulkan device of software, in an environment of its own, and then what must hold on the CPU while a
-# device is to be seen. On Debian: apt-get install libvulkan-dev glslc spirv-headers mesa-vulkan-drivers
-SOFTWARE_DEVICE = GGML_VK_VISIBLE_DEVICES=0 LP_NUM_THREADS=1
+# The same on Mesa's Vulkan device of software. On Debian: apt-get install libvulkan-dev glslc spirv-headers
+# mesa-vulkan-drivers. Computing on it is slow: the threads of the CPU wait for each other less if they are few.
 test-vulkan:
-	CMAKE_ARGS="-DGGML_VULKAN=ON $$CMAKE_ARGS" $(MAKE) VENV=.venv-vulkan BUILD=build/vulkan \
-	    .venv-vulkan/.built .venv-vulkan/.test models/SmolLM2-135M-Instruct.BF16.gguf
-	$(SOFTWARE_DEVICE) .venv-vulkan/bin/python -m pytest tests/gpu -s $(PYTEST_ARGS)
-	$(SOFTWARE_DEVICE) .venv-vulkan/bin/python -m pytest tests/parity -m "not slow" $(PYTEST_ARGS)
+	GGML_VK_VISIBLE_DEVICES=0 LP_NUM_THREADS=1 \
+	    $(MAKE) VENV=.venv-vulkan BUILD=build/vulkan CMAKE_ARGS="-DGGML_VULKAN=ON $$CMAKE_ARGS" device-tests
+	.venv-vulkan/bin/python -m tools.backends vulkan --record
+
+device-tests: $(STAMP) $(VENV)/.test
+	$(PYTEST) tests/gpu -s $(PYTEST_ARGS)
+	$(PYTEST) tests/parity -m "not slow" $(PYTEST_ARGS)
+
+# The CUDA backend, compiled for one kind of GPU and imported; neither a GPU nor a driver is needed. nvcc is: a toolkit.
+CUDA_ARCH ?= 90
+build-cuda:
+	$(MAKE) VENV=.venv-cuda .venv-cuda/.build-tools
+	$(if $(CUDA_LIBRARIES),.venv-cuda/bin/python -m pip -q install $(CUDA_LIBRARIES))
+	CMAKE_ARGS="-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) $$CMAKE_ARGS" \
+	    $(MAKE) VENV=.venv-cuda BUILD=build/cuda .venv-cuda/.built .venv-cuda/.test
+	.venv-cuda/bin/python -m tools.check_cuda_build
+	.venv-cuda/bin/python -m tools.backends cuda --record
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the four targets. What crashes is left in build/fuzz-corpus.

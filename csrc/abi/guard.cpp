@@ -240,6 +240,15 @@ int llama_spec_device(int32_t i, const char ** name, const char ** description, 
     });
 }
 
+int llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices) {
+    return guarded([&] {
+        const bool is_one = i >= 0 && (size_t) i < ggml_backend_reg_count();
+        ggml_backend_reg_t reg = is_one ? ggml_backend_reg_get((size_t) i) : nullptr;
+        *name      = is_one ? ggml_backend_reg_name(reg) : nullptr;
+        *n_devices = is_one ? (int32_t) ggml_backend_reg_dev_count(reg) : 0;
+    });
+}
+
 bool llama_spec_supports_gpu(void) {
     bool ok = false;
     // The engine's own answer is yes for any build with RPC, servers or none.

@@ -76,6 +76,8 @@ int32_t llama_spec_type_id(const char * name);
 int32_t llama_spec_n_devices(void);
 int     llama_spec_device(int32_t i, const char ** name, const char ** description,
                           uint64_t * free_bytes, uint64_t * total_bytes);
+/* A backend of this build, the CPU among them, with how many devices it finds; *name is NULL behind the last one. */
+int     llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices);
 /* Whether there is a GPU, or a server of another machine, that could take layers. */
 bool    llama_spec_supports_gpu(void);
 

@@ -32,7 +32,9 @@ class BenchConfig:
         chat: True puts every prompt through the chat template, False none; None does with each one
             what its line says: "messages" are a chat, "prompt" is a text to go on with.
         n_threads: CPU threads; None for the physical cores.
-        n_gpu_layers: layers on the GPU; -1 for all.
+        n_gpu_layers, draft_gpu_layers, devices: as of Llama: layers of the target and of a draft's
+            file on devices, and which devices.
+        offload_kqv, flash_attn, op_offload: as of Llama, for both sides.
         n_ctx: context length; None for what the longest prompt needs.
         synthetic_acceptance: with any, drafted token i is right with probability [i - 1], given
             that those before it were: speed is measured, not the draft's quality.
@@ -58,6 +60,11 @@ class BenchConfig:
     chat: bool | None = None
     n_threads: int | None = None
     n_gpu_layers: int = 0
+    draft_gpu_layers: int | None = None
+    devices: tuple[str, ...] | None = None
+    offload_kqv: bool = True
+    flash_attn: bool | None = None
+    op_offload: bool = False
     n_ctx: int | None = None
     synthetic_acceptance: tuple[float, ...] = ()
     peer: str | None = None
@@ -107,10 +114,14 @@ class BenchConfig:
             ("--n-draft", self.n_draft), ("--p-min", self.p_min), ("--lookup", self.lookup),
             ("--controller", self.controller),
             ("-t", self.n_threads), ("-c", self.n_ctx), ("--peer", self.peer),
-            ("-ngl", self.n_gpu_layers or None),
+            ("-ngl", self.n_gpu_layers or None), ("-ngld", self.draft_gpu_layers),
+            ("-dev", ",".join(self.devices) if self.devices else None),
+            ("--flash-attn", None if self.flash_attn is None else _switch(self.flash_attn)),
         )  # fmt: skip
         for option, value in optional:
             words += [option, str(value)] if value is not None else []
+        words += [] if self.offload_kqv else ["--no-offload-kqv"]
+        words += ["--op-offload"] if self.op_offload else []
         if self.chat is not None:
             words.append("--chat" if self.chat else "--no-chat")
         if self.synthetic_acceptance:
@@ -120,6 +131,10 @@ class BenchConfig:
             ]
         words += ["--temp", f"{self.temperature:g}", "--seed", str(self.seed)]
         return shlex.join(words)
+
+
+def _switch(is_on: bool) -> str:
+    return "on" if is_on else "off"
 
 
 def check_probabilities(probabilities: object) -> None:

@@ -61,7 +61,9 @@ def run(
     if config.peer is not None:
         peer = Peer(config.peer)
         peer.connect()
-    with Model(config.model_path, n_gpu_layers=config.n_gpu_layers) as model:
+    with Model(
+        config.model_path, n_gpu_layers=config.n_gpu_layers, devices=config.devices
+    ) as model:
         check_target(model)
         template = ChatTemplate.of_model(model)
         ids = [prompt.tokens(model.vocab, template) for prompt in prompts]
@@ -125,6 +127,8 @@ def _setup(
         weight_bytes=n_bytes,
         weight_basis=basis,
         streaming=streaming,
+        placement=model.placement,
+        draft_placement=spec.draft_placement,
         provenance={
             "versions": machine.versions(),
             "machine": machine.describe_machine(),

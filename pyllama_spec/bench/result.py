@@ -23,6 +23,8 @@ class Setup:
         weight_bytes: of weights that a plain token reads.
         weight_basis: where that number comes from.
         streaming: of this machine's memory; None where the weights lie on a GPU.
+        placement: layers of the target by device.
+        draft_placement: those of the draft; None where it is no model.
         provenance: versions, machine, files: JSON's own types.
         notes: what a reader should know.
 
@@ -38,6 +40,8 @@ class Setup:
     streaming: Streaming | None
     provenance: dict[str, Any]
     notes: tuple[str, ...] = ()
+    placement: dict[str, int] = field(default_factory=dict)
+    draft_placement: dict[str, int] | None = None
 
     @property
     def weights_fit_cache(self) -> bool:

@@ -97,6 +97,7 @@ class Side(Closeable):
     ) -> None:
         self.runtime = runtime
         self.synthetic = synthetic
+        self._drafter = drafter
         self._options = options
         self._open = OpenModel(runtime.model, runtime, own_drafter=drafter)
 
@@ -104,6 +105,14 @@ class Side(Closeable):
     def name(self) -> str:
         """What the statistics call the drafter."""
         return self._open.drafter_name
+
+    @property
+    def draft_placement(self) -> dict[str, int] | None:
+        """Layers of the draft by device; None where it is no model."""
+        found: dict[str, int] | None = None
+        if self._drafter is not None:
+            found = self._drafter.describe().get("placement")
+        return found
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
         """Generates once, from an empty memory: nothing of an earlier prompt is reused.
@@ -164,7 +173,10 @@ def open_sides(model: Model, config: BenchConfig, n_ctx: int) -> tuple[Side, lis
 
     """
     # As Llama opens it.
-    params = ContextParams(n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads)
+    params = ContextParams(
+        n_ctx=n_ctx, n_batch=512, n_threads=config.n_threads, offload_kqv=config.offload_kqv,
+        flash_attn=config.flash_attn, op_offload=config.op_offload,
+    )  # fmt: skip
     options = RequestOptions(
         max_tokens=config.n_tokens, temperature=config.temperature, seed=config.seed
     )
@@ -196,12 +208,14 @@ def _open_spec(
             lookup = p_min = None
         choice = "fixed" if config.synthetic_acceptance else config.controller
         controller = make_controller(choice, p_min)
+        layers = config.draft_gpu_layers
         drafter = make_drafter(
             draft,
             DraftOptions(
-                n_draft, p_min, lookup, config.n_gpu_layers, is_adaptive=controller.wants_costs
+                n_draft, p_min, lookup, config.n_gpu_layers if layers is None else layers,
+                is_adaptive=controller.wants_costs, devices=config.devices,
             ),
-        )
+        )  # fmt: skip
         own = None if drafter is draft else drafter
         if own is not None:
             stack.callback(own.close)

@@ -8,6 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from pyllama_spec.cli.placing import (
+    add_context_options,
+    add_layer_options,
+    context_keywords,
+    layer_keywords,
+)
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file
 from pyllama_spec.speculative.controller.choice import NAMES
@@ -62,7 +68,8 @@ def add_bench(commands: _Commands) -> None:
         help="all prompts through the chat template, or none; without it as each line says",
     )  # fmt: skip
     add("-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]")
-    add("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    add_layer_options(parser)
+    add_context_options(parser)
     add("-c", "--n-ctx", type=int, default=None, help="context length; without it what is needed")
     add("--verbose", action="store_true", help="show what the engine says")
     parser.set_defaults(run=run_bench)
@@ -107,7 +114,8 @@ def run_bench(args: argparse.Namespace) -> int:
         seed=args.seed,
         chat=args.chat,
         n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
+        **layer_keywords(args),
+        **context_keywords(args),
         n_ctx=args.n_ctx,
         synthetic_acceptance=args.synthetic_acceptance or (),
         peer=args.peer,

@@ -24,6 +24,7 @@ from pyllama_spec.engine import (
     system_info,
 )
 from pyllama_spec.engine.placement import in_words
+from pyllama_spec.engine.system import backends
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import Room
 from pyllama_spec.speculative.probe import measure_rows
@@ -64,6 +65,7 @@ def report() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "supports_gpu": supports_gpu(),
+        "backends": backends(),
         "devices": [asdict(device) for device in devices()],
     }
 

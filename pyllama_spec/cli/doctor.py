@@ -16,6 +16,7 @@ from pyllama_spec.cli.placing import add_layer_options
 from pyllama_spec.cli.wording import whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.engine import Model
+from pyllama_spec.engine.placement import in_words
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar
 
@@ -126,6 +127,9 @@ def _print_system(result: dict[str, Any]) -> None:
         _field(key, result[key])
     kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
     _field("row kernels", kernels or "none: n rows cost nearly n times as much as one")
+    found = result["backends"].items()
+    lines = (name if n else f"{name} (finds no device)" for name, n in found)
+    _field("backends", ", ".join(lines))
     for device in result["devices"]:
         total = device["total_bytes"] / 1e9
         _field("device", f"{device['name']}: {device['description']}, {total:.1f} GB")
@@ -162,6 +166,7 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
     print()
     _field("draft", f"{draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
+    _field("its layers", f"on {in_words(draft['placement'])}")
     _field("reads", f"the inputs of layers {', '.join(map(str, draft['target_layers']))}")
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
     if draft["is_stepwise"]:

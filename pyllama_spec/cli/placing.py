@@ -17,10 +17,18 @@ def _names(text: str) -> tuple[str, ...]:
 
 def add_layer_options(parser: argparse.ArgumentParser) -> None:
     """Adds which devices take which layers of a target and its draft."""
-    parser.add_argument("-ngl", "--n-gpu-layers", type=int, default=0, help="-1: all layers")
+    add_target_options(parser)
     parser.add_argument(
         "-ngld", "--draft-gpu-layers", type=int, default=None, metavar="N",
         help="the same for the draft [that of the target]",
+    )  # fmt: skip
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """Adds which devices take which layers of a target."""
+    parser.add_argument(
+        "-ngl", "--n-gpu-layers", type=int, default=0, metavar="N",
+        help="layers on devices; -1: all [none]",
     )  # fmt: skip
     parser.add_argument(
         "-dev", "--devices", type=_names, default=None, metavar="NAME,...",

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pyllama_spec.cli.placing import add_target_options
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.train import (
@@ -114,8 +115,7 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
     add("--type", choices=KINDS, default=default.export_type,
         help="type of the matrices in the file [%(default)s]")  # fmt: skip
     add("-t", "--threads", type=int, help="CPU threads [the physical cores]")
-    add("-ngl", "--n-gpu-layers", type=int, default=0,
-        help="layers of the target on the GPU; -1: all")  # fmt: skip
+    add_target_options(parser)
     add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")
     add("--verbose", action="store_true", help="show what the engine says")
 
@@ -196,6 +196,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
         "export_type": args.type,
         "n_threads": args.threads,
         "n_gpu_layers": args.n_gpu_layers,
+        "devices": args.devices,
         "device": args.device,
         "restart": args.restart,
         "n_ngrams": args.ngrams,

@@ -209,7 +209,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return self.memory_or_fail().restore(seq, data, known)
 
     def describe(self) -> dict[str, Any]:
-        """Its file, its sizes and the layers that it reads."""
+        """Its file, its sizes, where it lies, and the layers that it reads."""
         info = self.model.info
         return {
             "path": str(self.model.path),
@@ -218,6 +218,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             "size_bytes": info.size_bytes,
             "n_layer": info.n_layer,
             "n_embd": info.n_embd,
+            "placement": self.model.placement,
             "target_layers": list(self.target_layers),
         }
 

@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from pyllama_spec.engine.libraries import explained
+
 _NAME = "pyllama_spec._engine"
 # From the least to the best, with what each needs beside those before it: levels.cmake has the
 # flags that they are compiled with.
@@ -61,9 +63,16 @@ def load_engine() -> ModuleType:
     """The module, imported.
 
     Raises:
-        ImportError: see choose(); or it is not there.
+        ImportError: see choose(); or it is not there, or lacks a library of a backend.
 
     """
+    try:
+        return _load()
+    except ImportError as error:
+        raise explained(error) from None
+
+
+def _load() -> ModuleType:
     if _NAME in sys.modules:
         return sys.modules[_NAME]
     try:

@@ -32,6 +32,18 @@ def devices() -> tuple[Device, ...]:
     return tuple(found)
 
 
+def backends() -> dict[str, int]:
+    """How many devices each backend of this build finds here, as in {"CUDA": 0, "CPU": 1}."""
+    found: dict[str, int] = {}
+    name, n_devices = ffi.new("char **"), ffi.new("int32_t *")
+    while True:
+        code = lib.llama_spec_backend(len(found), name, n_devices)
+        check(code, "cannot read the backends")
+        if name[0] == ffi.NULL:
+            return found
+        found[_text(name[0])] = n_devices[0]
+
+
 def engine_version() -> str:
     """The engine's own version."""
     return _text(lib.llama_spec_engine_version())

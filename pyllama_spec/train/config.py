@@ -194,7 +194,7 @@ class RunConfig:
             again in every epoch.
         export_type: of the matrices in the file.
         n_threads: None for the machine's cores.
-        n_gpu_layers: layers of the target on the GPU.
+        n_gpu_layers, devices: layers of the target on devices, and on which; None for all.
         device: "cpu" or "cuda" for the head; None for a GPU where PyTorch sees one.
         checkpoint_s: seconds between checkpoints.
         restart: begin the training again, with the text that is there.
@@ -219,6 +219,7 @@ class RunConfig:
     export_type: str = "f16"
     n_threads: int | None = None
     n_gpu_layers: int = 0
+    devices: tuple[str, ...] | None = None
     device: str | None = None
     checkpoint_s: float = 120.0
     restart: bool = False

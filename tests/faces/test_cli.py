@@ -176,6 +176,7 @@ def test_doctor_reports_versions_and_verify_costs() -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["devices"]
+    assert result["backends"]["CPU"] == 1
     assert result["model"]["architecture"] == "llama"
     rows = result["verify_cost"]
     assert [row["n_rows"] for row in rows] == [1, 2, 3, 4]

@@ -52,7 +52,7 @@ def run_training(
 
     """
     _check_files(config)
-    with Model(config.target, n_gpu_layers=config.n_gpu_layers) as model:
+    with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
         layers = config.head.target_layers or default_layers(model.info)
         if config.init is None:
