@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.docs.site_hooks import as_page, linked, place_on_site, target_of
+from tools.docs.site_hooks import _FROM_ELSEWHERE, as_page, linked, place_on_site, target_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,18 @@ def test_what_is_taken_in() -> None:
     assert place_on_site("examples/drop_in.py") == "repository/examples/drop_in.py.md"
     assert place_on_site("docs/api/llama.md") == "api/llama.md"
     assert "from pyllama_spec" in as_page("examples/drop_in.py")
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_loaded"),
+    [
+        ('<script src="https://example.org/a.js">', True),
+        ('<link rel="stylesheet" href="//example.org/a.css">', True),
+        ('<img alt="x" src="http://example.org/a.png">', True),
+        ('<link rel="canonical" href="http://127.0.0.1/a.html">', False),
+        ('<link rel="stylesheet" href="assets/site.css">', False),
+        ('<a href="https://example.org">', False),
+    ],
+)
+def test_what_a_page_would_load(tag: str, is_loaded: bool) -> None:
+    assert bool(_FROM_ELSEWHERE.search(tag)) == is_loaded

@@ -27,8 +27,10 @@ _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
+# A canonical link, and those to the pages before and after, are loaded by nobody.
 _FROM_ELSEWHERE = re.compile(
-    r"<(?:script|link|img|iframe)\b[^>]*\s(?:src|href)=\"?(?:https?:)?//[^>]*>"
+    r"<(?:script|img|iframe|link(?! rel=\"(?:canonical|prev|next)\"))\b[^>]*"
+    r"\s(?:src|href)=\"?(?:https?:)?//[^>]*>"
 )
 # mkdocs counts what is logged below it: with --strict a warning ends the build.
 _LOG = logging.getLogger("mkdocs.plugins.pyllama_spec")
