@@ -3,6 +3,7 @@
 #include "abi/handles.h"
 #include "checks/grammar_check.h"
 #include "checks/work_limit.h"
+#include "hooks/held_logits.h"
 
 #include "llama-grammar.h"
 
@@ -178,6 +179,17 @@ const float * logits_at(const context_state & state, const llama_spec_sampler & 
     return logits;
 }
 
+int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
+    if (s.is_argmax && state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab()) {
+        // Chosen where the logits are, which then need not come here.
+        const int32_t id = llama_spec_likeliest(state.ctx, row);
+        if (id >= 0 && (s.grammar == nullptr || is_allowed(s, id))) {
+            return id;
+        }
+    }
+    return draw(s, logits_at(state, s, row), s.model->n_vocab());
+}
+
 void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     llama_sampler_accept(s.chain, id);
     if (!is_generated || s.grammar == nullptr) {
@@ -207,7 +219,7 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
         const work_limit limit = token_limit(&call.state.cancelled);
-        *id = draw(s, logits_at(call.state, s, i), s.model->n_vocab());
+        *id = draw_at(s, call.state, i);
     });
 }
 
@@ -222,7 +234,7 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
         context_call call(ctx);
         for (int32_t k = 0; k <= n_draft; ++k) {
             const work_limit limit = token_limit(&call.state.cancelled);
-            const int32_t id = draw(s, logits_at(call.state, s, row + k), s.model->n_vocab());
+            const int32_t id = draw_at(s, call.state, row + k);
             accept(s, id, true);
             out[(*n_out)++] = id;
             if (k == n_draft || id != draft[k] || llama_vocab_is_eog(s.model->vocab(), id)) {

@@ -1,0 +1,150 @@
+// Of a verify batch greedy decoding wants one id of each row, and of a plain round one id: a vocabulary of numbers for
+// each stays where it was computed. The graph of a model whose logits are computed on a device ends with the likeliest
+// id of each row and its logit, and those come to the host; the logits follow when somebody reads a row of them, until
+// the next graph is computed. On the CPU nothing is different.
+
+#include "hooks/held_logits.h"
+
+#include "llama-context.h"
+#include "llama-graph.h"
+#include "llama-model.h"
+
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+namespace {
+
+constexpr const char * NAME = "spec_likeliest";
+
+bool is_device(ggml_backend_dev_t device) {
+    return device != nullptr && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+} // namespace
+
+struct llama_spec_held_logits {
+    const ggml_tensor * logits = nullptr;   // not fetched yet
+    ggml_backend_t backend = nullptr;
+    int64_t first = 0, n = 0;               // rows of the batch's outputs
+    bool    is_under_way = false;
+    std::vector<float> likeliest;           // id and logit of each of them
+
+    bool hold(llama_context & ctx, const llm_graph_result & res, ggml_backend_t on, int64_t first_output) {
+        ggml_tensor * chosen = ggml_graph_node(res.get_gf(), -1);
+        if (std::strcmp(chosen->name, NAME) != 0 || !is_device(ggml_backend_get_device(on))) {
+            return false;
+        }
+        ggml_backend_t at = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), chosen);
+        if (at == nullptr) {
+            return false;
+        }
+        n = chosen->ne[1];
+        if (likeliest.size() < (size_t) (2 * n)) {
+            ggml_backend_synchronize(at);   // an earlier copy may be under way to where they are now
+            likeliest.resize((size_t) (2 * n));
+        }
+        ggml_backend_tensor_get_async(at, chosen, likeliest.data(), 0, ggml_nbytes(chosen));
+        logits       = res.t_logits;
+        backend      = on;
+        first        = first_output;
+        is_under_way = true;
+        return true;
+    }
+
+    void fetch(llama_context & ctx) {
+        if (logits == nullptr) {
+            return;
+        }
+        ggml_backend_tensor_get_async(backend, logits, ctx.logits.data + first * logits->ne[0], 0, ggml_nbytes(logits));
+        ggml_backend_synchronize(backend);
+        logits = nullptr;
+    }
+
+    void drop() {
+        logits = nullptr;
+        n      = 0;
+    }
+
+    int32_t choice(llama_context & ctx, int32_t i) {
+        if (n == 0) {
+            return -1;
+        }
+        if (is_under_way) {
+            ctx.synchronize();
+            is_under_way = false;
+        }
+        int64_t row = 0;
+        try {
+            row = ctx.output_resolve_row(i) - first;
+        } catch (const std::runtime_error &) {
+            return -1;
+        }
+        if (row < 0 || row >= n) {
+            return -1;
+        }
+        const float id = likeliest[(size_t) (2 * row)], logit = likeliest[(size_t) (2 * row + 1)];
+        const bool is_choice = id >= 0.0f && id < (float) ctx.model.vocab.n_tokens() &&
+            logit > -std::numeric_limits<float>::infinity();
+        return is_choice ? (int32_t) id : -1;
+    }
+
+    static llama_spec_held_logits & of(llama_context & ctx) {
+        if (!ctx.spec_held) {
+            ctx.spec_held = std::make_shared<llama_spec_held_logits>();
+        }
+        return *ctx.spec_held;
+    }
+};
+
+void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res) {
+    ggml_tensor * logits = res.t_logits;
+    ggml_backend_dev_t device = model.dev_output();
+    // A draft's candidates are chosen where they are as well: drafts/candidates.cpp.
+    const bool is_draft = model.arch == LLM_ARCH_EAGLE3 || model.arch == LLM_ARCH_DFLASH;
+    if (logits == nullptr || is_draft || !is_device(device) || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        return;
+    }
+    const int64_t n_vocab = logits->ne[0], n_rows = logits->ne[1];
+    if (logits->type != GGML_TYPE_F32 || n_rows == 0 || !ggml_is_matrix(logits) || !ggml_is_contiguous(logits) ||
+        n_vocab != (int64_t) model.vocab.n_tokens() || n_vocab > (1 << 24)) {
+        return;
+    }
+    ggml_context * ctx = res.get_ctx();
+    ggml_tensor * id     = ggml_argmax(ctx, logits);
+    // Of a row without numbers some devices choose -1, which must not become a place to read from.
+    ggml_tensor * number = ggml_clamp(ctx, ggml_cast(ctx, id, GGML_TYPE_F32), 0.0f, (float) (n_vocab - 1));
+    ggml_tensor * place  = ggml_cast(ctx, ggml_reshape_2d(ctx, number, 1, n_rows), GGML_TYPE_I32);
+    ggml_tensor * logit  = ggml_get_rows(ctx, ggml_reshape_3d(ctx, logits, 1, n_vocab, n_rows), place);
+    ggml_tensor * both   = ggml_concat(ctx, ggml_reshape_2d(ctx, number, 1, n_rows), ggml_reshape_2d(ctx, logit, 1, n_rows), 0);
+    for (const ggml_tensor * op : { id, number->src[0], number, place, logit, both }) {
+        if (!ggml_backend_dev_supports_op(device, op)) {
+            return;     // computed elsewhere it would cost more than it saves
+        }
+    }
+    ggml_set_name(both, NAME);
+    ggml_set_output(logits->view_src != nullptr ? logits->view_src : logits);
+    ggml_set_output(both);
+    ggml_build_forward_expand(res.get_gf(), both);
+}
+
+bool llama_spec_hold_logits(llama_context & ctx, const llm_graph_result & res, ggml_backend_t backend, int64_t first) {
+    return llama_spec_held_logits::of(ctx).hold(ctx, res, backend, first);
+}
+
+void llama_spec_fetch_logits(llama_context & ctx, bool for_good) {
+    auto & held = llama_spec_held_logits::of(ctx);
+    held.fetch(ctx);
+    if (for_good) {
+        held.drop();
+    }
+}
+
+void llama_spec_drop_logits(llama_context & ctx) {
+    llama_spec_held_logits::of(ctx).drop();
+}
+
+int32_t llama_spec_likeliest(llama_context * ctx, int32_t i) {
+    return llama_spec_held_logits::of(*ctx).choice(*ctx, i);
+}
