@@ -186,7 +186,7 @@ def _crossings(result: BenchResult) -> list[str]:
         copies = found.copies_to_device + found.copies_to_host + found.copies_between
         counts = (copies, found.synchronisations, found.graphs)
         rows.append([
-            name, *(_number(ratio(size / 1e3, n), 1) for size in sizes),
+            name, *(_number(ratio(size / 1e3, n), 2) for size in sizes),
             *(_number(ratio(count, n), 1) for count in counts),
         ])  # fmt: skip
     return _aligned([head, *rows])
