@@ -57,7 +57,7 @@ def test_most_blocks_run() -> None:
     fates = [fate(block) for page in GUIDE for block in blocks_of(page)]
     n_run = sum(one.startswith("run") for one in fates)
     n_parsed = fates.count("parsed")
-    assert n_run >= 2 * n_parsed, f"{n_run} blocks run, {n_parsed} are only parsed"
+    assert n_run > 1.5 * n_parsed, f"{n_run} blocks run, {n_parsed} are only parsed"
 
 
 @pytest.mark.parametrize(
