@@ -21,6 +21,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "vulkan": (*_ENGINE, "csrc", "tests/gpu/test_eagle3_gpu.py"),
     "cuda": (*_ENGINE, "tools/check_cuda_build.py"),
 }
+_NEVER = 2
 _SUFFIXES = frozenset((".txt", ".lock", ".patch", ".cpp", ".c", ".h", ".map", ".cmake", ".py"))
 
 
@@ -43,7 +44,8 @@ def main() -> int:
     """Answers, or writes down.
 
     Returns:
-        0 where the backend passed with these sources, 1 where it did not.
+        0 where the backend passed with these sources, 1 where it did with others, 2 where it never
+        has.
 
     """
     parser = argparse.ArgumentParser(description="what a backend passed with")
@@ -55,7 +57,9 @@ def main() -> int:
     if args.record:
         passed[args.backend] = now
         RECORD.write_text(json.dumps(passed, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return passed.get(args.backend) != now
+    if args.backend not in passed:
+        return _NEVER
+    return int(passed[args.backend] != now)
 
 
 if __name__ == "__main__":

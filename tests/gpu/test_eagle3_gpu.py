@@ -25,6 +25,8 @@ Rows = npt.NDArray[np.float32]
 IS_SOFTWARE = any("llvmpipe" in device.description for device in devices())
 N_ROUNDS = 25 if IS_SOFTWARE else 1000
 N_CHAINS = 5 if IS_SOFTWARE else 100
+# Threads of the CPU beside it would wait for those that it computes with.
+N_THREADS = 1 if IS_SOFTWARE else None
 # Of the largest logit of a row: what other kernels and other orders of summing may change.
 LOGIT_BOUND = 5e-3
 
@@ -39,7 +41,7 @@ def test_there_is_a_gpu() -> None:
 def test_perm_is_accepted_whole(n_draft: int) -> None:
     model = Model(model_path("perm"), n_gpu_layers=-1)
     drafter = Eagle3(model_path("perm_eagle3"), n_draft, n_gpu_layers=-1)
-    context = Context(model, n_ctx=4096, target_layers=drafter.target_layers)
+    context = Context(model, n_ctx=4096, n_threads=N_THREADS, target_layers=drafter.target_layers)
     loop = SpeculativeLoop(context, drafter)
     prompt = [int(i) for i in np.random.default_rng(1).integers(0, 256, size=100)]
     check_whole(loop, prompt, n_draft)
@@ -66,7 +68,9 @@ def test_perm_is_accepted_whole_in_every_placement(
         model.info.n_layer + 1 if target == ALL else target
     )
     drafter = Eagle3(model_path("perm_eagle3"), 4, n_gpu_layers=head)
-    context = Context(model, n_ctx=4096, target_layers=drafter.target_layers, **options)
+    context = Context(
+        model, n_ctx=4096, n_threads=N_THREADS, target_layers=drafter.target_layers, **options
+    )
     prompt = [int(i) for i in np.random.default_rng(1).integers(0, 256, size=100)]
     check_whole(SpeculativeLoop(context, drafter), prompt, 4)
 
@@ -107,8 +111,8 @@ def opened(draft: str, n_gpu_layers: int) -> Head:
     """A head and its target on a device."""
     target = Model(model_path("llama"), n_gpu_layers=n_gpu_layers)
     model = Model(draft, n_gpu_layers=n_gpu_layers)
-    beside = Context(target, n_ctx=64)
-    context = Context(model, target=beside, n_ctx=2048, is_window=True)
+    beside = Context(target, n_ctx=64, n_threads=N_THREADS)
+    context = Context(model, target=beside, n_ctx=2048, n_threads=N_THREADS, is_window=True)
     info = model.info
     n_features = len(model.target_layers) * target.info.n_embd
     batch = Batch(64, n_row=n_features, n_model_row=info.n_embd_inp)
@@ -153,7 +157,7 @@ def test_layer_rows_are_the_cpus(n_rows: int) -> None:
     rows = []
     for n_gpu_layers in (NONE, ALL):
         model = Model(model_path("llama"), n_gpu_layers=n_gpu_layers)
-        context = Context(model, n_ctx=128, target_layers=[0, 1])
+        context = Context(model, n_ctx=128, n_threads=N_THREADS, target_layers=[0, 1])
         batch = Batch(64)
         batch.extend(prompt, 0)
         context.decode(batch)
