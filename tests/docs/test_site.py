@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from tools.docs.site_hooks import _FROM_ELSEWHERE, as_page, linked, place_on_site, target_of
+from tools.docs.site_hooks import (
+    _FROM_ELSEWHERE,
+    ROOT,
+    as_page,
+    linked,
+    place_on_site,
+    target_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +54,25 @@ def test_what_is_taken_in() -> None:
 )
 def test_what_a_page_would_load(tag: str, is_loaded: bool) -> None:
     assert bool(_FROM_ELSEWHERE.search(tag)) == is_loaded
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors of a page's headings, as the site and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"\s", "-", heading) for heading in plain}
+
+
+@pytest.mark.parametrize(
+    "source", ["README.md", "CONTRIBUTING.md", "examples/drafts/README.md", "CHANGELOG.md"]
+)
+def test_links_of_pages_that_are_not_of_the_site(source: str) -> None:
+    """Those of docs/ are checked by mkdocs."""
+    text = (ROOT / source).read_text(encoding="utf-8")
+    found = re.findall(r"\]\((?!https?:|#)([^()\s#]+)(?:#([^()\s]*))?\)", text)
+    assert found
+    for link, anchor in found:
+        path = target_of(link, source)
+        assert path is not None, f"{source} links to {link}, which is not there"
+        if anchor:
+            assert anchor in anchors_of(ROOT / path), f"{source}: {path} has no #{anchor}"
