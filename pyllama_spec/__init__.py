@@ -37,6 +37,7 @@ from pyllama_spec.errors import (
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    RemoteError,
     UnsupportedError,
 )
 from pyllama_spec.generation.chat_template import ChatTemplate, RenderedChat
@@ -88,6 +89,7 @@ __all__ = [
     "Piece",
     "PromptLookup",
     "PyllamaSpecError",
+    "RemoteError",
     "RenderedChat",
     "RequestOptions",
     "SamplerParams",

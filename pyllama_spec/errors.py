@@ -73,6 +73,14 @@ class ForkedError(PyllamaSpecError):
     """
 
 
+class RemoteError(PyllamaSpecError):
+    """A server of layers cannot be reached, has gone, is silent, or answers nonsense.
+
+    What lay on it is lost. Close the model and open it again: that connects anew, and fails with
+    the same error until the server is back.
+    """
+
+
 class OutOfMemoryError(PyllamaSpecError, MemoryError):
     """The engine could not allocate what was asked for."""
 

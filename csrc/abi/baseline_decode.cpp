@@ -82,7 +82,7 @@ int llama_spec_baseline_decode(llama_spec_context * ctx, int32_t n_seq, const in
             try {
                 rc = llama_decode(state.ctx, batch);
             } catch (...) {
-                state.poisoned = true;
+                poison(state);
                 throw;
             }
             if (rc != 0) {

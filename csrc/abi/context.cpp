@@ -1,5 +1,6 @@
 #include "abi/handles.h"
 #include "abi/model_facts.h"
+#include "abi/rpc.h"
 #include "checks/memory_room.h"
 #include "hooks/layer_inputs.h"
 #include "hooks/output_buffers.h"
@@ -19,11 +20,18 @@ context_state::~context_state() {
         return;
     }
     llama_spec_forget_views(ctx);
+    const freeing quiet;
     // A failure in mid-graph may have left anything behind, and what the engine asserts in a destructor ends the process:
     // leaking a poisoned context is the safe way.
-    if (!poisoned) {
+    // A lost server is no such failure: the rest of the engine is as it was.
+    if (!poisoned || !lost.empty()) {
         llama_free(ctx);
     }
+}
+
+void poison(context_state & state) {
+    state.poisoned = true;
+    state.lost     = lost_server_of_call();
 }
 
 context_state & open_context(llama_spec_context * handle) {
@@ -39,6 +47,9 @@ context_call::context_call(llama_spec_context * handle)
       counting(state.crossed, state.compute->crossed) {
     if (is_exiting()) {
         fail(LLAMA_SPEC_EXITING, "the process is ending");
+    }
+    if (!state.lost.empty()) {
+        fail(LLAMA_SPEC_REMOTE, state.lost);
     }
     if (state.poisoned) {
         fail(LLAMA_SPEC_POISONED, "an earlier failure left this context in an unknown state; close it and open another");

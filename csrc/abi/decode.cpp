@@ -1,5 +1,6 @@
 #include "abi/handles.h"
 #include "abi/model_facts.h"
+#include "abi/rpc.h"
 #include "hooks/snapshots.h"
 
 #include "llama-ext.h"
@@ -262,10 +263,13 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         try {
             rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
         } catch (...) {
-            state.poisoned = true;
+            poison(state);
             throw;
         }
         if (rc != 0) {
+            if (!lost_server_of_call().empty()) {
+                poison(state);
+            }
             if (rc != 1) {
                 std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
                 drop_moved(state, before, *batch);

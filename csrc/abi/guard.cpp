@@ -1,4 +1,5 @@
 #include "abi/guard.h"
+#include "abi/rpc.h"
 
 #include "checks/memory_room.h"
 #include "hooks/output_buffers.h"
@@ -111,6 +112,7 @@ void set_last_error(const std::string & message) {
 }
 
 void clear_log() {
+    begin_call();
     t_log.clear();
     t_log_continues = false;
 }
@@ -133,6 +135,13 @@ std::string with_log(const std::string & what) {
 }
 
 int report_current_exception() {
+    // Whatever became of it on its way: the engine catches, and goes on to say less.
+    const std::string lost = lost_server_of_call();
+    if (!lost.empty()) {
+        clear_log();
+        set_last_error(lost);
+        return LLAMA_SPEC_REMOTE;
+    }
     try {
         throw;
     } catch (const failure & e) {

@@ -7,6 +7,7 @@
 #include "crossings/crossings.h"
 #include "drafts/draft_kind.h"
 
+#include "ggml-cpp.h"
 #include "ggml-cpu.h"
 #include "llama.h"
 
@@ -26,6 +27,7 @@ struct model_state {
     std::vector<float> tensor_split;
     bool vocab_only = false;
     home_process home;
+    std::vector<ggml_backend_ptr> servers;  // their connections
     // Made by the first grammar that masks its vocabulary.
     std::once_flag chars_made;
     std::unique_ptr<token_chars> chars;
@@ -62,6 +64,7 @@ struct context_state {
     std::atomic<bool>     in_call{ false };
     home_process home;
     bool    poisoned = false;
+    std::string lost;       // the server by whose loss it was
     int32_t n_rows   = 0;   // tokens of the last batch
     bool    has_logits = true;  // of the last batch
     int32_t n_pos_per_row  = 1;     // positions that the engine reads of a token without an id
@@ -87,6 +90,9 @@ struct context_state {
 
 // The context of a handle, if calls in this process may use it.
 context_state & open_context(llama_spec_context * ctx);
+
+// A call has failed in mid-graph.
+void poison(context_state & state);
 
 // For a call that must not run beside another on the same context or its relatives.
 struct context_call {

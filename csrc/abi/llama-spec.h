@@ -34,7 +34,8 @@ enum llama_spec_status {
     LLAMA_SPEC_CANCELLED   = -8,  /* llama_spec_cancel() was called during a decode */
     LLAMA_SPEC_POISONED    = -9,  /* an earlier failure left this context in an unknown state */
     LLAMA_SPEC_EXITING     = -10, /* llama_spec_shutdown() was called */
-    LLAMA_SPEC_FORKED      = -11  /* the handle is of the process that this one was forked from */
+    LLAMA_SPEC_FORKED      = -11, /* the handle is of the process that this one was forked from */
+    LLAMA_SPEC_REMOTE      = -12  /* a server of layers was lost; what lay on it has to be opened again */
 };
 
 typedef struct llama_spec_model   llama_spec_model;
@@ -81,6 +82,18 @@ int     llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices);
 /* Whether there is a GPU, or a server of another machine, that could take layers. */
 bool    llama_spec_supports_gpu(void);
 
+/* ---- servers of layers: other processes, on this machine or on others, at "host:port". docs/rpc.md */
+
+/* Whether this build has them (GGML_RPC). */
+bool llama_spec_has_rpc(void);
+/* How long an answer may take on connections that are opened from now on. */
+void llama_spec_set_server_timeout(int32_t seconds);
+/* The i-th device of a server; name is NULL past the last. */
+int  llama_spec_server_device(const char * endpoint, int32_t i, const char ** name, uint64_t * free_bytes, uint64_t * total_bytes);
+/* Serves the client at the other end of a connected socket until it goes, with the named devices of this machine, or with
+ * its GPUs, or with its CPU. Closes the socket. */
+int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads);
+
 /* ---- model ---------------------------------------------------------------------------------------- */
 
 typedef bool (*llama_spec_progress)(float fraction, void * user);
@@ -102,6 +115,8 @@ struct llama_spec_model_params {
     int32_t n_tensor_split;
     const char * const * devices;   /* names of those that take layers, in this order; NULL for all that can */
     int32_t n_devices;
+    const char * const * servers;   /* "host:port": their devices take layers too, before this machine's */
+    int32_t n_servers;
     bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
     llama_spec_progress progress;
     void * progress_user;

@@ -1,5 +1,6 @@
 #include "abi/handles.h"
 #include "abi/model_facts.h"
+#include "abi/rpc.h"
 #include "checks/gguf_check.h"
 #include "drafts/draft_kind.h"
 #include "hooks/layer_inputs.h"
@@ -20,19 +21,36 @@ llama_spec_model & checked(llama_spec_model * model) {
     return *model;
 }
 
-// The devices with these names, and the end of the list that the engine reads.
-std::vector<ggml_backend_dev_t> named_devices(const llama_spec_model_params & in) {
+// What can take layers: the servers' devices, so that layers that follow each other lie on one machine, and this one's.
+std::vector<ggml_backend_dev_t> all_devices(const llama_spec_model_params & in, model_state & state) {
     std::vector<ggml_backend_dev_t> out;
+    for (int32_t i = 0; i < in.n_servers; ++i) {
+        state.servers.emplace_back();
+        const auto found = server_devices(in.servers[i], state.servers.back());
+        out.insert(out.end(), found.begin(), found.end());
+    }
+    for (size_t k = 0; k < ggml_backend_dev_count(); ++k) {
+        ggml_backend_dev_t dev = ggml_backend_dev_get(k);
+        const auto type = ggml_backend_dev_type(dev);
+        if (type != GGML_BACKEND_DEVICE_TYPE_CPU && type != GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            out.push_back(dev);
+        }
+    }
+    return out;
+}
+
+// The devices with these names, and the end of the list that the engine reads.
+std::vector<ggml_backend_dev_t> named_devices(const llama_spec_model_params & in, model_state & state) {
+    const auto all = all_devices(in, state);
+    std::vector<ggml_backend_dev_t> out;
+    if (in.n_devices == 0) {
+        out = all;
+    }
     for (int32_t i = 0; i < in.n_devices; ++i) {
         ggml_backend_dev_t found = nullptr;
         std::string names;
-        for (size_t k = 0; k < ggml_backend_dev_count(); ++k) {
-            ggml_backend_dev_t dev = ggml_backend_dev_get(k);
-            const auto type = ggml_backend_dev_type(dev);
-            if (type == GGML_BACKEND_DEVICE_TYPE_CPU || type == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
-                continue;
-            }
-            const char * name = ggml_backend_dev_name(dev);
+        for (ggml_backend_dev_t dev : all) {
+            const char * name = device_name(dev);
             names += (names.empty() ? "" : ", ") + std::string(name);
             found = std::strcmp(name, in.devices[i]) == 0 ? dev : found;
         }
@@ -115,8 +133,8 @@ int llama_spec_model_load(const char * path, const llama_spec_model_params * par
         try {
             const auto overrides = engine_overrides(*params);
             auto raw = engine_params(*params, *state);
-            auto devices = named_devices(*params);
-            if (params->n_devices > 0 && params->n_gpu_layers != 0) {
+            auto devices = named_devices(*params, *state);
+            if (params->n_devices + params->n_servers > 0 && params->n_gpu_layers != 0) {
                 raw.devices = devices.data();
             }
             raw.kv_overrides = params->n_overrides > 0 ? overrides.data() : nullptr;
@@ -185,7 +203,7 @@ int llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** n
         const auto placement = llama_spec_placement(checked(model).state->model);
         require(i >= 0, "devices are counted from 0");
         const bool is_one = (size_t) i < placement.size();
-        *name     = is_one ? ggml_backend_dev_name(placement[(size_t) i].first) : nullptr;
+        *name     = is_one ? device_name(placement[(size_t) i].first) : nullptr;
         *n_layers = is_one ? placement[(size_t) i].second : 0;
     });
 }

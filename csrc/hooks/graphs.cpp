@@ -10,6 +10,7 @@
 #include "llama-graph.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <list>
 #include <tuple>
@@ -51,10 +52,13 @@ size_t n_bytes(const ggml_backend_sched_ptr & sched, const std::vector<ggml_back
     return sum;
 }
 
-// On a GPU one graph is kept as before: there buffers are scarce, and nothing of this was measured.
-bool is_host_alone(const std::vector<ggml_backend_t> & backends) {
+// On a GPU one graph is kept as before: there buffers are scarce, and nothing of this was measured. A server of layers
+// keeps the graphs that it was sent: of one that is met again its number crosses the network, of any other each tensor.
+bool can_keep(const std::vector<ggml_backend_t> & backends) {
     return std::all_of(backends.begin(), backends.end(), [](ggml_backend_t backend) {
-        return ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        ggml_backend_dev_t dev = ggml_backend_get_device(backend);
+        return ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU ||
+            std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(dev)), "RPC") == 0;
     });
 }
 
@@ -86,7 +90,7 @@ struct llama_spec_graphs {
 void llama_spec_enter_graph(std::shared_ptr<llama_spec_graphs> & graphs, const llama_spec_graph_slot & slot,
                             const std::vector<ggml_backend_t> & backends, const llama_ubatch & ubatch, int32_t n_outputs,
                             int gtype, const std::function<ggml_backend_sched_t()> & make_sched) {
-    if (ubatch.n_tokens > MAX_TOKENS || !is_host_alone(backends)) {
+    if (ubatch.n_tokens > MAX_TOKENS || !can_keep(backends)) {
         if (graphs) {
             graphs->leave(slot);
         }

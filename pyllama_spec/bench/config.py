@@ -32,6 +32,7 @@ class BenchConfig:
         chat: True puts every prompt through the chat template, False none; None does with each one
             what its line says: "messages" are a chat, "prompt" is a text to go on with.
         n_threads: CPU threads; None for the physical cores.
+        rpc_servers, rpc_timeout: as of Llama.
         n_gpu_layers, draft_gpu_layers, devices: as of Llama: layers of the target and of a draft's
             file on devices, and which devices.
         offload_kqv, flash_attn, op_offload: as of Llama, for both sides.
@@ -62,6 +63,8 @@ class BenchConfig:
     n_gpu_layers: int = 0
     draft_gpu_layers: int | None = None
     devices: tuple[str, ...] | None = None
+    rpc_servers: tuple[str, ...] | None = None
+    rpc_timeout: float | None = None
     offload_kqv: bool = True
     flash_attn: bool | None = None
     op_offload: bool = False
@@ -116,6 +119,8 @@ class BenchConfig:
             ("-t", self.n_threads), ("-c", self.n_ctx), ("--peer", self.peer),
             ("-ngl", self.n_gpu_layers or None), ("-ngld", self.draft_gpu_layers),
             ("-dev", ",".join(self.devices) if self.devices else None),
+            ("--rpc-servers", ",".join(self.rpc_servers) if self.rpc_servers else None),
+            ("--rpc-timeout", self.rpc_timeout),
             ("--flash-attn", None if self.flash_attn is None else _switch(self.flash_attn)),
         )  # fmt: skip
         for option, value in optional:

@@ -20,7 +20,7 @@ from pyllama_spec.bench.result import BenchResult, Setup
 from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.bench.weights import weight_bytes
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Model, set_rpc_timeout
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.generation.chat_template import ChatTemplate
 from pyllama_spec.generation.prompt_file import Prompt
@@ -61,9 +61,12 @@ def run(
     if config.peer is not None:
         peer = Peer(config.peer)
         peer.connect()
+    if config.rpc_timeout is not None:
+        set_rpc_timeout(config.rpc_timeout)
     with Model(
-        config.model_path, n_gpu_layers=config.n_gpu_layers, devices=config.devices
-    ) as model:
+        config.model_path, n_gpu_layers=config.n_gpu_layers, devices=config.devices,
+        rpc_servers=config.rpc_servers,
+    ) as model:  # fmt: skip
         check_target(model)
         template = ChatTemplate.of_model(model)
         ids = [prompt.tokens(model.vocab, template) for prompt in prompts]

@@ -208,12 +208,15 @@ def _open_spec(
             lookup = p_min = None
         choice = "fixed" if config.synthetic_acceptance else config.controller
         controller = make_controller(choice, p_min)
-        layers = config.draft_gpu_layers
+        layers, servers = config.draft_gpu_layers, config.rpc_servers
+        if layers is None:  # as of Llama: beside servers the draft stays here
+            layers = config.n_gpu_layers if servers is None else 0
         drafter = make_drafter(
             draft,
             DraftOptions(
-                n_draft, p_min, lookup, config.n_gpu_layers if layers is None else layers,
-                is_adaptive=controller.wants_costs, devices=config.devices,
+                n_draft, p_min, lookup, layers, is_adaptive=controller.wants_costs,
+                devices=config.devices if servers is None or layers else None,
+                rpc_servers=servers if layers else None,
             ),
         )  # fmt: skip
         own = None if drafter is draft else drafter

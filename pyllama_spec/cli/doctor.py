@@ -15,7 +15,7 @@ from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.placing import add_layer_options
 from pyllama_spec.cli.wording import whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import ProgressBar
@@ -49,6 +49,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _run_doctor(args: argparse.Namespace) -> int:
     result = diagnostics.report()
+    result["devices"] += _on_servers(args)
     if args.draft is not None and args.model is None:
         print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
         return 2
@@ -63,8 +64,9 @@ def _run_doctor(args: argparse.Namespace) -> int:
         bar = ProgressBar("loading the model")
         bar.draw(0.0)
         model = Model(
-            args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices, progress=bar
-        )
+            args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices,
+            rpc_servers=args.rpc_servers, progress=bar,
+        )  # fmt: skip
         bar.clear()
         result["model"] = diagnostics.describe_model(model)
         if said:
@@ -93,18 +95,31 @@ def _run_doctor(args: argparse.Namespace) -> int:
     return 0
 
 
+def _draft_options(args: argparse.Namespace) -> DraftOptions:
+    """As of Llama: beside servers the draft stays here."""
+    own, servers = args.draft_gpu_layers, args.rpc_servers
+    if own is None:
+        own = 0 if servers else args.n_gpu_layers
+    if own == 0 and servers:
+        return DraftOptions(lookup=0)
+    return DraftOptions(
+        lookup=0, n_gpu_layers=own, devices=args.devices, rpc_servers=servers
+    )  # fmt: skip
+
+
+def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
+    if args.rpc_timeout is not None:
+        set_rpc_timeout(args.rpc_timeout)
+    found = (server_devices(endpoint) for endpoint in args.rpc_servers or ())
+    return [asdict(device) for devices in found for device in devices]
+
+
 def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
     # The draft alone: a copy, which stands beside it in a generation, costs nothing.
-    own = args.draft_gpu_layers
-    options = DraftOptions(
-        lookup=0,
-        n_gpu_layers=args.n_gpu_layers if own is None else own,
-        devices=args.devices,
-    )
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
     try:
-        with open_draft(args.draft, options) as drafter:
+        with open_draft(args.draft, _draft_options(args)) as drafter:
             return diagnostics.describe_draft(
                 drafter, model, repeats=args.repeat, n_threads=args.threads
             )

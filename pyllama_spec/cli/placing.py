@@ -8,11 +8,26 @@ from typing import Any
 _AUTO = {"auto": None, "on": True, "off": False}
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(word.strip() for word in text.split(","))
-    if not all(names):
+def names(text: str) -> tuple[str, ...]:
+    """A type of arguments: names with commas between them."""
+    found = tuple(word.strip() for word in text.split(","))
+    if not all(found):
         raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
-    return names
+    return found
+
+
+class _Servers(argparse.Action):
+    """Servers are given to be used: with them -ngl is -1 unless it says something else."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.n_gpu_layers = namespace.n_gpu_layers or -1
 
 
 def add_layer_options(parser: argparse.ArgumentParser) -> None:
@@ -20,7 +35,16 @@ def add_layer_options(parser: argparse.ArgumentParser) -> None:
     add_target_options(parser)
     parser.add_argument(
         "-ngld", "--draft-gpu-layers", type=int, default=None, metavar="N",
-        help="the same for the draft [that of the target]",
+        help="the same for the draft [that of the target; 0 with --rpc-servers]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rpc-servers", type=names, default=None, action=_Servers, metavar="HOST:PORT,...",
+        help="pyllama-spec rpc-server of other machines: they take the target's layers, all of "
+        "them unless -ngl follows; the draft stays here unless -ngld says otherwise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rpc-timeout", type=float, default=None, metavar="S",
+        help="seconds that one answer of a server may take [300]",
     )  # fmt: skip
 
 
@@ -31,7 +55,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
         help="layers on devices; -1: all [none]",
     )  # fmt: skip
     parser.add_argument(
-        "-dev", "--devices", type=_names, default=None, metavar="NAME,...",
+        "-dev", "--devices", type=names, default=None, metavar="NAME,...",
         help="those that take layers, as doctor lists them [all]",
     )  # fmt: skip
 
@@ -55,8 +79,8 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
 
 def layer_keywords(args: argparse.Namespace) -> dict[str, Any]:
     """What the options of add_layer_options() are as keywords of Llama()."""
-    names = ("n_gpu_layers", "draft_gpu_layers", "devices")
-    return {name: getattr(args, name) for name in names}
+    keywords = ("n_gpu_layers", "draft_gpu_layers", "devices", "rpc_servers", "rpc_timeout")
+    return {name: getattr(args, name) for name in keywords}
 
 
 def context_keywords(args: argparse.Namespace) -> dict[str, Any]:

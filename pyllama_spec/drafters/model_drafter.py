@@ -40,7 +40,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         n_ctx: rows of a sequence that it remembers; None for as many as are of use. Fewer make a
             window: the oldest are forgotten, and it goes on.
         p_min: end a draft before a token of a lower probability.
-        n_gpu_layers, devices, progress: for a draft given as a path, as of Model.
+        n_gpu_layers, devices, rpc_servers, progress: for a draft given as a path, as of Model.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
@@ -58,6 +58,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         p_min: float,
         n_gpu_layers: int,
         devices: Sequence[str] | None,
+        rpc_servers: Sequence[str] | None = None,
         progress: Progress | None,
     ) -> None:
         self.name = arch
@@ -68,7 +69,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.model = (
             model
             if isinstance(model, Model)
-            else Model(model, n_gpu_layers=n_gpu_layers, devices=devices, progress=progress)
+            else Model(
+                model,
+                n_gpu_layers=n_gpu_layers,
+                devices=devices,
+                rpc_servers=rpc_servers,
+                progress=progress,
+            )
         )
         if self.model.info.arch != arch:
             found = self.model.info.arch

@@ -23,6 +23,7 @@ class DraftOptions:
         n_gpu_layers: layers of the draft's file on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may have them; None for all.
+        rpc_servers: as of Model.
         is_adaptive: somebody ends drafts where they do not pay, so that the kind's own number may
             be larger.
 
@@ -38,6 +39,7 @@ class DraftOptions:
     progress: Progress | None = None
     is_adaptive: bool = False
     devices: Sequence[str] | None = None
+    rpc_servers: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.max_draft is not None:

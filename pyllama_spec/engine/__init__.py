@@ -12,6 +12,7 @@ from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model, ModelInfo
 from pyllama_spec.engine.quantize import quantize, quantize_types
 from pyllama_spec.engine.resources import default_n_threads
+from pyllama_spec.engine.rpc import RpcServer, has_rpc, server_devices, set_rpc_timeout
 from pyllama_spec.engine.sampler import Sampler, SamplerParams
 from pyllama_spec.engine.system import (
     Device,
@@ -37,6 +38,7 @@ __all__ = [
     "Memory",
     "Model",
     "ModelInfo",
+    "RpcServer",
     "Sampler",
     "SamplerParams",
     "Vocab",
@@ -45,11 +47,14 @@ __all__ = [
     "devices",
     "engine_version",
     "exact_rows",
+    "has_rpc",
     "quantize",
     "quantize_types",
     "row_kernels",
     "schema_to_grammar",
+    "server_devices",
     "set_log_level",
+    "set_rpc_timeout",
     "supports_gpu",
     "system_info",
     "thread_log_level",

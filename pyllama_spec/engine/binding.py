@@ -19,6 +19,7 @@ from pyllama_spec.errors import (
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    RemoteError,
     UnsupportedError,
 )
 
@@ -40,6 +41,7 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
     lib.LLAMA_SPEC_CANCELLED: CancelledError,
     lib.LLAMA_SPEC_POISONED: EngineError,
     lib.LLAMA_SPEC_FORKED: ForkedError,
+    lib.LLAMA_SPEC_REMOTE: RemoteError,
 }
 
 

@@ -17,6 +17,7 @@ from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
+from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError, ModelLoadError
 from pyllama_spec.gguf.header import check_header
@@ -122,6 +123,8 @@ class Model(Closeable):
         n_gpu_layers: how many layers go to the GPU; -1 for all of them, 0 for the CPU alone. A
             warning says where fewer lie there in the end.
         devices: names of the devices that take them, as engine.devices() has them; None for all.
+        rpc_servers: "host:port" of servers whose devices take layers too, before this machine's:
+            docs/rpc.md. Their names are as in "RPC0[host:port]".
         main_gpu: the GPU that is used when nothing is split.
         split_mode: how a model is spread over several GPUs.
         tensor_split: the share of each GPU.
@@ -135,6 +138,7 @@ class Model(Closeable):
     Raises:
         ModelLoadError: the file is missing, unreadable or not a model that the engine can load.
         ArgumentError: a parameter is out of range.
+        RemoteError: a server cannot be reached, or was lost while the layers went there.
 
     """
 
@@ -144,6 +148,7 @@ class Model(Closeable):
         *,
         n_gpu_layers: int = 0,
         devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
         main_gpu: int = 0,
         split_mode: SplitMode = "layer",
         tensor_split: Sequence[float] | None = None,
@@ -179,10 +184,7 @@ class Model(Closeable):
         shares = ffi.new("float[]", split)
         if split:
             params.tensor_split, params.n_tensor_split = shares, len(split)
-        # Held here for as long as the engine reads them.
-        names = device_names(devices)
-        raw_names = ffi.new("char *[]", names)
-        params.devices, params.n_devices = raw_names, len(names)
+        held = _name_places(params, devices, rpc_servers)
         overrides = raw_overrides(kv_overrides or {})
         params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
         self._handle = Handle(
@@ -190,6 +192,7 @@ class Model(Closeable):
             lib.llama_spec_model_free,
             f"the model {self.path} is closed; load it again",
         )
+        del held  # the engine has read them
         self.info = self._read_info()
         # How many layers each device has, the output counted as one; {} of a vocabulary.
         self.placement = placement(self._handle.pointer)
@@ -362,3 +365,25 @@ class Model(Closeable):
     def close(self) -> None:
         """Lets go of the weights; they are freed once no context uses them. May be called twice."""
         self._handle.close()
+
+
+def _name_places(
+    params: Any, devices: Sequence[str] | None, rpc_servers: Sequence[str] | None
+) -> tuple[Any, ...]:
+    """Says which devices take layers; what it returns is held for as long as the engine reads it.
+
+    Raises:
+        ArgumentError: a name or an endpoint is none, or servers are given and no layers.
+        UnsupportedError: the build has no servers.
+
+    """
+    names, servers = device_names(devices), server_names(rpc_servers)
+    if servers and params.n_gpu_layers == 0:
+        raise ArgumentError(
+            "rpc_servers are given, and n_gpu_layers=0 puts nothing there: give how many layers "
+            "they take, or -1 for all"
+        )
+    raw_names, raw_servers = ffi.new("char *[]", names), ffi.new("char *[]", servers)
+    params.devices, params.n_devices = raw_names, len(names)
+    params.servers, params.n_servers = raw_servers, len(servers)
+    return names, servers, raw_names, raw_servers

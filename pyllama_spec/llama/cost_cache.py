@@ -98,7 +98,7 @@ def _key(context: Context, drafter: Drafter) -> str:
         build_stamp(), engine_version(), row_kernels(), platform.machine(), platform.node(),
         os.cpu_count(), [device.name for device in devices()], _cpu_name(),
         info.arch, info.n_params, info.size_bytes, info.n_layer, info.n_embd, info.n_vocab,
-        context.model.description, context.model.is_on_gpu,
+        context.model.description, sorted(context.model.placement.items()),
         context.n_threads, params.n_seq_max, params.kv_unified, params.flash_attn,
         params.type_k, params.type_v, params.n_rs_seq, context.target_layers,
         drafter.name, drafter.max_draft, about.get("size_bytes"), about.get("n_params"),

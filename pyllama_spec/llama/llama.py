@@ -37,8 +37,8 @@ __all__ = ["Llama", "LlamaState"]
 # What is looked at together, or handed out again as it was given.
 _GIVEN = frozenset(
     ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
-     "devices", "draft_gpu_layers", "use_mlock", "kv_overrides", "n_ctx", "n_batch", "n_ubatch",
-     "n_threads", "n_threads_batch",
+     "devices", "draft_gpu_layers", "rpc_servers", "rpc_timeout", "use_mlock", "kv_overrides",
+     "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch",
      "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale",
      "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
      "logits_all", "embedding", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf",
@@ -67,7 +67,12 @@ class Llama(Chats, Settings):
         n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
             `model.placement`, and a warning says where it is less.
         devices: names of the devices that take layers, as `doctor` lists them; None for all.
-        draft_gpu_layers: the same for a draft that is given as a file; None for n_gpu_layers.
+        draft_gpu_layers: the same for a draft that is given as a file; None for n_gpu_layers, and
+            for 0 with rpc_servers.
+        rpc_servers: "host:port" of servers that take layers of the target, see docs/rpc.md; with
+            n_gpu_layers. A server that is lost is a RemoteError.
+        rpc_timeout: seconds that one answer of theirs may take, in this process, on connections
+            that are opened from now on; None leaves it [300].
         split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
         vocab_only: the vocabulary alone: tokenize() and what else needs no weights.
         use_mmap, use_mlock: how the file is held.
@@ -125,6 +130,7 @@ class Llama(Chats, Settings):
         ArgumentError: a value is out of range.
         UnsupportedError: the model cannot generate, or the draft cannot be used with it.
         OutOfMemoryError: there is not enough memory.
+        RemoteError: a server cannot be reached.
 
     """
 
@@ -152,7 +158,8 @@ class Llama(Chats, Settings):
         draft: str | os.PathLike[str] | Drafter | None = None, n_draft: int | None = None,
         p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
         n_parallel: int = 1, chat_template: str | None = None, devices: Sequence[str] | None = None,
-        draft_gpu_layers: int | None = None, **unknown: Any,
+        draft_gpu_layers: int | None = None, rpc_servers: Sequence[str] | None = None,
+        rpc_timeout: float | None = None, **unknown: Any,
     ) -> None:
         # fmt: on
         opening, start = dict(locals()), perf_counter()
@@ -160,8 +167,7 @@ class Llama(Chats, Settings):
         given = {name: value for name, value in opening.items() if name in _GIVEN}
         keywords.note_unknown(unknown, Llama.__init__)
         keywords.check_neutral(given)
-        if draft_model is not None:
-            draft = drafter_of(draft_model, draft)
+        draft = draft if draft_model is None else drafter_of(draft_model, draft)
         params = keywords.context_params(given)
         check_parallel(n_parallel, params)
         given["split_mode"] = keywords.split_name(split_mode)

@@ -15,6 +15,7 @@ from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
+from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.generation.parallel import ParallelRunner
@@ -90,9 +91,11 @@ def open_model(path: str | os.PathLike[str], given: Mapping[str, Any]) -> Model:
     """
     names = (
         "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
-        "use_mlock", "kv_overrides", "devices",
+        "use_mlock", "kv_overrides", "devices", "rpc_servers",
     )  # fmt: skip
     own = {name: given[name] for name in names}
+    if given["rpc_timeout"] is not None:
+        set_rpc_timeout(given["rpc_timeout"])
     return Model(path, **own, progress=progress_for(path, given["verbose"]))
 
 
@@ -125,15 +128,19 @@ def open_drafter(
         PyllamaSpecError: whatever make_drafter() raises.
 
     """
-    own = given["draft_gpu_layers"]
+    own, servers = given["draft_gpu_layers"], given["rpc_servers"]
+    if own is None:
+        # A step of a draft is short: beside a network it is at home.
+        own = given["n_gpu_layers"] if servers is None else 0
     options = DraftOptions(
         n_draft,
         p_min,
         lookup,
-        given["n_gpu_layers"] if own is None else own,
+        own,
         progress_for(str(draft), given["verbose"]),
         is_adaptive=controller.wants_costs,
-        devices=given["devices"],
+        devices=given["devices"] if servers is None or own else None,
+        rpc_servers=servers if own else None,
     )
     return make_drafter(draft, options)
 

@@ -49,15 +49,15 @@ def test_backend_option_reaches_cmake(tmp_path: Path, way: str) -> None:
     variables = {**os.environ, "CMAKE_GENERATOR": "Ninja"}
     variables["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{variables['PATH']}"
     if way == "CMAKE_ARGS":
-        variables["CMAKE_ARGS"] = "-DGGML_RPC=on"
+        variables["CMAKE_ARGS"] = "-DGGML_RPC=off"
     else:
-        settings.append("cmake.define.GGML_RPC=ON")
+        settings.append("cmake.define.GGML_RPC=OFF")
     flags = [word for setting in settings for word in ("-C", setting)]
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps"]
     run(*pip, *flags, "--wheel-dir", tmp_path, ROOT, env=variables)
     cache = (tmp_path / "build/CMakeCache.txt").read_text()
-    assert re.search(r"^GGML_RPC:\w+=on$", cache, re.MULTILINE | re.IGNORECASE)
-    # The rule that links the module: the backend, statically, as everything else.
+    assert re.search(r"^GGML_RPC:\w+=off$", cache, re.MULTILINE | re.IGNORECASE)
+    # The rule that links the module: without that backend, and the rest statically.
     ninja = (tmp_path / "build/build.ninja").read_text()
     rule = re.search(r"^build _engine\.abi3\.so:.*$", ninja, re.MULTILINE)
-    assert rule and "libggml-rpc.a" in rule.group() and "libggml-cpu.a" in rule.group()
+    assert rule and "libggml-rpc.a" not in rule.group() and "libggml-cpu.a" in rule.group()

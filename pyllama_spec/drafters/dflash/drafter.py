@@ -46,7 +46,7 @@ class DFlash(ModelDrafter[Injected]):
             of its layers look back over a window, for that. Fewer make a window: the oldest are
             forgotten, and it goes on.
         p_min: end a draft before a token of a lower probability.
-        n_gpu_layers, devices, progress: for a draft given as a path, as of Model.
+        n_gpu_layers, devices, rpc_servers, progress: for a draft given as a path, as of Model.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
@@ -67,12 +67,14 @@ class DFlash(ModelDrafter[Injected]):
         p_min: float = 0.0,
         n_gpu_layers: int = 0,
         devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         wanted = None if max_draft is None else count(max_draft, "max_draft", 1)
         super().__init__(
             model, "dflash", "a DFlash draft", n_ctx=n_ctx, p_min=p_min,
-            n_gpu_layers=n_gpu_layers, devices=devices, progress=progress,
+            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
+            progress=progress,
         )  # fmt: skip
         self.block: DraftBlock = self.model.draft_block  # type: ignore[assignment]  # has one
         most = self.block.max_draft

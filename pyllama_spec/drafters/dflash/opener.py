@@ -24,6 +24,7 @@ def open_dflash(path: Path, options: DraftOptions) -> Drafter:
         p_min=options.p_min or 0.0,
         n_gpu_layers=options.n_gpu_layers,
         devices=options.devices,
+        rpc_servers=options.rpc_servers,
         progress=options.progress,
     )
     if options.max_draft is not None:

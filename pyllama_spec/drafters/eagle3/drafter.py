@@ -57,7 +57,7 @@ class Eagle3(ModelDrafter[Pairs]):
         n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
             make a window: the oldest are forgotten, and the head goes on.
         p_min: end a draft before a token that the head gives a lower probability.
-        n_gpu_layers, devices, progress: for a head given as a path, as of Model.
+        n_gpu_layers, devices, rpc_servers, progress: for a head given as a path, as of Model.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
@@ -76,12 +76,14 @@ class Eagle3(ModelDrafter[Pairs]):
         p_min: float = 0.0,
         n_gpu_layers: int = 0,
         devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.max_draft = count(max_draft, "max_draft", 1)
         super().__init__(
             model, "eagle3", "an EAGLE-3 draft", n_ctx=n_ctx, p_min=p_min,
-            n_gpu_layers=n_gpu_layers, devices=devices, progress=progress,
+            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
+            progress=progress,
         )  # fmt: skip
         self._step = Batch(1)
 

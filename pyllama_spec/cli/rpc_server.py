@@ -1,0 +1,68 @@
+"""rpc-server: this machine holds and computes layers for others."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from types import FrameType
+
+from pyllama_spec.cli.placing import names
+from pyllama_spec.cli.wording import whole
+from pyllama_spec.engine.rpc import DEFAULT_PORT, RpcServer
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command `rpc-server`."""
+    parser = commands.add_parser(
+        "rpc-server", help="hold and compute layers for a model on another machine",
+        epilog="The protocol has no authentication and no encryption: stay on 127.0.0.1, and let "
+        "clients come through a tunnel (docs/rpc.md).",
+    )  # fmt: skip
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
+    parser.add_argument(
+        "--port", type=whole(0, 65535), default=DEFAULT_PORT, help="0: any that is free"
+    )
+    parser.add_argument(
+        "-dev", "--devices", type=names, default=None, metavar="NAME,...",
+        help="those to offer, as doctor lists them [the GPUs, or else the CPU]",
+    )  # fmt: skip
+    parser.add_argument(
+        "-t", "--threads", type=int, default=None,
+        help="CPU threads for each client [the physical cores]",
+    )  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="say who comes and goes")
+    parser.set_defaults(run=_run_rpc_server)
+
+
+def _run_rpc_server(args: argparse.Namespace) -> int:
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise _Terminated
+
+    with RpcServer(
+        args.host, args.port, devices=args.devices, n_threads=args.threads,
+        on_note=_say if args.verbose else None,
+    ) as server:  # fmt: skip
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            if not server.is_loopback:
+                _say(
+                    f"warning: {server.host} is not loopback, and the protocol has no "
+                    "authentication: whoever reaches the port uses this machine's memory, reads "
+                    "what is computed, and may do worse"
+                )
+            print(f"ready: {server.address}, {', '.join(server.devices)}", flush=True)
+            server.serve()
+        except (KeyboardInterrupt, _Terminated):
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"rpc-server: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,227 @@
+"""Servers of layers: other processes, here or on other machines, that hold and compute a part.
+
+The protocol is the engine's own, without authentication or encryption: docs/rpc.md says how to keep
+it on loopback and go through a tunnel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyllama_spec.engine.binding import check, ffi, last_error, lib
+from pyllama_spec.engine.checks import count, real, shown, text
+from pyllama_spec.engine.placement import device_names
+from pyllama_spec.engine.resources import bounded_n_threads
+from pyllama_spec.engine.system import Device, devices
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+DEFAULT_PORT = 50052
+MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS
+DEFAULT_TIMEOUT_S = 300.0
+# Each has threads and memory of its own.
+_MAX_CLIENTS = 16
+_MAX_WAIT_S = 5.0  # for what a client has running when the server ends
+
+
+def has_rpc() -> bool:
+    """Whether this build can use servers of layers, and be one."""
+    return bool(lib.llama_spec_has_rpc())
+
+
+def require_rpc() -> None:
+    """Raises UnsupportedError where the build has none."""
+    if not has_rpc():
+        raise UnsupportedError(
+            "this build of the engine has no servers of layers (GGML_RPC is OFF): install it "
+            "without that flag, or with -C cmake.define.GGML_RPC=ON"
+        )
+
+
+def server_names(servers: Sequence[str] | None) -> list[Any]:
+    """The endpoints as the engine reads them, to be held while it does.
+
+    Raises:
+        ArgumentError: one of them is not "host:port".
+        UnsupportedError: the build has no servers.
+
+    """
+    if servers is None:
+        return []
+    if isinstance(servers, (str, bytes)) or not isinstance(servers, Sequence):
+        raise ArgumentError(f"rpc_servers={shown(servers)} is not a list of 'host:port'")
+    if not 1 <= len(servers) <= MAX_SERVERS:
+        raise ArgumentError(f"rpc_servers has {len(servers)} entries, not 1 to {MAX_SERVERS}")
+    for i, one in enumerate(servers):
+        host, _, port = text(one, f"rpc_servers[{i}]").partition(":")
+        if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+            raise ArgumentError(f"rpc_servers[{i}]={shown(one)} is not 'host:port'")
+    if len(set(servers)) < len(servers):
+        raise ArgumentError("rpc_servers names one twice")
+    require_rpc()
+    return [ffi.new("char[]", one.encode()) for one in servers]
+
+
+def set_rpc_timeout(seconds: float) -> None:
+    """How long one answer may take on connections that are opened from now on, in this process.
+
+    A server is silent while it computes: the longest wait is a whole batch of a prompt.
+    """
+    seconds = real(seconds, "rpc_timeout", 1.0)
+    lib.llama_spec_set_server_timeout(min(int(seconds), 10**6))
+
+
+def server_devices(endpoint: str) -> tuple[Device, ...]:
+    """What a server computes with.
+
+    Raises:
+        RemoteError: it cannot be reached, or is none.
+
+    """
+    (address,) = server_names([endpoint])
+    found: list[Device] = []
+    name, free, total = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("uint64_t *")
+    while True:
+        code = lib.llama_spec_server_device(address, len(found), name, free, total)
+        check(code, "cannot read a server's devices")
+        if name[0] == ffi.NULL:
+            return tuple(found)
+        called = ffi.string(name[0]).decode(errors="replace")
+        found.append(Device(called, f"on {endpoint}", free[0], total[0]))
+
+
+class RpcServer:
+    """Holds and computes layers for the clients that connect. It listens from the start.
+
+    Args:
+        host: the address to listen at: loopback, unless everybody who reaches another one may use
+            this machine's memory and read what is computed.
+        port: 0 for any that is free.
+        devices: names of those to offer; None for the GPUs, or the CPU where there is none.
+        n_threads: CPU threads for each client; None for the physical cores.
+        on_note: called with a line about a client that came, went or failed, in its own thread.
+
+    Raises:
+        ArgumentError: a value is out of range, the port is in use, or there is no such device.
+        UnsupportedError: the build has no servers.
+
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        *,
+        devices: Sequence[str] | None = None,
+        n_threads: int | None = None,
+        on_note: Callable[[str], None] | None = None,
+    ) -> None:
+        require_rpc()
+        port = count(port, "port", 0, 65535)
+        self._names = device_names(devices)
+        self.devices = _offered(devices)
+        self._n_threads = bounded_n_threads(n_threads)
+        self._on_note = on_note
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._clients: dict[threading.Thread, socket.socket] = {}
+        try:
+            address = socket.gethostbyname(text(host, "host"))
+            self._socket = socket.create_server((address, port), backlog=_MAX_CLIENTS)
+        except (OSError, UnicodeError) as error:
+            # Not create_server()'s own words, which say the address again.
+            number = getattr(error, "errno", None)
+            why = os.strerror(number) if number and number > 0 else str(error)
+            raise ArgumentError(
+                f"cannot listen at {host}:{port}: {why}; choose another port or host"
+            ) from None
+        self.host, self.port = address, int(self._socket.getsockname()[1])
+
+    def __enter__(self) -> RpcServer:
+        """For with."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """close()."""
+        self.close()
+
+    @property
+    def address(self) -> str:
+        """What a client gives in rpc_servers, on this machine."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return ipaddress.ip_address(self.host).is_loopback
+
+    def serve(self) -> None:
+        """Answers clients, side by side, until close() is called or an exception arrives."""
+        while True:
+            try:
+                client, (host, port) = self._socket.accept()
+            except OSError:
+                if self._is_closed:
+                    return
+                raise
+            self._start(client, f"{host}:{port}")
+
+    def _start(self, client: socket.socket, peer: str) -> None:
+        with self._lock:
+            if len(self._clients) >= _MAX_CLIENTS:
+                client.close()
+                self._note(f"{peer}: refused, there are {_MAX_CLIENTS} clients already")
+                return
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # One whose machine has gone would keep its layers here for ever.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
+            self._clients[thread] = client
+        thread.start()
+
+    def _answer(self, client: socket.socket, peer: str) -> None:
+        self._note(f"{peer}: connected")
+        # The engine closes the copy; this one lets close() end the conversation.
+        copy = os.dup(client.fileno())
+        names = ffi.new("char *[]", self._names)
+        code = lib.llama_spec_serve(copy, names, len(self._names), self._n_threads)
+        why = f"failed: {last_error()}" if code < 0 else "gone"
+        with self._lock:
+            del self._clients[threading.current_thread()]
+        client.close()
+        self._note(f"{peer}: {why}")
+
+    def _note(self, line: str) -> None:
+        if self._on_note is not None:
+            self._on_note(line)
+
+    def close(self) -> None:
+        """Listens no longer and hangs up; clients see a lost server. May be called twice."""
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept() in another thread
+        self._socket.close()
+        with self._lock:
+            clients = dict(self._clients)
+        for client in clients.values():
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        for thread in clients:
+            thread.join(_MAX_WAIT_S)
+
+
+def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the devices that are offered, as csrc/abi/rpc.cpp chooses them."""
+    known = [device.name for device in devices()]
+    if wanted is not None:
+        for name in wanted:
+            if name not in known:
+                raise ArgumentError(f"there is no device {name!r} here; there are {known}")
+        return tuple(wanted)
+    gpus = tuple(name for name in known if name not in ("CPU", "BLAS"))
+    return gpus if gpus and lib.llama_spec_supports_gpu() else ("CPU",)

@@ -1,0 +1,231 @@
+"""A server that goes, refuses, hangs or lies: an error that says so, and what there was is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from benchmarks.rpc_proxy import Proxy
+from pyllama_spec import Llama, RemoteError
+from pyllama_spec.engine import set_rpc_timeout
+from pyllama_spec.engine.rpc import DEFAULT_TIMEOUT_S
+from tests.models import model_path
+from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
+
+# Of each place; PYLLAMA_SPEC_KILLS=20 for a longer look.
+N_KILLS = int(os.environ.get("PYLLAMA_SPEC_KILLS", "1"))
+
+
+def opened(address: str, **options: Any) -> Llama:
+    values: dict[str, Any] = {
+        "n_gpu_layers": -1, "rpc_servers": [address], "n_ctx": 512, "n_threads": 1,
+        "draft": head_path(), "controller": "fixed", "n_draft": 4, "lookup": 0,
+    }  # fmt: skip
+    return Llama(str(model_path("perm")), **{**values, **options})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as one:
+        yield one
+
+
+class Trap:
+    """Kills the server when its n-th graph is on its way."""
+
+    def __init__(self, server: Server, n_graphs: int) -> None:
+        self.server, self.n_left = server, n_graphs
+
+    def __call__(self, command: str) -> None:
+        if command in ("graph_compute", "graph_recompute"):
+            self.n_left -= 1
+            if self.n_left == 0:
+                self.server.process.kill()
+
+
+def lose(llm: Llama, prompt: list[int]) -> RemoteError:
+    with pytest.raises(RemoteError, match="was lost") as caught:
+        for _ in llm.generate_steps(prompt, max_tokens=60, temperature=0.0):
+            pass
+    return caught.value
+
+
+def check_goes_on(server: Server) -> None:
+    """After the server's return a model that is opened again answers."""
+    server.process.communicate()
+    with pytest.raises(RemoteError, match="cannot be reached"):
+        opened(server.address)
+    server.start()
+    with opened(server.address) as llm:
+        generation = llm.generate_steps(PERM_PROMPT, max_tokens=9, temperature=0.0)
+        for _ in generation:
+            pass
+        assert list(generation.record.tokens) == perm_text(9)
+
+
+# A graph of a target: the whole prompt, then one for each round; head and target: several.
+@pytest.mark.parametrize(
+    ("n_graphs", "head"), [(1, None), (4, None), (8, -1)], ids=["prefill", "decode", "draft"]
+)
+@pytest.mark.parametrize("turn", range(N_KILLS))
+def test_a_killed_server(server: Server, turn: int, n_graphs: int, head: int | None) -> None:
+    with (
+        closing(Proxy(server.address)) as proxy,
+        opened(proxy.address, draft_gpu_layers=head) as llm,
+    ):
+        proxy.on_command = Trap(server, n_graphs + turn % 2 * (n_graphs > 1))
+        error = lose(llm, PERM_PROMPT)
+        known = list(error.partial_tokens)
+        assert known == perm_text(60)[: len(known)]
+        assert bool(known) == (n_graphs > 1) == bool(error.partial_text)
+        # Nothing is tried again on what is lost, and closing it is silent.
+        with pytest.raises(RemoteError, match="close the model and open it again"):
+            llm(PERM_PROMPT, max_tokens=2)
+    check_goes_on(server)
+
+
+def test_a_lost_draft_is_the_drafters_failure(server: Server) -> None:
+    """The target is here: the text goes on without the draft."""
+    from pyllama_spec.drafters import Eagle3
+
+    head = Eagle3(head_path(), 4, n_gpu_layers=-1, rpc_servers=[server.address])
+    with head, Llama(
+        str(model_path("perm")), draft=head, controller="fixed", n_ctx=256, n_threads=1
+    ) as llm:  # fmt: skip
+        generation = llm.generate_steps(PERM_PROMPT, max_tokens=40, temperature=0.0)
+        next(generation)
+        server.kill()
+        for _ in generation:
+            pass
+        assert list(generation.record.tokens) == perm_text(40)
+        assert "was lost" in str(generation.record.stats.reason_off)
+
+
+def test_others_go_on(server: Server) -> None:
+    """The model on another server, and the local one."""
+    with Server() as other, opened(other.address) as llm:
+        with opened(server.address) as gone:
+            server.kill()
+            lose(gone, PERM_PROMPT)
+        for where in (llm, Llama(str(model_path("perm")), n_ctx=256)):
+            generation = where.generate_steps(PERM_PROMPT, max_tokens=9, temperature=0.0)
+            for _ in generation:
+                pass
+            assert list(generation.record.tokens) == perm_text(9)
+
+
+def test_one_of_two_servers(server: Server) -> None:
+    with Server() as other:
+        with opened(server.address, rpc_servers=[server.address, other.address]) as llm:
+            llm(PERM_PROMPT, max_tokens=2)
+            other.kill()
+            lose(llm, PERM_PROMPT[::-1])
+        # The other one has been told that all is freed, and takes the next model.
+        with opened(server.address) as llm:
+            llm(PERM_PROMPT, max_tokens=2)
+
+
+@pytest.fixture
+def short_patience() -> Iterator[None]:
+    set_rpc_timeout(1)
+    yield
+    set_rpc_timeout(DEFAULT_TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("short_patience")
+def test_a_server_that_hangs(server: Server) -> None:
+    with opened(server.address) as llm:
+        llm(PERM_PROMPT, max_tokens=2)
+        server.process.send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises(RemoteError, match="did not answer in time"):
+            llm(PERM_PROMPT[::-1], max_tokens=20)
+        with pytest.raises(RemoteError, match=r"does not answer .*: it did not answer in time"):
+            opened(server.address)
+        assert time.monotonic() - begin < 30
+    server.process.send_signal(signal.SIGCONT)
+    with opened(server.address) as llm:  # it has hung up on the lost ones
+        llm(PERM_PROMPT, max_tokens=2)
+
+
+def liar(answer: Callable[[int, int], bytes | None]) -> tuple[str, socket.socket]:
+    """Something that accepts the greeting, and answers (command, size) with what it likes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def talk(one: socket.socket) -> None:
+        with contextlib.suppress(OSError), one, one.makefile("rb") as source:
+            while head := source.read(9):
+                size = int.from_bytes(head[1:], "little")
+                source.read(size)
+                data = answer(head[0], size)
+                if data is None:
+                    return
+                one.sendall(data)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=talk, args=(listening.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return f"127.0.0.1:{listening.getsockname()[1]}", listening
+
+
+def framed(*values: int) -> bytes:
+    return struct.pack("<Q", 8 * len(values)) + struct.pack(f"<{len(values)}Q", *values)
+
+
+_HELLO = struct.pack("<Q4B24x", 28, 8, 0, 0, 0)
+_ONE = struct.pack("<QI", 4, 1)
+_MEMORY = framed(2**40, 2**40)
+
+
+@pytest.mark.usefixtures("short_patience")
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ({}, "does not answer as one of this version"),
+        ({14: b"HTTP/1.1 400 Bad Request\r\n\r\n"}, "does not answer as one of this version"),
+        ({14: struct.pack("<Q4B24x", 28, 99, 0, 0, 0)}, "does not answer as one of this version"),
+        ({14: _HELLO}, "was lost: it closed the connection"),
+        ({14: _HELLO, 15: struct.pack("<QI", 4, 0)}, "a number of devices that no server has"),
+        ({14: _HELLO, 15: struct.pack("<QI", 4, 2**32 - 1)}, "a number of devices"),
+        ({14: _HELLO, 15: framed(1)}, "an answer that is none of the engine's"),
+        ({14: _HELLO, 15: _ONE, 11: _MEMORY, 1: framed(0)}, "an alignment that no server has"),
+        ({14: _HELLO, 15: _ONE, 11: _MEMORY, 1: framed(3)}, "an alignment"),
+        ({14: _HELLO, 15: _ONE, 11: _MEMORY, 1: framed(32), 2: framed(0)}, "a largest buffer"),
+        (
+            {14: _HELLO, 15: _ONE, 1: framed(32), 2: framed(2**40), 11: _MEMORY,
+             0: framed(7, 1)},
+            "a buffer that no server has",
+        ),
+        (
+            {14: _HELLO, 15: _ONE, 1: framed(32), 2: framed(2**40), 11: _MEMORY,
+             0: framed(7, 2**40), 3: framed(0)},
+            "an address that no server has",
+        ),
+    ],
+)  # fmt: skip
+def test_a_server_that_lies(answers: dict[int, bytes], said: str) -> None:
+    address, listening = liar(lambda command, _: answers.get(command))
+    with closing(listening), pytest.raises(RemoteError, match=said):
+        opened(address, draft=None, lookup=None)
+
+
+def test_nobody_is_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(RemoteError, match="cannot be reached: Connection refused"):
+        opened(address)
+    with pytest.raises(RemoteError, match="cannot be reached"):
+        opened("no-such-host.invalid:50052")

@@ -1,0 +1,173 @@
+"""The server: its command, its end, and clients that mean it harm."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from pyllama_spec import Llama, RemoteError
+from pyllama_spec.engine import RpcServer
+from pyllama_spec.errors import ArgumentError
+from tests.models import model_path
+from tests.rpc.tools import PERM_PROMPT, Server
+
+_COMMAND = [sys.executable, "-m", "pyllama_spec.cli"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_peace(how: signal.Signals) -> None:
+    with Server() as server:
+        assert server.ready == f"ready: 127.0.0.1:{server.port}, CPU\n"
+        # With a client that is connected, too.
+        with socket.create_connection(("127.0.0.1", server.port)):
+            assert server.stop(how) == (0, "")
+
+
+def test_a_port_in_use() -> None:
+    with Server() as server:
+        command = [*_COMMAND, "rpc-server", "--port", str(server.port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == (
+        f"pyllama-spec: cannot listen at 127.0.0.1:{server.port}: Address already in use; choose "
+        "another port or host\n"
+    )
+
+
+def test_a_warning_where_others_reach_it() -> None:
+    command = [*_COMMAND, "rpc-server", "--host", "0.0.0.0", "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline().startswith("ready: 0.0.0.0")
+        process.terminate()
+        assert "no authentication" in process.communicate(timeout=30)[1]
+    assert process.returncode == 0
+
+
+def test_in_a_process_of_ones_own() -> None:
+    notes: list[str] = []
+    with RpcServer(port=0, n_threads=1, on_note=notes.append) as server:
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        assert server.is_loopback and server.devices == ("CPU",)
+        with Llama(
+            str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
+        ) as llm:
+            llm(PERM_PROMPT, max_tokens=3)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert any(note.endswith(": connected") for note in notes)
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"port": 70000}, "port=70000 is outside"),
+        ({"host": "no-such-host.invalid"}, "cannot listen"),
+        ({"devices": ["no such"]}, "there is no device 'no such' here"),
+    ],
+)
+def test_what_it_cannot_be(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        RpcServer(**options)  # type: ignore[arg-type]
+
+
+def _message(command: int, data: bytes) -> bytes:
+    return bytes([command]) + struct.pack("<Q", len(data)) + data
+
+
+_HELLO = _message(14, bytes(24))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        _HELLO + bytes([200]) + bytes(8),
+        _HELLO + _message(0, struct.pack("<IQ", 99, 1)),  # a buffer on a device that is not there
+        _HELLO + _message(4, struct.pack("<Q", 0x1234)),  # frees what it never had
+        _HELLO + _message(3, struct.pack("<Q", 0x1234)),
+        _HELLO + _message(5, struct.pack("<QB", 0x1234, 1)),
+        _HELLO + bytes([6]) + struct.pack("<Q", 2**63),  # a message of 9 EB
+        _HELLO + _message(6, b"short"),
+        _HELLO + _message(10, struct.pack("<IQI", 0, 1, 2**31)),  # a graph of two thousand millions
+        _HELLO + _message(16, struct.pack("<IQ", 0, 77)),  # a graph that was never sent
+        _HELLO + _message(8, bytes(316)),
+    ],
+)
+def test_a_client_that_lies(attack: bytes) -> None:
+    with Server() as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(attack)
+            client.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(4096):
+                    pass
+        assert server.process.poll() is None
+        with Llama(
+            str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
+        ) as llm:
+            llm(PERM_PROMPT, max_tokens=2)
+
+
+def test_noise() -> None:
+    """Random bytes behind a greeting, and a client beside it that goes on."""
+    rng = np.random.default_rng(1)
+    with Server() as server, Llama(
+        str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
+    ) as llm:  # fmt: skip
+        for _ in range(40):
+            size = int(rng.integers(0, 400))
+            noise = _message(int(rng.integers(0, 22)), rng.bytes(size))
+            with (
+                contextlib.suppress(OSError),  # it may have hung up by then
+                socket.create_connection(("127.0.0.1", server.port), timeout=30) as client,
+            ):
+                client.sendall(_HELLO + noise)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(4096):
+                    pass
+            assert server.process.poll() is None
+        llm(PERM_PROMPT, max_tokens=2)
+
+
+def test_a_forked_child_opens_its_own() -> None:
+    """The parent's connection has no thread in a child: waiting for it would never end."""
+    with Server() as server:
+        code = (
+            "import os, sys\n"
+            "from pyllama_spec import ForkedError, Llama\n"
+            f"keys = dict(n_gpu_layers=-1, rpc_servers=[{server.address!r}], n_ctx=128)\n"
+            f"llm = Llama({str(model_path('perm'))!r}, **keys)\n"
+            "llm([5], max_tokens=2)\n"
+            "child = os.fork()\n"
+            "if child == 0:\n"
+            "    try:\n"
+            "        llm([5], max_tokens=2)\n"
+            "    except ForkedError:\n"
+            f"        Llama({str(model_path('perm'))!r}, **keys)([5], max_tokens=2)\n"
+            "        os._exit(7)\n"
+            "    os._exit(1)\n"
+            "status = os.waitpid(child, 0)[1]\n"
+            "llm([5], max_tokens=2)\n"
+            "sys.exit(os.waitstatus_to_exitcode(status))\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
+        assert done.returncode == 7
+
+
+def test_nothing_listens_without_a_server() -> None:
+    with RpcServer(port=0, n_threads=1) as server:
+        address = server.address
+    with pytest.raises(RemoteError, match="cannot be reached"):
+        Llama(str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[address])

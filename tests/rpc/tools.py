@@ -1,0 +1,67 @@
+"""Servers of layers in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from types import TracebackType
+
+from tests.models import model_path, perm_continuation, perm_next
+
+PERM_PROMPT = [5, 7, 11, 200]
+
+
+class Server:
+    """`pyllama-spec rpc-server` on loopback; start() again after kill() takes the same port."""
+
+    def __init__(self, *options: str) -> None:
+        self.port, self.options = 0, options
+        self.start()
+
+    def start(self) -> None:
+        """Begins, and waits until it is ready."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pyllama_spec.cli", "rpc-server", "--port", str(self.port),
+             "-t", "1", *self.options],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.ready = self.process.stdout.readline()
+        assert self.ready.startswith("ready: 127.0.0.1:"), (self.ready, self.process.stderr)
+        self.port = int(self.ready.split(",")[0].rsplit(":", 1)[1])
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def kill(self) -> None:
+        """Ends it as a crash would."""
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        """Ends it as a user would; its exit code and what it said on stderr."""
+        self.process.send_signal(how)
+        said = self.process.communicate(timeout=30)[1]
+        return self.process.returncode, said
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self.process.poll() is None:
+            self.kill()
+
+
+def perm_text(n: int) -> list[int]:
+    """What the permutation model says behind PERM_PROMPT."""
+    return perm_continuation(PERM_PROMPT[-1], n, perm_next())
+
+
+def head_path() -> str:
+    """A head that the permutation model always agrees with."""
+    return str(model_path("perm_eagle3"))
