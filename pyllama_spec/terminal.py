@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from pyllama_spec.notebook import is_notebook, notebook_bar
 
-_BAR_WIDTH = 24
+_BAR_WIDTH, _LEAST_BAR = 24, 8
 # To the beginning of the line, and nothing to its end.
 _CLEAR = "\r\x1b[K"
 
@@ -71,15 +71,34 @@ class ProgressBar:
         if fraction >= 1:
             self.clear()
 
-    def draw(self, fraction: float, note: str = "") -> None:
-        """Draws the bar at 0.0 .. 1.0, with a few words behind it."""
+    def draw(self, fraction: float, note: str = "", end: str = "") -> None:
+        """Draws the bar at 0.0 .. 1.0, with a few words behind it.
+
+        One line, whatever the terminal's width: where it is too long the bar is shorter, and then
+        the note, of which `end` stays.
+        """
         if self._has_widget:
-            self._draw_widget(fraction, note)
+            self._draw_widget(fraction, note + end)
             return
-        filled = int(_BAR_WIDTH * min(max(fraction, 0.0), 1.0))
-        bar = "#" * filled + "." * (_BAR_WIDTH - filled)
-        state = f"{int(100 * fraction):3d}% {note}".rstrip()
+        percent, width, columns = f"{int(100 * fraction):3d}%", _BAR_WIDTH, self._columns()
+        if columns:
+            room = columns - 1 - len(f"{self._label} [] {percent} {end}")
+            width = max(min(_BAR_WIDTH, room - len(note)), _LEAST_BAR)
+            if len(note) > room - width:
+                note = f"{note[: max(room - width - 3, 0)]}..."
+        filled = int(width * min(max(fraction, 0.0), 1.0))
+        bar = "#" * filled + "." * (width - filled)
+        state = f"{percent} {note}{end}".rstrip()
         self._write(f"{_CLEAR}{self._label} [{bar}] {state}")
+
+    def _columns(self) -> int:
+        """Of the terminal; 0 where nobody knows."""
+        if self._stream is None:
+            return 0
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns
+        except (OSError, ValueError, AttributeError):
+            return 0
 
     def clear(self) -> None:
         """Takes the bar away."""

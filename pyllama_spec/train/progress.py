@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from time import monotonic
 from typing import Protocol, TextIO
@@ -69,15 +70,15 @@ class TerminalReporter:
             self._stage, self._started, self._from = stage, now, fraction
             self._bar = ProgressBar(stage, self._given)
             # A bar is there at once; stages of seconds leave no line in a file.
-            self._said = now - _BAR_EVERY_S if self._has_bar else now
+            self._said = -math.inf if self._has_bar else now
         if now - self._said < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
             return
         self._said = now
-        state = f"{note}{self._left(now, fraction)}"
+        left = self._left(now, fraction)
         if self._has_bar:
-            self._bar.draw(fraction, state)
+            self._bar.draw(fraction, note, left)
         else:
-            self.line(f"{stage}: {100 * fraction:3.0f}% {state}")
+            self.line(f"{stage}: {100 * fraction:3.0f}% {note}{left}")
 
     def _left(self, now: float, fraction: float) -> str:
         done = fraction - self._from
