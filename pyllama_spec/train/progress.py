@@ -13,6 +13,7 @@ from pyllama_spec.terminal import ProgressBar
 _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
 # The share of a stage, or the seconds of it, from which on the time left is told.
 _SURE, _FIRST_GUESS_S = 0.005, 30.0
+_NEARLY = 0.999
 
 
 class Reporter(Protocol):
@@ -83,7 +84,8 @@ class TerminalReporter:
     def _left(self, now: float, fraction: float) -> str:
         done = fraction - self._from
         # The first sequences are short or slow by chance; half a minute is worth a first guess.
-        if done <= 0 or (done < _SURE and now - self._started < _FIRST_GUESS_S):
+        is_nearly = fraction >= _NEARLY  # what is left then is nothing that could be counted
+        if is_nearly or done <= 0 or (done < _SURE and now - self._started < _FIRST_GUESS_S):
             return ""
         seconds = (now - self._started) * (1 - fraction) / done
         return f", {seconds / 60:.0f} min left" if seconds >= 60 else f", {seconds:.0f} s left"

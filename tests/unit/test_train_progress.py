@@ -39,6 +39,20 @@ def test_a_file_gets_a_line_each_minute(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(lines) == 120
 
 
+def test_no_time_is_told_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough is written, what was begun before it is not: "0 s left" stood for minutes."""
+    clock = 1000.0
+    monkeypatch.setattr(progress, "monotonic", lambda: clock)
+    stream = Terminal()
+    reporter = progress.TerminalReporter(stream)
+    for fraction in (0.0, 0.5, 0.999):
+        clock += 60
+        reporter.progress("writing text", fraction, "a note")
+    states = stream.getvalue().split("\r\x1b[K")
+    assert states[2].endswith("a note, 1 min left")
+    assert states[3].endswith(" 99% a note")
+
+
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     text = told(Terminal(), monkeypatch)
     states = text.split("\r\x1b[K")

@@ -121,3 +121,19 @@ def test_command_line_in_a_clean_environment(installed: Environment) -> None:
     words = ["generate", "-m", str(model), "-d", "prompt-lookup", "-p", "Hel", "-n", "8", "--json"]
     said = run(installed.folder / "bin/pyllama-spec", *words, env=installed.variables()).stdout
     assert len(json.loads(said)["tokens"]) == 8
+
+
+def test_an_extra_brings_its_packages_and_leaves_the_engine_alone(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """`pip install ".[chat]"` would compile it again; by the package's name pip keeps it."""
+    environment = Environment.make(tmp_path / "extra")
+    environment.install(wheel)
+    code = (
+        "import pyllama_spec, pathlib; folder = pathlib.Path(pyllama_spec.__file__).parent; "
+        "print(*sorted((p.name, p.stat().st_mtime_ns) for p in folder.glob('*.so')))"
+    )
+    before = environment.run("-c", code).stdout
+    environment.install("pyllama_spec[chat]")
+    assert environment.run("-c", code).stdout == before != ""
+    environment.run("-c", "import prompt_toolkit")

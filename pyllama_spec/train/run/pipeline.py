@@ -148,7 +148,13 @@ class Pipeline(Generic[H]):
                 f"{p.n_answer} of {p.n_wanted} tokens in {p.n_texts} texts, {p.n_begun} more in "
                 f"{p.n_running} being written, {p.n_dropped} dropped"
             )
-            self._reporter.progress("writing text", p.fraction, note)
+            if p.n_answer >= p.n_wanted:
+                # The first of them count, and one of those is not finished yet.
+                note = (
+                    f"{p.n_answer} tokens, enough once what was begun before them has ended: "
+                    f"{p.n_running} are being written"
+                )
+            self._reporter.progress("writing text", min(p.fraction, 0.999), note)
 
         folder = self._work / "corpus"
         n_known = CorpusStore(folder, identity).n_answer
