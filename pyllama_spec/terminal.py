@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 from typing import Any, TextIO
 
 from pyllama_spec.notebook import is_notebook, notebook_bar
 
 _BAR_WIDTH, _LEAST_BAR = 24, 8
+# Where it is narrower still, the terminal breaks lines as it likes.
+_NARROWEST = 40
 # To the beginning of the line, and nothing to its end.
 _CLEAR = "\r\x1b[K"
 
@@ -32,6 +35,27 @@ def paint(text: str, *, is_drafted: bool) -> str:
 def dim(text: str, stream: TextIO | None) -> str:
     """The text in grey where there are colours."""
     return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
+
+
+def columns_of(stream: TextIO | None) -> int:
+    """Of a terminal; 0 where it is none, or nobody knows."""
+    if stream is None:
+        return 0
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+def fitted(text: str, stream: TextIO | None, indent: int = 0) -> str:
+    """A line as it is, or broken between words where the terminal is narrower."""
+    columns = columns_of(stream)
+    if columns < _NARROWEST or len(text) <= columns:
+        return text
+    return textwrap.fill(
+        text, columns, subsequent_indent=" " * indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 class ProgressBar:
@@ -80,7 +104,8 @@ class ProgressBar:
         if self._has_widget:
             self._draw_widget(fraction, note + end)
             return
-        percent, width, columns = f"{int(100 * fraction):3d}%", _BAR_WIDTH, self._columns()
+        percent, width = f"{int(100 * fraction):3d}%", _BAR_WIDTH
+        columns = columns_of(self._stream)
         if columns:
             room = columns - 1 - len(f"{self._label} [] {percent} {end}")
             width = max(min(_BAR_WIDTH, room - len(note)), _LEAST_BAR)
@@ -90,15 +115,6 @@ class ProgressBar:
         bar = "#" * filled + "." * (width - filled)
         state = f"{percent} {note}{end}".rstrip()
         self._write(f"{_CLEAR}{self._label} [{bar}] {state}")
-
-    def _columns(self) -> int:
-        """Of the terminal; 0 where nobody knows."""
-        if self._stream is None:
-            return 0
-        try:
-            return os.get_terminal_size(self._stream.fileno()).columns
-        except (OSError, ValueError, AttributeError):
-            return 0
 
     def clear(self) -> None:
         """Takes the bar away."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
-import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.terminal import ProgressBar
+from pyllama_spec.terminal import ProgressBar, fitted
 
 # Of a calm machine it is 0.9 and more: threads that wait for each other poll.
 _BUSY = 0.75
@@ -129,12 +127,7 @@ def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
 
 def _field(name: str, text: object) -> None:
     """A line, or some where the terminal is narrower."""
-    line, width = f"{name:<13} {text}", 0
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-    if width > 40:
-        line = textwrap.fill(line, width, subsequent_indent=" " * 14, break_on_hyphens=False)
-    print(line, flush=True)
+    print(fitted(f"{name:<13} {text}", sys.stdout, 14), flush=True)
 
 
 def _print_system(result: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
-from pyllama_spec.terminal import dim, has_colour, paint
+from pyllama_spec.terminal import dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
@@ -236,4 +236,4 @@ def print_figures(stats: SpeculationStats, timing: Timing) -> None:
     if stats.reason_off is not None:
         lines.append(f"the drafter is off: {stats.reason_off}")
     for line in lines:
-        print(dim(f"[{line}]", sys.stderr), file=sys.stderr)
+        print(dim(fitted(f"[{line}]", sys.stderr, 1), sys.stderr), file=sys.stderr)

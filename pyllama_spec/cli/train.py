@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_spec.cli.placing import add_target_options
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
+from pyllama_spec.terminal import fitted
 from pyllama_spec.train import (
     CorpusConfig,
     DFlashFitConfig,
@@ -253,15 +255,19 @@ def run_dflash(args: argparse.Namespace) -> int:
 def _print_report(report: TrainReport, work: Path) -> None:
     before, after = report.untrained, report.trained
     by_depth = " / ".join(f"{share:.2f}" for share in after.by_depth)
-    print(f"{report.path}: {report.n_bytes / 1e6:.1f} MB")
+    _say(f"{report.path}: {report.n_bytes / 1e6:.1f} MB")
     if after.n_rounds:
-        print(f"held-out greedy text: accepted {by_depth}, {after} "
-              f"(untrained {before.tokens_per_round:.2f})")  # fmt: skip
+        _say(f"held-out greedy text: accepted {by_depth}, {after} "
+             f"(untrained {before.tokens_per_round:.2f})")  # fmt: skip
     stages = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
-    print(
+    _say(
         f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; "
         f"this run: {stages}"
     )
-    print(f"text, features, checkpoints and curves are in {work}; the draft does not need them")
+    _say(f"text, features, checkpoints and curves are in {work}; the draft does not need them")
     for note in report.notes:
-        print(f"note: {note}")
+        _say(f"note: {note}")
+
+
+def _say(text: str) -> None:
+    print(fitted(text, sys.stdout, 2))

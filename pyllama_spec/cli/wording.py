@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pyllama_spec.terminal import dim
+from pyllama_spec.terminal import dim, fitted
 
 # Python's names that are not those of an option.
 _OPTIONS = {
@@ -78,7 +78,7 @@ def notes_on_stderr(args: argparse.Namespace) -> Iterator[None]:
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         note = with_options(str(message), args)
-        print(dim(f"[note: {note}]", sys.stderr), file=sys.stderr)
+        print(dim(fitted(f"[note: {note}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)

@@ -7,7 +7,7 @@ import sys
 from time import monotonic
 from typing import Protocol, TextIO
 
-from pyllama_spec.terminal import ProgressBar
+from pyllama_spec.terminal import ProgressBar, fitted
 
 # Seconds between two states of the bar, and between two lines of a file that say the same.
 _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 60.0
@@ -59,7 +59,7 @@ class TerminalReporter:
     def line(self, text: str) -> None:
         """Prints it, in place of the bar."""
         self._bar.clear()
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{fitted(text, self._stream, 2)}\n")
         self._stream.flush()
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
