@@ -144,7 +144,7 @@ def _controller(result: BenchResult) -> list[str]:
         rows.append([prompt.id, *map(str, counts), _number(expected, 1), "yes" if is_off else "no"])
     if not any(run.asked for prompt in result.prompts for run in (p.spec for p in prompt.pairs)):
         return []
-    head = ["drafts asked for", "rounds", "asked", "probes", "proposed", "verified", "accepted",
+    head = ["drafts", "rounds", "asked", "probes", "proposed", "verified", "accepted",
             "expected", "off"]  # fmt: skip
     return _aligned([head, *rows])
 
@@ -199,6 +199,9 @@ def _ms(seconds: float, totals: Totals) -> float | None:
 def _acceptance(result: BenchResult) -> list[str]:
     runs = [pair.spec for pair in result.pairs]
     depths = acceptance_by_depth(runs)
+    # Deeper ones were never reached.
+    while depths and depths[-1].rate is None:
+        depths = depths[:-1]
     if not depths:
         return []
     mark = " (SYNTHETIC)" if result.is_synthetic else ""

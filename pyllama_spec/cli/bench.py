@@ -17,7 +17,7 @@ from pyllama_spec.cli.placing import (
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file
 from pyllama_spec.speculative.controller.choice import NAMES
-from pyllama_spec.terminal import ProgressBar
+from pyllama_spec.terminal import ProgressBar, fitted
 
 if TYPE_CHECKING:
     from pyllama_spec.bench.figures import PromptResult
@@ -122,7 +122,7 @@ def run_bench(args: argparse.Namespace) -> int:
     )
     shown = None if sys.stderr.isatty() else _say
     result = bench.run(config, ProgressBar("measuring"), shown)
-    print(bench.table(result), flush=True)
+    print("\n".join(map(_line, bench.table(result).split("\n"))), flush=True)
     if args.json is not None:
         _write(args.json, json.dumps(bench.to_json(result), indent=1) + "\n")
     if args.plot is not None:
@@ -135,6 +135,11 @@ def run_bench(args: argparse.Namespace) -> int:
     for prompt_id, said in result.peer_failures.items():
         raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {said} (the rest is kept)")
     return _EXIT_OK
+
+
+def _line(text: str) -> str:
+    """Sentences are broken where the terminal is narrow, rows of a table are not."""
+    return text if "  " in text.strip() else fitted(text, sys.stdout, 2)
 
 
 def _say(prompt: PromptResult) -> None:
