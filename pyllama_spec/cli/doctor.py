@@ -136,7 +136,8 @@ def _print_system(result: dict[str, Any]) -> None:
     kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
     _field("row kernels", kernels or "none: n rows cost nearly n times as much as one")
     found = result["backends"].items()
-    lines = (name if n else f"{name} (finds no device)" for name, n in found)
+    # Of servers none is looked for.
+    lines = (name if n or name == "RPC" else f"{name} (finds no device)" for name, n in found)
     _field("backends", ", ".join(lines))
     for device in result["devices"]:
         total = device["total_bytes"] / 1e9
