@@ -81,14 +81,14 @@ def _prompts(result: BenchResult) -> list[str]:
         ]
     )  # fmt: skip
     head = [
-        "prompt", "category", "plain", "spec", "speed-up", "(min .. max)", "accepted", "per round",
-        "same text", *(["peer"] if with_peer else []),
+        "prompt", "category", "plain", "spec", "speed-up", "min..max", "accepted", "a round",
+        "same", *(["peer"] if with_peer else []),
     ]  # fmt: skip
     mark = ["SYNTHETIC ACCEPTANCE"] if result.is_synthetic else []
     end = result.comparison.end_to_end_speedup
     return [
         *mark,
-        "tokens per second of decoding; total tokens / total seconds",
+        "tokens per second of decoding; total tokens / total seconds; same: the same text",
         *_aligned([head, *rows]),
         f"with the prompts, end to end: speed-up {_number(end, 2)}",
     ]
@@ -109,7 +109,7 @@ def _row(prompt: PromptResult, with_peer: bool) -> list[str]:
 def _figures(both: Comparison, speedups: Spread | None) -> list[str]:
     around = _NOTHING
     if speedups is not None:
-        around = f"({speedups.low:.2f} .. {speedups.high:.2f})"
+        around = f"{speedups.low:.2f}..{speedups.high:.2f}"
     return [
         _number(both.plain.tps, 1), _number(both.spec.tps, 1), _number(both.speedup, 2), around,
         _number(both.spec.acceptance_rate, 2), _number(both.spec.tokens_per_round, 2),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pyllama_spec.cli.generate import (
+    DEFAULTS_APART,
     add_model_options,
     add_sampling_options,
     open_llama,
@@ -41,7 +42,9 @@ Several lines: paste them, or end a line with \\ (with prompt_toolkit: Alt-Enter
 
 def add_chat(commands: _Commands) -> None:
     """Adds the command `chat`."""
-    parser = commands.add_parser("chat", help="talk with a model; /help there says how")
+    parser = commands.add_parser(
+        "chat", help="talk with a model; /help there says how", epilog=DEFAULTS_APART
+    )
     add_model_options(parser)
     add_sampling_options(parser)
     parser.add_argument("--system", default=None, help="a system message")

@@ -26,15 +26,18 @@ from pyllama_spec.terminal import dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
+DEFAULTS_APART = (
+    "The defaults here suit a look at a model. Those of Llama in Python are llama-cpp-python's, so "
+    "that programs keep theirs: a shorter context (512), 16 tokens for a text and no bound for a "
+    "chat, a temperature of 0.8 for a text and 0.2 for a chat."
+)
 
 
 def add_generate(commands: _Commands) -> None:
     """Adds the command `generate`."""
     parser = commands.add_parser(
         "generate", help="continue a prompt, or answer it with --chat",
-        epilog="The defaults here suit a look at a model. Those of Llama in Python are "
-        "llama-cpp-python's, so that programs keep theirs: a shorter context, fewer tokens, a "
-        "temperature above 0.",
+        epilog=DEFAULTS_APART,
     )  # fmt: skip
     add_model_options(parser)
     add_sampling_options(parser)
