@@ -62,6 +62,10 @@ class Llama(Chats, Settings):
     (logits_all without eval(), numa, no_perf, lora_base ...) passes; a keyword that there is not
     warns.
 
+    Defaults are those of llama-cpp-python, so that programs keep theirs: n_ctx=512, max_tokens=16
+    and temperature=0.8 for a text, no bound and 0.2 for a chat. The command line has others: 4096,
+    128, 0.
+
     Args:
         model_path: the target's GGUF file; of a split model the first part.
         n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
