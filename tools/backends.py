@@ -18,7 +18,7 @@ RECORD = _HERE / "tests" / "gpu" / "passed.json"
 _ENGINE = ("CMakeLists.txt", "csrc/devices", "vendor/llama.cpp.lock", "vendor/patches")
 # Of CUDA it is looked whether it compiles and loads: our own sources are compiled everywhere.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "vulkan": (*_ENGINE, "csrc", "tests/gpu/test_eagle3_gpu.py"),
+    "vulkan": (*_ENGINE, "csrc", "tests/gpu"),
     "cuda": (*_ENGINE, "tools/check_cuda_build.py"),
 }
 _NEVER = 2

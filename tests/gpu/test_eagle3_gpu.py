@@ -28,7 +28,7 @@ N_CHAINS = 5 if IS_SOFTWARE else 100
 # Threads of the CPU beside it would wait for those that it computes with.
 N_THREADS = 1 if IS_SOFTWARE else None
 # Of the largest logit of a row: what other kernels and other orders of summing may change.
-LOGIT_BOUND = 5e-3
+LOGIT_BOUND = 1e-2
 
 ALL, NONE, SOME = -1, 0, 1
 
