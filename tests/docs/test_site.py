@@ -11,6 +11,7 @@ from tools.docs.site_hooks import (
     _FROM_ELSEWHERE,
     ROOT,
     as_page,
+    begun,
     linked,
     place_on_site,
     target_of,
@@ -76,3 +77,10 @@ def test_links_of_pages_that_are_not_of_the_site(source: str) -> None:
         assert path is not None, f"{source} links to {link}, which is not there"
         if anchor:
             assert anchor in anchors_of(ROOT / path), f"{source}: {path} has no #{anchor}"
+
+
+def test_lists_and_tables_begin_behind_an_empty_line() -> None:
+    assert begun("It has:\n- a\n- b\n") == "It has:\n\n- a\n- b\n"
+    assert begun("It has:\n| a |\n|---|\n| b |\n") == "It has:\n\n| a |\n|---|\n| b |\n"
+    for kept in ("# A\n- a\n", "- a\n  more\n- b\n", "1. a\n2. b\n", "A - b\nc\n", "a\n\n- b\n"):
+        assert begun(kept) == kept

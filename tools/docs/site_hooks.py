@@ -25,7 +25,9 @@ DOCS = "docs"
 TAKEN_IN = "repository"
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
-_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
+# A list or a table right behind another line: GitHub begins it there, Python-Markdown does not.
+_BEGINS = re.compile(r"^(?P<before>(?![-*|#>]|\d+\. |\s).+)\n(?=- |\* |1\. |\|)", re.MULTILINE)
 _IMAGES = (".png", ".svg", ".jpg")
 # A canonical link, and those to the pages before and after, are loaded by nobody.
 _FROM_ELSEWHERE = re.compile(
@@ -124,10 +126,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts, last = [], 0
     for fence in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(moved, markdown[last : fence.start()]), fence[0]]
+        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{fence[0]}\n"]
         last = fence.end()
-    text = "".join([*parts, _LINK.sub(moved, markdown[last:])])
+    text = "".join([*parts, _LINK.sub(moved, begun(markdown[last:]))])
     return _DRAWING.sub(drawn, text)
+
+
+def begun(text: str) -> str:
+    """Text without code, with an empty line before each list and table."""
+    return _BEGINS.sub(r"\g<before>\n\n", text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
