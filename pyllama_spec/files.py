@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from pyllama_spec.errors import ArgumentError
 
@@ -43,6 +45,36 @@ def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
             raise
         reason = getattr(error, "strerror", None) or error
         raise ArgumentError(f"cannot read {what} {path}: {reason}") from None
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file to read that has an end: a pipe would be waited for, and a device read, for ever.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+
+    """
+    # Where nobody writes to a pipe, opening it waits too; Windows has none of these.
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is a device, a pipe or a folder, not a file")
+    return os.fdopen(number, "rb")
+
+
+def read_plain(path: Path) -> str:
+    """The text of a file that has to be one, such as JSON that came with others.
+
+    Raises:
+        OSError: it cannot be read, is no file, or has more than MAX_TEXT_BYTES.
+        UnicodeDecodeError: it is not UTF-8.
+
+    """
+    with open_plain(path) as file:
+        data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_TEXT_BYTES >> 20} MiB")
+    return data.decode("utf-8")
 
 
 @contextlib.contextmanager

@@ -4,15 +4,55 @@
 #include "abi/handles.h"
 #include "abi/text_out.h"
 #include "checks/nesting.h"
+#include "checks/work_limit.h"
 
 #include "chat.h"
 #include "json-schema-to-grammar.h"
 #include "sampling.h"
 
 #include <cctype>
+#include <cstring>
 #include <string>
 
 using namespace llama_spec;
+
+namespace {
+
+// Templates and schemas come from strangers. The stack is reserved, not used: what frees a chain of a million values.
+constexpr size_t CHAT_STACK_BYTES = 512u << 20, CHAT_HEAP_BYTES = 256u << 20;
+constexpr size_t MAX_TEMPLATE_BYTES = 1u << 20;
+constexpr double CHAT_SECONDS     = 10.0;
+constexpr char   TOO_LONG[]       = "the chat template, or a schema, takes more than 10 seconds; it may be damaged or hostile";
+constexpr char   TOO_MUCH[]       = "the chat template, or a schema, takes more than 256 MiB; it may be damaged or hostile";
+
+template <typename F> void with_bounds(F && body) {
+    with_deep_stack(CHAT_STACK_BYTES, [&] {
+        const fault_net  net;
+        const work_limit time(CHAT_SECONDS, LLAMA_SPEC_UNSUPPORTED, TOO_LONG);
+        const heap_limit heap(CHAT_HEAP_BYTES);
+        try {
+            body();
+        } catch (...) {
+            // The engine rewords what it catches.
+            heap.check(LLAMA_SPEC_UNSUPPORTED, TOO_MUCH);
+            time.check();
+            throw;
+        }
+        heap.check(LLAMA_SPEC_UNSUPPORTED, TOO_MUCH);
+    });
+}
+
+// The engine's reader of templates calls itself for each part within a part.
+void check_template(const char * text) {
+    if (text != nullptr && std::strlen(text) > MAX_TEMPLATE_BYTES) {
+        fail(LLAMA_SPEC_UNSUPPORTED, "the chat template has more than " + std::to_string(MAX_TEMPLATE_BYTES >> 10) + " KiB");
+    }
+    if (text != nullptr) {
+        check_nesting(text, "the template");
+    }
+}
+
+} // namespace
 
 struct llama_spec_chat {
     std::shared_ptr<model_state> model;
@@ -124,25 +164,30 @@ int llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spe
         require(model != nullptr && model->state && out != nullptr, "the model is closed");
         *out = nullptr;
         model->state->home.check("this model was loaded");
-        if (source != nullptr) {
-            check_nesting(source, "the template");
+        for (const char * text : { source, llama_model_chat_template(model->state->model, nullptr),
+                                   llama_model_chat_template(model->state->model, "tool_use") }) {
+            check_template(text);
         }
-        as_argument([&] {
+        with_bounds([&] { as_argument([&] {
             auto templates = common_chat_templates_init(model->state->model, source != nullptr ? source : "");
             *out = new llama_spec_chat{ model->state, std::move(templates) };
-        });
+        }); });
     });
 }
 
 void llama_spec_chat_free(llama_spec_chat * chat) {
-    guarded([&] { delete chat; });
+    guarded([&] {
+        if (chat != nullptr) {
+            with_deep_stack(CHAT_STACK_BYTES, [&] { delete chat; });
+        }
+    });
 }
 
 int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_spec_chat_session ** out, char ** answer) {
     return guarded([&] {
         require(chat != nullptr && out != nullptr && answer != nullptr, "the chat is closed");
         *out = nullptr;
-        as_argument([&] {
+        with_bounds([&] { as_argument([&] {
             const llama_vocab * vocab = chat->model->vocab();
             const auto inputs  = read_request(parsed(request, "the request"), *chat);
             auto       applied = common_chat_templates_apply(chat->templates.get(), inputs);
@@ -168,7 +213,7 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
             session->parser.parser            = std::move(applied.parser);
             *answer = text_out(json.dump_safe());
             *out    = session.release();
-        });
+        }); });
     });
 }
 
@@ -205,7 +250,9 @@ int llama_spec_chat_parse(llama_spec_chat_session * session, const int32_t * ids
 int llama_spec_schema_to_grammar(const char * schema, char ** out) {
     return guarded([&] {
         require(out != nullptr, "a place for the grammar is needed");
-        as_argument([&] { *out = text_out(json_schema_to_grammar(parsed(schema, "the schema"), true)); });
+        with_bounds([&] {
+            as_argument([&] { *out = text_out(json_schema_to_grammar(parsed(schema, "the schema"), true)); });
+        });
     });
 }
 

@@ -16,10 +16,13 @@ namespace llama_spec {
 
 namespace {
 
-constexpr uint32_t STEPS_PER_LOOK = 256;
 constexpr double   ASK_EVERY_S    = 0.1;    // fast for who waits at Ctrl-C
 
+// What is left of a deep stack beyond that is for what frees long chains of values.
+constexpr uintptr_t MAX_DEPTH_BYTES = 8u << 20;
+
 thread_local work_limit * t_limit = nullptr;
+thread_local uintptr_t    t_stack_begin = 0;     // of a thread with a deep stack
 thread_local uint32_t     t_n_steps = 0;
 
 std::atomic<bool (*)()> g_wants_to_stop{ nullptr };
@@ -37,6 +40,7 @@ struct deep_call {
 
 void * run_deep(void * data) {
     auto & call = *static_cast<deep_call *>(data);
+    t_stack_begin = reinterpret_cast<uintptr_t>(&data);
     try {
         (*call.f)();
     } catch (...) {
@@ -56,9 +60,15 @@ work_limit::~work_limit() {
     t_limit = const_cast<work_limit *>(outer);
 }
 
-void work_limit::step() {
-    if (++t_n_steps % STEPS_PER_LOOK == 0 && t_limit != nullptr) {
+void work_limit::step(uint32_t look_every) {
+    if (++t_n_steps % look_every == 0 && t_limit != nullptr) {
         t_limit->look();
+    }
+}
+
+void work_limit::check() const {
+    if (is_over) {
+        fail(code, too_long);
     }
 }
 
@@ -68,6 +78,7 @@ void work_limit::look() {
     }
     const double now = own_seconds();
     if (now > until_s) {
+        is_over = true;
         fail(code, too_long);
     }
     if (now > asked_s + ASK_EVERY_S) {
@@ -112,6 +123,15 @@ void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
 
 void llama_spec_on_step() {
     llama_spec::work_limit::step();
+}
+
+void llama_spec_on_statement() {
+    llama_spec::work_limit::step(16);
+    const char here = 0;
+    const uintptr_t begin = llama_spec::t_stack_begin, at = reinterpret_cast<uintptr_t>(&here);
+    if (begin != 0 && begin - at > llama_spec::MAX_DEPTH_BYTES) {
+        llama_spec::fail(LLAMA_SPEC_UNSUPPORTED, "nested too deeply, or without an end");
+    }
 }
 
 void llama_spec_on_wait(bool (*wants_to_stop)(void)) {

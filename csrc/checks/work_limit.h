@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace llama_spec {
@@ -16,8 +17,11 @@ public:
     work_limit(const work_limit &) = delete;
     work_limit & operator=(const work_limit &) = delete;
 
-    // Called by the loops; cheap.
-    static void step();
+    // Called by the loops; cheap. look_every: of how many steps one reads the clock.
+    static void step(uint32_t look_every = 256);
+
+    // Throws its error if it was met already: what threw through code that catches all.
+    void check() const;
 
 private:
     void look();
@@ -26,7 +30,23 @@ private:
     double until_s, asked_s;
     int    code;
     const char * too_long;
+    bool   is_over = false;
     const std::atomic<bool> * cancelled;
+};
+
+// While one lives, what this thread takes from the heap in C++, less what it gives back, is bounded: std::bad_alloc.
+class heap_limit {
+public:
+    explicit heap_limit(size_t n_bytes);
+    ~heap_limit();
+    heap_limit(const heap_limit &) = delete;
+    heap_limit & operator=(const heap_limit &) = delete;
+
+    // Throws `code` and `too_much` if more was asked for: streams swallow what their buffers throw.
+    void check(int code, const char * too_much) const;
+
+private:
+    heap_limit * outer;
 };
 
 // Runs f on a thread with a stack of so many bytes and waits for it; what it throws is thrown here.

@@ -11,6 +11,7 @@ from typing import Any
 from pyllama_spec.convert.pickled import read_torch
 from pyllama_spec.convert.safetensors import read_safetensors
 from pyllama_spec.errors import ConversionError
+from pyllama_spec.files import read_plain
 from pyllama_spec.gguf.tensors import SourceTensor
 
 Json = dict[str, Any]
@@ -69,7 +70,7 @@ def read_json(path: Path) -> Json:
 
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_plain(path))
     except FileNotFoundError:
         raise ConversionError(f"{path} does not exist; a checkpoint needs it") from None
     except OSError as error:

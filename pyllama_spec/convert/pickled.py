@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from pyllama_spec.errors import ConversionError
+from pyllama_spec.files import open_plain
 from pyllama_spec.gguf.tensors import STORED, Raw, SourceTensor
 
 _STORAGES = {
@@ -93,9 +94,11 @@ def _read(
     path: Path, pick: Callable[[Any], dict[str, _View | int]]
 ) -> list[tuple[str, SourceTensor | int]]:
     try:
-        if not zipfile.is_zipfile(path):
-            raise ConversionError(f"{path.name} {_why_no_zip(path)}")
-        with zipfile.ZipFile(path) as archive:
+        with open_plain(path) as file:
+            if not zipfile.is_zipfile(file):
+                raise ConversionError(f"{path.name} {_why_no_zip(file)}")
+            archive = zipfile.ZipFile(file)
+            _check_stored(archive)
             root, found = _unpickle(archive)
             values = pick(found)
             for name, value in values.items():
@@ -119,9 +122,9 @@ def _text(error: BaseException) -> str:
     return f"{str(error) or type(error).__name__}; it is damaged, or no checkpoint of a draft"
 
 
-def _why_no_zip(path: Path) -> str:
-    with path.open("rb") as file:
-        start = file.read(8)
+def _why_no_zip(file: BinaryIO) -> str:
+    file.seek(0)
+    start = file.read(8)
     if start.startswith(b"version "):
         return "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`"
     if start.startswith(b"PK"):
@@ -178,6 +181,13 @@ class _RebuildParameter:
 
     def __call__(self, data: Any, *_: Any) -> Any:
         return data
+
+
+def _check_stored(archive: zipfile.ZipFile) -> None:
+    """Refuses what unpacks to more than the file holds: torch.save() packs nothing."""
+    for entry in archive.infolist():
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > entry.compress_size:
+            raise ValueError(f"{entry.filename} is compressed, which torch.save() never does")
 
 
 def _unpickle(archive: zipfile.ZipFile) -> tuple[str, Any]:

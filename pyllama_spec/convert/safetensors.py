@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pyllama_spec.errors import ConversionError
+from pyllama_spec.files import open_plain
 from pyllama_spec.gguf.tensors import STORED, Raw, SourceTensor
 
 _LENGTH = struct.Struct("<Q")
@@ -30,8 +32,8 @@ def read_safetensors(path: Path) -> dict[str, SourceTensor]:
 
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(_LENGTH.size)
             n_header = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
             if not 2 <= n_header <= min(size - _LENGTH.size, _MAX_HEADER_BYTES):

@@ -127,7 +127,8 @@ def write_gguf(
                 writer.close()
             n_bytes = part.stat().st_size
     except OSError as error:
-        reason = error.strerror or str(error)
+        # NumPy has no number for a write that stopped half-way.
+        reason = error.strerror or f"the disk may be full: {error}"
         raise ConversionError(f"{path} cannot be written: {reason}") from None
     odd = [name for name, kind in types.items() if output.kind == "q8_0" and kind == "F16"]
     notes = (f"{', '.join(odd)}: F16, rows are no multiple of 32 long",) if odd else ()

@@ -43,7 +43,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        # NumPy has no number for a write that stopped half-way.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, None):
             raise TrainError(
                 f"the disk is full: {path} cannot be written. What was made so far is kept; free "
                 "some space, or give a smaller --max-disk, and run the same command again"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.files import whole_file
+from pyllama_spec.files import open_plain, read_plain, whole_file
 from pyllama_spec.train.errors import TrainError, writing
 
 _BLOCK_BYTES = 1 << 20
@@ -49,10 +49,10 @@ def read_json(path: Path) -> Any:
 
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_plain(path))
     except FileNotFoundError:
         return None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise TrainError(
             f"{path} cannot be read ({error}); remove the folder to begin again"
         ) from None
@@ -76,6 +76,7 @@ def read_array(path: Path, *, mapped: bool = False) -> npt.NDArray[Any]:
 
     """
     try:
+        open_plain(path).close()
         array: npt.NDArray[Any] = np.load(
             path, mmap_mode="r" if mapped else None, allow_pickle=False
         )
@@ -95,7 +96,7 @@ def hash_file(path: Path) -> str:
     """
     digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
     except OSError as error:

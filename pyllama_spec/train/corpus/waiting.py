@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.files import open_plain
 from pyllama_spec.train.corpus.generate import Generated, TargetFeatures
 from pyllama_spec.train.files import write_atomic
 
@@ -66,7 +67,7 @@ def load_waiting(folder: Path, identity: str) -> list[Generated]:
     if not path.exists():
         return []
     try:
-        with np.load(path, allow_pickle=False) as parts:
+        with open_plain(path) as file, np.load(file, allow_pickle=False) as parts:
             return _read(parts) if str(parts["identity"]) == identity else []
     except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
         return []

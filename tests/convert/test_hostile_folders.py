@@ -1,0 +1,164 @@
+"""Checkpoints that are no plain files, that unpack to far more than they hold, and full disks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_spec.convert.pickled import read_torch
+from pyllama_spec.errors import ConversionError
+from tests.convert.tools import (
+    convert,
+    convert_head,
+    make_head,
+    write_head,
+    write_target,
+    write_torch,
+)
+
+FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("make", [_pipe, _device, _folder, _loop])
+def test_what_is_no_file(tmp_path: Path, file: str, make: Callable[[Path], None]) -> None:
+    """A pipe was waited for, and /dev/zero read until memory ended."""
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    (folder / file).unlink(missing_ok=True)
+    make(folder / file)
+    # A loop is no file at all to who only looks whether it is there.
+    if make is _loop and file == FILES[2]:
+        convert(folder)
+        return
+    with pytest.raises(ConversionError, match=r"not a file|symbolic links|holds no tensors"):
+        convert(folder)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [_pipe, _device])
+def test_a_torch_file_that_is_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConversionError, match="not a file"):
+        read_torch(tmp_path / "pytorch_model.bin")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_a_targets_folder(tmp_path: Path, file: str) -> None:
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    target = tmp_path / "target"
+    target.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (target / name).write_text('{"model_type": "llama", "hidden_size": 64}')
+    (target / file).unlink()
+    _pipe(target / file)
+    with pytest.raises(ConversionError):
+        convert(folder, target=target)
+
+
+def test_links_to_files_are_followed(tmp_path: Path) -> None:
+    """The download cache of Hugging Face is made of them."""
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    blob = tmp_path / "blob"
+    (folder / "model.safetensors").rename(blob)
+    (folder / "model.safetensors").symlink_to(blob)
+    assert convert(folder).n_tensors > 10
+
+
+@pytest.mark.parametrize("name", ["model/data.pkl", "model/byteorder", "model/data/0"])
+def test_what_unpacks_to_more_than_the_file(tmp_path: Path, name: str) -> None:
+    """torch.save() packs nothing: a file of megabytes must not become gigabytes."""
+    write_torch(tmp_path / "a.bin", {"a": np.zeros((256, 256), np.float32)}, "F32")
+    bomb = tmp_path / "bomb.bin"
+    with zipfile.ZipFile(tmp_path / "a.bin") as old, zipfile.ZipFile(bomb, "w") as new:
+        for entry in old.namelist():
+            kind = zipfile.ZIP_DEFLATED if entry == name else zipfile.ZIP_STORED
+            data = bytes(64 << 20) if entry == "model/byteorder" == name else old.read(entry)
+            new.writestr(entry, data, kind)
+    with pytest.raises(ConversionError, match=rf"{name} is compressed"):
+        read_torch(bomb)
+
+
+def test_an_entry_that_lies_about_its_size(tmp_path: Path) -> None:
+    write_torch(tmp_path / "a.bin", {"a": np.zeros(64, np.float32)}, "F32")
+    data = (tmp_path / "a.bin").read_bytes()
+    # In the table at the end: the length of what is unpacked, of the numbers.
+    at = data.rindex(b"model/data/0") - 46 + 24
+    lie = data[:at] + struct.pack("<I", 1 << 31) + data[at + 4 :]
+    (tmp_path / "a.bin").write_bytes(lie)
+    with pytest.raises(ConversionError, match="is compressed"):
+        read_torch(tmp_path / "a.bin")
+
+
+_CONVERT = """
+import resource, sys
+from pathlib import Path
+from pyllama_spec.cli.entry import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.exit(main(["convert", *sys.argv[2:]]))
+"""
+
+
+def test_the_system_refuses_to_write(tmp_path: Path) -> None:
+    """As on a full disk, in mid-file: one line, and what was there is there as it was."""
+    whole = convert_head(tmp_path, "specforge", make_head()).path
+    before = whole.read_bytes()
+    target = write_target(tmp_path / "target.gguf")
+    words = [str(tmp_path / "specforge"), "--target", str(target), "-o", str(whole)]
+    done = subprocess.run(
+        [sys.executable, "-c", _CONVERT, str(len(before) // 2), *words],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "cannot be written: the disk may be full" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert whole.read_bytes() == before
+    assert not list(tmp_path.glob("*.part"))
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+_INTERRUPT = """
+import os, signal, sys
+from pyllama_spec.convert import convert_draft
+signal.signal(signal.SIGINT, signal.default_int_handler)
+convert_draft(*sys.argv[1:4], progress=lambda share: os.kill(os.getpid(), signal.SIGINT))
+"""
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    folder = write_head(tmp_path / "draft", "specforge", make_head())
+    target = write_target(tmp_path / "target.gguf")
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPT, str(folder), str(target), str(tmp_path / "out.gguf")],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in done.stderr
+    assert not list(tmp_path.glob("out.gguf*"))
