@@ -2,7 +2,8 @@
 //
 // 256 numbers of a row are a group, and 32 of them a block. The kernels take the weights of a group as four vectors
 // of 64 unsigned bytes: in vector c the eight numbers 8c .. 8c + 7 of each block, block after block. So lane i of 32
-// bits belongs to block i / 2 in all four, whose products can be added up as integers before any scale is applied.
+// bits belongs to block i / 2 in all four, whose products can be added up as integers before any scale is applied. Where
+// 16 weights have a scale of their own, AVX-512 takes the numbers 4c .. 4c + 3 of each 16 (LANE of a kernel).
 #pragma once
 
 #include "tiles.h"
@@ -36,6 +37,7 @@ struct Job {
     int64_t       n_k, n_groups;
     const Group * x;       // [rows, n_groups]
     float **      out;     // [rows]: where the first weight row's result goes
+    bool          is_cached = false;  // another tile has just used these weights
 };
 
 using Tile = void (*)(const Job & job, int64_t begin, int64_t end, int row);

@@ -6,34 +6,57 @@
 
 #if defined(PYLLAMA_SPEC_BLOCKS_AVX512)
 
-
 namespace pyllama_spec::avx512 {
 
-inline void prefetch(const void * from, size_t n_bytes) {
+// Always inlined: GCC takes a function that only does this for one that does nothing, and leaves calls of it out.
+inline PYLLAMA_SPEC_INLINE void prefetch(const void * from, size_t n_bytes) {
     for (size_t i = 0; i < n_bytes; i += 64) {
         _mm_prefetch((const char *) from + i, _MM_HINT_T0);
     }
 }
 
-// ---- tiles of one weight row
+// Weights on their way from memory. They are fetched in one stream over all rows of a chunk, since memory is read fastest
+// so, whatever order the rows of a tile use them in; and past the first cache where activations fill that.
+struct Stream {
+    enum class To { FIRST_CACHE, SECOND_CACHE, NONE };
 
-template <class T> inline PYLLAMA_SPEC_INLINE __m512 product(const Weights & w, const Group & x) {
-    constexpr int LENGTH = 4 / T::CHAINS;
-    __m512 out = _mm512_setzero_ps();
-    for (int i = 0; i < T::CHAINS; ++i) {
-        __m512i s = T::HAS_MINS ? _mm512_setzero_si512() : _mm512_load_si512(x.start[i]);
-        for (int c = i * LENGTH; c < (i + 1) * LENGTH; ++c) {
-            s = _mm512_dpbusd_epi32(s, w.q[c], _mm512_load_si512(x.q[c]));
+    const char * at;
+    To           to;
+
+    inline PYLLAMA_SPEC_INLINE void advance(size_t n_bytes) {
+        if (to == To::FIRST_CACHE) {
+            prefetch(at, n_bytes);
+        } else if (to == To::SECOND_CACHE) {
+            for (size_t i = 0; i < n_bytes; i += 64) {
+                _mm_prefetch(at + i, _MM_HINT_T1);
+            }
         }
-        const __m512 f = _mm512_cvtepi32_ps(s);
-        out = i == 0 ? _mm512_mul_ps(f, w.d[i]) : _mm512_fmadd_ps(f, w.d[i], out);
+        at += n_bytes;
     }
-    if constexpr (T::HAS_MINS) {
-        for (int i = 0; i < T::CHAINS; ++i) {
-            out = _mm512_fmadd_ps(_mm512_load_ps(x.sums[i]), w.m[i], out);
+};
+
+// ---- tiles of one weight row or two: activations of long rows come from the second cache, and are loaded for both at
+// once. A single activation row waits for memory alone.
+
+template <class T, int H>
+inline PYLLAMA_SPEC_INLINE void add_products(const Weights (&w)[H], const Group & x, __m512 (&sums)[H]) {
+    __m512i s[H];
+    for (int h = 0; h < H; ++h) {
+        s[h] = T::HAS_MINS ? _mm512_setzero_si512() : _mm512_load_si512(x.start[0]);
+    }
+    for (int c = 0; c < 4; ++c) {
+        const __m512i q = H == 1 ? _mm512_load_si512(x.q[c]) : load_once(x.q[c]);
+        for (int h = 0; h < H; ++h) {
+            s[h] = _mm512_dpbusd_epi32(s[h], w[h].q[c], q);
         }
     }
-    return out;
+    for (int h = 0; h < H; ++h) {
+        __m512 out = _mm512_mul_ps(_mm512_cvtepi32_ps(s[h]), w[h].d);
+        if constexpr (T::HAS_MINS) {
+            out = _mm512_fmadd_ps(_mm512_load_ps(x.sums[0]), w[h].m, out);
+        }
+        sums[h] = _mm512_fmadd_ps(out, _mm512_load_ps(x.d), sums[h]);
+    }
 }
 
 // The sums of the 16 lanes of W vectors, each in the same order.
@@ -55,36 +78,62 @@ template <int W> inline PYLLAMA_SPEC_INLINE void store_sums(const __m512 (&sums)
     }
 }
 
-template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end, int row) {
+template <class T, int H, int W>
+inline PYLLAMA_SPEC_INLINE void rows_of_tile(const Job & job, int64_t i0, int row, Stream & stream) {
     using Block = typename T::Block;
     const int64_t n_blocks = job.n_k * T::PER_GROUP / GROUP, n_whole = n_blocks / T::PER_GROUP;
+    const char * weights = job.weights + i0 * job.stride;
     const Group * x = job.x + row * job.n_groups;
-    for (int64_t i0 = begin; i0 < end; ++i0) {
-        const Block * blocks = (const Block *) (job.weights + i0 * job.stride);
-        __m512 sums[W];
+    __m512 sums[W][H];
+    for (int c = 0; c < W; ++c) {
+        for (int h = 0; h < H; ++h) {
+            sums[c][h] = _mm512_setzero_ps();
+        }
+    }
+    const auto add = [&](auto from, int64_t g) PYLLAMA_SPEC_INLINE {
+        Weights w[H];
+        for (int h = 0; h < H; ++h) {
+            T::unpack(from((const Block *) (weights + h * job.stride) + g * T::PER_GROUP), w[h]);
+        }
         for (int c = 0; c < W; ++c) {
-            sums[c] = _mm512_setzero_ps();
+            add_products<T, H>(w, x[c * job.n_groups + g], sums[c]);
         }
-        const auto add = [&](auto from, int64_t g) PYLLAMA_SPEC_INLINE {
-            Weights w;
-            T::unpack(from, w);
-            for (int c = 0; c < W; ++c) {
-                const Group & group = x[c * job.n_groups + g];
-                sums[c] = _mm512_fmadd_ps(product<T>(w, group), _mm512_load_ps(group.d), sums[c]);
-            }
-        };
-        for (int64_t g = 0; g < n_whole; ++g) {
-            const Block * from = blocks + g * T::PER_GROUP;
-            prefetch((const char *) from + 3072, sizeof(Block) * T::PER_GROUP);
-            add(Blocks<Block>{ from }, g);
+    };
+    for (int64_t g = 0; g < n_whole; ++g) {
+        stream.advance(H * sizeof(Block) * T::PER_GROUP);
+        add([](const Block * first) { return Blocks<Block>{ first }; }, g);
+    }
+    if constexpr (T::PER_GROUP > 1) {
+        if (n_whole < job.n_groups) {
+            const int n_last = (int) (n_blocks - n_whole * T::PER_GROUP);
+            stream.advance(H * n_last * sizeof(Block));
+            add([n_last](const Block * first) { return LastBlocks<Block>{ first, n_last }; }, n_whole);
         }
-        if constexpr (T::PER_GROUP > 1) {
-            if (n_whole < job.n_groups) {
-                const int64_t before = n_whole * T::PER_GROUP;
-                add(LastBlocks<Block>{ blocks + before, (int) (n_blocks - before) }, n_whole);
-            }
+    }
+    for (int h = 0; h < H; ++h) {
+        __m512 of_row[W];
+        for (int c = 0; c < W; ++c) {
+            of_row[c] = sums[c][h];
         }
-        store_sums<W>(sums, job, i0, row);
+        store_sums<W>(of_row, job, i0 + h, row);
+    }
+}
+
+template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end, int row) {
+    constexpr int     H    = W == 1 ? 1 : 2;
+    constexpr int64_t NEAR = 3072, ROOM = 24 << 10;
+    // Where so many bytes come for so few products the first cache has no lines left for the activations' loads, but of
+    // short rows, which the processor does not fetch ahead from the second cache, weights have to be in the first.
+    constexpr bool    is_wide = sizeof(typename T::Block) * T::PER_GROUP > 256;
+    const bool        is_room = W == 1 || ((!is_wide || job.n_groups < 4) && W * job.n_groups * (int64_t) sizeof(Group) <= ROOM);
+    const Stream::To  to      = is_room ? Stream::To::FIRST_CACHE : Stream::To::SECOND_CACHE;
+    Stream stream = { job.weights + (begin + H - 1) * job.stride + NEAR, job.is_cached ? Stream::To::NONE : to };
+    int64_t i0 = begin;
+    for (; i0 + H <= end; i0 += H) {
+        rows_of_tile<T, H, W>(job, i0, row, stream);
+    }
+    if (i0 < end) {
+        rows_of_tile<T, 1, W>(job, i0, row, stream);
     }
 }
 

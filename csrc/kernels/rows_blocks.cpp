@@ -24,12 +24,18 @@ struct Rows {
     int          n = 0;
 };
 
-// Weight rows begin .. end times all rows.
+// Weight rows begin .. end times all rows; of several tiles a part at a time, which the next ones find in the cache.
 void multiply(const Kernel & kernel, Job job, const Rows & rows, int64_t begin, int64_t end) {
-    for (int row = 0, n_tiles = (rows.n + MAX_COLUMNS - 1) / MAX_COLUMNS; row < rows.n; --n_tiles) {
-        const int width = (rows.n - row + n_tiles - 1) / n_tiles;
-        kernel.tiles[width - 1](job, begin, end, row);
-        row += width;
+    constexpr int64_t N_BYTES = 128 << 10;
+    const int64_t n_bytes = job.stride / kernel.height, part = std::max<int64_t>(N_BYTES / n_bytes / 16 * 16, 16);
+    for (int64_t i0 = begin, last = begin; i0 < end; i0 = last) {
+        last = rows.n <= MAX_COLUMNS ? end : std::min(end, i0 + part);
+        for (int row = 0, n_tiles = (rows.n + MAX_COLUMNS - 1) / MAX_COLUMNS; row < rows.n; --n_tiles) {
+            const int width = (rows.n - row + n_tiles - 1) / n_tiles;
+            job.is_cached = row > 0;
+            kernel.tiles[width - 1](job, i0, last, row);
+            row += width;
+        }
     }
 }
 

@@ -33,6 +33,8 @@ inline __m256i add_pairs(__m256i x) {
 }
 
 struct Lanes {
+    static constexpr int LANE = 8;  // as in unpack_avx512.h
+
     static void add_up(const Group & x, int c, int n, int factor, int32_t * out) {
         for (int h = 0; h < 2; ++h) {
             __m256i s = _mm256_setzero_si256();

@@ -9,12 +9,11 @@
 
 namespace pyllama_spec::avx512 {
 
-// The weights of a group. With two chains the vectors 0, 1 and the vectors 2, 3 have scales of their own: each block
-// of 32 is two of 16 then.
+// The weights of a group.
 struct Weights {
     __m512i q[4];
-    __m512  d[2];  // scales, by lane
-    __m512  m[2];  // minima, by lane, where the type has them
+    __m512  d;  // scales, by lane
+    __m512  m;  // minima, by lane, where the type has them
 };
 
 inline __m512i load_512(const void * from) {
@@ -37,6 +36,8 @@ inline __m512i bytes(int x) {
 
 // For fill().
 struct Lanes {
+    static constexpr int LANE = 8;  // numbers of a block that stand side by side: blocks.h
+
     // Vectors c .. c + n - 1 of a group, times a factor of 0 .. 128.
     static void add_up(const Group & x, int c, int n, int factor, int32_t * out) {
         __m512i s = _mm512_setzero_si512();
@@ -94,8 +95,8 @@ inline PYLLAMA_SPEC_INLINE __m512 second_field(__m512i fields) {
 
 inline PYLLAMA_SPEC_INLINE void scales_and_mins_of(__m512i heads, Weights & w) {
     const __m512i fields = fields_of(heads);
-    w.d[0] = first_field(fields);
-    w.m[0] = second_field(fields);
+    w.d = first_field(fields);
+    w.m = second_field(fields);
 }
 
 // 16 bytes of eight blocks, from byte `at` on: the first halves of all, and the second halves.
@@ -162,7 +163,7 @@ struct Q4_0 : OfBlocks {
 
     template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
-        w.d[0] = first_field(fields_of(heads(b)));
+        w.d = first_field(fields_of(heads(b)));
     }
 };
 
@@ -195,7 +196,7 @@ struct Q5_0 : OfBlocks {
         nibbles_of(b, offsetof(Block, qs), w.q);
         const __m512i first = heads(b);
         fifth_bits(first, offsetof(Block, qh), w.q);
-        w.d[0] = first_field(fields_of(first));
+        w.d = first_field(fields_of(first));
     }
 };
 
@@ -236,7 +237,7 @@ struct Q8_0 : OfBlocks {
         for (__m512i & x : w.q) {
             x = _mm512_xor_si512(x, bytes(128));
         }
-        w.d[0] = first_field(fields_of(heads(b)));
+        w.d = first_field(fields_of(heads(b)));
     }
 };
 
@@ -247,7 +248,7 @@ struct Iq4Nl : OfBlocks {
     template <class At> static inline PYLLAMA_SPEC_INLINE void unpack(At b, Weights & w) {
         nibbles_of(b, offsetof(Block, qs), w.q);
         look_up(table_iq4(), w.q);
-        w.d[0] = first_field(fields_of(heads(b)));
+        w.d = first_field(fields_of(heads(b)));
     }
 };
 
@@ -262,7 +263,7 @@ struct Mxfp4 : OfBlocks {
         for (int i = 0; i < 8; ++i) {
             exponents |= (uint64_t) b[i]->e << (8 * i);
         }
-        w.d[0] = power_of_two(exponents);
+        w.d = power_of_two(exponents);
     }
 };
 

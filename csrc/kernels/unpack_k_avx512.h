@@ -27,8 +27,8 @@ inline PYLLAMA_SPEC_INLINE void nibble_pairs(const uint8_t * qs, __m512i (&q)[4]
 template <class B> inline PYLLAMA_SPEC_INLINE void scales_and_mins(const B * b, Weights & w) {
     uint64_t scales, mins;
     scales_of(b->scales, scales, mins);
-    w.d[0] = _mm512_mul_ps(_mm512_cvtepi32_ps(twice(scales)), _mm512_set1_ps(half(b->data.data.d)));
-    w.m[0] = _mm512_mul_ps(_mm512_cvtepi32_ps(twice(mins)), _mm512_set1_ps(-half(b->data.data.dmin)));
+    w.d = _mm512_mul_ps(_mm512_cvtepi32_ps(twice(scales)), _mm512_set1_ps(half(b->data.data.d)));
+    w.m = _mm512_mul_ps(_mm512_cvtepi32_ps(twice(mins)), _mm512_set1_ps(-half(b->data.data.dmin)));
 }
 
 struct Q4_K : OfSuperBlocks {
@@ -59,13 +59,29 @@ struct Q5_K : OfSuperBlocks {
     }
 };
 
-// 16 scales of 16 weights each: those of the first halves of the blocks, and of the second ones.
-inline PYLLAMA_SPEC_INLINE void by_halves(__m128i scales, float d, __m512 (&out)[2]) {
-    const __m128i evens = _mm_shuffle_epi8(scales, _mm_setr_epi8(0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14));
-    const __m128i odds  = _mm_shuffle_epi8(scales, _mm_setr_epi8(1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15));
-    const __m512  all   = _mm512_set1_ps(d);
-    out[0] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(evens)), all);
-    out[1] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(odds)), all);
+// ---- 16 weights to a scale
+
+struct OfSixteens : OfSuperBlocks {
+    static constexpr int LANE = 4;
+};
+
+// Groups of four lanes: lane i of each has element first + step * i of a vector of 32 bits.
+inline PYLLAMA_SPEC_INLINE __m512i quads(int a, int b, int c, int d) {
+    return _mm512_add_epi32(_mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d),
+        _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12));
+}
+
+// The same of pairs, each taken four times: lanes 0 .. 7 and lanes 8 .. 15.
+inline PYLLAMA_SPEC_INLINE __m512i pairs(int a, int b) {
+    return _mm512_setr_epi32(a, a + 4, a, a + 4, a, a + 4, a, a + 4, b, b + 4, b, b + 4, b, b + 4, b, b + 4);
+}
+
+inline PYLLAMA_SPEC_INLINE __m512i each_pair(int a, int b, int c, int d, int e, int f, int g, int h) {
+    return _mm512_setr_epi32(a, a, b, b, c, c, d, d, e, e, f, f, g, g, h, h);
+}
+
+inline PYLLAMA_SPEC_INLINE __m512 scaled(__m128i scales, float d) {
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(scales)), _mm512_set1_ps(d));
 }
 
 // Pairs of bits of 64 bytes, at bit `to` of each byte: of each 32 bytes the lowest bits are a block, the next ones the
@@ -73,51 +89,51 @@ inline PYLLAMA_SPEC_INLINE void by_halves(__m128i scales, float d, __m512 (&out)
 inline PYLLAMA_SPEC_INLINE void bit_pairs(const uint8_t * from, int to, __m512i (&out)[4]) {
     const __m512i all  = load_once(from);
     const __m512i turn = _mm512_and_si512(
-        _mm512_sub_epi64(each(0, 2, 4, 6, 0, 2, 4, 6), _mm512_set1_epi64(to)), _mm512_set1_epi64(63));
+        _mm512_sub_epi32(each_pair(0, 2, 4, 6, 0, 2, 4, 6), _mm512_set1_epi32(to)), _mm512_set1_epi32(31));
     for (int c = 0; c < 4; ++c) {
-        out[c] = _mm512_rorv_epi64(_mm512_permutexvar_epi64(each(c, c, c, c, 4 + c, 4 + c, 4 + c, 4 + c), all), turn);
+        out[c] = _mm512_rorv_epi32(_mm512_permutexvar_epi32(pairs(c, 8 + c), all), turn);
     }
 }
 
-struct Q6_K : OfSuperBlocks {
+struct Q6_K : OfSixteens {
     using Block = block_q6_K;
-    static constexpr int CHAINS = 2, OFFSET = 32;
+    static constexpr int OFFSET = 32;
 
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
         // Of each 64 bytes the low nibbles are two blocks, and the high ones the next two.
         const __m512i lower = load_once(b->ql), upper = load_once(b->ql + 64);
-        const __m512i shift = each(0, 0, 4, 4, 0, 0, 4, 4);
+        const __m512i shift = each_pair(0, 0, 4, 4, 0, 0, 4, 4);
         __m512i high[4];
         bit_pairs(b->qh, 4, high);
         for (int c = 0; c < 4; ++c) {
-            const __m512i low = _mm512_permutex2var_epi64(lower, each(c, 4 + c, c, 4 + c, 8 + c, 12 + c, 8 + c, 12 + c), upper);
-            w.q[c] = choose(bytes(0x30), high[c], _mm512_and_si512(_mm512_srlv_epi64(low, shift), bytes(15)));
+            const __m512i low = _mm512_permutex2var_epi32(lower, quads(c, c, 16 + c, 16 + c), upper);
+            w.q[c] = choose(bytes(0x30), high[c], _mm512_and_si512(_mm512_srlv_epi32(low, shift), bytes(15)));
         }
-        by_halves(_mm_loadu_si128((const __m128i *) b->scales), half(b->d), w.d);
+        w.d = scaled(_mm_loadu_si128((const __m128i *) b->scales), half(b->d));
     }
 };
 
-struct Q3_K : OfSuperBlocks {
+struct Q3_K : OfSixteens {
     using Block = block_q3_K;
-    static constexpr int CHAINS = 2, OFFSET = 4;
+    static constexpr int OFFSET = 4;
 
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
         const Block * b = blocks.first;
         bit_pairs(b->qs, 0, w.q);
         // Bit i of a byte belongs to block i; it goes to bit 2.
-        const __m512i turn = each(2, 1, 0, 63, 62, 61, 60, 59);
+        const __m512i mask = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *) b->hmask));
+        const __m512i turn = each_pair(2, 1, 0, 31, 30, 29, 28, 27);
         for (int c = 0; c < 4; ++c) {
-            const __m512i bits = _mm512_rolv_epi64(_mm512_set1_epi64(load<int64_t>(b->hmask + 8 * c)), turn);
+            const __m512i bits = _mm512_rolv_epi32(_mm512_permutexvar_epi32(pairs(c, c), mask), turn);
             w.q[c] = _mm512_and_si512(choose(bytes(4), bits, w.q[c]), bytes(7));
         }
-        by_halves(scales_of(*b), half(b->d), w.d);
+        w.d = scaled(scales_of(*b), half(b->d));
     }
 };
 
-struct Q2_K : OfSuperBlocks {
+struct Q2_K : OfSixteens {
     using Block = block_q2_K;
-    static constexpr int CHAINS = 2;
     static constexpr bool HAS_MINS = true;
 
     static inline PYLLAMA_SPEC_INLINE void unpack(Blocks<Block> blocks, Weights & w) {
@@ -127,8 +143,8 @@ struct Q2_K : OfSuperBlocks {
             x = _mm512_and_si512(x, bytes(3));
         }
         const __m128i both = _mm_loadu_si128((const __m128i *) b->scales), low = _mm_set1_epi8(15);
-        by_halves(_mm_and_si128(both, low), half(b->data.data.d), w.d);
-        by_halves(_mm_and_si128(_mm_srli_epi16(both, 4), low), -half(b->data.data.dmin), w.m);
+        w.d = scaled(_mm_and_si128(both, low), half(b->data.data.d));
+        w.m = scaled(_mm_and_si128(_mm_srli_epi16(both, 4), low), -half(b->data.data.dmin));
     }
 };
 
@@ -146,7 +162,7 @@ struct Iq4Xs : OfSuperBlocks {
             w.q[2 + c] = _mm512_and_si512(_mm512_srli_epi16(both, 4), bytes(15));
         }
         look_up(table_iq4(), w.q);
-        w.d[0] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(twice(scales_of(*b)), _mm512_set1_epi32(32))),
+        w.d = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(twice(scales_of(*b)), _mm512_set1_epi32(32))),
             _mm512_set1_ps(half(b->d)));
     }
 };
