@@ -28,10 +28,13 @@ def lines_of(code: str) -> Iterator[list[str]]:
         bare = re.sub(r"\s{3,}\(.*\)\s*$", "", line)
         if "[" in bare and "pip" not in bare:
             bare = re.sub(r"\[[^\]]*\]", "", bare)
-        words = shlex.split(bare.replace("<this repository>", "REPOSITORY"), comments=True)
+        bare = bare.replace("<this repository>", "REPOSITORY")
+        reader = shlex.shlex(bare, posix=True, punctuation_chars=";|&")
+        reader.whitespace_split = True  # a word ends at a blank, or at one of these signs
+        words = list(reader)
         part: list[str] = []
         for word in [*words, "&&"]:
-            if word in ("&&", ";", "|"):
+            if word in ("&&", ";", "|", "&"):
                 if part:
                     yield part
                 part = []
