@@ -17,6 +17,7 @@ from tests.docs.blocks import ROOT
 _FOREIGN = frozenset(
     ("git", "cd", "echo", "ln", "mkdir", "llama-server", "bash", "python3", "export")
 )
+_PROGRAMS = _FOREIGN | {"pyllama-spec", "make", "pip", "python"}
 _MODULES_OF_OTHERS = frozenset(("pytest", "pip", "venv"))
 
 
@@ -33,12 +34,13 @@ def lines_of(code: str) -> Iterator[list[str]]:
         reader.whitespace_split = True  # a word ends at a blank, or at one of these signs
         words = list(reader)
         part: list[str] = []
-        for word in [*words, "&&"]:
-            if word in ("&&", ";", "|", "&"):
+        for word, following in zip([*words, "&&"], [*words[1:], "", ""], strict=True):
+            # In logs a bar stands between alternatives as well: "by_key keys | tensors".
+            if word in ("&&", ";", "&") or (word == "|" and following in _PROGRAMS):
                 if part:
                     yield part
                 part = []
-            else:
+            elif word != "|":
                 part.append(word)
 
 
