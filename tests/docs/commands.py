@@ -34,7 +34,7 @@ def lines_of(code: str) -> Iterator[list[str]]:
         reader.whitespace_split = True  # a word ends at a blank, or at one of these signs
         words = list(reader)
         part: list[str] = []
-        for word, following in zip([*words, "&&"], [*words[1:], "", ""], strict=True):
+        for word, following in zip([*words, "&&"], [*words[1:], "", ""], strict=False):
             # In logs a bar stands between alternatives as well: "by_key keys | tensors".
             if word in ("&&", ";", "&") or (word == "|" and following in _PROGRAMS):
                 if part:

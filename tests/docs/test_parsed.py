@@ -79,6 +79,16 @@ def test_a_wrong_command_is_seen(command: str) -> None:
     assert unknown_options(["bench", "--no-such", "-m", "x"]) == ["--no-such"]
 
 
+def test_how_lines_are_read() -> None:
+    code = (
+        "# a remark\n\nA=1 make x && git y; echo z | pip w   # why\npython -m a b | c \\\n  --d\n"
+    )
+    assert list(lines_of(code)) == [
+        ["A=1", "make", "x"], ["git", "y"], ["echo", "z"], ["pip", "w"],
+        ["python", "-m", "a", "b", "c", "--d"],
+    ]  # fmt: skip
+
+
 def test_an_extra_by_the_packages_name_compiles_nothing() -> None:
     """As docs/start.md says: what is installed already is neither looked for nor built again."""
     command = ["-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-index"]
