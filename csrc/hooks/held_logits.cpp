@@ -1,7 +1,8 @@
 // Of a verify batch greedy decoding wants one id of each row, and of a plain round one id: a vocabulary of numbers for
 // each stays where it was computed. The graph of a model whose logits are computed on a device ends with the likeliest
-// id of each row and its logit, and those come to the host; the logits follow when somebody reads a row of them, until
-// the next graph is computed. On the CPU nothing is different.
+// id of each row, its logit, and how many logits are lower, and those come to the host; the logits follow when somebody
+// reads a row of them, until the next graph is computed. Where two tokens are equally likely, devices differ in which one
+// they choose, so the row itself is read. On the CPU nothing is different.
 
 #include "hooks/held_logits.h"
 
@@ -17,6 +18,10 @@
 namespace {
 
 constexpr const char * NAME = "spec_likeliest";
+constexpr int64_t N_NUMBERS = 3;    // of each row
+// Counting what is lower takes as much memory as the logits. Rows of a verify batch are few; of more rows, as where a
+// whole prompt's logits are wanted, all are read anyway.
+constexpr int64_t MAX_ROWS = 64;
 
 bool is_device(ggml_backend_dev_t device) {
     return device != nullptr && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
@@ -29,7 +34,7 @@ struct llama_spec_held_logits {
     ggml_backend_t backend = nullptr;
     int64_t first = 0, n = 0;               // rows of the batch's outputs
     bool    is_under_way = false;
-    std::vector<float> likeliest;           // id and logit of each of them
+    std::vector<float> likeliest;           // of each of them: the id, its logit, and how many are lower
 
     bool hold(llama_context & ctx, const llm_graph_result & res, ggml_backend_t on, int64_t first_output) {
         ggml_tensor * chosen = ggml_graph_node(res.get_gf(), -1);
@@ -41,9 +46,9 @@ struct llama_spec_held_logits {
             return false;
         }
         n = chosen->ne[1];
-        if (likeliest.size() < (size_t) (2 * n)) {
+        if (likeliest.size() < (size_t) (N_NUMBERS * n)) {
             ggml_backend_synchronize(at);   // an earlier copy may be under way to where they are now
-            likeliest.resize((size_t) (2 * n));
+            likeliest.resize((size_t) (N_NUMBERS * n));
         }
         ggml_backend_tensor_get_async(at, chosen, likeliest.data(), 0, ggml_nbytes(chosen));
         logits       = res.t_logits;
@@ -84,9 +89,11 @@ struct llama_spec_held_logits {
         if (row < 0 || row >= n) {
             return -1;
         }
-        const float id = likeliest[(size_t) (2 * row)], logit = likeliest[(size_t) (2 * row + 1)];
-        const bool is_choice = id >= 0.0f && id < (float) ctx.model.vocab.n_tokens() &&
-            logit > -std::numeric_limits<float>::infinity();
+        const float * found = likeliest.data() + N_NUMBERS * row;
+        const float id = found[0], logit = found[1], n_lower = found[2], n_vocab = (float) ctx.model.vocab.n_tokens();
+        // A NaN is not lower either.
+        const bool is_choice = id >= 0.0f && id < n_vocab && logit > -std::numeric_limits<float>::infinity() &&
+            n_lower == n_vocab - 1.0f;
         return is_choice ? (int32_t) id : -1;
     }
 
@@ -107,7 +114,7 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res)
         return;
     }
     const int64_t n_vocab = logits->ne[0], n_rows = logits->ne[1];
-    if (logits->type != GGML_TYPE_F32 || n_rows == 0 || !ggml_is_matrix(logits) || !ggml_is_contiguous(logits) ||
+    if (logits->type != GGML_TYPE_F32 || n_rows == 0 || n_rows > MAX_ROWS || !ggml_is_matrix(logits) || !ggml_is_contiguous(logits) ||
         n_vocab != (int64_t) model.vocab.n_tokens() || n_vocab > (1 << 24)) {
         return;
     }
@@ -117,16 +124,22 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res)
     ggml_tensor * number = ggml_clamp(ctx, ggml_cast(ctx, id, GGML_TYPE_F32), 0.0f, (float) (n_vocab - 1));
     ggml_tensor * place  = ggml_cast(ctx, ggml_reshape_2d(ctx, number, 1, n_rows), GGML_TYPE_I32);
     ggml_tensor * logit  = ggml_get_rows(ctx, ggml_reshape_3d(ctx, logits, 1, n_vocab, n_rows), place);
-    ggml_tensor * both   = ggml_concat(ctx, ggml_reshape_2d(ctx, number, 1, n_rows), ggml_reshape_2d(ctx, logit, 1, n_rows), 0);
-    for (const ggml_tensor * op : { id, number->src[0], number, place, logit, both }) {
+    ggml_tensor * best   = ggml_reshape_2d(ctx, logit, 1, n_rows);
+    ggml_tensor * behind = ggml_sub(ctx, logits, best);
+    ggml_tensor * above  = ggml_neg(ctx, behind);
+    ggml_tensor * lower  = ggml_step(ctx, above);
+    ggml_tensor * count  = ggml_sum_rows(ctx, lower);
+    ggml_tensor * two    = ggml_concat(ctx, ggml_reshape_2d(ctx, number, 1, n_rows), best, 0);
+    ggml_tensor * all    = ggml_concat(ctx, two, count, 0);
+    for (const ggml_tensor * op : { id, number->src[0], number, place, logit, behind, above, lower, count, two, all }) {
         if (!ggml_backend_dev_supports_op(device, op)) {
             return;     // computed elsewhere it would cost more than it saves
         }
     }
-    ggml_set_name(both, NAME);
+    ggml_set_name(all, NAME);
     ggml_set_output(logits->view_src != nullptr ? logits->view_src : logits);
-    ggml_set_output(both);
-    ggml_build_forward_expand(res.get_gf(), both);
+    ggml_set_output(all);
+    ggml_build_forward_expand(res.get_gf(), all);
 }
 
 bool llama_spec_hold_logits(llama_context & ctx, const llm_graph_result & res, ggml_backend_t backend, int64_t first) {

@@ -39,12 +39,12 @@ def rounds_of(
 
 @pytest.mark.parametrize(("target", "head"), [(ALL, ALL), (ALL, NONE), (NONE, ALL), (OUTPUT, ALL)])
 def test_a_chain_of_four(target: int, head: int) -> None:
-    """Rows of the layers that are read, an id and a logit of each row; of a draft its own rows."""
+    """Rows of the layers that are read, three numbers of each row; of a draft its own rows."""
     drafter = Eagle3(model_path("perm_eagle3"), N_DRAFT, n_gpu_layers=head)
     context, own, draft = rounds_of(target, drafter)
     n_embd, n_rows = context.model.info.n_embd, N_DRAFT + 1
     n_layers = len(drafter.target_layers) if target == ALL else 0
-    here = 0 if target == NONE else n_rows * (n_layers * n_embd * 4 + 2 * 4)
+    here = 0 if target == NONE else n_rows * (n_layers * n_embd * 4 + 3 * 4)
     assert own.bytes_to_host == N_ROUNDS * here
     assert own.graphs == (0 if target == NONE else N_ROUNDS)
     row = 4 * (drafter.model.info.n_embd + 4)  # with two candidates and their probabilities
@@ -54,13 +54,13 @@ def test_a_chain_of_four(target: int, head: int) -> None:
 
 def test_plain_rounds_bring_an_id() -> None:
     _, own, draft = rounds_of(ALL, NoDrafter())
-    assert own.bytes_to_host == N_ROUNDS * 2 * 4 and own.copies_to_host == N_ROUNDS
+    assert own.bytes_to_host == N_ROUNDS * 3 * 4 and own.copies_to_host == N_ROUNDS
     assert draft == Crossings()
 
 
 def test_sampling_brings_the_logits() -> None:
     context, own, _ = rounds_of(ALL, NoDrafter(), SamplerParams(temperature=0.8, seed=1))
-    assert own.bytes_to_host == N_ROUNDS * (2 * 4 + 4 * context.model.info.n_vocab)
+    assert own.bytes_to_host == N_ROUNDS * (3 * 4 + 4 * context.model.info.n_vocab)
 
 
 def test_logits_come_when_they_are_read() -> None:

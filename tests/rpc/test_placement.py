@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import (
@@ -128,6 +129,33 @@ def test_rows_are_those_of_the_cpu(servers: tuple[Server, Server], tmp_path: Pat
             at += n
         rows.append(found)
     assert all(np.array_equal(a, b) for a, b in zip(*rows, strict=True))
+
+
+def test_equal_logits_are_settled_as_on_the_cpu(
+    servers: tuple[Server, Server], tmp_path: Path
+) -> None:
+    """By the smaller id, whether the row comes here or the server chooses of it."""
+    path = tmp_path / "ties.gguf"
+    quantize(model_path("llama"), path, "BF16")
+    reader = GGUFReader(path, "r+")
+    (output,) = (tensor for tensor in reader.tensors if tensor.name == "output.weight")
+    output.data[1::2] = output.data[0::2]
+    reader.data.flush()
+    texts: list[list[int]] = []
+    for addresses in (None, [servers[0].address]):
+        with Llama(
+            str(path), n_gpu_layers=-1 if addresses else 0, rpc_servers=addresses, n_ctx=128,
+            flash_attn=False, n_threads=1,
+        ) as llm:  # fmt: skip
+            for processor in (None, [lambda _, row: row]):
+                generation = llm.generate_steps(
+                    PERM_PROMPT, max_tokens=20, temperature=0.0, logits_processor=processor
+                )
+                for _ in generation:
+                    pass
+                texts.append(list(generation.record.tokens))
+    assert all(text == texts[0] for text in texts)
+    assert all(token % 2 == 0 for token in texts[0])
 
 
 def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]) -> None:
