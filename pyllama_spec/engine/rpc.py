@@ -7,10 +7,12 @@ it on loopback and go through a tunnel.
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +29,12 @@ DEFAULT_TIMEOUT_S = 300.0
 # Each has threads and memory of its own.
 _MAX_CLIENTS = 16
 _MAX_WAIT_S = 5.0  # for what a client has running when the server ends
+_BACKLOG = 128  # who comes while another is taken in waits here, and not a second for the next try
+# Of accept(): this process or the machine has none left, for now; or the client has gone again.
+_FOR_NOW = (
+    errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
+)  # fmt: skip
+_PAUSE_S = 0.1
 
 
 def has_rpc() -> bool:
@@ -131,8 +139,8 @@ class RpcServer:
         self._lock = threading.Lock()
         self._clients: dict[threading.Thread, socket.socket] = {}
         try:
-            address = socket.gethostbyname(text(host, "host"))
-            self._socket = socket.create_server((address, port), backlog=_MAX_CLIENTS)
+            address = socket.gethostbyname(_named(host))
+            self._socket = socket.create_server((address, port), backlog=_BACKLOG)
         except (OSError, UnicodeError) as error:
             # Not create_server()'s own words, which say the address again.
             number = getattr(error, "errno", None)
@@ -165,11 +173,18 @@ class RpcServer:
         while True:
             try:
                 client, (host, port) = self._socket.accept()
-            except OSError:
+            except OSError as error:
                 if self._is_closed:
                     return
-                raise
-            self._start(client, f"{host}:{port}")
+                if error.errno not in _FOR_NOW:
+                    raise
+                time.sleep(_PAUSE_S)
+                continue
+            try:
+                self._start(client, f"{host}:{port}")
+            except (OSError, RuntimeError) as error:  # no files or threads are left
+                client.close()
+                self._note(f"{host}:{port}: refused: {error}")
 
     def _start(self, client: socket.socket, peer: str) -> None:
         with self._lock:
@@ -180,14 +195,20 @@ class RpcServer:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # One whose machine has gone would keep its layers here for ever.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
+            # The engine closes the copy; this one lets close() end the conversation.
+            copy = os.dup(client.fileno())
+            thread = threading.Thread(target=self._answer, args=(client, copy, peer), daemon=True)
             self._clients[thread] = client
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:
+            with self._lock:
+                del self._clients[thread]
+            os.close(copy)
+            raise
 
-    def _answer(self, client: socket.socket, peer: str) -> None:
+    def _answer(self, client: socket.socket, copy: int, peer: str) -> None:
         self._note(f"{peer}: connected")
-        # The engine closes the copy; this one lets close() end the conversation.
-        copy = os.dup(client.fileno())
         names = ffi.new("char *[]", self._names)
         code = lib.llama_spec_serve(copy, names, len(self._names), self._n_threads)
         why = f"failed: {last_error()}" if code < 0 else "gone"
@@ -215,6 +236,13 @@ class RpcServer:
             thread.join(_MAX_WAIT_S)
 
 
+def _named(host: str) -> str:
+    """The host; an empty name would be every address of this machine."""
+    if not text(host, "host"):
+        raise ArgumentError("host is empty; give 127.0.0.1, or 0.0.0.0 to be reached from anywhere")
+    return host
+
+
 def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
     """The names of the devices that are offered, as csrc/abi/rpc.cpp chooses them."""
     known = [device.name for device in devices()]
@@ -222,6 +250,8 @@ def _offered(wanted: Sequence[str] | None) -> tuple[str, ...]:
         for name in wanted:
             if name not in known:
                 raise ArgumentError(f"there is no device {name!r} here; there are {known}")
+        if len(set(wanted)) < len(wanted):
+            raise ArgumentError("devices names one twice")
         return tuple(wanted)
     gpus = tuple(name for name in known if name not in ("CPU", "BLAS"))
     return gpus if gpus and lib.llama_spec_supports_gpu() else ("CPU",)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,6 +54,34 @@ def test_a_warning_where_others_reach_it() -> None:
         process.terminate()
         assert "no authentication" in process.communicate(timeout=30)[1]
     assert process.returncode == 0
+
+
+def test_out_of_descriptors() -> None:
+    """Clients are refused or wait, and the server is there for those who come later."""
+    with Server() as server:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (12, 4096))
+        held = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(14)]
+        time.sleep(0.5)
+        for one in held:
+            one.close()
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, 4096))
+        with Llama(
+            str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=64
+        ) as llm:  # fmt: skip
+            llm(PERM_PROMPT, max_tokens=2)
+        assert server.stop() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"host": ""}, "host is empty"),
+        ({"devices": ["CPU", "CPU"]}, "devices names one twice"),
+    ],
+)
+def test_what_would_be_understood_otherwise(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        RpcServer(port=0, **options)
 
 
 def test_in_a_process_of_ones_own() -> None:
