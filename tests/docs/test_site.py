@@ -84,3 +84,13 @@ def test_lists_and_tables_begin_behind_an_empty_line() -> None:
     assert begun("It has:\n| a |\n|---|\n| b |\n") == "It has:\n\n| a |\n|---|\n| b |\n"
     for kept in ("# A\n- a\n", "- a\n  more\n- b\n", "1. a\n2. b\n", "A - b\nc\n", "a\n\n- b\n"):
         assert begun(kept) == kept
+
+
+@pytest.mark.parametrize("capture", sorted((ROOT / "docs/images").iterdir()), ids=lambda p: p.name)
+def test_captures_are_shown(capture: Path) -> None:
+    """By GitHub and the site alike, each in the colours that it was made for."""
+    scheme = re.search(r"-(light|dark)\.svg$", capture.name)
+    end = f"#gh-{scheme[1]}-mode-only" if scheme else ""
+    shown = f"](images/{capture.name}{end})"
+    texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    assert any(shown in text for text in texts), f"no page has {shown}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 from tools.docs import command_line, results
 
 
@@ -13,3 +15,12 @@ def test_the_command_line_is_that_of_the_parsers() -> None:
 def test_the_results_are_those_of_the_files() -> None:
     written = results.PAGE.read_text(encoding="utf-8")
     assert written == results.page(), "make docs-pages writes it anew"
+
+
+def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:
+    """`without it, the draft's own: f32, ...` read as if these were the draft's own."""
+    parser = argparse.ArgumentParser()
+    one = parser.add_argument("--type", choices=("f32", "f16"), help="without it, its own")
+    two = parser.add_argument("--flash-attn", choices=("auto", "on"))
+    assert command_line._row(one) == "| `--type` | without it, its own (`f32`, `f16`) |  |"
+    assert command_line._row(two) == "| `--flash-attn` | `auto`, `on` |  |"

@@ -21,7 +21,10 @@ pyllama-spec --version
 pyllama-spec generate --help
 ```
 
-On a terminal, drafted and accepted tokens are green and the target's own are plain; the figures follow on stderr. Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
+On a terminal, drafted and accepted tokens are green and the target's own are plain; the figures follow on stderr. Without colour, by `NO_COLOR=1`, in a pipe or in a file, the words are the same ([a bench](images/bench-no-color.txt)). Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
+
+![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-light.svg#gh-light-mode-only)
+![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-dark.svg#gh-dark-mode-only)
 
 A line of a `--prompts` file is a prompt or a chat; `train` needs neither id nor category:
 
@@ -71,7 +74,8 @@ def _row(action: argparse.Action) -> str:
     if said.endswith("]"):
         said = said[: said.rindex("[")].rstrip()
     if action.choices is not None and action.nargs != 0:
-        said = f"{said}{': ' if said else ''}{', '.join(f'`{one}`' for one in action.choices)}"
+        choices = ", ".join(f"`{one}`" for one in action.choices)
+        said = f"{said} ({choices})" if said else choices
     *others, last = action.option_strings or [""]
     names = [*others, f"{last} {_value(action)}".strip()]
     shown = ", ".join(f"`{name}`" for name in names)
