@@ -1,6 +1,7 @@
 #include "abi/handles.h"
 #include "abi/model_facts.h"
 #include "hooks/snapshots.h"
+#include "hooks/state_copies.h"
 
 #include "llama-context.h"
 #include "llama-ext.h"
@@ -8,6 +9,7 @@
 #include "llama-memory.h"
 
 #include <algorithm>
+#include <exception>
 #include <string>
 
 using namespace llama_spec;
@@ -170,7 +172,11 @@ int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, in
         }
         ++call.state.n_host_copies;
         const earlier_state earlier(call.state.states, seq, back);
+        take_failure();
         *written = llama_state_seq_get_data_ext(call.state.ctx, data, size, seq, state_flags(partial));
+        if (const auto failure = take_failure()) {
+            std::rethrow_exception(failure);
+        }
         if (*written == 0) {
             fail(LLAMA_SPEC_ENGINE, "the state of the sequence could not be read");
         }
@@ -182,10 +188,17 @@ int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, bool partial, co
         context_call call(ctx);
         check_seq(call.state, seq);
         ++call.state.n_host_copies;
+        take_failure();
         const size_t n_read = llama_state_seq_set_data_ext(call.state.ctx, data, size, seq, state_flags(partial));
+        const auto failure = take_failure();
         forget_snapshots(call.state, seq);
-        if (n_read == 0) {
+        if (n_read == 0 || failure) {
             llama_memory_seq_rm(memory_of(call.state), seq, -1, -1);
+        }
+        if (failure) {
+            std::rethrow_exception(failure);
+        }
+        if (n_read == 0) {
             fail(LLAMA_SPEC_ARGUMENT, "the state does not fit this context; the sequence is empty now");
         }
     });

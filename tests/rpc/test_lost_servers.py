@@ -94,6 +94,23 @@ def test_a_killed_server(server: Server, turn: int, n_graphs: int, head: int | N
     check_goes_on(server)
 
 
+@pytest.mark.parametrize("act", ["save", "load", "read"])
+def test_a_server_that_is_lost_between_requests(server: Server, act: str) -> None:
+    """What is copied from and to it beside requests: states, and logits that waited there."""
+    with opened(server.address, draft=None, controller=None, n_draft=None, lookup=None) as llm:
+        llm.eval(PERM_PROMPT)
+        state = llm.save_state()
+        server.kill()
+        with pytest.raises(RemoteError, match="was lost"):
+            if act == "save":
+                llm.save_state()
+            elif act == "load":
+                llm.load_state(state)
+            else:
+                llm.reset()
+                llm.eval(PERM_PROMPT)
+
+
 def test_a_lost_draft_is_the_drafters_failure(server: Server) -> None:
     """The target is here: the text goes on without the draft."""
     from pyllama_spec.drafters import Eagle3
