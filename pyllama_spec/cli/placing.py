@@ -73,7 +73,7 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--flash-attn", choices=tuple(_AUTO), default="auto",
-        help="[off on the CPU, the engine's choice on a device]",
+        help="fused attention [off on the CPU, the engine's choice on a device]",
     )  # fmt: skip
 
 
