@@ -2,7 +2,8 @@
 
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
 the weights, the experts, the KV cache's type and flash attention: csrc/kernels/ and patch 0011 see
-to it, and tests/parity/test_equal_rows.py looks. What is left out here is what they do not reach.
+to it, and test_equal_rows.py and test_cut_rows.py of tests/parity look. What is left out here is
+what they do not reach.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec.engine import Batch, Context, Model, quantize, quantize_types
-from tests.conftest import smollm2
 from tests.models import model_path
 from tests.tiers import mostly_slow
 
@@ -23,7 +22,6 @@ _OTHERS = (
     "Q4_K", "Q2_K",
 )  # fmt: skip
 _QUICK = ("Q4_K_M", "Q5_0", "Q2_K", "IQ4_XS")
-_GRAPHS = ("llama", "qwen3", "qwen3moe", "gemma3", "gpt-oss", "qwen35")
 _CACHES: tuple[dict[str, Any], ...] = (
     {},
     {"flash_attn": True},
@@ -105,15 +103,6 @@ def test_other_types(kind: str) -> None:
     assert list(_unequal(path, 20, widths=(2, 5, 8, 32), n_threads=(1,))) == []
 
 
-@pytest.mark.parametrize("kind", mostly_slow(("", "Q8_0", "Q4_K", "MXFP4", "Q2_K"), ("", "MXFP4")))
-@pytest.mark.parametrize("graph", _GRAPHS)
-def test_graphs(graph: str, kind: str) -> None:
-    """Experts, whose rows depend on the others' routes; windows; recurrent states."""
-    path = model_path(graph, n_embd=256, n_ff=256, n_ff_exp=256, n_expert=8, quantised=kind)
-    widths = (2, 5, 8, 13, 32)
-    assert list(_unequal(path, 100, n_threads=(1,), widths=widths)) == []
-
-
 @pytest.mark.parametrize("cache", _CACHES, ids=str)
 def test_caches(cache: dict[str, Any]) -> None:
     """From 512 positions on the engine's flash attention has another way for single rows."""
@@ -128,8 +117,3 @@ def test_wider_rows_are_not_promised() -> None:
             assert context.exact_rows == 1  # cells of several sequences interleave
         with Context(model, n_ctx=64, n_seq_max=2) as context:
             assert context.exact_rows == _N_ROWS
-
-
-@pytest.mark.parametrize("kind", ["Q4_K_M", "Q3_K_M", "IQ4_XS"])
-def test_types_on_smollm2(kind: str) -> None:
-    assert list(_unequal(smollm2(kind), 100, widths=(5, 32), n_threads=(1,))) == []
