@@ -87,26 +87,29 @@ def _unequal(path: Path, cuts: Mapping[int, Sequence[int]]) -> Iterator[tuple[in
                             yield n_threads, n_before, first
 
 
-def _cuts(turn: int, *lengths: int) -> dict[int, Sequence[int]]:
-    """Another third of the cuts behind so many tokens each: behind three of them all cuts."""
-    return {n_before: _CUTS[(turn + i) % 3 :: 3] for i, n_before in enumerate(lengths)}
+def _cuts(turn: int, share: int, *lengths: int) -> dict[int, Sequence[int]]:
+    """One in `share` of the cuts behind so many tokens each, and behind each others."""
+    return {n_before: _CUTS[(turn + i) % share :: share] for i, n_before in enumerate(lengths)}
 
 
 @pytest.mark.parametrize("kind", mostly_slow(_OF_GRAPHS, ("MXFP4",)))
 @pytest.mark.parametrize("graph", _GRAPHS)
 def test_graphs(graph: str, kind: str) -> None:
-    """Experts, whose rows depend on the others' routes; windows; recurrent states."""
+    """Experts, whose rows depend on the others' routes; windows; recurrent states. All widths."""
     path = model_path(graph, n_embd=256, n_ff=256, n_ff_exp=256, n_expert=8, quantised=kind)
     turn = _GRAPHS.index(graph) + _OF_GRAPHS.index(kind)
-    assert list(_unequal(path, _cuts(turn, 0, 100, _FAR))) == []
+    assert list(_unequal(path, _cuts(turn, 3, 0, 100, _FAR))) == []
 
 
 @pytest.mark.parametrize("kind", quantize_types())
 def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
-    """Some of its matrices are no multiple of 256 wide: K-quants leave those to others."""
+    """Some of its matrices are no multiple of 256 wide: K-quants leave those to others.
+
+    The types together have all widths behind 0 and 100 tokens.
+    """
     path = tmp_path / "model.gguf"
     quantize(smollm2("BF16"), path, kind)
     turn = quantize_types().index(kind)
     lengths = (0, 100, _FAR) if kind in _FAR_TYPES else (0, 100)
-    assert list(_unequal(path, _cuts(turn, *lengths))) == []
+    assert list(_unequal(path, _cuts(turn, 6, *lengths))) == []
     path.unlink()
