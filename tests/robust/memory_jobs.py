@@ -32,11 +32,31 @@ _PAGE = resource.getpagesize()
 _LIBC = ctypes.CDLL(None)
 
 
+class _Mallinfo(ctypes.Structure):
+    """What glibc's mallinfo2() answers."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
 def rss() -> int:
     """Resident bytes of this process, without what is free in its heaps."""
     gc.collect()
     _LIBC.malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+
+
+def allocated() -> int:
+    """Bytes in use in glibc's heaps, touched or not; what is mapped by itself is not counted."""
+    if not hasattr(_LIBC, "mallinfo2"):
+        return 0
+    _LIBC.mallinfo2.restype = _Mallinfo
+    return int(_LIBC.mallinfo2().uordblks)
 
 
 def open_generate_close(path: str, n_times: int, leak: str = "") -> list[int]:

@@ -1,6 +1,6 @@
 """Hours of everything that a program may do to a model, with texts, memory and descriptors watched.
 
-    python -m tests.robust.soak --seconds 3600 [--acts N] [--real] [--every 20] [--log FILE]
+    python -m tests.robust.soak --seconds 3600 [--acts N] [--only ACT] [--real] [--log FILE]
 
 Models with each kind of draft stay open; acts are drawn at random: whole texts, streams that are
 dropped or closed, cancels from another thread, callbacks that raise, bad requests, several threads
@@ -29,7 +29,7 @@ import numpy as np
 
 from pyllama_spec import CancelledError, ForkedError, Llama, PyllamaSpecError
 from tests.models import model_path
-from tests.robust.memory_jobs import rss
+from tests.robust.memory_jobs import allocated, rss
 
 _DRAFTS = Path(__file__).resolve().parents[2] / "examples" / "drafts"
 _OPTIONS: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "controller": "fixed"}
@@ -45,11 +45,19 @@ class Kind(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What is watched: seconds since the start, acts so far, bytes, descriptors, threads."""
+    """What is watched: seconds since the start, acts so far, bytes, descriptors, threads.
+
+    Attributes:
+        rss: resident bytes. Models touch more of their buffers the longer they run, and which of
+            them are open is chance.
+        allocated: bytes in use in the C heaps, which a leak of ours would raise without end.
+
+    """
 
     seconds: float
     n_acts: int
     rss: int
+    allocated: int
     descriptors: int
     threads: int
 
@@ -266,7 +274,8 @@ def run(soak: Soak, seconds: float, n_most: int | None, log: Any) -> dict[str, A
         n_acts += 1
         if now >= due or (n_most and n_acts % max(n_most // 40, 1) == 0):
             n_open = len(list(Path("/proc/self/fd").iterdir()))
-            figures.append(Figures(now, n_acts, rss(), n_open, threading.active_count()))
+            bytes_now = (rss(), allocated())
+            figures.append(Figures(now, n_acts, *bytes_now, n_open, threading.active_count()))
             due = now + pause
             print(json.dumps(figures[-1]._asdict()), file=log, flush=True)
     half = figures[len(figures) // 2 :]
@@ -277,6 +286,8 @@ def run(soak: Soak, seconds: float, n_most: int | None, log: Any) -> dict[str, A
         "compared": soak.n_compared,
         "rss_first_half_last": [one.rss for one in (figures[0], half[0], figures[-1])],
         "rss_per_act": round(slope(figures, "rss"), 1),
+        "allocated_first_half_last": [one.allocated for one in (figures[0], half[0], figures[-1])],
+        "allocated_per_act": round(slope(figures, "allocated"), 1),
         "descriptors": [min(f.descriptors for f in half), max(f.descriptors for f in half)],
         "threads": [min(f.threads for f in half), max(f.threads for f in half)],
     }
@@ -287,6 +298,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--acts", type=int)
+    parser.add_argument(
+        "--only", metavar="ACT", help="this act alone: whole, dropped, ..."
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--real", action="store_true")
@@ -294,6 +308,8 @@ def main() -> None:
     parser.add_argument("--log", type=Path, default=Path(os.devnull))
     options = parser.parse_args()
     soak = Soak(options.seed, options.every, with_real=options.real, leak=options.leak)
+    if options.only:
+        soak.acts = [getattr(soak, options.only)]
     with options.log.open("w", encoding="utf-8") as log:
         found = run(soak, options.seconds, options.acts, log)
     soak.close()
