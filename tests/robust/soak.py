@@ -298,9 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--acts", type=int)
-    parser.add_argument(
-        "--only", metavar="ACT", help="this act alone: whole, dropped, ..."
-    )
+    parser.add_argument("--only", metavar="ACT", help="this act alone: whole, dropped, ...")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--real", action="store_true")
