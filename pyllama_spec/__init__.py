@@ -31,6 +31,7 @@ from pyllama_spec.errors import (
     CancelledError,
     ClosedError,
     ContextFullError,
+    ContextOpenError,
     ConversionError,
     EngineError,
     ForkedError,
@@ -38,6 +39,7 @@ from pyllama_spec.errors import (
     OutOfMemoryError,
     PyllamaSpecError,
     RemoteError,
+    UnknownKeywordError,
     UnsupportedError,
 )
 from pyllama_spec.generation.chat_template import ChatTemplate, RenderedChat
@@ -72,6 +74,7 @@ __all__ = [
     "ClosedError",
     "Committed",
     "ContextFullError",
+    "ContextOpenError",
     "ConversionError",
     "Draft",
     "DraftRequest",
@@ -97,6 +100,7 @@ __all__ = [
     "SpeculationStats",
     "Stream",
     "Timing",
+    "UnknownKeywordError",
     "UnsupportedError",
     "WithLookup",
     "__version__",

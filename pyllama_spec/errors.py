@@ -32,6 +32,10 @@ class ArgumentError(PyllamaSpecError, ValueError):
     """A value that the caller gave is out of range or contradicts another one."""
 
 
+class UnknownKeywordError(ArgumentError, TypeError):
+    """A request has no such keyword: a TypeError as well, as of any Python function."""
+
+
 class UnsupportedError(PyllamaSpecError):
     """The model, or this build of the engine, cannot do what was asked."""
 
@@ -42,6 +46,14 @@ class ConversionError(PyllamaSpecError):
 
 class ContextFullError(PyllamaSpecError, ValueError):
     """The context has no room for the tokens: it must be opened larger, or the prompt cut."""
+
+
+def too_long(n_tokens: int, n_ctx: int) -> str:
+    """The beginning of a ContextFullError of a prompt.
+
+    Programs that moved over look for these words, and take the two numbers out of them.
+    """
+    return f"Requested tokens ({n_tokens}) exceed context window of {n_ctx}"
 
 
 class ClosedError(PyllamaSpecError):
@@ -87,3 +99,7 @@ class OutOfMemoryError(PyllamaSpecError, MemoryError):
 
 class EngineError(PyllamaSpecError):
     """The engine failed inside; the context that reports it may have to be opened again."""
+
+
+class ContextOpenError(EngineError, ValueError):
+    """The engine cannot open a context with these options: a ValueError too, as of any option."""

@@ -21,7 +21,13 @@ from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError
+from pyllama_spec.errors import (
+    ArgumentError,
+    ClosedError,
+    ContextFullError,
+    ContextOpenError,
+    EngineError,
+)
 
 Rows = npt.NDArray[np.float32]
 
@@ -87,7 +93,7 @@ class Context(Closeable):
             model.handle, raw, target.handle if target else ffi.NULL, out
         )
         del layers  # copied by the engine
-        check(code, f"cannot open a context of {self.n_ctx} tokens for {model.path.name}")
+        _check_open(code, f"cannot open a context of {self.n_ctx} tokens for {model.path.name}")
         self._handle = Handle(
             out[0], lib.llama_spec_context_free, "the context is closed; open another"
         )
@@ -360,3 +366,10 @@ def _flash_attn(model: Model, params: ContextParams) -> int:
         return int(params.flash_attn)
     needs_it = params.type_v not in ("f32", "f16", "bf16")  # a quantised V cache exists only with
     return -1 if model.is_on_gpu or needs_it else 0
+
+
+def _check_open(code: int, what: str) -> None:
+    try:
+        check(code, what)
+    except EngineError as error:
+        raise ContextOpenError(str(error)) from None

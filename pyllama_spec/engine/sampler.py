@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import FLOAT32_MAX, flag, instance, int32, real, shown
+from pyllama_spec.engine.checks import FLOAT32_MAX, flag, instance, int32, integer, real, shown
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.handle import Handle
@@ -125,10 +125,16 @@ _INTS = tuple(f.name for f in fields(SamplerParams) if f.type == "int")
 def _check_floats(params: SamplerParams) -> None:
     for name in _FLOATS:
         value = getattr(params, name)
+        if not isinstance(value, (int, float)) and hasattr(value, "__float__"):  # NumPy's
+            value = real(value, name)
+            object.__setattr__(params, name, value)
         if not isinstance(value, (int, float)) or abs(real(value, name)) > _MOST:
             raise ArgumentError(f"{name}={shown(value)} is not a number below {_MOST:g}")
     for name in _INTS:
         value = getattr(params, name)
+        if not isinstance(value, int) and hasattr(value, "__index__"):
+            value = integer(value, name)
+            object.__setattr__(params, name, value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ArgumentError(f"{name}={shown(value)} is not an int")
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Context, Model, Sampler
-from pyllama_spec.errors import ArgumentError, ContextFullError
+from pyllama_spec.errors import ArgumentError, ContextFullError, too_long
 from pyllama_spec.generation.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.generation.guide import Guide
 from pyllama_spec.generation.logprobs import TokenLogprob, token_logprob
@@ -223,8 +223,8 @@ class Job:
         n_ctx = self._context.n_ctx_seq
         if len(self.prompt) >= n_ctx:
             raise ContextFullError(
-                f"the prompt has {len(self.prompt)} tokens and the context {n_ctx}, which leaves "
-                "none for an answer; shorten the prompt or choose a larger n_ctx"
+                f"{too_long(len(self.prompt), n_ctx)}, which leaves none for an answer; shorten "
+                "the prompt or choose a larger n_ctx"
             )
         n_history = self._sampler.params.n_history if self._options.sees_prompt else 0
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))

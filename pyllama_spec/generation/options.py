@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import SamplerParams, Vocab
 from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, real, shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError
 from pyllama_spec.generation.guide import Guide
 from pyllama_spec.generation.structured import form_of
 
@@ -27,6 +27,11 @@ _COUNTS = (("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX))
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 # The defaults of sampling are the engine's, and most names too.
 _SAMPLING = SamplerParams()
+# None is the default, as null is in OpenAI's requests.
+_NULL = (
+    "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +39,12 @@ class RequestOptions:
     """The options of one generation, under llama-cpp-python's names.
 
     Attributes:
-        max_tokens: the most tokens to generate; None, 0 or less: up to the context's end.
+        max_tokens: the most tokens to generate, a whole number (8.0 is one too); None, 0 or less:
+            up to the context's end.
         temperature: divides the logits; 0 is greedy, below 0 the model's own distribution, without
             cuts.
-        top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off.
+        top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off. None of the
+            first four and of the penalties is the default.
         min_keep: how many candidates the cuts leave at least.
         stop: a string or several that end the text and are no part of it.
         repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
@@ -105,6 +112,13 @@ class RequestOptions:
     stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
 
     def __post_init__(self) -> None:
+        for name in _NULL:
+            if getattr(self, name) is None:
+                self._set(name, getattr(_SAMPLING, name))
+        for name in ("max_tokens", "top_k", "seed"):
+            value: Any = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
+                self._set(name, int(value))
         if self.max_tokens is not None:
             self._set("max_tokens", integer(self.max_tokens, "max_tokens"))
         for name, low, high in _COUNTS:
@@ -132,7 +146,7 @@ class RequestOptions:
         """The options that a call's keywords say.
 
         Raises:
-            ArgumentError: there is no such keyword, with the ones that look like it.
+            UnknownKeywordError: there is no such keyword, with the ones that look like it.
 
         """
         known = [field.name for field in fields(cls)]
@@ -221,19 +235,19 @@ def check_keywords(
         hints: what to say of some that do not exist.
 
     Raises:
-        ArgumentError: names the first unknown one, and what looks like it.
+        UnknownKeywordError: names the first unknown one, and what looks like it.
 
     """
     for keyword in keywords:
         if keyword in known:
             continue
         if hints and keyword in hints:
-            raise ArgumentError(f"{keyword}: {hints[keyword]}")
+            raise UnknownKeywordError(f"{keyword}: {hints[keyword]}")
         import difflib  # for mistakes alone
 
         close = difflib.get_close_matches(keyword, known, n=3)
         also = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise ArgumentError(f"there is no {what} {keyword!r}{also}")
+        raise UnknownKeywordError(f"there is no {what} {keyword!r}{also}")
 
 
 def check_seed(seed: object) -> int | None:

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
-from pyllama_spec.errors import CancelledError, ClosedError, ContextFullError, PyllamaSpecError
+from pyllama_spec.errors import (
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    PyllamaSpecError,
+    too_long,
+)
 from pyllama_spec.generation.generation import GenerationRecord
 from pyllama_spec.llama.responses import Completion, Envelope, Response
 from pyllama_spec.llama.result import Result
@@ -51,8 +57,8 @@ def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
         n = len(completion.generation.record.prompt_tokens)
         if n >= n_ctx:
             raise ContextFullError(
-                f"prompt {i} of the list has {n} tokens and the context of a request {n_ctx}; "
-                "shorten it or choose a larger n_ctx"
+                f"{too_long(n, n_ctx)} of a request; shorten prompt {i} of the list or choose a "
+                "larger n_ctx"
             )
 
 
