@@ -39,7 +39,7 @@ def name_of(value: object) -> str:
         ({"type_k": "f17"}, "f17"), ({"n_threads": -1}, "n_threads"),
         ({"last_n_tokens_size": "x"}, "last_n_tokens_size"), ({"split_mode": "x"}, "split_mode"),
         ({"draft": PromptLookup}, r"PromptLookup\(\)"), ({"draft": 3}, "path or a Drafter"),
-        ({"p_min": 0.4}, "p_min is for a draft"), ({"draft": "x.gguf", "p_min": 1.5}, "p_min=1.5"),
+        ({"p_min": 0.4}, "p_min=0.4 is for"), ({"draft": "x.gguf", "p_min": 1.5}, "p_min=1.5"),
         ({"draft": "prompt-lookup", "p_min": 0.4}, "not 'prompt-lookup'"),
         ({"draft": PromptLookup(), "p_min": 0.4}, "not <PromptLookup"),
         ({"draft": "x.gguf", "p_min": "much"}, "p_min='much'"),

@@ -27,8 +27,8 @@ def _parse(words: list[str]) -> dict[str, object]:
 
 def test_without_options_all_is_on_the_cpu() -> None:
     assert _parse([]) == {
-        "n_gpu_layers": 0, "draft_gpu_layers": None, "devices": None, "offload_kqv": True,
-        "op_offload": False, "flash_attn": None,
+        "n_gpu_layers": 0, "draft_gpu_layers": None, "devices": None, "rpc_servers": None,
+        "rpc_timeout": None, "offload_kqv": True, "op_offload": False, "flash_attn": None,
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from pyllama_spec.errors import (
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    RemoteError,
     UnsupportedError,
 )
 
@@ -94,6 +95,14 @@ CASES.table(
         "draft_gpu_layers": (
             _open(draft=tiny("eagle3", target_layers=(0, 1, 2)), draft_gpu_layers="all"),
             ArgumentError, "n_gpu_layers='all'",
+        ),
+        "rpc_servers": (_open(rpc_servers=["nowhere"]), ArgumentError, "rpc_servers"),
+        "rpc_servers_unreachable": (
+            _open(rpc_servers=["127.0.0.1:1"], n_gpu_layers=-1), RemoteError, "127.0.0.1:1",
+        ),
+        "rpc_timeout": (
+            _open(rpc_servers=["127.0.0.1:1"], n_gpu_layers=-1, rpc_timeout="long"),
+            ArgumentError, "rpc_timeout='long'",
         ),
         "main_gpu": (_open(main_gpu=None), ArgumentError, "main_gpu=None"),
         "split_mode": (_open(split_mode="x"), ArgumentError, "'x'"),

@@ -25,6 +25,8 @@ class Server:
             [sys.executable, "-m", "pyllama_spec.cli", "rpc-server", "--port", str(self.port),
              "-t", "1", *self.options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # A shell's background jobs ignore it, and what they start does so too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )  # fmt: skip
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()
