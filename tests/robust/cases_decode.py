@@ -17,7 +17,7 @@ from pyllama_spec.errors import (
     BusyError,
     ClosedError,
     ContextFullError,
-    EngineError,
+    ContextOpenError,
     OutOfMemoryError,
     PyllamaSpecError,
     UnsupportedError,
@@ -69,7 +69,7 @@ CASES.table(
         "kv_type_too_wide_plain": (
             _open(type_k="q8_0", flash_attn=False), ArgumentError, "heads of",
         ),
-        "quantised_v": (_open(type_v="q8_0", flash_attn=False), EngineError, "flash_attn"),
+        "quantised_v": (_open(type_v="q8_0", flash_attn=False), ContextOpenError, "flash_attn"),
         "flash_attn_text": (_open(flash_attn="on"), ArgumentError, "flash_attn='on'"),
         "rope_base_text": (_open(rope_freq_base="x"), ArgumentError, "rope_freq_base='x'"),
         "rope_base_nan": (_open(rope_freq_base=float("nan")), ArgumentError, "rope_freq_base=nan"),

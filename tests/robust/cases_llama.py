@@ -20,6 +20,7 @@ from pyllama_spec.errors import (
     OutOfMemoryError,
     PyllamaSpecError,
     RemoteError,
+    UnknownKeywordError,
     UnsupportedError,
 )
 
@@ -169,7 +170,7 @@ CASES.table(
         "prompts_stream": (_complete(["a"], stream=True), UnsupportedError, "one prompt"),
         "max_tokens_text": (_complete(max_tokens="9"), ArgumentError, "max_tokens='9'"),
         "max_tokens_huge": (_complete(max_tokens=2**70), None, ""),
-        "unknown_option": (_complete(temprature=1), ArgumentError, "temperature"),
+        "unknown_option": (_complete(temprature=1), UnknownKeywordError, "temperature"),
         "temperature_nan": (_complete(temperature=float("nan")), ArgumentError, "temperature=nan"),
         "stop_empty": (_complete(stop=""), ArgumentError, "stop"),
         "stop_int": (_complete(stop=5), ArgumentError, "stop=5"),
