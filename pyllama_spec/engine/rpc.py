@@ -233,7 +233,9 @@ class RpcServer:
             with contextlib.suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
         for thread in clients:
-            thread.join(_MAX_WAIT_S)
+            # A signal may have come between its being noted and its start.
+            with contextlib.suppress(RuntimeError):
+                thread.join(_MAX_WAIT_S)
 
 
 def _named(host: str) -> str:

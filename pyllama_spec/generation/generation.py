@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.errors import ForkedError
+from pyllama_spec.errors import BusyError, ForkedError
 from pyllama_spec.generation.detokenizer import Piece
 from pyllama_spec.generation.job import Job
 from pyllama_spec.generation.logprobs import TokenLogprob
@@ -140,6 +140,19 @@ class Generation(Closeable, Iterator[Piece]):
     def __next__(self) -> Piece:
         with self.reading():
             return next(self._pieces)
+
+    def read_all(self) -> GenerationRecord:
+        """Reads it to its end. An exception on the way ends it: Ctrl-C may come anywhere."""
+        try:
+            for _ in self:
+                pass
+        except BaseException as error:
+            if not hasattr(error, "partial_tokens"):  # raised between two pieces
+                self._job.attach_partial(error)
+            with suppress(BusyError):
+                self.close()
+            raise
+        return self.record
 
     @contextmanager
     def reading(self) -> Iterator[None]:

@@ -62,8 +62,15 @@ class RequestLock:
         """Whether close() was called."""
         return self._is_closed
 
-    def acquire(self) -> Lease:
+    def is_held_by(self, turn: Lease) -> bool:
+        """Whether the turn is this one's."""
+        return self._owner is turn
+
+    def acquire(self, turn: Lease) -> None:
         """Waits for the turn.
+
+        Args:
+            turn: made by the caller, so that Ctrl-C in here cannot lose it.
 
         Raises:
             BusyError: this thread holds it itself.
@@ -88,8 +95,7 @@ class RequestLock:
                     gc.collect()
             self._check_open()
             self._settle()
-            self._owner = Lease()
-            return self._owner
+            self._owner = turn
 
     def release(self, turn: Lease, *, is_dropped: bool = False) -> None:
         """Gives the turn back; nothing if it was given back before.
@@ -150,8 +156,9 @@ class RequestLock:
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """A turn for one short piece of work."""
-        turn = self.acquire()
+        turn = Lease()
         try:
+            self.acquire(turn)
             with self.running(turn):
                 yield
         finally:

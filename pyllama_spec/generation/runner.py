@@ -87,10 +87,11 @@ class SerialRunner:
         """See Runner. Everything that touches the context happens inside running()."""
         lock, target = self._lock, self._round.target
         target.check_process()
-        lease = lock.acquire()
+        lease = Lease()
         finish: str | None = None
         is_dropped = False
         try:
+            lock.acquire(lease)
             with lock.running(lease):
                 job.begin(self._round, self._state, self.load_s)
             while finish is None:
@@ -108,7 +109,7 @@ class SerialRunner:
             job.close()
             # In a forked child the lock may be held by a thread that is not there.
             if not target.is_forked:
-                if not is_dropped:
+                if not is_dropped and lock.is_held_by(lease):
                     # Before the next one computes: its threads would sleep through it.
                     target.pause_threads()
                 lock.release(lease, is_dropped=is_dropped)

@@ -118,9 +118,7 @@ class Completion:
 
     def choice(self, index: int = 0) -> Response:
         """Reads it to its end; the choice of a response."""
-        for _ in self.generation:
-            pass
-        record = self.generation.record
+        record = self.generation.read_all()
         choice: Response = {
             "text": self.echo + record.text,
             "index": index,
@@ -178,9 +176,7 @@ def chat_completion(
     generation: Generation, envelope: Envelope, vocab: Vocab, *, logprobs: bool
 ) -> Response:
     """A whole chat completion."""
-    for _ in generation:
-        pass
-    record = generation.record
+    record = generation.read_all()
     choice: Response = {
         "index": 0,
         "message": {"role": "assistant", "content": record.text},

@@ -43,9 +43,7 @@ def tool_completion(
     logprobs: bool,
 ) -> Response:
     """A whole chat completion; finish_reason is "tool_calls" where there are calls."""
-    for _ in generation:
-        pass
-    record = generation.record
+    record = generation.read_all()
     answer = _read(reader, generation, vocab)
     message: Response = {"role": "assistant", "content": answer.content or None}
     if not answer.calls:

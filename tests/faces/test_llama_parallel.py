@@ -134,7 +134,7 @@ def test_a_list_of_prompts() -> None:
         ]
         with pytest.raises(UnsupportedError, match="stream"):
             llm(texts, stream=True)
-        with pytest.raises(ContextFullError, match="prompt 1 of the list has 300 tokens"):
+        with pytest.raises(ContextFullError, match="shorten prompt 1 of the list"):
             llm([[97], [97] * 300, [98]], max_tokens=3, **GREEDY)
         assert text_of(llm(PROMPT, max_tokens=3, **GREEDY))
 

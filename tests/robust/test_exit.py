@@ -8,6 +8,9 @@ import textwrap
 
 import pytest
 
+from pyllama_spec import Llama
+from tests.robust.tools import tiny
+
 JOBS = (
     "without_close", "with_views", "with_a_live_generator", "with_a_live_stream", "in_an_exception",
     "draft_closed_first", "target_closed_first", "neither_closed", "in_a_cycle", "in_a_thread",
@@ -76,3 +79,34 @@ def test_interrupt_ends_a_generation() -> None:
     """
     done = python("-c", textwrap.dedent(program))
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("chat", [False, True])
+def test_interrupt_between_two_pieces(
+    n_parallel: int, chat: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may arrive anywhere: the turn is given back, and what there was is in the exception."""
+    with Llama(tiny(), n_ctx=1024, n_parallel=n_parallel, verbose=False) as model:
+        runner = model._runtime.runner
+        check, n_calls = runner.check_reader, 0
+
+        def interrupted() -> None:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls == 4:
+                raise KeyboardInterrupt
+            check()
+
+        monkeypatch.setattr(runner, "check_reader", interrupted)
+        try:
+            if chat:
+                model.create_chat_completion([{"role": "user", "content": "a"}], max_tokens=100)
+            else:
+                model.create_completion("a", max_tokens=100)
+        except KeyboardInterrupt as error:
+            # While it is alive, its traceback holds the generation.
+            assert error.partial_tokens  # type: ignore[attr-defined]
+            assert model.create_completion("a", max_tokens=4)["usage"]["completion_tokens"] == 4
+        else:
+            pytest.fail("no interrupt was seen")

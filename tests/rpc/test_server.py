@@ -34,6 +34,18 @@ def test_it_ends_in_peace(how: signal.Signals) -> None:
             assert server.stop(how) == (0, "")
 
 
+def test_a_signal_before_the_thread_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client is noted and its thread has not been started: close() has nothing to wait for."""
+
+    def interrupted(self: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with RpcServer(port=0) as server, socket.create_connection((server.host, server.port)):
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            server.serve()
+
+
 def test_a_port_in_use() -> None:
     with Server() as server:
         command = [*_COMMAND, "rpc-server", "--port", str(server.port)]

@@ -6,11 +6,17 @@ import threading
 
 import pytest
 
-from pyllama_spec.generation.request_lock import RequestLock
+from pyllama_spec.generation.request_lock import Lease, RequestLock
 
 
 def opened() -> RequestLock:
     return RequestLock(lambda is_interrupted: None)
+
+
+def taken(lock: RequestLock) -> Lease:
+    lease = Lease()
+    lock.acquire(lease)
+    return lease
 
 
 def in_a_thread(lock: RequestLock) -> tuple[threading.Thread, threading.Event]:
@@ -18,7 +24,7 @@ def in_a_thread(lock: RequestLock) -> tuple[threading.Thread, threading.Event]:
     had = threading.Event()
 
     def take() -> None:
-        lease = lock.acquire()
+        lease = taken(lock)
         had.set()
         lock.release(lease)
 
@@ -29,7 +35,7 @@ def in_a_thread(lock: RequestLock) -> tuple[threading.Thread, threading.Event]:
 def test_the_turn_is_given_back_while_a_waiter_wakes_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its patience is over, and before it looks the one that it waits for is gone."""
     lock = opened()
-    lease = lock.acquire()
+    lease = taken(lock)
     thread, had = in_a_thread(lock)
     errors: list[object] = []
     monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
@@ -48,7 +54,7 @@ def test_the_turn_is_given_back_while_a_waiter_wakes_up(monkeypatch: pytest.Monk
 def test_what_settles_a_dropped_request_is_over_before_the_next_one_begins() -> None:
     """Two threads in one context would be refused, and the request that began is right."""
     lock = opened()
-    lock.release(lock.acquire(), is_dropped=True)
+    lock.release(taken(lock), is_dropped=True)
     thread, had = in_a_thread(lock)
 
     def pause() -> None:
@@ -62,6 +68,6 @@ def test_what_settles_a_dropped_request_is_over_before_the_next_one_begins() -> 
 
 def test_nothing_is_settled_under_a_running_request() -> None:
     lock = opened()
-    lease = lock.acquire()
+    lease = taken(lock)
     lock.settle(lambda: pytest.fail("the turn is taken"))
     lock.release(lease)
