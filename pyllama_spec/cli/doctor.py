@@ -145,7 +145,7 @@ def _print_system(result: dict[str, Any]) -> None:
 
 
 def _print_model(model: dict[str, Any]) -> None:
-    _field("model", f"{model['description']}, {model['n_params'] / 1e6:.0f} M parameters")
+    _field("model", model["description"])
     _field("layers", model["layers"])
     _field("rollback", model["rollback"])
     n = model["exact_rows"]

@@ -66,6 +66,15 @@ class DraftBlock(NamedTuple):
         return self.n_slots if self.guesses_behind else self.n_slots - 1
 
 
+def _short(n: int) -> str:
+    """A count in three digits: 135M, 1.54B."""
+    n = int(float(f"{n:.3g}"))
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if n >= unit:
+            return f"{n / unit:.3g}{name}"
+    return str(n)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Sizes and kinds, read from the file. Nothing here is guessed."""
@@ -259,10 +268,14 @@ class Model(Closeable):
 
     @property
     def description(self) -> str:
-        """What the engine calls it, such as "llama 135M Q4_0"."""
+        """Architecture, parameters and file type, such as "llama 135M Q4_0"."""
         buf = ffi.new("char[]", 256)
         check(lib.llama_spec_model_desc(self.handle, buf, 256), "cannot describe the model")
-        return str(ffi.string(buf).decode(errors="replace"))
+        words = str(ffi.string(buf).decode(errors="replace")).split(" ", 2)
+        if len(words) < 3:
+            return f"{self.info.arch} vocabulary"
+        # The engine names a size by the number of layers: "256M" for one of 135 million.
+        return f"{words[0]} {_short(self.info.n_params)} {words[2]}"
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The blocks of code in README and docs/, and what is said of each.
+"""The blocks of code in README, CONTRIBUTING and docs/, and what is said of each.
 
 A block of bash or python runs, unless a comment stands right above it:
 
@@ -21,7 +21,10 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
 # Logs tell what was run when, for hours and on other machines: their commands are parsed.
-LOG = frozenset(("measurements.md", "train-log.md", "parity-table.md", "apps-table.md"))
+LOG = frozenset((
+    "docs/measurements.md", "docs/train-log.md", "docs/parity-table.md", "docs/apps-table.md",
+    "examples/drafts/README.md",
+))  # fmt: skip
 RUNS, TEXT = ("bash", "python"), ("text", "json", "lark", "gbnf")
 _MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
 _INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
@@ -54,13 +57,14 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README and the pages of docs/ that are written by hand or by a program."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    """README, CONTRIBUTING, the pages of docs/ and what is said of the trained drafts."""
+    docs, drafts = sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "drafts" / "README.md"
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, drafts]
 
 
 def is_log(page: Path) -> bool:
     """Whether it is a log and no guide."""
-    return page.name in LOG
+    return page.relative_to(ROOT).as_posix() in LOG
 
 
 def _walk(tokens: list[Token], page: str) -> Iterator[Block]:
@@ -95,7 +99,7 @@ def inline_commands(page: Path) -> list[str]:
 
 def fate(block: Block) -> str:
     """What the tests do with a block."""
-    if block.page.rpartition("/")[2] in LOG:
+    if block.page in LOG:
         return "of the log: parsed"
     if block.language not in RUNS:
         return "no code"

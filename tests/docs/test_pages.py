@@ -1,4 +1,4 @@
-"""The blocks of README and docs/ run as they stand there, in a folder with the files they name."""
+"""The blocks of README, CONTRIBUTING and docs/ run as they stand, beside the files they name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pyllama_spec import Llama
 from tests.docs import kit
 from tests.docs.blocks import ROOT, blocks_of, is_log, pages
+from tests.models import model_path
 
 # Pages that a toy is enough for; the others run SmolLM2.
-TOY = frozenset(("README.md", "start.md", "train.md", "convert.md", "command-line.md"))
+TOY = frozenset((
+    "README.md", "CONTRIBUTING.md", "start.md", "train.md", "convert.md", "command-line.md",
+))  # fmt: skip
 GUIDE = [page for page in pages() if not is_log(page)]
 
 
@@ -69,3 +74,19 @@ def test_python(page: Path, folder: Path) -> None:
     said = run([sys.executable, "-m", "tests.docs.run_page", str(page)], folder)
     n = sum(block.language == "python" and not block.mark for block in blocks_of(page))
     assert said.count("-- line ") == n
+
+
+def test_the_drafter_of_the_walk_through(tmp_path: Path) -> None:
+    """The class of CONTRIBUTING.md, as it stands there: it drafts, and the text stays."""
+    [block] = [one for one in blocks_of(ROOT / "CONTRIBUTING.md") if one.language == "python"]
+    module: dict[str, Any] = {"__name__": "suffix"}
+    exec(compile(block.code, str(block), "exec"), module)
+    with Llama(model_path("llama", n_layer=2), n_ctx=256, verbose=False) as llm:
+        plain = llm.create_completion("abc", max_tokens=64, temperature=0.0)
+    with Llama(
+        model_path("llama", n_layer=2), n_ctx=256, verbose=False, draft=module["Suffix"](),
+        controller="fixed",
+    ) as llm:  # fmt: skip
+        drafted = llm.create_completion("abc", max_tokens=64, temperature=0.0)
+    assert drafted["choices"][0]["text"] == plain["choices"][0]["text"]
+    assert drafted["speculation"]["drafted"] > 0
