@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters import Committed, DFlash
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.engine.model import DraftBlock
+from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests import tampering
 from tests.eagle3_tools import Proposal, ask, target_context

@@ -9,7 +9,8 @@ from pyllama_spec.engine.crossings import Crossings
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
-from pyllama_spec.engine.model import Model, ModelInfo
+from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.model_info import ModelInfo
 from pyllama_spec.engine.quantize import quantize, quantize_types
 from pyllama_spec.engine.resources import default_n_threads
 from pyllama_spec.engine.rpc import RpcServer, has_rpc, server_devices, set_rpc_timeout

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.model_info import DraftBlock, ModelInfo, NgramArrays
 from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
@@ -25,96 +24,6 @@ from pyllama_spec.gguf.header import check_header
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
-
-
-class NgramArrays(NamedTuple):
-    """The arrays of an n-gram table; drafters/ngram_table.py says what they mean.
-
-    Attributes:
-        keys: [n] uint32.
-        ids: [n] int32.
-        p: [n] int8.
-
-    """
-
-    keys: npt.NDArray[np.uint32]
-    ids: npt.NDArray[np.int32]
-    p: npt.NDArray[np.int8]
-
-
-class DraftBlock(NamedTuple):
-    """How a draft guesses the tokens of a block at once.
-
-    Attributes:
-        n_slots: of a block as it was trained, the last known token's included.
-        mask_id: the token that stands in a slot to be guessed.
-        n_window: how many positions back all of its layers see; None for no bound.
-        guesses_behind: a slot guesses the token behind it, and the first slot too; else its own.
-        has_confidence: it says of each guess how sure it is.
-
-    """
-
-    n_slots: int
-    mask_id: int
-    n_window: int | None
-    guesses_behind: bool
-    has_confidence: bool
-
-    @property
-    def max_draft(self) -> int:
-        """The most tokens that a block guesses."""
-        return self.n_slots if self.guesses_behind else self.n_slots - 1
-
-
-def _short(n: int) -> str:
-    """A count in three digits: 135M, 1.54B."""
-    n = int(float(f"{n:.3g}"))
-    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
-        if n >= unit:
-            return f"{n / unit:.3g}{name}"
-    return str(n)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Sizes and kinds, read from the file. Nothing here is guessed."""
-
-    arch: str
-    n_vocab: int
-    n_embd: int
-    n_embd_inp: int
-    n_embd_out: int
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    n_ctx_train: int
-    n_swa: int
-    n_params: int
-    size_bytes: int
-    has_encoder: bool
-    has_decoder: bool
-    is_recurrent: bool
-    is_hybrid: bool
-    is_diffusion: bool
-    can_roll_back: bool
-    n_device_layers: int
-    n_target_layers: int
-    state_bytes: int
-    snapshot_base_bytes: int
-    snapshot_token_bytes: int
-
-    @property
-    def has_recurrent_state(self) -> bool:
-        """Whether past tokens live in a state that cannot simply be cut back."""
-        return self.is_recurrent or self.is_hybrid
-
-    def snapshot_bytes(self, n_seq_max: int, n_rs_seq: int) -> int:
-        """What a context's recurrent states take: n_seq_max * (state + base + n_rs_seq * token).
-
-        Of the `_bytes` above, the base only with snapshots; 0 for positions, and for DeepSeek 4.
-        """
-        base = self.state_bytes + (self.snapshot_base_bytes if n_rs_seq else 0)
-        return n_seq_max * (base + n_rs_seq * self.snapshot_token_bytes)
 
 
 @ffi.def_extern(onerror=lambda *_: False)  # type: ignore[untyped-decorator]
@@ -275,7 +184,7 @@ class Model(Closeable):
         if len(words) < 3:
             return f"{self.info.arch} vocabulary"
         # The engine names a size by the number of layers: "256M" for one of 135 million.
-        return f"{words[0]} {_short(self.info.n_params)} {words[2]}"
+        return f"{words[0]} {self.info.size} {words[2]}"
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import ArgumentError
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import HeadConfig, TrainError, train_eagle3
 from pyllama_spec.train.eagle3.head import HeadShape

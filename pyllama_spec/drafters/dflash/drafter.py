@@ -29,7 +29,8 @@ from pyllama_spec.drafters.dflash.injected import Injected
 from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import DraftBlock, Model, Progress
+from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import ArgumentError, EngineError
 
 _DEFAULT_MAX_DRAFT = 15

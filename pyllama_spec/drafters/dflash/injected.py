@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pyllama_spec.drafters.row_memory import Known, RowMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.engine.model import DraftBlock
+from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import PyllamaSpecError
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Model, ModelInfo
-from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.reader import read_gguf
 from pyllama_spec.gguf.values import read_floats, read_ids

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, P_SCALE, extend_hashes, keys_of
-from pyllama_spec.engine.model import NgramArrays
+from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.progress import Reporter

@@ -1,0 +1,99 @@
+"""What is known of a model file: sizes, kinds, and what a draft's file holds beside its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class NgramArrays(NamedTuple):
+    """The arrays of an n-gram table; drafters/ngram_table.py says what they mean.
+
+    Attributes:
+        keys: [n] uint32.
+        ids: [n] int32.
+        p: [n] int8.
+
+    """
+
+    keys: npt.NDArray[np.uint32]
+    ids: npt.NDArray[np.int32]
+    p: npt.NDArray[np.int8]
+
+
+class DraftBlock(NamedTuple):
+    """How a draft guesses the tokens of a block at once.
+
+    Attributes:
+        n_slots: of a block as it was trained, the last known token's included.
+        mask_id: the token that stands in a slot to be guessed.
+        n_window: how many positions back all of its layers see; None for no bound.
+        guesses_behind: a slot guesses the token behind it, and the first slot too; else its own.
+        has_confidence: it says of each guess how sure it is.
+
+    """
+
+    n_slots: int
+    mask_id: int
+    n_window: int | None
+    guesses_behind: bool
+    has_confidence: bool
+
+    @property
+    def max_draft(self) -> int:
+        """The most tokens that a block guesses."""
+        return self.n_slots if self.guesses_behind else self.n_slots - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Sizes and kinds, read from the file. Nothing here is guessed."""
+
+    arch: str
+    n_vocab: int
+    n_embd: int
+    n_embd_inp: int
+    n_embd_out: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_ctx_train: int
+    n_swa: int
+    n_params: int
+    size_bytes: int
+    has_encoder: bool
+    has_decoder: bool
+    is_recurrent: bool
+    is_hybrid: bool
+    is_diffusion: bool
+    can_roll_back: bool
+    n_device_layers: int
+    n_target_layers: int
+    state_bytes: int
+    snapshot_base_bytes: int
+    snapshot_token_bytes: int
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """Whether past tokens live in a state that cannot simply be cut back."""
+        return self.is_recurrent or self.is_hybrid
+
+    @property
+    def size(self) -> str:
+        """The parameters in three digits: 135M, 1.54B."""
+        n = int(float(f"{self.n_params:.3g}"))
+        for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+            if n >= unit:
+                return f"{n / unit:.3g}{name}"
+        return str(n)
+
+    def snapshot_bytes(self, n_seq_max: int, n_rs_seq: int) -> int:
+        """What a context's recurrent states take: n_seq_max * (state + base + n_rs_seq * token).
+
+        Of the `_bytes` above, the base only with snapshots; 0 for positions, and for DeepSeek 4.
+        """
+        base = self.state_bytes + (self.snapshot_base_bytes if n_rs_seq else 0)
+        return n_seq_max * (base + n_rs_seq * self.snapshot_token_bytes)
