@@ -17,6 +17,7 @@ from time import process_time
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.synthetic import SyntheticDrafter
 from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, make_drafter
+from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.crossings import NO_CROSSINGS, Crossings
@@ -208,17 +209,13 @@ def _open_spec(
             lookup = p_min = None
         choice = "fixed" if config.synthetic_acceptance else config.controller
         controller = make_controller(choice, p_min)
-        layers, servers = config.draft_gpu_layers, config.rpc_servers
-        if layers is None:  # as of Llama: beside servers the draft stays here
-            layers = config.n_gpu_layers if servers is None else 0
+        place = draft_place(
+            config.n_gpu_layers, config.draft_gpu_layers, config.devices, config.rpc_servers
+        )
         drafter = make_drafter(
             draft,
-            DraftOptions(
-                n_draft, p_min, lookup, layers, is_adaptive=controller.wants_costs,
-                devices=config.devices if servers is None or layers else None,
-                rpc_servers=servers if layers else None,
-            ),
-        )  # fmt: skip
+            DraftOptions(n_draft, p_min, lookup, is_adaptive=controller.wants_costs, **place),
+        )
         own = None if drafter is draft else drafter
         if own is not None:
             stack.callback(own.close)

@@ -13,6 +13,7 @@ from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.placing import add_layer_options
 from pyllama_spec.cli.wording import whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
+from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.errors import ArgumentError
@@ -94,15 +95,10 @@ def _run_doctor(args: argparse.Namespace) -> int:
 
 
 def _draft_options(args: argparse.Namespace) -> DraftOptions:
-    """As of Llama: beside servers the draft stays here."""
-    own, servers = args.draft_gpu_layers, args.rpc_servers
-    if own is None:
-        own = 0 if servers else args.n_gpu_layers
-    if own == 0 and servers:
-        return DraftOptions(lookup=0)
-    return DraftOptions(
-        lookup=0, n_gpu_layers=own, devices=args.devices, rpc_servers=servers
+    place = draft_place(
+        args.n_gpu_layers, args.draft_gpu_layers, args.devices, args.rpc_servers
     )  # fmt: skip
+    return DraftOptions(lookup=0, **place)
 
 
 def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:

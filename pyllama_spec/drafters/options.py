@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyllama_spec.engine.checks import count, real
 from pyllama_spec.engine.model import Progress
@@ -48,3 +49,27 @@ class DraftOptions:
             raise ArgumentError(f"p_min={self.p_min!r} is not a probability: 0 .. 1")
         if self.lookup is not None:
             count(self.lookup, "lookup")
+
+
+def draft_place(
+    n_gpu_layers: int,
+    draft_gpu_layers: int | None,
+    devices: Sequence[str] | None,
+    rpc_servers: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Where a draft's file lies beside its target, as keywords of DraftOptions.
+
+    Args:
+        n_gpu_layers: of the target.
+        draft_gpu_layers: of the draft; None for the target's, and for none beside servers: a step
+            of a draft is short, and at home here.
+        devices: of the target.
+        rpc_servers: of the target.
+
+    """
+    n = draft_gpu_layers
+    if n is None:
+        n = n_gpu_layers if rpc_servers is None else 0
+    if n == 0 and rpc_servers is not None:
+        return {"n_gpu_layers": 0}
+    return {"n_gpu_layers": n, "devices": devices, "rpc_servers": rpc_servers}

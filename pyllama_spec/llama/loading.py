@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.drafters import Drafter, DraftOptions, make_drafter
+from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -128,19 +129,14 @@ def open_drafter(
         PyllamaSpecError: whatever make_drafter() raises.
 
     """
-    own, servers = given["draft_gpu_layers"], given["rpc_servers"]
-    if own is None:
-        # A step of a draft is short: beside a network it is at home.
-        own = given["n_gpu_layers"] if servers is None else 0
+    names = ("n_gpu_layers", "draft_gpu_layers", "devices", "rpc_servers")
     options = DraftOptions(
         n_draft,
         p_min,
         lookup,
-        own,
-        progress_for(str(draft), given["verbose"]),
+        progress=progress_for(str(draft), given["verbose"]),
         is_adaptive=controller.wants_costs,
-        devices=given["devices"] if servers is None or own else None,
-        rpc_servers=servers if own else None,
+        **draft_place(**{name: given[name] for name in names}),
     )
     return make_drafter(draft, options)
 
