@@ -140,7 +140,7 @@ int report_current_exception() {
     if (!lost.empty()) {
         clear_log();
         set_last_error(lost);
-        return LLAMA_SPEC_REMOTE;
+        return !is_stopped_call() ? LLAMA_SPEC_REMOTE : is_exiting() ? LLAMA_SPEC_EXITING : LLAMA_SPEC_CANCELLED;
     }
     try {
         throw;

@@ -68,7 +68,7 @@ void llama_spec_set_log_level(int level);
  * Returns what was set before. */
 int llama_spec_set_thread_log_level(int level);
 
-/* Asked now and then on a thread that is in one of the engine's long loops; true ends the call as cancelled. */
+/* Asked now and then on a thread in one of the engine's long loops, or waiting for a server: true cancels the call. */
 void llama_spec_on_wait(bool (*wants_to_stop)(void));
 
 /* The engine's number for a type of numbers, such as "f16" or "q8_0"; a status for a name that it does not know. */
@@ -91,8 +91,8 @@ void llama_spec_set_server_timeout(int32_t seconds);
 /* The i-th device of a server; name is NULL past the last. */
 int  llama_spec_server_device(const char * endpoint, int32_t i, const char ** name, uint64_t * free_bytes, uint64_t * total_bytes);
 /* Serves the client at the other end of a connected socket until it goes, with the named devices of this machine, or with
- * its GPUs, or with its CPU. Closes the socket. */
-int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads);
+ * its GPUs, or with its CPU. A client that is silent for timeout_s within a message has gone. Closes the socket. */
+int  llama_spec_serve(int32_t fd, const char * const * devices, int32_t n_devices, int32_t n_threads, int32_t timeout_s);
 
 /* ---- model ---------------------------------------------------------------------------------------- */
 

@@ -1,5 +1,7 @@
 #include "abi/rpc.h"
 
+#include "checks/work_limit.h"
+
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
@@ -59,7 +61,12 @@ std::string lost_server_of_call() {
     return seen_lost_server();
 }
 
+bool is_stopped_call() {
+    return has_given_up();
+}
+
 void begin_call() {
+    set_stop_asker(wants_to_stop);
     forget_lost_server();
 }
 
@@ -81,6 +88,10 @@ const char * device_name(ggml_backend_dev_t dev) {
 
 std::string lost_server_of_call() {
     return "";
+}
+
+bool is_stopped_call() {
+    return false;
 }
 
 void begin_call() {}
@@ -148,7 +159,7 @@ bool is_wanted(ggml_backend_dev_t dev, const char * const * names, int32_t n_nam
 
 } // namespace
 
-int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, int32_t n_threads) {
+int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, int32_t n_threads, int32_t timeout_s) {
     // Closes the descriptor, whatever happens.
     const socket_ptr client = socket_t::adopt(fd);
     return guarded([&] {
@@ -175,13 +186,14 @@ int llama_spec_serve(int32_t fd, const char * const * names, int32_t n_names, in
             backends.push_back(held.back().get());
         }
         require(!backends.empty(), "devices names none that this build has");
+        const serving limits(fd, timeout_s);
         rpc_serve_client(backends, nullptr, client);
     });
 }
 
 #else
 
-int llama_spec_serve(int32_t, const char * const *, int32_t, int32_t) {
+int llama_spec_serve(int32_t, const char * const *, int32_t, int32_t, int32_t) {
     return guarded([] { fail(LLAMA_SPEC_UNSUPPORTED, "this build has no servers of layers: build it with GGML_RPC=ON"); });
 }
 

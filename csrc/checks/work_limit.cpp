@@ -51,6 +51,11 @@ void * run_deep(void * data) {
 
 } // namespace
 
+bool wants_to_stop() {
+    const auto ask = g_wants_to_stop.load();
+    return is_exiting() || (ask != nullptr && ask());
+}
+
 work_limit::work_limit(double seconds, int code, const char * too_long, const std::atomic<bool> * cancelled) :
     outer(t_limit), until_s(own_seconds() + seconds), asked_s(own_seconds()), code(code), too_long(too_long), cancelled(cancelled) {
     t_limit = this;
@@ -83,8 +88,7 @@ void work_limit::look() {
     }
     if (now > asked_s + ASK_EVERY_S) {
         asked_s = now;
-        const auto wants_to_stop = g_wants_to_stop.load();
-        if (wants_to_stop != nullptr && wants_to_stop()) {
+        if (wants_to_stop()) {
             fail(LLAMA_SPEC_CANCELLED, "interrupted");
         }
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 
@@ -20,23 +21,53 @@ namespace {
 
 // A server answers the first message at once; one that does not serves somebody else, or is none.
 constexpr int32_t HELLO_S = 10;
+// Who waits looks up so often, and lets an answer come for so long after Ctrl-C: a server that computes may be near the
+// end, and a connection that is given up costs sending the weights again.
+constexpr auto SLICE = std::chrono::milliseconds(100);
+constexpr auto GRACE = std::chrono::milliseconds(900);
 // A machine that has gone is noticed after some 30 s, however long its answers may take.
 constexpr int KEEP_IDLE_S = 15, KEEP_INTERVAL_S = 5, KEEP_COUNT = 3;
 
+using clock = std::chrono::steady_clock;
+
 std::atomic<int32_t> g_timeout_s{ 300 };
+std::atomic<bool (*)()> g_stop_asker{ nullptr };
 
 thread_local std::string t_lost;
 thread_local bool        t_is_freeing = false;
 thread_local int         t_error = -1;  // of the system; -1 where it reported none
+// Of this call: when the program wanted it to stop, and whether a connection was given up for that.
+thread_local bool              t_is_stopping = false, t_has_given_up = false;
+thread_local clock::time_point t_stopped_at;
+// Of a thread that connects: until when, while it does. Of one that serves: that it does.
+thread_local bool              t_is_connecting = false, t_is_serving = false;
+thread_local clock::time_point t_connect_until;
 
-#ifndef _WIN32
-void set_timeout(int fd, int32_t seconds) {
-    timeval time = {};
-    time.tv_sec = seconds;
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof(time));
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
+bool is_stopping() {
+    const auto wants_to_stop = g_stop_asker.load();
+    if (!t_is_stopping && wants_to_stop != nullptr && wants_to_stop()) {
+        t_is_stopping = true;
+        t_stopped_at  = clock::now();
+    }
+    return t_is_stopping;
 }
+
+void set_timeout(int fd, std::chrono::milliseconds time) {
+#ifndef _WIN32
+    timeval out = {};
+    out.tv_sec  = (decltype(out.tv_sec)) (time.count() / 1000);
+    out.tv_usec = (decltype(out.tv_usec)) (time.count() % 1000 * 1000);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &out, sizeof(out));
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &out, sizeof(out));
+#else
+    (void) fd;
+    (void) time;
 #endif
+}
+
+bool is_slow(int error) {
+    return error == EAGAIN || error == EWOULDBLOCK || error == EINPROGRESS || error == EALREADY;
+}
 
 // Processes differ in it, and a child inherits its parent's.
 int32_t process() {
@@ -54,15 +85,21 @@ std::string reason() {
     if (t_error == 0 || t_error == EPIPE || t_error == ECONNRESET) {
         return "it closed the connection";
     }
-    if (t_error == EAGAIN || t_error == EWOULDBLOCK || t_error == EINPROGRESS) {
+    if (is_slow(t_error)) {
         return "it did not answer in time";
     }
     return std::strerror(t_error);
 }
 
-template <typename F> void wait(F && get) {
+template <typename F> void wait(F & result, connection & from) {
     try {
-        get();
+        while (result.wait_for(SLICE) != std::future_status::ready) {
+            if (is_stopping() && clock::now() >= t_stopped_at + GRACE) {
+                t_has_given_up = true;
+                from.give_up();
+            }
+        }
+        result.get();
     } catch (const lost_server & e) {
         t_lost = e.what();
         if (!t_is_freeing) {
@@ -79,6 +116,16 @@ const std::string & seen_lost_server() {
 
 void forget_lost_server() {
     t_lost.clear();
+    t_is_stopping  = false;
+    t_has_given_up = false;
+}
+
+void set_stop_asker(bool (*wants_to_stop)()) {
+    g_stop_asker.store(wants_to_stop);
+}
+
+bool has_given_up() {
+    return t_has_given_up;
 }
 
 void set_server_timeout(int32_t seconds) {
@@ -87,6 +134,7 @@ void set_server_timeout(int32_t seconds) {
 
 void lose_server(const std::string & endpoint, const std::string & why) {
     const int error = t_error;
+    t_is_connecting = false;
     t_lost = "the server " + endpoint + " " + why + (error > 0 ? ": " + reason() : "");
     t_error = -1;
     throw lost_server(t_lost);
@@ -96,14 +144,30 @@ void note_socket_error(int error) {
     t_error = error;
 }
 
-bool was_interrupted() {
-    return errno == EINTR;
+bool goes_on(size_t n_done, size_t size) {
+    const int error = errno;
+    if (error != EINTR && !is_slow(error)) {
+        return false;
+    }
+    if (t_is_connecting) {
+        if (is_stopping()) {
+            t_has_given_up = true;
+            errno = error;
+            return false;
+        }
+        errno = error;
+        return clock::now() < t_connect_until;
+    }
+    // The first byte of a message.
+    return error == EINTR || (t_is_serving && n_done == 0 && size == 1);
 }
 
 void before_connect(int fd) {
     t_error = -1;
+    t_is_connecting = true;
+    t_connect_until = clock::now() + std::chrono::seconds(std::min(HELLO_S, g_timeout_s.load()));
+    set_timeout(fd, SLICE);
 #ifndef _WIN32
-    set_timeout(fd, std::min(HELLO_S, g_timeout_s.load()));
     const int on = 1;
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
 #ifdef TCP_KEEPIDLE
@@ -111,17 +175,16 @@ void before_connect(int fd) {
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &KEEP_INTERVAL_S, sizeof(int));
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &KEEP_COUNT, sizeof(int));
 #endif
-#else
-    (void) fd;
 #endif
 }
 
-void after_hello(int fd) {
-#ifndef _WIN32
-    set_timeout(fd, g_timeout_s.load());
-#else
-    (void) fd;
-#endif
+serving::serving(int fd, int32_t seconds) {
+    t_is_serving = true;
+    set_timeout(fd, std::chrono::seconds(seconds));
+}
+
+serving::~serving() {
+    t_is_serving = false;
 }
 
 bool set_freeing(bool is_freeing) {
@@ -130,10 +193,43 @@ bool set_freeing(bool is_freeing) {
     return before;
 }
 
-server_link::server_link() : generation(process()) {}
+void connection::begin(int to) {
+    std::lock_guard<std::mutex> lock(mutex);
+    fd = to;
+}
 
-void server_link::name(const std::string & to) {
+void connection::end() {
+    begin(-1);
+}
+
+void connection::give_up() {
+    std::lock_guard<std::mutex> lock(mutex);
+    was_given_up.store(true);
+#ifndef _WIN32
+    if (fd >= 0) {
+        shutdown(fd, SHUT_RDWR);
+    }
+#endif
+}
+
+answer::answer(std::future<void> result, std::shared_ptr<connection> from)
+    : result(result.share()), from(std::move(from)) {}
+
+void answer::wait() {
+    llama_spec::wait(result, *from);
+}
+
+server_link::server_link() : generation(process()), socket(std::make_shared<connection>()) {}
+
+server_link::~server_link() {
+    socket->end();
+}
+
+void server_link::begin(const std::string & to, int fd) {
     endpoint = to;
+    t_is_connecting = false;
+    set_timeout(fd, std::chrono::seconds(g_timeout_s.load()));
+    socket->begin(fd);
 }
 
 void server_link::begin_thread() {
@@ -150,8 +246,10 @@ void server_link::begin_thread() {
 
 bool server_link::note(bool is_ok) {
     if (!is_ok && !is_failed.load(std::memory_order_relaxed)) {
-        error = std::make_exception_ptr(lost_server("the server " + endpoint + " was lost: " + reason() +
+        const std::string why = socket->is_given_up() ? "it did not answer until the program was interrupted" : reason();
+        error = std::make_exception_ptr(lost_server("the server " + endpoint + " was lost: " + why +
                 "; close the model and open it again"));
+        socket->end();  // the descriptor is about to be closed
         is_failed.store(true, std::memory_order_release);
     }
     t_error = -1;
@@ -168,6 +266,14 @@ void server_link::complete(std::promise<void> & completion) const {
     } else {
         completion.set_value();
     }
+}
+
+void server_link::wait_for(std::future<void> result) const {
+    wait(result, *socket);
+}
+
+answer server_link::answer_of(std::promise<void> & completion) const {
+    return answer(completion.get_future(), socket);
 }
 
 void server_link::check(bool is_ok, const char * what) const {
@@ -190,14 +296,6 @@ bool kept_graphs::has(uint64_t number) {
     numbers.insert(number);
     live.insert(number);
     return false;
-}
-
-void wait_for(std::future<void> answer) {
-    wait([&] { answer.get(); });
-}
-
-void wait_for(std::shared_future<void> & answer) {
-    wait([&] { answer.get(); });
 }
 
 } // namespace llama_spec

@@ -9,7 +9,7 @@ from types import FrameType
 
 from pyllama_spec.cli.placing import names
 from pyllama_spec.cli.wording import whole
-from pyllama_spec.engine.rpc import DEFAULT_PORT, RpcServer
+from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcServer
 
 
 class _Terminated(BaseException):
@@ -35,6 +35,10 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "-t", "--threads", type=int, default=None,
         help="CPU threads for each client [the physical cores]",
     )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_CLIENT_TIMEOUT_S, metavar="SECONDS",
+        help="how long a client may be silent for before its first message and within any",
+    )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="say who comes and goes")
     parser.set_defaults(run=_run_rpc_server)
 
@@ -45,7 +49,7 @@ def _run_rpc_server(args: argparse.Namespace) -> int:
 
     with RpcServer(
         args.host, args.port, devices=args.devices, n_threads=args.threads,
-        on_note=_say if args.verbose else None,
+        timeout=args.timeout, on_note=_say if args.verbose else None,
     ) as server:  # fmt: skip
         before = signal.signal(signal.SIGTERM, stop)
         try:

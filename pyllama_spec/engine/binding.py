@@ -56,7 +56,7 @@ def _keep_error(kind: object, error: BaseException, trace: object) -> bool:
 
 @ffi.def_extern(onerror=_keep_error)  # type: ignore[untyped-decorator]
 def pyllama_spec_wants_to_stop() -> bool:
-    """Called by long loops of the engine: signals that wait are handled on the way in."""
+    """Called by long loops and waits of the engine: waiting signals are handled on the way in."""
     return False
 
 
@@ -77,7 +77,8 @@ def check(code: int, what: str) -> None:
         what: the attempt, in words, as the start of the message: "cannot decode".
 
     """
-    if code == lib.LLAMA_SPEC_CANCELLED and (stopped := vars(_waiting).pop("error", None)):
+    # Whatever became of the call: what it waited for may have come just then.
+    if stopped := vars(_waiting).pop("error", None):
         raise stopped
     if code == lib.LLAMA_SPEC_EXITING:
         # In a daemon thread, while the process ends: Python lets this one end a thread in silence.

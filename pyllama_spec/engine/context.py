@@ -87,16 +87,7 @@ class Context(Closeable):
         self.n_ctx = params.n_ctx or model.info.n_ctx_train
         if self.target_layers:
             model.check_layer_inputs(self.target_layers)
-        raw, layers = self._raw_params(params)
-        out = ffi.new("llama_spec_context **")
-        code = lib.llama_spec_context_new(
-            model.handle, raw, target.handle if target else ffi.NULL, out
-        )
-        del layers  # copied by the engine
-        _check_open(code, f"cannot open a context of {self.n_ctx} tokens for {model.path.name}")
-        self._handle = Handle(
-            out[0], lib.llama_spec_context_free, "the context is closed; open another"
-        )
+        self._handle = self._open(params, target)
         # Which positions of which sequences it holds.
         self.memory = Memory(self._handle)
         info = ffi.new("struct llama_spec_context_info *")
@@ -126,6 +117,21 @@ class Context(Closeable):
         self._n_draft_row: int = info.n_draft_row
         n = info.n_candidates
         self._candidates = ffi.new("int32_t[]", n), ffi.new("float[]", n), ffi.new("int32_t *")
+
+    def _open(self, params: ContextParams, target: Context | None) -> Handle:
+        raw, layers = self._raw_params(params)
+        out = ffi.new("llama_spec_context **")
+        code = lib.llama_spec_context_new(
+            self.model.handle, raw, target.handle if target else ffi.NULL, out
+        )
+        del layers  # copied by the engine
+        name = self.model.path.name
+        try:
+            _check_open(code, f"cannot open a context of {self.n_ctx} tokens for {name}")
+        except BaseException:
+            lib.llama_spec_context_free(out[0])  # it may be there, and Ctrl-C have come since
+            raise
+        return Handle(out[0], lib.llama_spec_context_free, "the context is closed; open another")
 
     def _raw_params(self, params: ContextParams) -> tuple[Any, Any]:
         raw = ffi.new("struct llama_spec_context_params *")

@@ -18,7 +18,7 @@ from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError, ModelLoadError
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.header import check_header
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
@@ -44,7 +44,7 @@ class Model(Closeable):
         rpc_servers: "host:port" of servers whose devices take layers too, before this machine's:
             docs/rpc.md. Their names are as in "RPC0[host:port]".
         main_gpu: the GPU that is used when nothing is split.
-        split_mode: how a model is spread over several GPUs.
+        split_mode: how a model is spread over several GPUs; "row" and "tensor" not with servers.
         tensor_split: the share of each GPU.
         use_mmap: map the file instead of reading it.
         use_mlock: keep the model in RAM.
@@ -57,6 +57,7 @@ class Model(Closeable):
         ModelLoadError: the file is missing, unreadable or not a model that the engine can load.
         ArgumentError: a parameter is out of range.
         RemoteError: a server cannot be reached, or was lost while the layers went there.
+        UnsupportedError: split_mode does not go with rpc_servers.
 
     """
 
@@ -133,11 +134,13 @@ class Model(Closeable):
         user = ffi.new_handle(report)
         params.progress, params.progress_user = lib.pyllama_spec_on_progress, user
         code = lib.llama_spec_model_load(os.fsencode(self.path), params, out)
-        if stopped:
-            if out[0] != ffi.NULL:
-                lib.llama_spec_model_free(out[0])
-            raise stopped[0]
-        check(code, f"cannot load {self.path}")
+        try:
+            if stopped:
+                raise stopped[0]
+            check(code, f"cannot load {self.path}")
+        except BaseException:
+            lib.llama_spec_model_free(out[0])
+            raise
         return out[0]
 
     def _read_info(self) -> ModelInfo:
@@ -296,7 +299,7 @@ def _name_places(
 
     Raises:
         ArgumentError: a name or an endpoint is none, or servers are given and no layers.
-        UnsupportedError: the build has no servers.
+        UnsupportedError: the build has no servers, or they would have to share layers.
 
     """
     names, servers = device_names(devices), server_names(rpc_servers)
@@ -304,6 +307,11 @@ def _name_places(
         raise ArgumentError(
             "rpc_servers are given, and n_gpu_layers=0 puts nothing there: give how many layers "
             "they take, or -1 for all"
+        )
+    if servers and params.split_mode in (_SPLIT_MODES["row"], _SPLIT_MODES["tensor"]):
+        raise UnsupportedError(
+            "servers hold whole layers: with rpc_servers split_mode is 'layer', or 'none' for one "
+            "device"
         )
     raw_names, raw_servers = ffi.new("char *[]", names), ffi.new("char *[]", servers)
     params.devices, params.n_devices = raw_names, len(names)

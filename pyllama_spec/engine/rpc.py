@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import math
 import os
 import socket
 import threading
@@ -26,8 +27,12 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 DEFAULT_PORT = 50052
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS
 DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_CLIENT_TIMEOUT_S = 10.0
 # Each has threads and memory of its own.
 _MAX_CLIENTS = 16
+_MAX_SILENT = 16  # beside them, who have not said the first word
+_HELLO = 14  # the first byte of a client
+_HELLO_BYTES = 33
 _MAX_WAIT_S = 5.0  # for what a client has running when the server ends
 _BACKLOG = 128  # who comes while another is taken in waits here, and not a second for the next try
 # Of accept(): this process or the machine has none left, for now; or the client has gone again.
@@ -35,6 +40,7 @@ _FOR_NOW = (
     errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
 )  # fmt: skip
 _PAUSE_S = 0.1
+_SOON_S = 0.02  # until more of a message that came in pieces
 
 
 def has_rpc() -> bool:
@@ -112,6 +118,8 @@ class RpcServer:
         port: 0 for any that is free.
         devices: names of those to offer; None for the GPUs, or the CPU where there is none.
         n_threads: CPU threads for each client; None for the physical cores.
+        timeout: seconds that a client may be silent for before its first message and within any;
+            between them it may be so for ever.
         on_note: called with a line about a client that came, went or failed, in its own thread.
 
     Raises:
@@ -127,6 +135,7 @@ class RpcServer:
         *,
         devices: Sequence[str] | None = None,
         n_threads: int | None = None,
+        timeout: float = DEFAULT_CLIENT_TIMEOUT_S,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         require_rpc()
@@ -134,9 +143,12 @@ class RpcServer:
         self._names = device_names(devices)
         self.devices = _offered(devices)
         self._n_threads = bounded_n_threads(n_threads)
+        self._timeout_s = min(real(timeout, "timeout", 1.0), 10.0**6)
         self._on_note = on_note
         self._is_closed = False
         self._lock = threading.Lock()
+        # By the order of their coming.
+        self._silent: dict[threading.Thread, socket.socket] = {}
         self._clients: dict[threading.Thread, socket.socket] = {}
         try:
             address = socket.gethostbyname(_named(host))
@@ -187,35 +199,52 @@ class RpcServer:
                 self._note(f"{host}:{port}: refused: {error}")
 
     def _start(self, client: socket.socket, peer: str) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # One whose machine has gone would keep its layers here for ever.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        thread = threading.Thread(target=self._answer, args=(client, peer), daemon=True)
         with self._lock:
-            if len(self._clients) >= _MAX_CLIENTS:
-                client.close()
-                self._note(f"{peer}: refused, there are {_MAX_CLIENTS} clients already")
-                return
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # One whose machine has gone would keep its layers here for ever.
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            # The engine closes the copy; this one lets close() end the conversation.
-            copy = os.dup(client.fileno())
-            thread = threading.Thread(target=self._answer, args=(client, copy, peer), daemon=True)
-            self._clients[thread] = client
+            if len(self._silent) >= _MAX_SILENT:
+                # A client of ours greets at once: who has waited longest is the least likely to.
+                _hang_up(next(iter(self._silent.values())))
+            self._silent[thread] = client
         try:
             thread.start()
         except RuntimeError:
             with self._lock:
-                del self._clients[thread]
-            os.close(copy)
+                del self._silent[thread]
             raise
 
-    def _answer(self, client: socket.socket, copy: int, peer: str) -> None:
-        self._note(f"{peer}: connected")
+    def _answer(self, client: socket.socket, peer: str) -> None:
+        own = threading.current_thread()
+        try:
+            why = "" if _has_greeted(client, self._timeout_s) else "it did not greet"
+            with self._lock:
+                del self._silent[own]
+                if not why and len(self._clients) >= _MAX_CLIENTS:
+                    why = f"there are {_MAX_CLIENTS} clients already"
+                if not why:
+                    self._clients[own] = client
+            if why:
+                self._note(f"{peer}: refused, {why}")
+            else:
+                self._note(f"{peer}: connected")
+                self._note(f"{peer}: {self._serve(client)}")
+        except OSError as error:  # no descriptors are left
+            self._note(f"{peer}: refused: {error}")
+        finally:
+            with self._lock:
+                self._clients.pop(own, None)
+            client.close()
+
+    def _serve(self, client: socket.socket) -> str:
+        # The engine closes the copy; the other one lets close() end the conversation.
+        copy = os.dup(client.fileno())
         names = ffi.new("char *[]", self._names)
-        code = lib.llama_spec_serve(copy, names, len(self._names), self._n_threads)
-        why = f"failed: {last_error()}" if code < 0 else "gone"
-        with self._lock:
-            del self._clients[threading.current_thread()]
-        client.close()
-        self._note(f"{peer}: {why}")
+        code = lib.llama_spec_serve(
+            copy, names, len(self._names), self._n_threads, math.ceil(self._timeout_s)
+        )
+        return f"failed: {last_error()}" if code < 0 else "gone"
 
     def _note(self, line: str) -> None:
         if self._on_note is not None:
@@ -228,14 +257,36 @@ class RpcServer:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes accept() in another thread
         self._socket.close()
         with self._lock:
-            clients = dict(self._clients)
+            clients = {**self._silent, **self._clients}
         for client in clients.values():
-            with contextlib.suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
+            _hang_up(client)
         for thread in clients:
             # A signal may have come between its being noted and its start.
             with contextlib.suppress(RuntimeError):
                 thread.join(_MAX_WAIT_S)
+
+
+def _has_greeted(client: socket.socket, timeout_s: float) -> bool:
+    """Whether the whole first message has come, which is left for the engine to read."""
+    until = time.monotonic() + timeout_s
+    while (left := until - time.monotonic()) > 0:
+        client.settimeout(left)
+        try:
+            found = client.recv(_HELLO_BYTES, socket.MSG_PEEK)
+        except TimeoutError:
+            return False
+        if not found or found[0] != _HELLO:
+            return False
+        if len(found) == _HELLO_BYTES:
+            client.settimeout(None)
+            return True
+        time.sleep(_SOON_S)
+    return False
+
+
+def _hang_up(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
 
 
 def _named(host: str) -> str:

@@ -175,6 +175,62 @@ def test_a_server_that_hangs(server: Server) -> None:
         llm(PERM_PROMPT, max_tokens=2)
 
 
+@contextlib.contextmanager
+def interrupted(after_s: float) -> Iterator[None]:
+    """As Ctrl-C after so long, which has to be answered within about a second."""
+    begin: list[float] = []
+
+    def interrupt() -> None:
+        time.sleep(after_s)
+        begin.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
+    assert time.monotonic() - begin[0] < 3  # one, and some for a busy machine
+
+
+def test_ctrl_c_while_a_server_hangs(server: Server) -> None:
+    """In a request, and in opening a model."""
+    with opened(server.address) as llm:
+        llm(PERM_PROMPT, max_tokens=2)
+        server.process.send_signal(signal.SIGSTOP)
+        with interrupted(1.0):
+            llm(PERM_PROMPT[::-1], max_tokens=20)
+        # What may still come on that connection is nobody's.
+        with pytest.raises(RemoteError, match="did not answer until the program was interrupted"):
+            llm(PERM_PROMPT, max_tokens=2)
+    with interrupted(1.0):
+        opened(server.address)
+    server.process.send_signal(signal.SIGCONT)
+    with opened(server.address) as llm:
+        llm(PERM_PROMPT, max_tokens=2)
+
+
+def test_ctrl_c_while_a_server_computes(server: Server) -> None:
+    """Its answer comes within the second: nothing is lost."""
+    with opened(server.address) as llm:
+        llm(PERM_PROMPT, max_tokens=2)
+        server.process.send_signal(signal.SIGSTOP)
+        going_on = threading.Timer(0.9, server.process.send_signal, [signal.SIGCONT])
+        going_on.start()
+        with interrupted(0.5):
+            llm(PERM_PROMPT[::-1], max_tokens=20)
+        generation = llm.generate_steps(PERM_PROMPT, max_tokens=9, temperature=0.0)
+        for _ in generation:
+            pass
+        assert list(generation.record.tokens) == perm_text(9)
+
+
+def test_ctrl_c_while_it_is_connected_to() -> None:
+    """Somebody takes the connection and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, interrupted(0.5):
+        opened(f"127.0.0.1:{silent.getsockname()[1]}")
+
+
 def liar(answer: Callable[[int, int], bytes | None]) -> tuple[str, socket.socket]:
     """Something that accepts the greeting, and answers (command, size) with what it likes."""
     listening = socket.create_server(("127.0.0.1", 0))

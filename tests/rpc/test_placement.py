@@ -21,7 +21,7 @@ from pyllama_spec.engine import (
     supports_gpu,
 )
 from pyllama_spec.engine.context import _flash_attn
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from tests.models import model_path
 from tests.rpc.tools import PERM_PROMPT, Server, head_path, perm_text
 
@@ -188,6 +188,13 @@ def test_a_build_without_a_server_in_use_is_a_cpu(servers: tuple[Server, Server]
 def test_servers_that_are_none(servers_given: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=servers_given)
+
+
+@pytest.mark.parametrize("mode", ["row", "tensor"])
+def test_servers_that_would_share_layers(mode: Any) -> None:
+    """Said before anybody is connected to."""
+    with pytest.raises(UnsupportedError, match="split_mode is 'layer'"):
+        Model(model_path("llama"), n_gpu_layers=-1, rpc_servers=["127.0.0.1:1"], split_mode=mode)
 
 
 def test_servers_without_layers() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,13 @@ from tests.models import model_path
 from tests.rpc.tools import PERM_PROMPT, Server
 
 _COMMAND = [sys.executable, "-m", "pyllama_spec.cli"]
+
+
+def _message(command: int, data: bytes) -> bytes:
+    return bytes([command]) + struct.pack("<Q", len(data)) + data
+
+
+_HELLO = _message(14, bytes(24))
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
@@ -68,6 +76,67 @@ def test_a_warning_where_others_reach_it() -> None:
     assert process.returncode == 0
 
 
+def _talk(address: str) -> None:
+    with Llama(
+        str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[address], n_ctx=64
+    ) as llm:  # fmt: skip
+        llm(PERM_PROMPT, max_tokens=2)
+
+
+def test_clients_that_say_nothing() -> None:
+    """They shut nobody out, however many they are, and the server hangs up on them."""
+    with Server("--timeout", "5") as server, contextlib.ExitStack() as held:
+        silent = [
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            for _ in range(40)
+        ]
+        silent[-1].sendall(_HELLO[:5])  # nor does half a word help
+        begin = time.monotonic()
+        _talk(server.address)
+        assert time.monotonic() - begin < 4  # not only after their time is up
+        for one in silent:
+            with contextlib.suppress(ConnectionResetError):  # of the one that said half a word
+                assert one.recv(1) == b""
+        _talk(server.address)
+        assert server.stop() == (0, "")
+
+
+def test_the_seventeenth_client() -> None:
+    """Sixteen that have greeted are served, however long they are silent then; no more are."""
+    with Server("--timeout", "1") as server, contextlib.ExitStack() as held:
+        clients = [
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+            for _ in range(16)
+        ]
+        for one in clients:
+            one.sendall(_HELLO)
+            assert one.recv(8) == struct.pack("<Q", 28)
+        time.sleep(2.5)  # over two timeouts: between messages there is none
+        with pytest.raises(RemoteError, match="it closed the connection"):
+            _talk(server.address)
+        for one in clients:
+            one.sendall(_message(15, b""))
+        clients[0].close()
+        time.sleep(0.5)
+        _talk(server.address)
+
+
+def test_half_a_message() -> None:
+    """A graph of four gigabytes is announced and does not come: no memory, no place for long."""
+    with Server("--timeout", "1") as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+            client.sendall(_HELLO + bytes([10]) + struct.pack("<Q", 2**32) + bytes(100))
+            time.sleep(0.5)
+            usage = Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]
+            assert int(usage) * resource.getpagesize() < 2**30
+            begin = time.monotonic()
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(4096):
+                    pass
+            assert time.monotonic() - begin < 10
+        _talk(server.address)
+
+
 def test_out_of_descriptors() -> None:
     """Clients are refused or wait, and the server is there for those who come later."""
     with Server() as server:
@@ -77,10 +146,7 @@ def test_out_of_descriptors() -> None:
         for one in held:
             one.close()
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, 4096))
-        with Llama(
-            str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=64
-        ) as llm:  # fmt: skip
-            llm(PERM_PROMPT, max_tokens=2)
+        _talk(server.address)
         assert server.stop() == (0, "")
 
 
@@ -89,6 +155,7 @@ def test_out_of_descriptors() -> None:
     [
         ({"host": ""}, "host is empty"),
         ({"devices": ["CPU", "CPU"]}, "devices names one twice"),
+        ({"timeout": 0}, "timeout=0 is not a finite number of at least 1"),
     ],
 )
 def test_what_would_be_understood_otherwise(options: dict[str, Any], said: str) -> None:
@@ -125,13 +192,6 @@ def test_what_it_cannot_be(options: dict[str, object], said: str) -> None:
         RpcServer(**options)  # type: ignore[arg-type]
 
 
-def _message(command: int, data: bytes) -> bytes:
-    return bytes([command]) + struct.pack("<Q", len(data)) + data
-
-
-_HELLO = _message(14, bytes(24))
-
-
 @pytest.mark.parametrize(
     "attack",
     [
@@ -157,10 +217,7 @@ def test_a_client_that_lies(attack: bytes) -> None:
                 while client.recv(4096):
                     pass
         assert server.process.poll() is None
-        with Llama(
-            str(model_path("perm")), n_gpu_layers=-1, rpc_servers=[server.address], n_ctx=128
-        ) as llm:
-            llm(PERM_PROMPT, max_tokens=2)
+        _talk(server.address)
 
 
 def test_noise() -> None:
