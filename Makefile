@@ -68,13 +68,13 @@ build-cuda:
 	.venv-cuda/bin/python -m tools.backends cuda --record
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
-# FUZZ_SECONDS are for each of the four targets. What crashes is left in build/fuzz-corpus.
+# FUZZ_SECONDS are for each of the five targets. What crashes is left in build/fuzz-corpus.
 FUZZ_SECONDS ?= 60
 fuzz: $(STAMP) $(VENV)/.test
 	CC=clang CXX=clang++ $(BIN)/cmake -S csrc/fuzz -B build/fuzz -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja
 	$(BIN)/cmake --build build/fuzz
 	$(BIN)/python -m tests.fuzz.corpus build/fuzz-corpus
-	for target in file text grammar state; do \
+	for target in file text grammar state chat; do \
 	    PYLLAMA_SPEC_FUZZ_MODELS=build/fuzz-corpus/models build/fuzz/fuzz_$$target \
 	        -max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
 	        -artifact_prefix=build/fuzz-corpus/$$target- build/fuzz-corpus/$$target || exit 1; \

@@ -20,7 +20,7 @@ from tests.fuzz.gguf_bytes import GgufFile, Value
 from tests.robust.tools import batch_of, tiny
 
 _CRASHES = Path(__file__).parent / "crashes"
-TARGETS = ("file", "text", "grammar", "state")
+TARGETS = ("file", "text", "grammar", "state", "chat")
 # Of csrc/fuzz/fuzz_text.cpp, in its order: name, kind, the way to cut words.
 VOCABULARIES = (
     ("gpt2", "gpt2", "gpt-2"), ("llama", "llama", "default"), ("bert", "bert", "default"),
@@ -34,6 +34,29 @@ _TEXTS = (
 _GRAMMARS = (
     JSON_OBJECT, 'root ::= "a"', 'root ::= [a-z]+ ("b" | "c"){2,5}', "root ::= [^\\n]* #x\nb ::= .",
     'root ::= <|im_end|> a\na ::= "\\x41\\u4e2d" a?',
+)  # fmt: skip
+# Of csrc/fuzz/fuzz_chat.cpp: schemas, templates, requests, answers.
+_CHATS = (
+    (0, ('{"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}, "required": ["a"],'
+        ' "$defs": {"b": {"enum": [1, "x", null]}}, "additionalProperties": false}')),
+    (0, ('{"type": "array", "minItems": 2, "maxItems": 5, "items": {"type": "string",'
+        ' "pattern": "^[a-z]{2,3}(x|y)?$"}}')),
+    (0, ('{"anyOf": [{"type": "integer", "minimum": -3, "maximum": 120}, {"const": "\\u4e2d"},'
+        ' {"type": "string", "format": "date-time"}, {"allOf": [{"type": "object"}]}]}')),
+    (1, ("{%- set ns = namespace(a=[1]) -%}{% for m in messages if m.role != 'x' %}"
+        "{{ m['content'][:3] | trim | upper }}{{ loop.index0 }}{% endfor %}"
+        "{% macro f(x, y=2) %}{{ x ~ y }}{% endmacro %}{{ f(1) }}{{ tools | tojson(indent=2) }}")),
+    (1, ("{% if tools is defined and tools is not none %}<tools>{{ tools[0].function.name }}"
+        "{% endif %}{{ raise_exception('no') if messages | length > 9 else 1.5 // 2 }}")),
+    (2, ('{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"id": "1",'
+        ' "type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}"}}]},'
+        ' {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "a"}]}],'
+        ' "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],'
+        ' "tool_choice": "required", "parallel_tool_calls": true, "reasoning_format": "deepseek",'
+        ' "variables": {"enable_thinking": false}}')),
+    (2, '{"messages": [{"role": "user", "content": "a"}], "json_schema": "{}", "grammar": ""}'),
+    (3, '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'),
+    (7, '<think>a</think><tool_call>{"name": "f", "argu'),
 )  # fmt: skip
 
 
@@ -73,6 +96,8 @@ def write(folder: Path) -> None:
             (folder / "text" / f"{which}-{i}").write_bytes(bytes([which, i % 4]) + text.encode())
     for i, grammar in enumerate(_GRAMMARS):
         (folder / "grammar" / str(i)).write_text(grammar, encoding="utf-8")
+    for i, (which, chat) in enumerate(_CHATS):
+        (folder / "chat" / str(i)).write_bytes(bytes([which]) + chat.encode())
     for i, arch in enumerate(("llama", "qwen35")):
         with Context(Model(tiny(arch)), n_ctx=64, n_batch=32, n_ubatch=32, n_threads=1) as context:
             context.decode(batch_of([65, 66, 67, 68]))

@@ -1,0 +1,17 @@
+# What the engine's own server does with chats: templates, tools, reasoning, JSON schemas as grammars. Of common.cpp and
+# sampling.cpp a few functions are used; the linker leaves out the rest, and with it what only that needs.
+include("${ENGINE_DIR}/common/parsers/sources.cmake")
+set(CHAT_SOURCES ${LLAMA_CHAT_PARSERS_SOURCES})
+foreach (NAME chat-auto-parser-generator chat-auto-parser-helpers chat-diff-analyzer chat-peg-parser chat peg-parser
+              common sampling trie unicode json json-schema json-schema-to-grammar
+              jinja/lexer jinja/parser jinja/runtime jinja/value jinja/string jinja/caps)
+    list(APPEND CHAT_SOURCES "${ENGINE_DIR}/common/${NAME}.cpp")
+endforeach()
+add_library(spec_chat STATIC EXCLUDE_FROM_ALL ${CHAT_SOURCES})
+target_compile_features(spec_chat PRIVATE cxx_std_17)
+target_include_directories(spec_chat PUBLIC "${ENGINE_DIR}/common" "${ENGINE_DIR}/vendor")
+target_include_directories(spec_chat PRIVATE "${SPEC_DIR}")
+target_link_libraries(spec_chat PUBLIC llama)
+if (NOT MSVC)
+    target_compile_options(spec_chat PRIVATE -ffunction-sections -fdata-sections)
+endif()

@@ -1,0 +1,76 @@
+// Chats: a JSON schema, a template, a request, and what a model answers. The first byte chooses which of them the input
+// is; the rest of the chat is sound.
+
+#include "fuzz/fuzz.h"
+
+namespace {
+
+struct free_chat    { void operator()(llama_spec_chat * c)         const { llama_spec_chat_free(c); } };
+struct free_session { void operator()(llama_spec_chat_session * s) const { llama_spec_chat_session_free(s); } };
+struct free_text    { void operator()(char * t)                    const { llama_spec_text_free(t); } };
+
+using chat    = std::unique_ptr<llama_spec_chat, free_chat>;
+using session = std::unique_ptr<llama_spec_chat_session, free_session>;
+using text    = std::unique_ptr<char, free_text>;
+
+constexpr char TEMPLATE[] =
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}{% endif %}<|im_start|>assistant\n";
+constexpr char REQUEST[] =
+    R"({"messages": [{"role": "user", "content": "a"}], "tool_choice": "auto", "tools": [{"type": "function", "function":)"
+    R"( {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}]})";
+
+chat opened(llama_spec_model * m, const char * source) {
+    llama_spec_chat * out = nullptr;
+    llama_spec_chat_new(m, source, &out);
+    return chat(out);
+}
+
+session begun(const chat & c, const char * request) {
+    llama_spec_chat_session * out = nullptr;
+    char * answer = nullptr;
+    if (c) {
+        llama_spec_chat_begin(c.get(), request, &out, &answer);
+    }
+    const text owner(answer);
+    return session(out);
+}
+
+void parse(llama_spec_model * m, const session & s, const std::string & written, bool is_partial) {
+    std::vector<int32_t> ids(written.size() * 4 + 16);
+    const int32_t n = llama_spec_tokenize(m, written.data(), (int32_t) written.size(), ids.data(), (int32_t) ids.size(), false, true);
+    char * answer = nullptr;
+    if (s && n >= 0) {
+        llama_spec_chat_parse(s.get(), ids.data(), n, 0, is_partial, &answer);
+    }
+    const text owner(answer);
+}
+
+} // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
+    static const fuzz::model m = fuzz::load(fuzz::model_path("gpt2"), true);
+    static const chat    sound   = opened(m.get(), TEMPLATE);
+    static const session waiting = begun(sound, REQUEST);
+    if (!waiting) {
+        std::fprintf(stderr, "the sound chat: %s\n", llama_spec_last_error());
+        std::exit(2);
+    }
+    if (size < 1) {
+        return 0;
+    }
+    const std::string input(reinterpret_cast<const char *>(data) + 1, size - 1);
+    switch (data[0] % 4) {
+        case 0: {
+            char * grammar = nullptr;
+            llama_spec_schema_to_grammar(input.c_str(), &grammar);
+            const text owner(grammar);
+            break;
+        }
+        case 1: parse(m.get(), begun(opened(m.get(), input.c_str()), REQUEST), "<tool_call>{\"name\": \"f\"", true); break;
+        case 2: parse(m.get(), begun(sound, input.c_str()), "a", false); break;
+        default: parse(m.get(), waiting, input, (data[0] & 4) != 0);
+    }
+    return 0;
+}
