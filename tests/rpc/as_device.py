@@ -1,0 +1,47 @@
+"""A plugin of pytest: the tests of a device (tests/gpu) on a server of layers in its place.
+
+python -m pytest tests/gpu -p tests.rpc.as_device
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.rpc.tools import Server
+
+_N_ROUNDS, _N_CHAINS = 25, 5  # what more of them would find are faults of a GPU
+_OF_A_GPU = "test_there_is_a_gpu"
+
+
+def _with_layers(make: Any, address: str, *values: Any, **options: Any) -> Any:
+    if options.get("n_gpu_layers", 0) != 0:
+        options["rpc_servers"] = [address]
+    return make(*values, **options)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts the server, with one thread."""
+    server = Server()
+    config.add_cleanup(server.kill)
+    config.stash[_SERVER] = server
+
+
+_SERVER = pytest.StashKey[Server]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Lets what the tests open with layers on a device have them there."""
+    address = config.stash[_SERVER].address
+    modules: set[ModuleType] = {item.module for item in items if isinstance(item, pytest.Function)}
+    for module in modules:
+        for name in ("Model", "Eagle3"):
+            if hasattr(module, name):
+                setattr(module, name, partial(_with_layers, getattr(module, name), address))
+        for name, value in (("N_ROUNDS", _N_ROUNDS), ("N_CHAINS", _N_CHAINS), ("N_THREADS", 1)):
+            if module.__name__.endswith("test_eagle3_gpu"):
+                setattr(module, name, value)
+    items[:] = [item for item in items if item.name != _OF_A_GPU]
