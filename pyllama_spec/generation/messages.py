@@ -26,7 +26,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     if not messages:
         raise ArgumentError("messages is empty: there is nothing to answer")
     out: list[dict[str, Any]] = []
-    for i, message in enumerate(messages):
+    for i, message in enumerate(map(_plain, messages)):
         if not isinstance(message, Mapping):
             raise ArgumentError(f"messages[{i}] is not a dict: {shown(message)}")
         role = message.get("role")
@@ -40,7 +40,10 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
             if not message.get("function_call"):
                 raise ArgumentError(f"messages[{i}] has no content")
             content = ""
-        out.append({**message, "content": content})
+        checked = {**message, "content": content}
+        if isinstance(checked.get("tool_calls"), (list, tuple)):
+            checked["tool_calls"] = [_plain(call) for call in checked["tool_calls"]]
+        out.append(checked)
     return out
 
 
@@ -60,6 +63,12 @@ def as_read(
         if texts == messages:
             raise
         return render(texts), texts
+
+
+def _plain(thing: Any) -> Any:
+    """A dict where it is an object of pydantic, as the package openai makes them of answers."""
+    dump = None if isinstance(thing, Mapping) else getattr(thing, "model_dump", None)
+    return dump(exclude_none=True) if callable(dump) else thing
 
 
 def _text(content: object, i: int) -> str | None:

@@ -50,7 +50,7 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
     Args:
         vocab: of the model.
         prompt: what stands before the gap.
-        suffix: what stands behind it.
+        suffix: what stands behind it; "" where nothing does, which needs no tokens for it.
         is_spm: suffix, prefix, middle instead, as some models learned it.
 
     Raises:
@@ -63,6 +63,8 @@ def fim_tokens(vocab: Vocab, prompt: object, suffix: object, *, is_spm: bool = F
     ids = [vocab.special(name) for name in ("fim_pre", "fim_suf", "fim_mid")]
     before, after, middle = ids
     if before is None or after is None or middle is None:
+        if not suffix:
+            return prompt_tokens(vocab, prompt)
         raise UnsupportedError(
             "this model has no fill-in-the-middle tokens, which suffix needs; leave suffix out"
         )

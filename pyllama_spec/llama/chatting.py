@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pyllama_spec.engine.checks import instance, shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.generation.chat_template import ChatTemplate, Message
 from pyllama_spec.generation.generation import Generation
 from pyllama_spec.generation.options import RequestOptions
@@ -30,19 +30,50 @@ if TYPE_CHECKING:
 # Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
+# What a form of chats is made of; all of it changes together.
+_FORM = (
+    "_chat_format", "chat_handler", "_template", "_template_source", "_template_name",
+    "_format_stops", "_tools",
+)  # fmt: skip
 
 
 class Chats(Completions):
     """What Llama does with messages."""
 
-    chat_format: str | None = None
     chat_handler: ChatHandler | None = None
+    _chat_format: str | None = None
     _template: ChatTemplate | None = None
     _template_source: str | None = None
     _template_name: str | None = None
     _format_stops: tuple[str, ...] = ()
     # A ToolChats, once there is one. Types of attributes can be read at run time.
     _tools: Any = None
+
+    @property
+    def chat_format(self) -> str | None:
+        """The form of chats, by name. May be set: it counts for the requests from then on.
+
+        Raises:
+            ArgumentError: there is no such form; the one before stays.
+
+        """
+        return self._chat_format
+
+    @chat_format.setter
+    def chat_format(self, name: str | None) -> None:
+        from pyllama_spec.llama.chat_formats import HANDLERS
+
+        before = {field: getattr(self, field) for field in _FORM}
+        for field in _FORM:
+            setattr(self, field, getattr(Chats, field))
+        if not any(before["chat_handler"] is one for one in HANDLERS.values()):
+            self.chat_handler = before["chat_handler"]  # the program's own: it still answers
+        try:
+            self._choose_template(name, None)
+        except PyllamaSpecError:
+            for field, value in before.items():
+                setattr(self, field, value)
+            raise
 
     def _choose_template(self, chat_format: str | None, chat_template: str | None) -> None:
         """Notes which one is wanted. One that is named is made now, so that its faults show."""
@@ -51,12 +82,12 @@ class Chats(Completions):
                 f"chat_format takes the name of a template, not {shown(chat_format)}"
             )
         has_own = self._open.chat_template() is not None
-        self.chat_format = chat_format or (_DEFAULT if has_own else "chatml")
+        self._chat_format = chat_format or (_DEFAULT if has_own else "chatml")
         if chat_format is not None and chat_template is None:
             from pyllama_spec.llama.chat_formats import HANDLERS
 
             if chat_format in HANDLERS:
-                self.chat_handler = HANDLERS[chat_format]
+                self.chat_handler = self.chat_handler or HANDLERS[chat_format]
                 return
         self._template_source = chat_template
         if chat_format == _DEFAULT and has_own:
@@ -211,10 +242,12 @@ class Chats(Completions):
         assert self.chat_handler is not None
         tools, tool_choice, functions, function_call = tool_options
         stream, model, logprobs, top_logprobs = others
+        # Handlers add to it what ends an answer in their form.
+        stop = list(options["stop"]) if isinstance(options["stop"], tuple) else options["stop"]
         answered: Response | Stream = self.chat_handler(
             llama=self, messages=messages, functions=functions, function_call=function_call,
             tools=tools, tool_choice=tool_choice, stream=stream, model=model,
-            logprobs=logprobs, top_logprobs=top_logprobs, **options,
+            logprobs=logprobs, top_logprobs=top_logprobs, **{**options, "stop": stop},
         )  # fmt: skip
         return answered
 

@@ -35,8 +35,9 @@ class Settings(OpenModel):
 
     @property
     def n_batch(self) -> int:
-        """Tokens per decode."""
-        return self._params.n_batch
+        """Tokens per decode; never more than a text has."""
+        n_ctx = self._params.n_ctx or self._open.info.n_ctx_train
+        return min(self._params.n_batch, n_ctx)
 
     @property
     def n_threads(self) -> int:
@@ -54,8 +55,8 @@ class Settings(OpenModel):
         params = self._params
         n_threads = params.n_threads or default_n_threads()
         return SimpleNamespace(
-            n_ctx=params.n_ctx or self._open.info.n_ctx_train, n_batch=params.n_batch,
-            n_ubatch=min(params.n_ubatch, params.n_batch), n_seq_max=params.n_seq_max,
+            n_ctx=params.n_ctx or self._open.info.n_ctx_train, n_batch=self.n_batch,
+            n_ubatch=min(params.n_ubatch, self.n_batch), n_seq_max=params.n_seq_max,
             n_threads=n_threads, n_threads_batch=params.n_threads_batch or n_threads,
             rope_scaling_type=ROPE_SCALING[params.rope_scaling],
             pooling_type=POOLING[params.pooling], rope_freq_base=params.rope_freq_base,

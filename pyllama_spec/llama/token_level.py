@@ -65,7 +65,7 @@ class TokenLevel(OpenModel):
         Row i is that of token i. Without logits_all only the row of the last token is there.
         """
         if self._all_logits is None:
-            rows = self.n_ctx() if self._logits_all else self._runtime.context.n_batch
+            rows = self.n_ctx() if self._logits_all else self._runtime.context.params.n_batch
             self._all_logits = np.zeros((rows, self.n_vocab()), dtype=np.float32)
         return self._all_logits
 

@@ -66,10 +66,16 @@ def tool_completion(
 
 
 class _Deltas:
-    """What is new in an answer since it was looked at last."""
+    """What is new in an answer since it was looked at last.
 
-    def __init__(self, answer_id: str) -> None:
-        self._id = answer_id
+    Args:
+        answer_id: of the answer; those of its calls are made of it.
+        has_function: say the first call in OpenAI's older form as well, as a whole answer does.
+
+    """
+
+    def __init__(self, answer_id: str, *, has_function: bool = False) -> None:
+        self._id, self._has_function = answer_id, has_function
         self._sent = Answer()
 
     def of(self, now: Answer) -> list[Response]:
@@ -87,14 +93,20 @@ class _Deltas:
         for i, (name, arguments) in enumerate(now.calls):
             if i == len(sent.calls):
                 sent.calls.append((name, arguments))
-                out.append({"tool_calls": [{"index": i, **_call(self._id, i, name, arguments)}]})
+                out.append(self._delta(i, _call(self._id, i, name, arguments)))
                 continue
             old_arguments = sent.calls[i][1]
             if len(arguments) > len(old_arguments) and arguments.startswith(old_arguments):
                 sent.calls[i] = (name, arguments)
                 more = {"arguments": arguments[len(old_arguments) :]}
-                out.append({"tool_calls": [{"index": i, "function": more}]})
+                out.append(self._delta(i, {"function": more}))
         return out
+
+    def _delta(self, i: int, call: Response) -> Response:
+        delta: Response = {"tool_calls": [{"index": i, **call}]}
+        if self._has_function and i == 0:
+            delta["function_call"] = dict(call["function"])
+        return delta
 
 
 def tool_chunks(
@@ -112,7 +124,8 @@ def tool_chunks(
         choice = {"index": 0, "delta": delta, "logprobs": found, "finish_reason": finish}
         return envelope.wrap("chat.completion.chunk", choice)
 
-    deltas, is_first, has_calls = _Deltas(envelope.id), True, False
+    deltas = _Deltas(envelope.id, has_function=request.is_legacy or bool(request.forced))
+    is_first, has_calls = True, False
     for piece in generation:
         if is_first:
             yield chunk({"role": "assistant"})

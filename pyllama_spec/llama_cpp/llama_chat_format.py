@@ -17,7 +17,9 @@ from pyllama_spec.llama.chat_formats import (
 from pyllama_spec.llama.settings import ChatHandler
 
 __all__ = [
+    "CHATML_BOS_TOKEN",
     "CHATML_CHAT_TEMPLATE",
+    "CHATML_EOS_TOKEN",
     "ChatFormatter",
     "ChatFormatterResponse",
     "Jinja2ChatFormatter",
@@ -34,6 +36,7 @@ __all__ = [
 
 LlamaChatCompletionHandler = ChatHandler
 CHATML_CHAT_TEMPLATE = CHATML
+CHATML_BOS_TOKEN, CHATML_EOS_TOKEN = "<s>", "<|im_end|>"
 # What a chat is given that completions know nothing of.
 _OF_CHATS = ("functions", "function_call", "tools", "tool_choice", "messages", "llama")
 

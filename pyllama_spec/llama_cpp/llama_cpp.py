@@ -140,6 +140,32 @@ def llama_supports_gpu_offload() -> bool:
     return supports_gpu()
 
 
+def llama_supports_mmap() -> bool:
+    """Yes: Llama(use_mmap=...)."""
+    return True
+
+
+def llama_supports_mlock() -> bool:
+    """Yes: Llama(use_mlock=...)."""
+    return True
+
+
+def llama_log_callback(function: Any) -> Any:
+    """A decorator that leaves the function as it is, see llama_log_set()."""
+    return function
+
+
+def llama_log_set(log_callback: Any, user_data: Any) -> None:
+    """Nothing: the engine is silent but for Llama(verbose=True) and engine.set_log_level().
+
+    Args:
+        log_callback: what would be given its lines; programs silence llama.cpp so.
+        user_data: of the callback.
+
+    """
+    del log_callback, user_data
+
+
 def llama_print_system_info() -> bytes:
     """What the engine was compiled with."""
     from pyllama_spec.engine import system_info

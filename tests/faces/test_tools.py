@@ -130,6 +130,12 @@ def test_the_older_form_and_streams() -> None:
         assert json.loads(arguments) == json.loads(message["function_call"]["arguments"])
         assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
         assert deltas[0] == {"role": "assistant"}
+        # The older form is in streams too, as in the whole answer.
+        older = [delta["function_call"] for delta in deltas if "function_call" in delta]
+        assert older[0]["name"] == "pick"
+        assert "".join(one.get("arguments", "") for one in older) == arguments
+        free = llm.create_chat_completion([USER], tools=[SMALL], stream=True, **OPTIONS)
+        assert not any("function_call" in chunk["choices"][0]["delta"] for chunk in free)
         none = llm.create_chat_completion(
             [USER], tools=[SMALL], tool_choice="none", max_tokens=5, temperature=0.0
         )

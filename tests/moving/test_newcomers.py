@@ -1,0 +1,128 @@
+"""What apps written for llama-cpp-python came upon, each thing on a toy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, UnsupportedError
+from pyllama_spec.llama_cpp import llama_chat_format, llama_log_callback, llama_log_set
+from pyllama_spec.llama_cpp.llama_chat_format import Jinja2ChatFormatter, register_chat_format
+from tests.faces.families import USER, WEATHER
+from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
+
+CALL = {
+    "id": "call_1", "type": "function",
+    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+}  # fmt: skip
+
+
+class Dumped:
+    """What an object of pydantic is here: it gives its fields, and is no dict."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self, exclude_none: bool = False) -> dict[str, Any]:
+        """As pydantic's."""
+        return {k: v for k, v in self.fields.items() if v is not None or not exclude_none}
+
+
+def _prompt(llm: Any, messages: list[Any]) -> str:
+    return str(llm.template.render(messages).text)
+
+
+def test_a_chat_format_that_is_set_later_counts() -> None:
+    with open_tiny(chat_format="llama-2") as opened:
+        expected = _prompt(opened, [USER])
+    with open_tiny() as llm:
+        before = _prompt(llm, [USER])
+        llm.create_chat_completion([USER], max_tokens=1, **GREEDY)
+        llm.chat_format = "llama-2"
+        assert llm.chat_format == "llama-2"
+        assert _prompt(llm, [USER]) == expected != before
+        found = llm.create_chat_completion([USER], max_tokens=1, **GREEDY)
+        n_prompt = len(llm.tokenize(expected.encode()))
+        assert found["usage"]["prompt_tokens"] == n_prompt
+        with pytest.raises(ArgumentError, match="nope"):
+            llm.chat_format = "nope"
+        assert llm.chat_format == "llama-2"
+        assert _prompt(llm, [USER]) == expected
+
+
+def test_a_registered_format_and_a_handler_of_ones_own() -> None:
+    @register_chat_format("of-a-newcomer")
+    def formatter(messages: Any, **more: Any) -> Any:
+        del messages, more
+        return llama_chat_format.ChatFormatterResponse(prompt="the cat")
+
+    try:
+        llm: Any  # what a handler gives has no type, and properties change
+        with open_tiny(chat_format="of-a-newcomer") as llm:
+            llm.create_chat_completion([USER], max_tokens=1, **GREEDY)
+            assert llm.chat_handler is not None
+            llm.chat_format = "chatml"
+            assert llm.chat_handler is None
+            llm.chat_handler = lambda **keywords: keywords["stop"]
+            llm.chat_format = "of-a-newcomer"
+            assert llm.create_chat_completion([USER]) == []
+        with open_tiny(chat_format="of-a-newcomer", chat_handler=lambda **_: "mine") as llm:
+            assert llm.create_chat_completion([USER]) == "mine"
+    finally:
+        registry = llama_chat_format.LlamaChatCompletionHandlerRegistry()
+        registry.unregister_chat_handler("of-a-newcomer")
+
+
+def test_a_handler_can_add_to_what_ends_a_text() -> None:
+    """As theirs do: `stop + [...]`, which needs a list."""
+    with open_tiny(chat_handler=lambda **keywords: keywords["stop"] + ["zzz"]) as llm:
+        found: Any = llm.create_chat_completion([USER])
+        assert found == ["zzz"]
+
+
+def test_no_suffix_needs_no_tokens_for_it() -> None:
+    with open_tiny() as llm:
+        plain = text_of(llm("the cat", max_tokens=6, **GREEDY))
+        assert text_of(llm("the cat", suffix="", max_tokens=6, **GREEDY)) == plain
+        with pytest.raises(UnsupportedError, match="fill-in-the-middle"):
+            llm("the cat", suffix="sat", max_tokens=6, **GREEDY)
+
+
+def test_a_batch_is_never_wider_than_a_text() -> None:
+    with open_tiny(n_ctx=64, n_batch=4096) as llm:
+        assert (llm.n_batch, llm.context_params.n_batch) == (64, 64)
+        assert llm.scores.shape == (4096, llm.n_vocab())
+
+
+def test_messages_may_be_objects_of_the_package_openai() -> None:
+    said = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    told = {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    forms: list[list[Any]] = [
+        [USER, said, told, USER],
+        [USER, Dumped(**said, function_call=None), told, USER],
+        [USER, {**said, "tool_calls": [Dumped(**CALL)]}, told, USER],
+        [USER, Dumped(**{**said, "tool_calls": [CALL]}, audio=None), Dumped(**told), USER],
+    ]
+    with open_tiny(chat_format="chatml-function-calling", n_ctx=2048) as llm:
+        found = [
+            llm.create_chat_completion(form, tools=[WEATHER], max_tokens=4, **GREEDY)
+            for form in forms
+        ]
+    counts = [one["usage"]["prompt_tokens"] for one in found]
+    assert counts == [counts[0]] * 4
+    assert len({one["choices"][0]["message"]["content"] for one in found}) == 1
+
+
+def test_programs_that_silence_the_engine() -> None:
+    def quiet(level: int, text: bytes, data: Any) -> None:
+        del level, text, data
+
+    llama_log_set(llama_log_callback(quiet), None)
+    formatter = Jinja2ChatFormatter(
+        llama_chat_format.CHATML_CHAT_TEMPLATE, llama_chat_format.CHATML_EOS_TOKEN,
+        llama_chat_format.CHATML_BOS_TOKEN,
+    )  # fmt: skip
+    assert formatter(messages=[USER]).stop == ["<|im_end|>"]
+    with open_tiny() as llm:
+        assert text_of(llm(PROMPT, max_tokens=2, **GREEDY))
