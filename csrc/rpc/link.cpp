@@ -187,6 +187,16 @@ serving::~serving() {
     t_is_serving = false;
 }
 
+bool can_be_counted(const uint32_t * ne, const uint32_t * nb) {
+    constexpr double MOST = 4e18;   // below 2 to the 62nd, and a double is near enough
+    double n = 1, bytes = 1 << 16;  // more than one element has
+    for (int i = 0; i < 4; ++i) {
+        n     *= ne[i];
+        bytes += (double) ne[i] * nb[i];
+    }
+    return n < MOST && n * 256 < MOST && bytes < MOST;
+}
+
 bool set_freeing(bool is_freeing) {
     const bool before = t_is_freeing;
     t_is_freeing = is_freeing;

@@ -58,6 +58,12 @@ public:
     serving & operator=(const serving &) = delete;
 };
 
+// What two servers compute together would let a client make one listen on all addresses, or connect to any.
+constexpr bool REFUSES_PAIRS = true;
+
+// Whether the numbers of elements and of bytes are any: such as wrap around pass every comparison with a buffer's size.
+bool can_be_counted(const uint32_t * ne, const uint32_t * nb);
+
 // Reads so many bytes into out, whose memory grows with what is there: a size is only what a client claims.
 template <typename F> bool receive(std::vector<uint8_t> & out, uint64_t size, F && read) {
     constexpr uint64_t FIRST = 1 << 20;

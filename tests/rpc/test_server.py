@@ -220,6 +220,51 @@ def test_a_client_that_lies(attack: bytes) -> None:
         _talk(server.address)
 
 
+def _tensor(buffer: int, data: int, ne: tuple[int, ...], nb: tuple[int, ...]) -> bytes:
+    """A tensor of F32 as a message has it."""
+    return struct.pack("<QIQ8I", 1, 0, buffer, *ne, *nb) + bytes(168) + struct.pack("<Q68x", data)
+
+
+def _ask(client: socket.socket, command: int, data: bytes) -> bytes:
+    """The answer; empty where the server has hung up."""
+    client.sendall(_message(command, data))
+    with contextlib.suppress(ConnectionResetError), client.makefile("rb", buffering=0) as source:
+        if head := source.read(8):
+            return source.read(int.from_bytes(head, "little")) or b""
+    return b""
+
+
+def test_a_tensor_whose_size_wraps_around() -> None:
+    """2 ** 64 elements are 0 to who multiplies, and so lay inside of every buffer."""
+    with Server() as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(_HELLO)
+            assert len(client.recv(36, socket.MSG_WAITALL)) == 36
+            buffer = struct.unpack("<QQ", _ask(client, 0, struct.pack("<IQ", 0, 4096)))[0]
+            base = struct.unpack("<Q", _ask(client, 3, struct.pack("<Q", buffer)))[0]
+            good = _tensor(buffer, base, (1, 1, 1, 1), (4, 4, 4, 4))
+            assert _ask(client, 9, good + good) == b"\1"
+            bad = _tensor(buffer, base - 8, (2**31, 2**31, 4, 1), (0, 0, 0, 0))
+            assert _ask(client, 9, bad + good) == b""
+        assert server.process.poll() is None
+        _talk(server.address)
+
+
+def test_no_listening_for_another_server() -> None:
+    """What several servers compute together begins so: at all addresses, for whoever comes."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        Server() as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as client,
+    ):
+        client.sendall(_HELLO)
+        assert len(client.recv(36, socket.MSG_WAITALL)) == 36
+        assert _ask(client, 20, struct.pack("<4I64x", 0, 0, 2, port)) == b"\0"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
 def test_noise() -> None:
     """Random bytes behind a greeting, and a client beside it that goes on."""
     rng = np.random.default_rng(1)
