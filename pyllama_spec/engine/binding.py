@@ -28,7 +28,7 @@ _engine: Any = load_engine()
 ffi, lib = _engine.ffi, _engine.lib
 module_file: str = str(_engine.__file__)
 
-__all__ = ["check", "ffi", "fork_generation", "last_error", "lib", "module_file"]
+__all__ = ["check", "ffi", "fork_generation", "keep_error", "last_error", "lib", "module_file"]
 
 _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
     lib.LLAMA_SPEC_ARGUMENT: ArgumentError,
@@ -45,16 +45,20 @@ _EXCEPTIONS: dict[int, type[PyllamaSpecError]] = {
 }
 
 
-# Of each thread: what ended a call while it waited, such as KeyboardInterrupt.
+# Of each thread: what ended a call from inside of it, such as KeyboardInterrupt.
 _waiting = threading.local()
 
 
-def _keep_error(kind: object, error: BaseException, trace: object) -> bool:
+def keep_error(kind: object, error: BaseException, trace: object) -> bool:
+    """For what the engine calls and cannot raise: check() raises it once the call is over.
+
+    Signals are handled where Python begins to run again: before the first line of a callback.
+    """
     _waiting.error = error
     return True
 
 
-@ffi.def_extern(onerror=_keep_error)  # type: ignore[untyped-decorator]
+@ffi.def_extern(onerror=keep_error)  # type: ignore[untyped-decorator]
 def pyllama_spec_wants_to_stop() -> bool:
     """Called by long loops and waits of the engine: waiting signals are handled on the way in."""
     return False

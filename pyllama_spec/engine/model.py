@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
@@ -26,11 +28,13 @@ SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
 
 
-@ffi.def_extern(onerror=lambda *_: False)  # type: ignore[untyped-decorator]
+@ffi.def_extern(onerror=lambda *error: not keep_error(*error))  # type: ignore[untyped-decorator]
 def pyllama_spec_on_progress(fraction: float, user: Any) -> bool:
     """Called by the engine while it loads; False ends the load."""
-    report: Callable[[float], bool] = ffi.from_handle(user)
-    return report(fraction)
+    progress: Progress | None = ffi.from_handle(user)[0]
+    if progress is not None:
+        progress(fraction)
+    return True
 
 
 class Model(Closeable):
@@ -121,22 +125,10 @@ class Model(Closeable):
 
     def _load(self, params: Any, progress: Progress | None) -> Any:
         out = ffi.new("llama_spec_model **")
-        stopped: list[BaseException] = []
-
-        def report(fraction: float) -> bool:
-            try:
-                if progress is not None:
-                    progress(fraction)
-            except BaseException as error:  # noqa: BLE001 - raised again below, outside the C frames
-                stopped.append(error)
-            return not stopped
-
-        user = ffi.new_handle(report)
+        user = ffi.new_handle([progress])
         params.progress, params.progress_user = lib.pyllama_spec_on_progress, user
         code = lib.llama_spec_model_load(os.fsencode(self.path), params, out)
         try:
-            if stopped:
-                raise stopped[0]
             check(code, f"cannot load {self.path}")
         except BaseException:
             lib.llama_spec_model_free(out[0])
@@ -197,6 +189,15 @@ class Model(Closeable):
             key = self._text(lib.llama_spec_model_meta_key, i)
             out[key] = self._text(lib.llama_spec_model_meta_value, i)
         return out
+
+    @cached_property
+    def identity(self) -> str:
+        """A hash of what the file says of itself, but for arrays: other models have others.
+
+        Two files that differ in their weights alone have the same.
+        """
+        said = repr((self.description, sorted(self.metadata.items())))
+        return hashlib.sha256(said.encode(errors="replace")).hexdigest()[:32]
 
     def _text(self, function: Any, i: int) -> str:
         size = 256

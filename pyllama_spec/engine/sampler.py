@@ -17,10 +17,12 @@ from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 
 # More than a draft has of tokens, at several bytes each.
 _MAX_FORCED_BYTES = 256
+# The engine looks at each alternative for each token: an enum of 100,000 values took seconds.
+MAX_GRAMMAR_KIB = 1024
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -153,7 +155,13 @@ def _check_texts(params: SamplerParams) -> None:
         for token in ids:
             int32(token, name)
     if params.grammar is not None:
-        checked_text(params.grammar, "grammar")
+        n_kib = len(checked_text(params.grammar, "grammar")) >> 10
+        if n_kib > MAX_GRAMMAR_KIB:
+            raise UnsupportedError(
+                f"the grammar, or that of the schema, has {n_kib:,} KiB; {MAX_GRAMMAR_KIB:,} are "
+                "the most, since each token would take seconds. Give fewer or shorter values, or "
+                "check the text afterwards"
+            )
         checked_text(params.grammar_root, "grammar_root")
 
 
@@ -181,6 +189,7 @@ class Sampler:
 
     Raises:
         ArgumentError: a parameter is out of range, or the grammar cannot be parsed.
+        UnsupportedError: the grammar is too large.
 
     """
 

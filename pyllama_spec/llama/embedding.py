@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, ContextFullError
+from pyllama_spec.generation.request_lock import RequestLock
 
 # The engine's LLAMA_MAX_SEQ.
 _MAX_SEQUENCES = 256
@@ -27,7 +27,6 @@ class Embedder:
     """
 
     def __init__(self, model: Model, params: ContextParams) -> None:
-        self._lock = Lock()
         self._vocab = model.vocab
         n_ctx = params.n_ctx or model.info.n_ctx_train
         # An encoder takes a batch in one piece, and every token of it gives a row.
@@ -36,6 +35,7 @@ class Embedder:
             n_ubatch=params.n_batch, n_seq_max=min(params.n_batch, n_ctx, _MAX_SEQUENCES),
             target_layers=(),
         )  # fmt: skip
+        self._lock = RequestLock(self.context.cancel)
         self._encodes = model.info.has_encoder or not self.context.has_memory
         self._batch = Batch(self.context.n_batch)
 
@@ -61,11 +61,14 @@ class Embedder:
         Raises:
             ArgumentError: one is no text, or has no tokens.
             ContextFullError: one is too long.
+            CancelledError: cancel() was called meanwhile.
 
         """
-        found = [self._tokens(text, truncate) for text in texts]
+        # Before the lock: in a forked child a thread may hold it that is not there.
+        self.context.check_process()
         out: list[Any] = []
-        with self._lock:
+        with self._lock.exclusive():
+            found = [self._tokens(text, truncate) for text in texts]
             group: list[list[int]] = []
             n = 0
             for tokens in found:
@@ -111,10 +114,30 @@ class Embedder:
             at += len(tokens)
         return out
 
+    def cancel(self) -> None:
+        """Ends what runs, from any thread."""
+        if not self.context.is_forked:
+            self._lock.cancel()
+
     def close(self) -> None:
-        """Frees the context."""
-        with self._lock:
+        """Ends what runs, and frees the context."""
+        if self.context.is_forked or self._lock.close():
             self.context.close()
+
+
+def texts_of(given: object) -> list[str]:
+    """What embed() was given, as a list; whether each is a text is seen when it is read.
+
+    Raises:
+        ArgumentError: it is neither a text nor a list.
+
+    """
+    if isinstance(given, str):
+        return [given]
+    try:
+        return list(given)  # type: ignore[call-overload, no-any-return]
+    except TypeError:
+        raise ArgumentError(f"embed takes a text or a list of them, not {shown(given)}") from None
 
 
 def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> npt.NDArray[np.float32]:

@@ -18,7 +18,7 @@ from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama import keywords, pretrained
 from pyllama_spec.llama.chatting import Chats
-from pyllama_spec.llama.embedding import Embedder, response
+from pyllama_spec.llama.embedding import Embedder, response, texts_of
 from pyllama_spec.llama.loading import (
     check_parallel,
     open_drafter,
@@ -248,16 +248,21 @@ class Llama(Chats, Settings):
         Raises:
             UnsupportedError: the model was opened without embedding=True.
             ContextFullError: a text is too long, and truncate is False.
+            CancelledError: cancel() was called meanwhile.
 
         """
         if not self._embeds:
             raise UnsupportedError(
                 "embeddings are for a Llama that was opened with embedding=True; open it so"
             )
-        if self._embedder is None:
-            self._embedder = Embedder(self._open, self._params)
-        texts = [input] if isinstance(input, str) else list(input)
-        found, n_tokens = self._embedder.embed(texts, normalize=normalize, truncate=truncate)
+        texts, embedder = texts_of(input), self._embedder
+        if embedder is None:
+            mine = Embedder(self._open, self._params)
+            # Two threads may come here at once: one context serves both.
+            embedder = self.__dict__.setdefault("_embedder", mine)
+            if embedder is not mine:
+                mine.close()
+        found, n_tokens = embedder.embed(texts, normalize=normalize, truncate=truncate)
         out = found[0] if isinstance(input, str) else found
         return (out, n_tokens) if return_count else out
 
@@ -265,8 +270,7 @@ class Llama(Chats, Settings):
         self, input: str | Sequence[str], model: str | None = None
     ) -> dict[str, Any]:
         """The same in the form of OpenAI's API; see embed()."""
-        texts = [input] if isinstance(input, str) else list(input)
-        found, n_tokens = self.embed(texts, return_count=True)
+        found, n_tokens = self.embed(texts_of(input), return_count=True)
         return response(found, n_tokens, self.model_path if model is None else model)
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
@@ -316,6 +320,15 @@ class Llama(Chats, Settings):
         del local_dir_use_symlinks
         path = pretrained.fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
         return cls(path, **keywords)
+
+    def cancel(self) -> None:
+        """Ends what runs, embed() too, from any thread: it raises CancelledError within one decode.
+
+        Requests that wait for a place are not touched; with none running nothing happens.
+        """
+        super().cancel()
+        if self._embedder is not None:
+            self._embedder.cancel()
 
     def close(self) -> None:
         """Frees the model. Requests in other threads are cancelled first. May be called twice.

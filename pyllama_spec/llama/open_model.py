@@ -30,6 +30,7 @@ class LlamaState:
         memory: the engine's bytes.
         drafter: the drafter's, if it has any.
         seed: where the model's stream of seeds stood.
+        model: a hash of what the file says of itself; "" in states from before this was there.
 
     """
 
@@ -38,6 +39,7 @@ class LlamaState:
     memory: bytes
     drafter: bytes | None = None
     seed: int | None = None
+    model: str = ""
 
     @property
     def input_ids(self) -> npt.NDArray[np.intc]:
@@ -226,19 +228,28 @@ class OpenModel(Closeable):
             memory = runtime.context.memory.save(sequence.seq_id)
             drafter = runtime.round.drafter.save(sequence.seq_id)
             tokens = tuple(sequence.tokens)
-            return LlamaState(tokens, sequence.n_decoded, memory, drafter, self._seeds.state)
+            seed = self._seeds.state
+            return LlamaState(
+                tokens, sequence.n_decoded, memory, drafter, seed, self._open.identity
+            )
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state; the next request with that beginning does not read it again.
 
         Raises:
             ArgumentError: the state is damaged or of another model or settings. What the model
-                held before is forgotten then.
+                held before may be forgotten then.
             BusyError: every place has a request running.
 
         """
         if not isinstance(state, LlamaState):
             raise ArgumentError(f"load_state takes what save_state gave, not {shown(state)}")
+        # Shapes may be equal, and the engine looks at nothing else.
+        if state.model and state.model != self._open.identity:
+            raise ArgumentError(
+                "the state is of another model, or of one with other kv_overrides, than "
+                f"{self._open.path.name}: read the text again"
+            )
         runtime = self._runtime
         with runtime.runner.exclusive():
             runtime.runner.latest()  # raises where there is no place

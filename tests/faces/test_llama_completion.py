@@ -227,6 +227,15 @@ def test_reset_and_states() -> None:
         assert lasting(llm(PROMPT, max_tokens=20, **SAMPLED)) == lasting(first)
 
 
+def test_a_state_of_a_model_of_equal_shapes_is_refused() -> None:
+    with open_tiny() as llm, open_tiny(kind="qwen3") as other:
+        llm(PROMPT, max_tokens=4, **GREEDY)
+        expected = lasting(other(PROMPT, max_tokens=4, **GREEDY))
+        with pytest.raises(ArgumentError, match="of another model"):
+            other.load_state(llm.save_state())
+        assert lasting(other(PROMPT, max_tokens=4, **GREEDY)) == expected
+
+
 def test_seeds() -> None:
     options: dict[str, Any] = {"max_tokens": 24, "temperature": 1.5}
     with open_tiny(seed=3) as llm:

@@ -195,3 +195,35 @@ def test_callbacks_that_reach_back_get_errors() -> None:
         with pytest.raises(CancelledError):
             llm(PROMPT, max_tokens=20, logits_processor=reaches(llm.cancel))
         assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_embeddings_are_ended_like_texts(is_closing: bool) -> None:
+    """cancel() and close() waited for all that embed() had been given."""
+    texts = ["the cat sat on the mat " * 2] * 1000
+    with open_tiny(embedding=True) as llm, ThreadPoolExecutor(1) as pool:
+        expected = llm.embed("the cat")
+
+        def work() -> None:
+            while True:
+                llm.embed(texts)
+
+        running = pool.submit(work)
+        while not running.done():
+            time.sleep(0.01)
+            (llm.close if is_closing else llm.cancel)()
+        with pytest.raises(ClosedError if is_closing else CancelledError):
+            running.result()
+        if is_closing:
+            with pytest.raises(ClosedError):
+                llm.embed("the cat")
+        else:
+            assert llm.embed("the cat") == expected
+
+
+def test_threads_share_one_context_of_embeddings() -> None:
+    texts = [f"the cat {i}" for i in range(24)]
+    with open_tiny(embedding=True) as llm:
+        expected = [llm.embed(text) for text in texts]
+    with open_tiny(embedding=True) as llm, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(llm.embed, texts)) == expected

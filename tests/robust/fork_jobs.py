@@ -233,6 +233,26 @@ def _fork_amid_requests(llm: Llama) -> None:
     llm.close()
 
 
+def with_embeddings_that_compute() -> None:
+    """Other threads are in the middle of embed(), and hold its lock."""
+    llm = Llama(tiny("bert"), embedding=True, n_ctx=64, n_threads=1)
+    text = "the cat sat " * 20
+
+    def child() -> None:
+        refused(lambda: llm.embed(text))
+        llm.cancel()
+        llm.close()
+        stays_idle()
+
+    expected = llm.embed(text)
+    with busy(lambda: llm.embed(text)), busy(lambda: llm.embed([text] * 3)):
+        for i in range(4):
+            time.sleep(0.0013 * i)
+            fork(child)
+    assert llm.embed(text) == expected
+    llm.close()
+
+
 def _use(context: Context) -> None:
     refused(lambda: context.decode(batch_of([1], len(PROMPT))))
     sys.exit(7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ import textwrap
 import pytest
 
 from pyllama_spec import Llama
+from pyllama_spec.engine import Model
 from tests.robust.tools import tiny
 
 JOBS = (
@@ -79,6 +81,34 @@ def test_interrupt_ends_a_generation() -> None:
     """
     done = python("-c", textwrap.dedent(program))
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "interrupted\n")
+
+
+def test_a_signal_while_a_model_is_loaded() -> None:
+    """What its handler raises is raised: it was a ModelLoadError where the engine was at work."""
+
+    class SignalError(Exception):
+        pass
+
+    def fail(*_: object) -> None:
+        raise SignalError
+
+    def load(seconds: float) -> bool:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            Model(tiny()).close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except SignalError:
+            return True
+        return False
+
+    before = signal.signal(signal.SIGALRM, fail)
+    try:
+        seen = [load(0.0002 + 0.00005 * (i % 100)) for i in range(200)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert any(seen)
+    Model(tiny()).close()
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])

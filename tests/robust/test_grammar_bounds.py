@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pyllama_spec.engine import Sampler, SamplerParams
+from pyllama_spec.engine import Sampler, SamplerParams, schema_to_grammar
 from pyllama_spec.errors import ArgumentError, CancelledError, UnsupportedError
 from tests.robust.tools import decoded
 
@@ -38,6 +38,18 @@ def test_a_slow_grammar_ends() -> None:
     with pytest.raises(UnsupportedError, match=r"more than ten seconds.*500"):
         _generate(SLOW)
     assert time.thread_time() - before < _MAX_OWN_S
+
+
+def test_a_grammar_has_its_bound() -> None:
+    """An enum of 100,000 values took one to four seconds a token."""
+    for n, is_taken in ((2_000, True), (100_000, False)):
+        schema = {"enum": [f"value {i}" for i in range(n)]}
+        grammar = schema_to_grammar(schema)
+        if is_taken:
+            _generate(grammar, n=2)
+            continue
+        with pytest.raises(UnsupportedError, match=r"KiB; 1,024 are the most"):
+            _generate(grammar)
 
 
 def test_a_chain_of_doubled_rules_is_no_harm() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -234,6 +236,36 @@ def test_without_room_on_the_disk_features_are_computed_as_training_goes(
     report = train_eagle3(config)
     assert not list((config.work_dir / "features").glob("*.npy"))
     # The same text and almost the same rows: only how many are computed at once differs.
+    assert report.trained.tokens_per_round == pytest.approx(
+        trained[0].trained.tokens_per_round, abs=0.6
+    )
+
+
+_ON_A_SMALL_DISK = """
+import resource, sys
+from pathlib import Path
+from pyllama_spec.train import train_eagle3
+from tests.train.tools import quick_config
+config = quick_config(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+train_eagle3(config)
+"""
+
+
+def test_text_is_kept_where_its_features_fill_the_disk(
+    tmp_path: Path, trained: tuple[TrainReport, Path]
+) -> None:
+    """A limit on the size of a file fails a write as a full disk does. It threw the text away."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_A_SMALL_DISK, str(tmp_path)],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert "TrainError: " in done.stderr and "rows.npy" in done.stderr, done.stderr
+    assert "What was made so far is kept" in done.stderr
+    kept, whole = (f / "draft.gguf.train" / "corpus" for f in (tmp_path, trained[1]))
+    for name in ("index.json", "shard-00000.tokens.npy"):
+        assert (kept / name).read_bytes() == (whole / name).read_bytes()
+    report = train_eagle3(quick_config(tmp_path))
     assert report.trained.tokens_per_round == pytest.approx(
         trained[0].trained.tokens_per_round, abs=0.6
     )

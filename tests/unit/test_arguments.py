@@ -74,6 +74,7 @@ def _llama() -> Llama:
 
 
 LLAMA, MODEL = _llama(), Model(tiny())
+ENCODER = Llama(tiny("bert"), embedding=True, n_ctx=64, n_threads=1)
 CONTEXT = Context(MODEL, n_ctx=64, n_threads=1)
 SAMPLER = Sampler(MODEL, SamplerParams(temperature=0))
 CHAT = [{"role": "user", "content": "a"}]
@@ -95,6 +96,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "chat": (
         LLAMA.create_chat_completion, {"messages": CHAT, "max_tokens": 1},
         [*names_of(LLAMA.create_chat_completion), *_OPTIONS],
+    ),
+    "embed": (ENCODER.embed, {"input": "a"}, names_of(ENCODER.embed)),
+    "create_embedding": (
+        ENCODER.create_embedding, {"input": "a"}, names_of(ENCODER.create_embedding),
     ),
     "steps": (LLAMA.generate_steps, {"prompt": "a"}, names_of(LLAMA.generate_steps)),
     "tokenize": (MODEL.vocab.tokenize, {"text": "a"}, names_of(MODEL.vocab.tokenize)),

@@ -192,17 +192,29 @@ class _Keeper:
         features = [f for _, f in self._kept if f is not None]
         # The features first: without an entry in the corpus's index they do not count.
         is_whole = 0 < len(sequences) == len(features)
-        if self._features is not None and is_whole and self._features.has_room(self._n_tokens):
-            self._features.put(self._store.n_shards, hash_tokens(sequences), features)
-        self._store.append(sequences, self._next, dict(self._dropped))
+        try:
+            if self._features is not None and is_whole and self._features.has_room(self._n_tokens):
+                self._features.put(self._store.n_shards, hash_tokens(sequences), features)
+        finally:
+            # Text is small, features are not: on a disk that is full for them it is kept still.
+            self._store.append(sequences, self._next, dict(self._dropped))
         self._kept.clear()
         self._judged.clear()
         self._n_tokens = 0
 
     def close(self) -> None:
-        """Stores all that is finished."""
-        self.flush()
-        self._save_waiting(with_features=self._features is not None)
+        """Stores all that is finished; where the disk is full, as much of it as there is room for.
+
+        Raises:
+            TrainError: the disk is full.
+
+        """
+        try:
+            self.flush()
+            self._save_waiting(with_features=self._features is not None)
+        except TrainError:
+            self._save_waiting(with_features=False)
+            raise
 
     def _save_waiting(self, *, with_features: bool) -> None:
         finished = [*self._judged.values(), *self._waiting.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -34,7 +34,7 @@ class Checkpoints:
 
         """
         content = {"format": _FORMAT, "identity": self._identity, "state": state}
-        write_atomic(self._path(name), lambda file: torch.save(content, file))
+        write_atomic(self._path(name), lambda file: _save(content, file))
 
     def load(self, name: str) -> dict[str, Any] | None:
         """A state; None if there is none.
@@ -68,3 +68,31 @@ class Checkpoints:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.pt"
+
+
+class _Disk:
+    """A file that remembers what the system said: torch says something else of a full disk."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    disk = _Disk(file)
+    try:
+        torch.save(content, disk)
+    except RuntimeError:
+        if disk.error is None:
+            raise
+        raise disk.error from None
