@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
         drafted = compare_app(theirs, run_app(python, app, "draft")) if has_draft else {}
         for name, one in plain.items():
             other = drafted.get(name)
-            n_bad += sum(1 for each in (one, other) if each and not _is_fine(each))
+            n_bad += sum(1 for each in (one, other) if each and not is_fine(each))
             shown = [f"{x.word}{': ' + x.why if x.why else ''}" if x else "" for x in (one, other)]
             lines.append(f"| {app} | {name} | {' | '.join(_cell(text) for text in shown)} |")
             print(lines[-1], flush=True)
@@ -103,8 +103,9 @@ def _cell(text: str) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def _is_fine(one: Verdict) -> bool:
-    return one.is_good or one.word == "fails there"
+def is_fine(one: Verdict) -> bool:
+    """Whether an app is no worse off: where it fails there in the same way, that is its own."""
+    return one.is_good or one.word == "fails there" or one == Verdict("both fail")
 
 
 if __name__ == "__main__":
