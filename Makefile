@@ -129,7 +129,7 @@ FORCE:
 
 # An editable install whose CMake tree is kept, so that a second run compiles only what changed.
 $(STAMP): $(VENV)/.build-tools $(VENV)/.modules $(NATIVE)
-	@echo "building the engine: about two minutes on two cores"
+	@echo "building the engine: about four minutes on two cores"
 	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=$(BUILD) -e .
 	@touch $@
 
