@@ -23,9 +23,18 @@ from tests.upstream.run import ROOT, archive
 # Those that reach our kernels, and those that patches touch.
 OPS = "MUL_MAT,MUL_MAT_ID,FLASH_ATTN_EXT,SSM_CONV,SSM_SCAN,GATED_DELTA_NET"
 SOURCE = "tests/test-backend-ops.cpp"
+BUILT = ROOT / "build/native/vendor/llama.cpp/ggml/src"
 # A case and how it ended, without the colours.
 LINE = re.compile(r"^\s*([A-Z_0-9]+\(.*\)): (OK|FAIL|not supported.*)$", re.MULTILINE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def libraries() -> list[Path]:
+    """What the engine's backends were built into, in the order of a linker."""
+    backends = sorted(BUILT.glob("ggml-*/lib*.a"))  # in the registry beside the CPU
+    return [
+        BUILT / "libggml.a", *backends, BUILT / "libggml-cpu.a", BUILT / "libggml-base.a",
+    ]  # fmt: skip
 
 
 def build(work: Path) -> Path:
@@ -38,7 +47,6 @@ def build(work: Path) -> Path:
             assert member is not None
             source.write_bytes(member.read())
     engine = ROOT / "vendor/llama.cpp/ggml"
-    built = ROOT / "build/native/vendor/llama.cpp/ggml/src"
     compile_one = ["g++", "-O1", "-std=c++17", "-w", "-c", f"-I{engine / 'include'}"]
     compile_one += [f"-I{engine / 'src'}", f"-I{ROOT / 'csrc'}"]
     objects = []
@@ -47,10 +55,9 @@ def build(work: Path) -> Path:
         if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
             subprocess.run([*compile_one, str(path), "-o", str(target)], check=True)
         objects.append(str(target))
-    libraries = [str(built / f"lib{name}.a") for name in ("ggml", "ggml-cpu", "ggml-base")]
     program = work / "test-backend-ops"
     wrap = "-Wl,--wrap=pyllama_spec_prepare_pool"
-    link = ["g++", wrap, *objects, *libraries, "-lpthread", "-ldl", "-o", str(program)]
+    link = ["g++", wrap, *objects, *map(str, libraries()), "-lpthread", "-ldl", "-o", str(program)]
     subprocess.run(link, check=True)
     return program
 

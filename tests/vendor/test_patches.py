@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from tests.upstream.backend_ops import BUILT, libraries
 from tests.vendor.tools import (
     HOT,
     LATER_20,
@@ -126,3 +127,8 @@ def test_every_patch_of_ours_says_why() -> None:
     for path in sorted((SYNC.parent / "patches").glob("*.patch")):
         title, blank, *rest = path.read_text(encoding="utf-8").split("\n--- ")[0].split("\n")
         assert title and not blank and any(rest), f"{path.name} has no header"
+
+
+def test_the_engines_own_test_is_linked_with_every_backend() -> None:
+    """As `python -m tests.upstream.backend_ops` does; one backend was added and left out there."""
+    assert sorted(libraries()) == sorted(BUILT.rglob("*.a")) != []
