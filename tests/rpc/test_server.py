@@ -235,7 +235,7 @@ def _ask(client: socket.socket, command: int, data: bytes) -> bytes:
 
 
 def test_a_tensor_whose_size_wraps_around() -> None:
-    """2 ** 64 elements are 0 to who multiplies, and so lay inside of every buffer."""
+    """2 ** 64 elements are 0 to who multiplies, and would lie inside of every buffer."""
     with Server() as server:
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
             assert len(_ask(client, 14, bytes(24))) == 28
