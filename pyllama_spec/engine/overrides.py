@@ -57,7 +57,7 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
                 "the file; tokenizer.ggml.*, context_length, rope.*, expert_used_count and the "
                 "like may"
             )
-        raw.key = _kept(key, keep)
+        raw.key = _kept(text(key, "a key of kv_overrides"), keep)
         _fill(raw, key, value, keep)
     return RawOverrides(array if overrides else ffi.NULL, keep)
 
@@ -66,9 +66,9 @@ def _fill(raw: Any, key: str, value: object, keep: list[Any]) -> None:
     if isinstance(value, bool):
         raw.kind, raw.whole = _BOOL, value
     elif isinstance(value, str):
-        if len(value.encode()) > _MAX_BYTES:
+        if len(text(value, f"kv_overrides: {key}").encode()) > _MAX_BYTES:
             raise ArgumentError(f"kv_overrides: the text of {key} has more than {_MAX_BYTES} bytes")
-        raw.kind, raw.text = _TEXT, _kept(text(value, key), keep)
+        raw.kind, raw.text = _TEXT, _kept(value, keep)
     elif hasattr(value, "__index__"):
         raw.kind, raw.whole = _INT, int32(value, f"kv_overrides: {key}")
         if raw.whole < 1 and key.endswith(("expert_used_count", "context_length")):

@@ -13,6 +13,8 @@ HEADER_BYTES = _HEADER.size
 _VERSIONS = (2, 3)
 # Every key takes at least a length, a character, a type and a value; every tensor more.
 _MIN_ENTRY_BYTES = 14
+# Real files have less than a hundred. The engine counts to find its n-th key: 20,000 took seconds.
+_MAX_KEYS = 4096
 
 
 class Header(NamedTuple):
@@ -68,4 +70,6 @@ def check_header(path: Path) -> Header:
             f"{path} promises {n_tensors} tensors and {n_keys} metadata keys, more than its "
             f"{size} bytes can hold; it is damaged"
         )
+    if n_keys > _MAX_KEYS:
+        raise ModelLoadError(f"{path} has {n_keys} metadata keys; {_MAX_KEYS} are the most")
     return Header(n_tensors, n_keys, size)

@@ -85,7 +85,7 @@ def _read(code: int, said: str, *, hung: bool) -> Ending:
     return Ending(kind, text[-_MAX_SAID:])
 
 
-def _mapped_bytes() -> int:
+def mapped_bytes() -> int:
     """What the process maps: a worker of pytest that has run thousands of tests maps gigabytes."""
     with Path("/proc/self/statm").open(encoding="ascii") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
@@ -93,7 +93,7 @@ def _mapped_bytes() -> int:
 
 def _be_the_case(case: Callable[[], object], write: int, cpu_limit_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit_s, cpu_limit_s + 5))
-    limit = _mapped_bytes() + MEMORY_LIMIT_BYTES
+    limit = mapped_bytes() + MEMORY_LIMIT_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.dup2(write, 1)

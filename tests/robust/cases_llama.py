@@ -59,6 +59,8 @@ CASES.table(
         "kv_overrides_of_shapes": (
             _open(kv_overrides={"llama.block_count": 99}), ArgumentError, "llama.block_count",
         ),
+        "kv_half_text": (_open(kv_overrides={"general.name": "\ud800"}), ArgumentError, "half of"),
+        "kv_half_key": (_open(kv_overrides={"tokenizer.ggml.\ud800": 1}), ArgumentError, "half of"),
         "kv_overrides_of_no_type": (
             _open(kv_overrides={"llama.context_length": None}), ArgumentError, "context_length",
         ),

@@ -22,6 +22,7 @@ from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from pyllama_spec.train import CheckpointError, DivergedError, TrainError, train_eagle3
+from pyllama_spec.train.run.checkpoint import save_whole
 from pyllama_spec.train.run.objective import AcceptanceMeter
 from pyllama_spec.train.run.pipeline import TrainReport
 from pyllama_spec.train.run.target_weights import read_weights
@@ -269,6 +270,16 @@ def test_text_is_kept_where_its_features_fill_the_disk(
     assert report.trained.tokens_per_round == pytest.approx(
         trained[0].trained.tokens_per_round, abs=0.6
     )
+
+
+def test_a_checkpoint_on_a_full_disk_says_so() -> None:
+    """It was "RuntimeError: unexpected pos 10919744 vs 10919632"."""
+    content = {"rows": torch.zeros(300_000)}
+    with (
+        Path("/dev/full").open("wb", buffering=0) as full,
+        pytest.raises(OSError, match="No space left"),
+    ):
+        save_whole(content, full)
 
 
 def test_a_plain_head_has_no_key_that_stock_llama_cpp_lacks(tmp_path: Path) -> None:

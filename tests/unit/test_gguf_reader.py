@@ -12,6 +12,7 @@ import pytest
 from pyllama_spec.engine import quantize
 from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.files import whole_file
+from pyllama_spec.gguf.header import check_header
 from pyllama_spec.gguf.reader import read_gguf, read_keys
 from pyllama_spec.gguf.sizes import tensor_bytes
 from pyllama_spec.gguf.values import read_floats, read_ids
@@ -113,6 +114,14 @@ def test_a_table_that_cannot_be(tmp_path: Path) -> None:
     path.write_bytes(data[: data.index(b"ids") + 30])
     with pytest.raises(ModelLoadError, match="cut off"):
         read_gguf(path)
+
+
+def test_a_file_of_twenty_thousand_keys_is_refused(tmp_path: Path) -> None:
+    """Its metadata took seven seconds of a processor to read."""
+    path = tmp_path / "many.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 20_000) + bytes(20_000 * 14))
+    with pytest.raises(ModelLoadError, match="has 20000 metadata keys; 4096 are the most"):
+        check_header(path)
 
 
 def test_arrays_of_arrays_are_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Checkpoints:
 
         """
         content = {"format": _FORMAT, "identity": self._identity, "state": state}
-        write_atomic(self._path(name), lambda file: _save(content, file))
+        write_atomic(self._path(name), lambda file: save_whole(content, file))
 
     def load(self, name: str) -> dict[str, Any] | None:
         """A state; None if there is none.
@@ -88,7 +88,13 @@ class _Disk:
         self._file.flush()
 
 
-def _save(content: dict[str, Any], file: BinaryIO) -> None:
+def save_whole(content: dict[str, Any], file: BinaryIO) -> None:
+    """torch.save(), but for what it raises where a write fails.
+
+    Raises:
+        OSError: as the file raised it.
+
+    """
     disk = _Disk(file)
     try:
         torch.save(content, disk)
