@@ -170,7 +170,7 @@ def _print_costs(costs: list[dict[str, Any]]) -> None:
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
     print()
-    _field("draft", f"{draft['path']}: fits, {size:.1f} MB, {draft['architecture']}")
+    _field("draft", f"{draft['path']}: fits, {size:.1f} MB of weights, {draft['architecture']}")
     _field("its layers", f"on {in_words(draft['placement'])}")
     _field("reads", f"the inputs of layers {', '.join(map(str, draft['target_layers']))}")
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from pyllama_spec.terminal import dim, fitted
 
@@ -39,6 +41,34 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **options)  # type: ignore[arg-type]
 
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> argparse.Namespace:
+        """As argparse's; an unknown option is the command's fault, and has a guess beside it."""
+        found: argparse.Namespace
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            command = self._command(found)
+            known = [word for action in command._actions for word in action.option_strings]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=3)
+            also = f"; did you mean {' or '.join(close)}?" if close else ""
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{also}")
+        return found
+
+    def _command(self, found: argparse.Namespace) -> argparse.ArgumentParser:
+        """The parser of the command that was given, down to the last one."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                name = getattr(found, action.dest, None)
+                inner = action.choices.get(name) if isinstance(name, str) else None
+                if isinstance(inner, Parser):
+                    return inner._command(found)
+        return self
+
+    def error(self, message: str) -> NoReturn:
+        """What is wrong, in a line, and where all options are told: the usage alone is a screen."""
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help tells all options\n")
+
 
 def whole(low: int, high: int) -> Callable[[str], int]:
     """A type of arguments: a whole number from low to high."""
@@ -67,9 +97,10 @@ def with_options(message: str, args: argparse.Namespace) -> str:
         known = _OPTIONS.get(name)
         if known is None or known[2:].replace("-", "_") not in own:
             known = f"--{name.replace('_', '-')}" if name in own else None
-        return found[0] if known is None else f"{known} "
+        return found[0] if known is None else f"{known}{found[2] and ' '}{found[2]}"
 
-    return re.sub(r"\b([a-z][a-z_]*[a-z])=", option, message)
+    message = re.sub(r"\b([a-z][a-z_]*[a-z])=([^\s;,.]?)", option, message)
+    return re.sub(r"(?<![^\s(])([a-z]+(?:_[a-z]+)+)(?=[\s;,)]|$)()", option, message)
 
 
 @contextmanager

@@ -100,4 +100,4 @@ def test_an_undecided_meaning_names_the_option(tmp_path: Path, capsys: Captured)
 )
 def test_bad_usage(arguments: list[str], capsys: Captured) -> None:
     assert main(["convert", *arguments]) == 2
-    assert "usage: pyllama-spec convert" in capsys.readouterr().err
+    assert "pyllama-spec convert --help tells all" in capsys.readouterr().err

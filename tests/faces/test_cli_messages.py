@@ -30,6 +30,8 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
         (["bench", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["generate", "-m", "gone.gguf", "-p", "x"], "check the path of the model"),
         (["doctor", "-m", "MODEL", "-d", "prompt-lookup"], "prompt-lookup needs none"),
+        ([*RUN, "--n-ctx", "8", "-p", "x" * 50], "choose a larger --n-ctx"),
+        (["generate", "-m", "HEAD", "-p", "x"], "as --model and give this file as --draft"),
         ([*RUN, "-d", "prompt-lookup", "--p-min", "0.5"], "--p-min 0.5 is for a draft that is"),
         (["bench", "-m", "MODEL", "-d", "none"], "compares plain decoding with itself"),
         *(
@@ -49,6 +51,28 @@ def test_what_is_wrong_is_named_as_it_was_given(
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert "[Errno" not in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (
+            [*RUN, "--tempp", "0"],
+            "pyllama-spec generate: unrecognized arguments: --tempp 0; did you mean --temp or ",
+        ),
+        ([*RUN, "-n", "x"], "pyllama-spec generate: argument -n/--max-tokens: invalid int value"),
+        (["train", "eagle3", "-m", "x"], "pyllama-spec train eagle3: the following arguments are"),
+        (["bogus"], "pyllama-spec: argument COMMAND: invalid choice: 'bogus'"),
+        ([], "pyllama-spec: the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    args: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, err = said(args, capsys)
+    assert code == 2
+    assert err.startswith(line)
+    assert err.endswith(" --help tells all options\n") and err.count("\n") == 1
 
 
 def test_layers_for_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

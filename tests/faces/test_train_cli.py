@@ -41,7 +41,7 @@ def train(*args: object) -> int:
 )
 def test_bad_usage_is_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train(*args) == 2
-    assert "usage: pyllama-spec train eagle3" in capsys.readouterr().err
+    assert "pyllama-spec train eagle3 --help tells all" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_every_option_reaches_the_run(
         (["--block", "1"], "block_size=1"),
         (["--layers", "0"], "n_layer=0"),
         (["--confidence", "--markov", "0"], "confidence needs a markov_rank"),
-        (["--from-anchor", "--markov", "0"], "sample_from_anchor needs a markov_rank"),
+        (["--from-anchor", "--markov", "0"], "--sample-from-anchor needs a markov_rank"),
         (["--anchor-share", "0"], "--anchor-share 0"),
         (["--dpace-alpha", "2"], "--dpace-alpha 2.0 is outside 0 .. 1"),
         (["--target-layers", "1,99"], "99"),
