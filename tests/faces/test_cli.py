@@ -242,7 +242,7 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
         (["generate", "-m", "PERM", "-p", "x", "-d", "missing.gguf"], 1, "missing.gguf"),
         (["generate", "-m", "PERM", "-p", "x", "-d", "PERM"], 1, "draft"),
         (["generate", "-m", "PERM", "-p", "x", "-c", "-1"], 1, "--n-ctx -1"),
-        (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "n_ctx"),
+        (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "larger --n-ctx"),
         (["generate", "-m", "PERM", "-p", "x", "--repeat-penalty", "-1"], 1, "--repeat-penalty -1"),
         (["generate", "-m", "PERM", "-p", "x", "--system", "y"], 1, "add --chat"),
         (["generate", "-m", "PERM", "-f", "missing.txt"], 1, "missing.txt: No such file"),
