@@ -85,7 +85,9 @@ CASES.table(
         "nothing": (lambda _: _misused(), ExitedError, "COMMAND"),
         "unknown_command": (lambda _: _misused("generat"), ExitedError, "generat"),
         "unknown_option": (
-            lambda _: _misused("generate", "-m", tiny(), "--tokens", "5"), ExitedError, "--help tells all",
+            lambda _: _misused("generate", "-m", tiny(), "--tokens", "5"),
+            ExitedError,
+            "--help tells all",
         ),
         "no_model": (lambda _: _misused("generate", "-p", "a"), ExitedError, "-m"),
         "text_for_number": (
