@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -196,6 +195,8 @@ class Model(Closeable):
 
         Two files that differ in their weights alone have the same.
         """
+        import hashlib  # loads a library of its own
+
         said = repr((self.description, sorted(self.metadata.items())))
         return hashlib.sha256(said.encode(errors="replace")).hexdigest()[:32]
 
