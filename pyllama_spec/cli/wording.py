@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import sys
 import warnings
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from pyllama_spec.engine.checks import meant
 from pyllama_spec.terminal import dim, fitted
 
 # Python's names that are not those of an option.
@@ -50,9 +50,8 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             command = self._command(found)
             known = [word for action in command._actions for word in action.option_strings]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=3)
-            also = f"; did you mean {' or '.join(close)}?" if close else ""
-            command.error(f"unrecognized arguments: {' '.join(unknown)}{also}")
+            guess = meant(unknown[0].partition("=")[0], known)
+            command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
         return found
 
     def _command(self, found: argparse.Namespace) -> argparse.ArgumentParser:
@@ -92,15 +91,21 @@ def with_options(message: str, args: argparse.Namespace) -> str:
     """
     own = {name for name in vars(args) if not name.startswith("_")}
 
-    def option(found: re.Match[str]) -> str:
-        name = found[1]
+    def option(name: str) -> str | None:
         known = _OPTIONS.get(name)
         if known is None or known[2:].replace("-", "_") not in own:
             known = f"--{name.replace('_', '-')}" if name in own else None
+        return known
+
+    def with_value(found: re.Match[str]) -> str:
+        known = option(found[1])
         return found[0] if known is None else f"{known}{found[2] and ' '}{found[2]}"
 
-    message = re.sub(r"\b([a-z][a-z_]*[a-z])=([^\s;,.]?)", option, message)
-    return re.sub(r"(?<![^\s(])([a-z]+(?:_[a-z]+)+)(?=[\s;,)]|$)()", option, message)
+    def alone(found: re.Match[str]) -> str:
+        return option(found[0]) or found[0]
+
+    message = re.sub(r"\b([a-z][a-z_]*[a-z])=([^\s;,.]?)", with_value, message)
+    return re.sub(r"(?<![^\s(])[a-z]+(?:_[a-z]+)+(?=[\s;,)]|$)", alone, message)
 
 
 @contextmanager

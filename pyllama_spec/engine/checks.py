@@ -125,6 +125,14 @@ def one_of(value: object, known: Iterable[str | None], name: str) -> None:
         raise ArgumentError(f"{name}={shown(value)} is none of {', '.join(map(str, names))}")
 
 
+def meant(word: str, known: Iterable[str]) -> str:
+    """The end of a message about a word that nobody knows: those that are like it, if there are."""
+    import difflib  # for mistakes alone
+
+    close = difflib.get_close_matches(word, list(known), n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
 def shares_of(split: Iterable[float] | None) -> list[float]:
     """A tensor_split: numbers from 0 on, as the engine holds them.
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import SamplerParams, Vocab
-from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, real, shown
+from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, meant, real, shown
 from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError
 from pyllama_spec.generation.guide import Guide
 from pyllama_spec.generation.structured import form_of
@@ -243,11 +243,7 @@ def check_keywords(
             continue
         if hints and keyword in hints:
             raise UnknownKeywordError(f"{keyword}: {hints[keyword]}")
-        import difflib  # for mistakes alone
-
-        close = difflib.get_close_matches(keyword, known, n=3)
-        also = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise UnknownKeywordError(f"there is no {what} {keyword!r}{also}")
+        raise UnknownKeywordError(f"there is no {what} {keyword!r}{meant(keyword, known)}")
 
 
 def check_seed(seed: object) -> int | None:

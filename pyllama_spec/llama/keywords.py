@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pyllama_spec.engine import ContextParams, Model
-from pyllama_spec.engine.checks import integer, shown
+from pyllama_spec.engine.checks import integer, meant, shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 # The engine's numbers, which llama-cpp-python's constants are.
@@ -64,11 +64,8 @@ def note_unknown(unknown: Iterable[str], init: Callable[..., None]) -> None:
     for keyword in unknown:
         if keyword in _OF_OLD:
             continue
-        import difflib  # for mistakes alone
-
-        close = difflib.get_close_matches(keyword, known, n=3)
-        also = f"; did you mean {' or '.join(close)}?" if close else ""
-        warnings.warn(f"there is no keyword of Llama {keyword!r}{also}", stacklevel=3)
+        guess = meant(keyword, known)
+        warnings.warn(f"there is no keyword of Llama {keyword!r}{guess}", stacklevel=3)
 
 
 def check_neutral(given: Mapping[str, Any]) -> None:
