@@ -61,13 +61,15 @@ _CHATS = (
 
 
 def _vocabulary(kind: str, pre: str) -> GgufFile:
-    file = GgufFile({"general.architecture": Value("str", "llama"), **tokenizer(kind)})
+    file = first_header("llama")
+    file.keys |= tokenizer(kind)
     file.keys["tokenizer.ggml.pre"] = Value("str", pre)
     if kind != "gpt2":
         texts = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
         texts += [*"abcdefghijklmnopqrstuvwxyz \u2581", "\u2581the", "he", "##ed", "ing"]
         n = len(texts)
-        types = [2, 3, 3, *([6] * 256), *([1] * (n - 259))]
+        byte = 1 if kind == "bert" else 6  # the engine knows no bytes there
+        types = [2, 3, 3, *([byte] * 256), *([1] * (n - 259))]
         file.keys["tokenizer.ggml.tokens"] = Value("[str]", texts)
         file.keys["tokenizer.ggml.token_type"] = Value("[i32]", types)
         file.keys["tokenizer.ggml.scores"] = Value("[f32]", [-float(i) for i in range(n)])
