@@ -1,18 +1,12 @@
 // Tiles of quantised weights with AVX2, half a group at a time.
 #pragma once
 
+#include "stream.h"
 #include "unpack_k_avx2.h"
 
 #if defined(PYLLAMA_SPEC_BLOCKS_AVX2)
 
 namespace pyllama_spec::avx2 {
-
-// Always inlined: GCC takes a function that only does this for one that does nothing, and leaves calls of it out.
-inline PYLLAMA_SPEC_INLINE void prefetch(const void * from, size_t n_bytes) {
-    for (size_t i = 0; i < n_bytes; i += 64) {
-        _mm_prefetch((const char *) from + i, _MM_HINT_T0);
-    }
-}
 
 // Signed weights of eight bits times activations, in 16 bits.
 inline __m256i signed_pairs(__m256i size, __m256i weights, __m256i x) {
@@ -61,6 +55,9 @@ template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end,
     constexpr int PER_HALF = T::PER_GROUP / 2;  // 0 where a block is a group
     const int64_t n_blocks = job.n_k * T::PER_GROUP / GROUP, n_whole = n_blocks / T::PER_GROUP;
     const Group * x = job.x + row * job.n_groups;
+    const bool    is_room = fit_first_cache(job, W);
+    const Stream::To to   = W == 1 ? Stream::To::PAGES : is_room ? Stream::To::FIRST_CACHE : Stream::To::SECOND_CACHE;
+    Stream stream = { job.weights + begin * job.stride + (is_room ? 1536 : 3072), job.is_cached ? Stream::To::NONE : to };
     for (int64_t i0 = begin; i0 < end; ++i0) {
         const Block * blocks = (const Block *) (job.weights + i0 * job.stride);
         __m256 sums[W];
@@ -78,13 +75,13 @@ template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end,
             }
         };
         for (int64_t g = 0; g < n_whole; ++g) {
-            const Block * from = blocks + g * T::PER_GROUP;
-            prefetch((const char *) from + 1536, sizeof(Block) * T::PER_GROUP);
-            add(Blocks<Block>{ from }, g);
+            stream.advance(sizeof(Block) * T::PER_GROUP);
+            add(Blocks<Block>{ blocks + g * T::PER_GROUP }, g);
         }
         if constexpr (T::PER_GROUP > 1) {
             if (n_whole < job.n_groups) {
                 const int64_t before = n_whole * T::PER_GROUP;
+                stream.advance((n_blocks - before) * sizeof(Block));
                 add(LastBlocks<Block>{ blocks + before, (int) (n_blocks - before) }, n_whole);
             }
         }

@@ -2,38 +2,12 @@
 // activations, and adds up four products; see blocks.h for which.
 #pragma once
 
+#include "stream.h"
 #include "unpack_k_avx512.h"
 
 #if defined(PYLLAMA_SPEC_BLOCKS_AVX512)
 
 namespace pyllama_spec::avx512 {
-
-// Always inlined: GCC takes a function that only does this for one that does nothing, and leaves calls of it out.
-inline PYLLAMA_SPEC_INLINE void prefetch(const void * from, size_t n_bytes) {
-    for (size_t i = 0; i < n_bytes; i += 64) {
-        _mm_prefetch((const char *) from + i, _MM_HINT_T0);
-    }
-}
-
-// Weights on their way from memory. They are fetched in one stream over all rows of a chunk, since memory is read fastest
-// so, whatever order the rows of a tile use them in; and past the first cache where activations fill that.
-struct Stream {
-    enum class To { FIRST_CACHE, SECOND_CACHE, NONE };
-
-    const char * at;
-    To           to;
-
-    inline PYLLAMA_SPEC_INLINE void advance(size_t n_bytes) {
-        if (to == To::FIRST_CACHE) {
-            prefetch(at, n_bytes);
-        } else if (to == To::SECOND_CACHE) {
-            for (size_t i = 0; i < n_bytes; i += 64) {
-                _mm_prefetch(at + i, _MM_HINT_T1);
-            }
-        }
-        at += n_bytes;
-    }
-};
 
 // ---- tiles of one weight row or two: activations of long rows come from the second cache, and are loaded for both at
 // once. A single activation row waits for memory alone.
@@ -120,19 +94,30 @@ inline PYLLAMA_SPEC_INLINE void rows_of_tile(const Job & job, int64_t i0, int ro
 }
 
 template <class T, int W> void tile(const Job & job, int64_t begin, int64_t end, int row) {
-    constexpr int     H    = W == 1 ? 1 : 2;
-    constexpr int64_t NEAR = 3072, ROOM = 24 << 10;
+    constexpr int64_t NEAR = 3072;
+    constexpr size_t  N_BYTES = sizeof(typename T::Block) * T::PER_GROUP;
+    // Up to so many activation rows weight rows go one by one, in the order in which they lie in memory. Two at a time save
+    // loads of activations, which are few beside such wide weights. Of slim ones the processor does not fetch enough.
+    constexpr int     ONE_BY_ONE = N_BYTES > 256 ? 5 : N_BYTES > 200 ? 3 : N_BYTES > 128 ? 1 : 0;
     // Where so many bytes come for so few products the first cache has no lines left for the activations' loads, but of
     // short rows, which the processor does not fetch ahead from the second cache, weights have to be in the first.
-    constexpr bool    is_wide = sizeof(typename T::Block) * T::PER_GROUP > 256;
-    const bool        is_room = W == 1 || ((!is_wide || job.n_groups < 4) && W * job.n_groups * (int64_t) sizeof(Group) <= ROOM);
-    const Stream::To  to      = is_room ? Stream::To::FIRST_CACHE : Stream::To::SECOND_CACHE;
-    Stream stream = { job.weights + (begin + H - 1) * job.stride + NEAR, job.is_cached ? Stream::To::NONE : to };
+    constexpr bool    is_wide = N_BYTES > 256;
+    const bool        is_room = fit_first_cache(job, W);
+    Stream stream = { job.weights + begin * job.stride + NEAR, Stream::To::PAGES };
     int64_t i0 = begin;
-    for (; i0 + H <= end; i0 += H) {
-        rows_of_tile<T, H, W>(job, i0, row, stream);
+    if (!(W <= ONE_BY_ONE && (W == 1 || is_room))) {
+        constexpr int H = W == 1 ? 1 : 2;
+        const bool is_first = W == 1 || (is_room && (!is_wide || job.n_groups < 4));
+        stream.to  = is_first ? Stream::To::FIRST_CACHE : Stream::To::SECOND_CACHE;
+        stream.at += (H - 1) * job.stride;
+        if (job.is_cached) {
+            stream.to = Stream::To::NONE;
+        }
+        for (; i0 + H <= end; i0 += H) {
+            rows_of_tile<T, H, W>(job, i0, row, stream);
+        }
     }
-    if (i0 < end) {
+    for (; i0 < end; ++i0) {
         rows_of_tile<T, 1, W>(job, i0, row, stream);
     }
 }

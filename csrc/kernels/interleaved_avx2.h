@@ -164,7 +164,7 @@ template <int W> void tile_q4_Kx8(const Job & job, int64_t begin, int64_t end, i
         for (int64_t g = 0; g < job.n_groups; ++g) {
             const block_q4_Kx8 & from = blocks[g];
             if (half == 0) {
-                prefetch((const char *) (blocks + g + 1) + 1024, sizeof(from));
+                prefetch_far((const char *) (blocks + g + 1) + 3072, sizeof(from));
             }
             uint64_t scales[8], mins[8];
             for (int b = 0; b < 8; ++b) {

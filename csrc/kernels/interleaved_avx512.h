@@ -75,7 +75,9 @@ template <class T, int W> void tile_x8(const Job & job, int64_t begin, int64_t e
             sums[c] = _mm512_setzero_ps();
         }
         for (int64_t i = 0; i < job.n_k / 32; ++i) {
-            prefetch((const char *) (blocks + i) + 2048, sizeof(*blocks));
+            if constexpr (W > 1) {  // a single row's the processor fetches ahead by itself, faster
+                prefetch((const char *) (blocks + i) + 2048, sizeof(*blocks));
+            }
             __m512i q[4];
             const __m512 d = T::unpack(blocks[i], q);
             for (int c = 0; c < W; ++c) {
@@ -118,11 +120,16 @@ struct PairOfBlocks {
             a = _mm512_dpbusd_epi32(a, low[c], eight_times(x.q[c] + 16 * j));
             b = _mm512_dpbusd_epi32(b, high[c], eight_times(x.q[c] + 16 * j + 8));
         }
+#if defined(__GNUC__)
+        // Else GCC computes several rows at once in the tile of four, and keeps three of its vectors in memory.
+        __asm__("" : "+v"(a), "+v"(b));
+#endif
         return _mm512_dpwssd_epi32(sum, _mm512_packs_epi32(a, b), scales);
     }
 };
 
 template <int W> void tile_q4_Kx8(const Job & job, int64_t begin, int64_t end, int row) {
+    constexpr size_t NEAR = 3072, N_AHEAD = sizeof(block_q4_Kx8) / 4;
     const Group * x = job.x + row * job.n_groups;
     // After PACKSSDW four lanes are: two weight rows in the first block of a pair, the same two in the second.
     const __m512i rows   = _mm512_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
@@ -144,7 +151,11 @@ template <int W> void tile_q4_Kx8(const Job & job, int64_t begin, int64_t end, i
                 whole[c] = _mm512_setzero_si512();
             }
             for (int j = 0; j < 4; ++j) {
-                prefetch((const char *) &from + sizeof(from) + 1024 + 288 * j, 288);
+                if constexpr (W == 1) {
+                    prefetch_far((const char *) (&from + 1) + NEAR + N_AHEAD * j, N_AHEAD);
+                } else {
+                    prefetch((const char *) (&from + 1) + NEAR + N_AHEAD * j, N_AHEAD);
+                }
                 const PairOfBlocks w(from, j, scales[2 * j], scales[2 * j + 1]);
                 for (int c = 0; c < W; ++c) {
                     whole[c] = w.add(whole[c], x[c * job.n_groups + g], j);

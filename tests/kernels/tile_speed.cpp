@@ -1,9 +1,11 @@
-// Cycles that a tile of quantised weights takes for 256 weights, by how many activation rows it has, AVX-512. Not a test.
+// Cycles that a tile of quantised weights takes for 256 weights, by how many activation rows it has. Not a test.
 //
 //     g++ -O3 -std=gnu++17 -march=native -DNDEBUG -Icsrc $(printf -- '-Ivendor/llama.cpp/ggml/%s ' src src/ggml-cpu include)
 //         tests/kernels/tile_speed.cpp -o tile_speed && ./tile_speed N_K memory|cache [GHz]
 //
-// The least of several passes in turns, of this thread's time, at a clock that is given (3.63).
+// The kernels are those of the processor that it is compiled for: -march=haswell for AVX2. The least of several passes in
+// turns, of this thread's time, at a clock that is given (3.63).
+#include "kernels/interleaved_avx2.h"
 #include "kernels/interleaved_avx512.h"
 
 #include <algorithm>
@@ -14,7 +16,11 @@
 #include <vector>
 
 using namespace pyllama_spec;
+#if defined(PYLLAMA_SPEC_BLOCKS_AVX512)
 using namespace pyllama_spec::avx512;
+#else
+using namespace pyllama_spec::avx2;
+#endif
 
 namespace {
 
@@ -79,6 +85,9 @@ int main(int argc, char ** argv) {
     for (size_t i = 0; i < bench.weights.size(); ++i) {
         bench.weights[i] = char((i * 2654435761u >> 13) % 16 | 0x10);  // scales that are no denormals
     }
+    const Tile plain[] = { tile_x8<Q4_0x8, 1>, tile_x8<Q4_0x8, 2>, tile_x8<Q4_0x8, 3>, tile_x8<Q4_0x8, 4>,
+        tile_x8<Q4_0x8, 5>, tile_x8<Q4_0x8, 6>, tile_x8<Q4_0x8, 7>, tile_x8<Q4_0x8, 8> };
+    bench.run("Q4_0x8", plain, sizeof(block_q4_0x8) * bench.n_k / 32, 8);
     const Tile interleaved[] = { tile_q4_Kx8<1>, tile_q4_Kx8<2>, tile_q4_Kx8<3>, tile_q4_Kx8<4>, tile_q4_Kx8<5>,
         tile_q4_Kx8<6>, tile_q4_Kx8<7>, tile_q4_Kx8<8> };
     bench.run("Q4_Kx8", interleaved, sizeof(block_q4_Kx8) * bench.n_k / GROUP, 8);
