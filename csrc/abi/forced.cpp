@@ -1,5 +1,6 @@
 // What a grammar leaves no choice about: the text that has to follow, which can be drafted without asking any model.
 
+#include "abi/grammar_copy.h"
 #include "abi/handles.h"
 
 #include "llama-grammar.h"
@@ -63,7 +64,7 @@ int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int3
         if (!s.shadow || s.shadow->partial_utf8.n_remain != 0 || forced_char(*s.shadow) == 0) {
             return;
         }
-        grammar_ptr walk(llama_grammar_clone_impl(*s.shadow), llama_grammar_free_impl);
+        grammar_ptr walk(copy_grammar(*s.shadow), llama_grammar_free_impl);
         std::string text;
         for (uint32_t c = forced_char(*walk); c != 0; c = forced_char(*walk)) {
             std::string one;

@@ -1,5 +1,6 @@
 // Builds sampler chains. The order of the samplers is the one that llama.cpp's own programs use.
 
+#include "abi/grammar_copy.h"
 #include "abi/handles.h"
 #include "checks/grammar_check.h"
 #include "checks/work_limit.h"
@@ -112,7 +113,6 @@ void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int3
 
 llama_sampler * make_grammar(const llama_spec_sampler_params & p, const model_state & model) {
     const char * root = p.grammar_root != nullptr ? p.grammar_root : "root";
-    const work_limit limit(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW);
     check_grammar(model.vocab(), p.grammar, root);
     check_triggers(p.grammar_triggers, p.n_grammar_triggers);
     llama_sampler * grammar = p.n_grammar_triggers > 0 || p.n_trigger_tokens > 0
@@ -137,7 +137,7 @@ void make_shadow(llama_spec_sampler & s, const char * text, const char * root) {
     if (!s.shadow) {
         fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
     }
-    s.shadow_begin = { llama_grammar_clone_impl(*s.shadow), llama_grammar_free_impl };
+    s.shadow_begin = { copy_grammar(*s.shadow), llama_grammar_free_impl };
 }
 
 } // namespace
@@ -155,6 +155,7 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         add_choice(s->chain, *params, s->model->n_vocab());
         s->is_argmax = !biased && params->temperature <= 0.0f;
         if (params->grammar != nullptr) {
+            const work_limit limit(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW);
             s->grammar = make_grammar(*params, *s->model);
             if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
                 s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
@@ -184,8 +185,8 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->is_argmax = from.is_argmax;
         s->grammar_prefill = from.grammar_prefill;
         if (from.shadow) {
-            s->shadow       = { llama_grammar_clone_impl(*from.shadow), llama_grammar_free_impl };
-            s->shadow_begin = { llama_grammar_clone_impl(*from.shadow_begin), llama_grammar_free_impl };
+            s->shadow       = { copy_grammar(*from.shadow), llama_grammar_free_impl };
+            s->shadow_begin = { copy_grammar(*from.shadow_begin), llama_grammar_free_impl };
         }
         s->is_lazy     = from.is_lazy;
         s->n_unmatched = from.n_unmatched;
@@ -202,9 +203,10 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         llama_sampler_reset(s.chain);
         s.n_unmatched = 0;
         if (s.grammar != nullptr) {
+            const work_limit limit(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW);
             llama_sampler_reset(s.grammar);
             if (s.shadow) {
-                s.shadow = { llama_grammar_clone_impl(*s.shadow_begin), llama_grammar_free_impl };
+                s.shadow = { copy_grammar(*s.shadow_begin), llama_grammar_free_impl };
             }
             show_prefill(s);
         }

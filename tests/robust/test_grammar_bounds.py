@@ -40,6 +40,14 @@ def test_a_slow_grammar_ends() -> None:
     assert time.thread_time() - before < _MAX_OWN_S
 
 
+def test_a_sampler_of_a_slow_grammar_is_made_in_the_same_time() -> None:
+    """Copies of 50,000 ways to begin took a minute that nobody counted."""
+    before = time.thread_time()
+    with pytest.raises(UnsupportedError, match="more than ten seconds"):
+        _generate("root ::= " + "[a-z]? " * 50_000)
+    assert time.thread_time() - before < 1.5 * _MAX_OWN_S
+
+
 def test_a_grammar_has_its_bound() -> None:
     """An enum of 100,000 values took one to four seconds a token."""
     for n, is_taken in ((2_000, True), (100_000, False)):
