@@ -71,6 +71,15 @@ void * operator new(std::size_t n) {
     return p;
 }
 
+// Of std::stable_sort, for one. The sanitizers have one of their own, and theirs is no match for what frees here.
+void * operator new(std::size_t n, const std::nothrow_t &) noexcept {
+    try {
+        return operator new(n);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
 void operator delete(void * p) noexcept {
     if (llama_spec::t_heap.limit != nullptr && p != nullptr) {
         llama_spec::t_heap.left += llama_spec::size_of(p);

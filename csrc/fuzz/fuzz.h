@@ -12,11 +12,6 @@
 
 #include <unistd.h>
 
-// operator new and delete are checks/heap_limit.cpp's but for those that do not throw, which stay the sanitizer's.
-extern "C" const char * __asan_default_options() {
-    return "alloc_dealloc_mismatch=0";
-}
-
 namespace fuzz {
 
 struct free_model   { void operator()(llama_spec_model * m)   const { llama_spec_model_free(m); } };
