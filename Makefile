@@ -76,7 +76,7 @@ fuzz: $(STAMP) $(VENV)/.test
 	$(BIN)/python -m tests.fuzz.corpus build/fuzz-corpus
 	for target in file text grammar state chat; do \
 	    PYLLAMA_SPEC_FUZZ_MODELS=build/fuzz-corpus/models build/fuzz/fuzz_$$target \
-	        -max_total_time=$(FUZZ_SECONDS) -timeout=60 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
+	        -max_total_time=$(FUZZ_SECONDS) -timeout=120 -rss_limit_mb=4096 -max_len=65536 -print_final_stats=1 \
 	        -artifact_prefix=build/fuzz-corpus/$$target- build/fuzz-corpus/$$target || exit 1; \
 	done
 

@@ -18,8 +18,11 @@ void check_triggers(const char * const * patterns, int32_t n);
 // The stack that looking for triggers in so many bytes needs. Throws where that is too much.
 size_t trigger_stack(size_t n_bytes);
 
-// What a grammar may take to choose one token, of the thread's own time. JSON takes milliseconds.
-constexpr double SECONDS_PER_TOKEN = 10.0;
+// What a grammar may take to choose one token, of the thread's own time. JSON takes milliseconds. The fuzz targets say less.
+#ifndef PYLLAMA_SPEC_SECONDS_PER_TOKEN
+#define PYLLAMA_SPEC_SECONDS_PER_TOKEN 10.0
+#endif
+constexpr double SECONDS_PER_TOKEN = PYLLAMA_SPEC_SECONDS_PER_TOKEN;
 constexpr const char * GRAMMAR_TOO_SLOW = "the grammar allows so many ways to go on that one token takes more than ten seconds; "
     "write it with fewer optional or repeated parts in a row: [a-z]{0,500}, not 500 times [a-z]?";
 

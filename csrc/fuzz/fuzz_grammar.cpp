@@ -2,8 +2,6 @@
 
 #include "fuzz/fuzz.h"
 
-#include <ctime>
-
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     static const fuzz::model m = fuzz::load(fuzz::model_path("gpt2"), true);
     const std::string text(reinterpret_cast<const char *>(data), size);
@@ -19,9 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
     llama_spec_model_info info;
     llama_spec_model_get_info(m.get(), &info);
     std::vector<float> logits((size_t) info.n_vocab, 0.0f);
-    // A call ends by itself after ten seconds; eight that take nine each are no finding.
-    const std::clock_t begin = std::clock();
-    for (int32_t i = 0; i < 8 && std::clock() - begin < 5 * CLOCKS_PER_SEC; ++i) {
+    for (int32_t i = 0; i < 8; ++i) {
         logits[(size_t) (i * 37) % logits.size()] = 1.0f + (float) i;
         int32_t id = 0;
         if (llama_spec_sample_row(s.get(), logits.data(), info.n_vocab, &id) != LLAMA_SPEC_OK ||
