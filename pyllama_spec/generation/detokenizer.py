@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,8 @@ class Detokenizer:
     def __init__(self, vocab: Vocab, stops: Sequence[str] = ()) -> None:
         self._vocab = vocab
         self._stops = tuple(stops)
+        self._sorted = sorted(self._stops)
+        self._longest = max(map(len, self._stops), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._n_chars = 0
         # The text of the groups that are not given out yet.
@@ -120,13 +123,13 @@ class Detokenizer:
 
     def _n_uncertain(self) -> int:
         """The length of the longest end of the text that a stop string begins with."""
-        longest = 0
-        for stop in self._stops:
-            for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(stop[:n]):
-                    longest = n
-                    break
-        return longest
+        held, stops = self._held, self._sorted
+        for n in range(min(self._longest - 1, len(held)), 0, -1):
+            # What begins with these characters and goes on stands behind what they are alone.
+            at = bisect_right(stops, held[-n:])
+            if at < len(stops) and stops[at].startswith(held[-n:]):
+                return n
+        return 0
 
     def _release(self, limit: int) -> list[Piece]:
         pieces: list[Piece] = []

@@ -59,6 +59,20 @@ def test_equals_decoding_everything_and_cutting(vocab: Vocab, seed: int) -> None
     assert not given or len(vocab.detokenize(given[:-1])) < len(got.encode()) or not is_stopped
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_no_stop_begins_with_is_given_at_once(vocab: Vocab, seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choice("ab") for _ in range(60))
+    stops = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 9))) + "c" for _ in range(9)]
+    detokenizer = Detokenizer(vocab, stops)
+    given = ""
+    for n, token in enumerate(text.encode(), 1):
+        given += "".join(piece.text for piece in detokenizer.feed(token))
+        # The longest end of it that a stop begins with; of nothing all do.
+        held = next(k for k in range(n + 1) if any(stop.startswith(text[k:n]) for stop in stops))
+        assert given == text[:held]
+
+
 def test_control_tokens_go_with_what_follows(vocab: Vocab) -> None:
     pieces, _ = run(vocab, [97, BOS, 98, BOS], [])
     assert [piece.text for piece in pieces] == ["a", "b", ""]
