@@ -81,7 +81,8 @@ fuzz: $(STAMP) $(VENV)/.test
 	done
 
 # The module itself by GCC with the same two sanitizers, in an environment of its own, and the tests of `make check` through
-# it; SANITIZE_TESTS names others. Null and divisors are left to csrc/checks/fault_net.cpp. A report is a failure.
+# it; SANITIZE_TESTS names others. Null and divisors are left to csrc/checks/fault_net.cpp. A report is a failure. GCC's
+# UBSan does not heed log_path: each Python tells it where its reports go.
 SANITIZE_TESTS ?= tests $(NO_TESTS) -m "not slow"
 SANITIZE_FLAGS = -O1 -g1 -DNDEBUG -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,integer-divide-by-zero
 SANITIZE_LIBRARY = $$($${CC:-cc} -print-file-name=lib$(1).so)
@@ -89,10 +90,12 @@ REPORTS = $(abspath build/sanitize)/report
 sanitize:
 	SKBUILD_CMAKE_BUILD_TYPE=Sanitized CFLAGS="$(SANITIZE_FLAGS)" CXXFLAGS="$(SANITIZE_FLAGS)" LDFLAGS="$(SANITIZE_FLAGS)" \
 	    $(MAKE) VENV=.venv-sanitize BUILD=build/sanitize .venv-sanitize/.built .venv-sanitize/.test
+	cp tools/ubsan_reports.pth "$$(.venv-sanitize/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	rm -f $(REPORTS)*
-	LD_PRELOAD="$(call SANITIZE_LIBRARY,asan) $(call SANITIZE_LIBRARY,ubsan)" PYLLAMA_SPEC_SANITIZED=1 \
+	LD_PRELOAD="$(call SANITIZE_LIBRARY,asan) $(call SANITIZE_LIBRARY,ubsan)" \
+	    PYLLAMA_SPEC_SANITIZED=1 PYLLAMA_SPEC_REPORTS=$(REPORTS) \
 	    ASAN_OPTIONS=log_path=$(REPORTS):detect_leaks=0:allow_user_segv_handler=1:allocator_may_return_null=1 \
-	    UBSAN_OPTIONS=log_path=$(REPORTS):print_stacktrace=1 \
+	    UBSAN_OPTIONS=print_stacktrace=1:suppressions=$(abspath tools/ubsan_suppressions.txt) \
 	    .venv-sanitize/bin/python -m pytest $(SANITIZE_TESTS) $(TWO_FILES) $(PYTEST_ARGS)
 	! cat $(REPORTS)* 2>/dev/null
 

@@ -30,6 +30,7 @@ void fill(std::vector<llama_token_data> & out, const float * logits, int32_t n_v
     }
 }
 
+// Negative where some logit is NaN or none is finite: a NaN is no maximum, and what is left has no meaning either.
 // A round of 8 drafted tokens reads 9 rows of the vocabulary: wide registers are chosen at run time.
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -38,11 +39,14 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
     // The vector extension of GCC and Clang: a loop over scalars is not turned into vector maxima here. As wide as
     // AVX2's registers: of wider ones GCC chooses number by number where there is no AVX-512.
     typedef float lanes __attribute__((vector_size(32)));
+    typedef int32_t flags __attribute__((vector_size(32)));
     constexpr int32_t N_LANES = 8, N_REGISTERS = 8, BLOCK = 4096;
     const float lowest = -std::numeric_limits<float>::infinity();
 
     float   best       = lowest;
     int32_t best_block = -1;
+    flags   is_nan     = {};
+    bool    any_nan    = false;
     for (int32_t start = 0; start < n_vocab; start += BLOCK) {
         const int32_t end = std::min(start + BLOCK, n_vocab);
         lanes found[N_REGISTERS];
@@ -56,6 +60,7 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
             for (int j = 0; j < N_REGISTERS; ++j) {
                 lanes a;
                 std::memcpy(&a, logits + i + j * N_LANES, sizeof(a));
+                is_nan |= a != a;
                 found[j] = a > found[j] ? a : found[j];
             }
         }
@@ -69,12 +74,19 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
             block = std::max(block, found[0][k]);
         }
         for (; i < end; ++i) {
+            any_nan = any_nan | (logits[i] != logits[i]);
             block = logits[i] > block ? logits[i] : block;
         }
         if (block > best) {
             best       = block;
             best_block = start;
         }
+    }
+    for (int k = 0; k < N_LANES; ++k) {
+        any_nan = any_nan | (is_nan[k] != 0);
+    }
+    if (any_nan) {
+        return -1;
     }
     for (int32_t i = std::max(best_block, 0); best_block >= 0 && i < n_vocab; ++i) {
         if (logits[i] == best) {
@@ -87,7 +99,7 @@ int32_t argmax_or_negative(const float * logits, int32_t n_vocab) {
 int32_t argmax(const float * logits, int32_t n_vocab) {
     const int32_t best = argmax_or_negative(logits, n_vocab);
     if (best < 0) {
-        fail(LLAMA_SPEC_ENGINE, "the logits have no largest number (they are NaN): the model's weights or the computation are broken");
+        fail(LLAMA_SPEC_ENGINE, "some logits are NaN, or all are minus infinity: the model's weights or the computation are broken");
     }
     return best;
 }

@@ -198,6 +198,20 @@ def peer_tps(answers: Iterable[PeerRun]) -> float | None:
     return ratio(sum(answer.n_tokens for answer in found), sum(answer.seconds for answer in found))
 
 
+def _off(result: BenchResult) -> list[str]:
+    """For each reason: at the end of how many texts the drafter was off, and how long it was on."""
+    runs = [pair.spec for pair in result.pairs]
+    out = []
+    for reason in sorted({run.reason_off for run in runs if run.reason_off is not None}):
+        ended = [run for run in runs if run.reason_off == reason]
+        on = ratio(sum(run.asked for run in ended), sum(len(run.rounds) for run in ended))
+        share = "" if on is None else f", and on in {on:.0%} of their rounds"
+        out.append(
+            f"the drafter was off at the end of {len(ended)} of {len(runs)} texts{share}: {reason}"
+        )
+    return out
+
+
 def own_share(result: BenchResult) -> float | None:
     """How much of its threads' time plain decoding had: about 1.0 where nothing else runs."""
     plain = result.comparison.plain
@@ -230,7 +244,6 @@ def notes(result: BenchResult) -> list[str]:
         out.append("interrupted: only what was measured until then is counted")
     if result.failure is not None:
         out.append(f"ended by an error: {result.failure}")
-    reasons = {pair.spec.reason_off for pair in result.pairs} - {None}
-    out += [f"the drafter was off: {reason}" for reason in sorted(map(str, reasons))]
+    out += _off(result)
     out += [f"peer, prompt {key!r}: {said}" for key, said in result.peer_failures.items()]
     return out

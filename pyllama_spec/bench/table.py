@@ -145,7 +145,7 @@ def _controller(result: BenchResult) -> list[str]:
     if not any(run.asked for prompt in result.prompts for run in (p.spec for p in prompt.pairs)):
         return []
     head = ["drafts", "rounds", "asked", "probes", "proposed", "verified", "accepted",
-            "expected", "off"]  # fmt: skip
+            "expected", "off at the end"]  # fmt: skip
     return _aligned([head, *rows])
 
 

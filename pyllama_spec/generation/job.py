@@ -196,6 +196,8 @@ class Job:
         self._guided = guided_sampler(model, self._sampler, options.guide)
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(model.vocab, options.stops)
+        self._n_given = 0
+        self._n_end: int | None = None
         self._max_tokens = self._n_max(options.max_tokens)
         self._options = options
         wants_rows = options.logprobs is not None or options.criteria or options.processors
@@ -266,6 +268,8 @@ class Job:
         What a callback raised behind that end, where only a draft has led, is no error.
         """
         pieces, finish = self._take(step)
+        if finish is not None:
+            self.note_end()
         is_behind = finish is not None and isinstance(step.error, Exception)
         return pieces, finish, None if is_behind else step.error
 
@@ -277,16 +281,31 @@ class Job:
         tokens = step.tokens[:-1] if finish == "stop" else step.tokens
         for i, token in enumerate(tokens):
             if detokenizer.n_fed == n_stop:
-                finish = "stop"
+                finish, self._n_end = "stop", len(self.prompt) + detokenizer.n_fed
                 break
             pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
             if detokenizer.is_stopped:
+                self._n_end = len(self.prompt) + detokenizer.n_fed - 1
                 return pieces, "stop"
         if finish is not None:
             pieces += detokenizer.flush()
             if len(tokens) < len(step.tokens) and detokenizer.n_fed != n_stop:
                 self.end_token = step.tokens[-1]
         return pieces, finish
+
+    def note_given(self, piece: Piece) -> None:
+        """Before a piece is given to who reads it: the text in the memory ends with it.
+
+        As without a draft its last token counts as not decoded yet.
+        """
+        self._n_given += len(piece.tokens)
+        if self.run is not None:
+            self.run.state.n_given = len(self.prompt) + self._n_given - 1
+
+    def note_end(self) -> None:
+        """All was given: the text ends where its last round says, or before in that round."""
+        if self.run is not None:
+            self.run.state.n_given = self._n_end
 
     def attach_partial(self, error: BaseException) -> None:
         """Lets an error carry what had been generated; some exceptions take no attributes."""

@@ -96,7 +96,10 @@ class SerialRunner:
                 job.begin(self._round, self._state, self.load_s)
             while finish is None:
                 pieces, finish = self._advance(job, lease)
-                yield from pieces
+                for piece in pieces:
+                    job.note_given(piece)
+                    yield piece
+            job.note_end()
         except GeneratorExit:
             # The garbage collector may be at work, and have freed the context before this: nothing
             # of the engine is touched. Whoever calls close() goes on with withdraw().

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ class LlamaState:
         drafter: the drafter's, if it has any.
         seed: where the model's stream of seeds stood.
         model: a hash of what the file says of itself; "" in states from before this was there.
+        n_given: how many of those in the memory the text has that was given; None for all.
 
     """
 
@@ -40,11 +42,17 @@ class LlamaState:
     drafter: bytes | None = None
     seed: int | None = None
     model: str = ""
+    n_given: int | None = None
+
+    def __setstate__(self, values: Sequence[Any]) -> None:
+        """Of a pickle, which may be older than the last fields."""
+        for i, one in enumerate(fields(self)):
+            object.__setattr__(self, one.name, values[i] if i < len(values) else one.default)
 
     @property
     def input_ids(self) -> npt.NDArray[np.intc]:
-        """[n_tokens] ids that the memory holds."""
-        return np.array(self.tokens[: self.n_decoded], dtype=np.intc)
+        """[n_tokens] ids of the text."""
+        return np.array(self.tokens[: self.n_tokens], dtype=np.intc)
 
     @property
     def llama_state(self) -> bytes:
@@ -54,7 +62,7 @@ class LlamaState:
     @property
     def n_tokens(self) -> int:
         """How many these are."""
-        return self.n_decoded
+        return self.n_decoded if self.n_given is None else min(self.n_given, self.n_decoded)
 
     @property
     def llama_state_size(self) -> int:
@@ -230,8 +238,9 @@ class OpenModel(Closeable):
             tokens = tuple(sequence.tokens)
             seed = self._seeds.state
             return LlamaState(
-                tokens, sequence.n_decoded, memory, drafter, seed, self._open.identity
-            )
+                tokens, sequence.n_decoded, memory, drafter, seed, self._open.identity,
+                sequence.n_given,
+            )  # fmt: skip
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state; the next request with that beginning does not read it again.
@@ -258,7 +267,7 @@ class OpenModel(Closeable):
             if state.n_decoded:
                 runtime.context.memory.restore(sequence.seq_id, state.memory)
             sequence.tokens[:] = state.tokens
-            sequence.n_decoded = state.n_decoded
+            sequence.n_decoded, sequence.n_given = state.n_decoded, state.n_given
             runtime.round.drafter.restore(sequence.seq_id, state.drafter)
             runtime.runner.note_latest(sequence)
             self._seeds.state = state.seed

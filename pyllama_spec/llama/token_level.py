@@ -36,12 +36,12 @@ class TokenLevel(OpenModel):
     @property
     def n_tokens(self) -> int:
         """How many tokens the memory holds of the last text. May be set lower, to go back."""
-        n = self._state().n_decoded
+        n = self._state().n_held
         return n if self._n_back is None else min(self._n_back, n)
 
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
-        held = self._state().n_decoded
+        held = self._state().n_held
         if not 0 <= n <= held:
             raise ArgumentError(f"n_tokens={n!r} is outside 0 .. {held}, what there is")
         self._n_back, self._last_logits = n, None

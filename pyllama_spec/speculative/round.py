@@ -152,7 +152,7 @@ class Round:
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
         n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
-        state.n_decoded = n_keep
+        state.n_decoded, state.n_given = n_keep, None
         self.drafter.truncate(state.seq_id, n_keep)
         run.timing.prompt_s += perf_counter() - start
 
@@ -195,7 +195,7 @@ class Round:
         memory.copy(state.seq_id, seq_id)
         self.rollback.fork(state.seq_id, seq_id)
         self.drafter.copy(state.seq_id, seq_id)
-        return SequenceState(seq_id, list(state.tokens), state.n_decoded)
+        return SequenceState(seq_id, list(state.tokens), state.n_decoded, state.n_given)
 
     # ---- a round
 

@@ -25,12 +25,20 @@ class SequenceState:
         tokens: prompt and committed tokens.
         n_decoded: how many of them, from the first on, the target's memory holds. While text is
             generated it is one less than all: the last committed token is pending.
+        n_given: how many of those the text has that was given to the caller; None for all. A draft
+            may lead behind a stop string, or behind where the caller stopped reading.
 
     """
 
     seq_id: int = 0
     tokens: list[int] = field(default_factory=list)
     n_decoded: int = 0
+    n_given: int | None = None
+
+    @property
+    def n_held(self) -> int:
+        """How many of the tokens are decoded and belong to the text that was given."""
+        return self.n_decoded if self.n_given is None else min(self.n_given, self.n_decoded)
 
 
 class Step(NamedTuple):

@@ -191,3 +191,16 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool) -> None:
     run = made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s)  # a second in all, of two threads
     found = made_up_result([one_prompt(Pair(run, run), Pair(run, run))])
     assert any("busy" in note for note in notes(found)) == is_busy
+
+
+def test_a_drafter_that_was_off_at_the_end_is_said_with_how_long_it_was_on() -> None:
+    runs = [
+        made_up_run([(1, 1)] * 6, 1.0, asked=3, reason_off="it does not pay"),
+        made_up_run([(1, 1)] * 6, 1.0, asked=6),
+    ]
+    found = made_up_result([one_prompt(*(Pair(made_up_run([(0, 0)] * 12, 2.0), r) for r in runs))])
+    assert (
+        "the drafter was off at the end of 1 of 2 texts, and on in 50% of their rounds: "
+        "it does not pay"
+    ) in notes(found)
+    assert "off at the end" in table(found)

@@ -241,6 +241,11 @@ def test_rows_that_are_no_logits() -> None:
     for temperature in (0, 1):
         with pytest.raises(PyllamaSpecError, match="NaN"):
             sampler(temperature=temperature).sample_row(np.full(N_VOCAB, math.nan, np.float32))
+        for place in (0, 63, 64, N_VOCAB - 1):
+            row = np.array(FLAT)
+            row[place] = math.nan
+            with pytest.raises(PyllamaSpecError, match="NaN"):
+                sampler(temperature=temperature).sample_row(row)
     wide = np.repeat(FLAT, 2)[::2].astype(np.float64)
     assert sampler(temperature=0).sample_row(wide) == ord("a")  # type: ignore[arg-type]
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ArgumentError, Llama, PromptLookup, UnsupportedError
-from pyllama_spec.llama_cpp import LlamaRAMCache, LogitsProcessorList, MinTokensLogitsProcessor
-from tests.faces.tools import GREEDY, PROMPT, open_tiny, text_of
+from pyllama_spec.llama_cpp import (
+    LlamaRAMCache,
+    LlamaState,
+    LogitsProcessorList,
+    MinTokensLogitsProcessor,
+)
+from tests.faces.tools import GREEDY, PROMPT, drafters, open_tiny, text_of
 
 KINDS = ("llama", "mamba2", "lfm2")
 
@@ -109,6 +116,78 @@ def test_a_draft_speeds_generate_up_and_changes_nothing() -> None:
         expected = taken(plain, [97] * 40, 20)
     with open_tiny(PromptLookup(max_ngram=2, min_ngram=1)) as llm:
         assert taken(llm, [97] * 40, 20) == expected
+
+
+def _held(llm: Llama) -> tuple[int, list[int], int]:
+    """How much text there is, which, and what would follow a token more."""
+    n, ids = llm.n_tokens, llm.input_ids[: llm.n_tokens].tolist()
+    llm.eval([97])
+    return n, ids, llm.sample(temp=0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_leads_no_text_behind_a_stop_into_the_memory(kind: str) -> None:
+    with open_tiny(kind=kind) as plain:
+        tokens = taken(plain, PROMPT, 24)
+        stop = plain.detokenize(tokens[9:11]).decode(errors="replace")
+        plain(PROMPT, max_tokens=24, stop=[stop], **GREEDY)
+        expected = _held(plain)
+        assert expected[0] < len(PROMPT) + 23
+    for draft in drafters([*PROMPT, *tokens]):
+        with open_tiny(draft, kind=kind) as llm:
+            for is_saved in (False, True):
+                llm(PROMPT, max_tokens=24, stop=[stop], **GREEDY)
+                if is_saved:
+                    state = llm.save_state()
+                    assert state.input_ids.tolist() == expected[1]
+                    llm.reset()
+                    llm.load_state(pickle.loads(pickle.dumps(state)))
+                assert _held(llm) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_leads_no_text_behind_a_reader_into_the_memory(kind: str) -> None:
+    def left(llm: Llama, n: int) -> tuple[int, list[int], int]:
+        generated = llm.generate(PROMPT, temp=0.0)
+        for _ in range(n):
+            next(generated)
+        generated.close()
+        return _held(llm)
+
+    with open_tiny(kind=kind) as plain:
+        tokens = taken(plain, PROMPT, 24)
+        expected = [left(plain, n) for n in range(1, 12)]
+        assert [n for n, _, _ in expected] == [len(PROMPT) + n for n in range(11)]
+    for draft in drafters([*PROMPT, *tokens]):
+        with open_tiny(draft, kind=kind) as llm:
+            assert [left(llm, n) for n in range(1, 12)] == expected
+
+
+def test_a_criterion_ends_the_text_in_the_memory_as_well() -> None:
+    def stops(ids: npt.NDArray[np.int32], _: npt.NDArray[np.float32]) -> bool:
+        return len(ids) == len(PROMPT) + 5
+
+    with open_tiny() as plain:
+        tokens = taken(plain, PROMPT, 24)
+        plain(PROMPT, max_tokens=24, stopping_criteria=stops, **GREEDY)
+        expected = _held(plain)
+        assert expected[0] == len(PROMPT) + 5
+    for draft in drafters([*PROMPT, *tokens]):
+        with open_tiny(draft) as llm:
+            llm(PROMPT, max_tokens=24, stopping_criteria=stops, **GREEDY)
+            assert _held(llm) == expected
+
+
+def test_a_state_that_was_pickled_before_it_had_all_its_fields() -> None:
+    with open_tiny() as llm:
+        llm.eval(PROMPT)
+        state = llm.save_state()
+        values = [getattr(state, name) for name in ("tokens", "n_decoded", "memory", "drafter")]
+        old = LlamaState.__new__(LlamaState)
+        old.__setstate__(values)
+        assert old == LlamaState(*values)
+        llm.load_state(old)
+        assert llm.n_tokens == len(PROMPT)
 
 
 def test_minimal_tokens() -> None:
