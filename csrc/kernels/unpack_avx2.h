@@ -61,7 +61,8 @@ inline PYLLAMA_SPEC_INLINE __m256 twice(__m128i halves) {
 template <class At> inline PYLLAMA_SPEC_INLINE __m256i heads(At b) {
     // Not as four numbers: see unpack_avx512.h.
     const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
-        return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *) b[i]), (const double *) b[i + 1]));
+        const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd wants an address of eight
+        return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), (const double *) b[i + 1]));
     };
     return _mm256_set_m128i(both(2), both(0));
 }

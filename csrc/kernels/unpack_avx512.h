@@ -72,7 +72,8 @@ inline PYLLAMA_SPEC_INLINE __m512 twice(__m128i halves) {
 template <class At> inline PYLLAMA_SPEC_INLINE __m512i heads(At b) {
     // Not as eight numbers: the compiler would send them through memory, where loading them again has to wait.
     const auto both = [&](int i) PYLLAMA_SPEC_INLINE {
-        return _mm_castpd_si128(_mm_loadh_pd(_mm_load_sd((const double *) b[i]), (const double *) b[i + 1]));
+        const __m128i first = _mm_loadl_epi64((const __m128i *) b[i]);   // _mm_load_sd wants an address of eight
+        return _mm_castpd_si128(_mm_loadh_pd(_mm_castsi128_pd(first), (const double *) b[i + 1]));
     };
     const __m256i low = _mm256_set_m128i(both(2), both(0)), high = _mm256_set_m128i(both(6), both(4));
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
