@@ -14,6 +14,7 @@ from pyllama_spec.errors import ArgumentError
 
 # A text that a model reads has some megabytes; /dev/zero has no end.
 MAX_TEXT_BYTES = 256 << 20
+_NO_FILE = "is a device, a pipe or a folder, not a file"
 
 
 def read_text(path: Path, what: str, *, encoding: str = "utf-8") -> str:
@@ -58,7 +59,7 @@ def open_plain(path: Path) -> BinaryIO:
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(errno.EINVAL, "it is a device, a pipe or a folder, not a file")
+        raise OSError(errno.EINVAL, f"it {_NO_FILE}")
     return os.fdopen(number, "rb")
 
 
@@ -77,17 +78,33 @@ def read_plain(path: Path) -> str:
     return data.decode("utf-8")
 
 
+def why_no_output(path: Path) -> str | None:
+    """Why whole_file() could not write there, which is better known before hours of work."""
+    if path.is_dir():
+        return f"{path} is a folder; give the name of a file in it"
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist"
+    if path.exists() and not path.is_file():
+        return f"{path} {_NO_FILE}; give the name of a file"
+    return None
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Gives the name of a file to fill, which takes the place of `path` if nothing is raised.
 
     Until then, and after an error, what was at `path` is there as it was: a process that is ended,
-    or a full disk, leaves no part of a file under its name.
+    or a full disk, leaves no part of a file under its name. Where `path` is a link, what it names
+    is replaced, and the link stays.
 
     Raises:
-        OSError: the file cannot be written to the disk, or not be moved.
+        OSError: the file cannot be written to the disk, or not be moved, or `path` is a device, a
+            pipe or a folder, which a file would take the place of.
 
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, f"it {_NO_FILE}")
     part = path.with_name(f"{path.name}.part")
     try:
         yield part

@@ -3,7 +3,6 @@
 #include "abi/grammar_copy.h"
 #include "abi/handles.h"
 #include "checks/grammar_check.h"
-#include "checks/work_limit.h"
 
 #include "llama-grammar.h"
 
@@ -155,13 +154,14 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         add_choice(s->chain, *params, s->model->n_vocab());
         s->is_argmax = !biased && params->temperature <= 0.0f;
         if (params->grammar != nullptr) {
-            const work_limit limit(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW);
-            s->grammar = make_grammar(*params, *s->model);
-            if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
-                s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
-                make_shadow(*s, params->grammar, params->grammar_root != nullptr ? params->grammar_root : "root");
-            }
-            show_prefill(*s);
+            with_grammar_bounds([&] {
+                s->grammar = make_grammar(*params, *s->model);
+                if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
+                    s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
+                    make_shadow(*s, params->grammar, params->grammar_root != nullptr ? params->grammar_root : "root");
+                }
+                show_prefill(*s);
+            });
             s->is_lazy = params->n_grammar_triggers > 0;
         }
         *out = s.release();
@@ -203,12 +203,13 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         llama_sampler_reset(s.chain);
         s.n_unmatched = 0;
         if (s.grammar != nullptr) {
-            const work_limit limit(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW);
-            llama_sampler_reset(s.grammar);
-            if (s.shadow) {
-                s.shadow = { copy_grammar(*s.shadow_begin), llama_grammar_free_impl };
-            }
-            show_prefill(s);
+            with_grammar_bounds([&] {
+                llama_sampler_reset(s.grammar);
+                if (s.shadow) {
+                    s.shadow = { copy_grammar(*s.shadow_begin), llama_grammar_free_impl };
+                }
+                show_prefill(s);
+            });
         }
     });
 }

@@ -2,7 +2,6 @@
 
 #include "abi/handles.h"
 #include "checks/grammar_check.h"
-#include "checks/work_limit.h"
 #include "hooks/held_logits.h"
 
 #include "llama-grammar.h"
@@ -219,10 +218,6 @@ void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     with_deep_stack(trigger_stack(s.n_unmatched), [&] { llama_sampler_accept(s.grammar, id); });
 }
 
-const work_limit token_limit(const std::atomic<bool> * cancelled = nullptr) {
-    return { SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW, cancelled };
-}
-
 } // namespace
 
 int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id) {
@@ -230,8 +225,7 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
-        const work_limit limit = token_limit(&call.state.cancelled);
-        *id = draw_at(s, call.state, i);
+        with_grammar_bounds([&] { *id = draw_at(s, call.state, i); }, &call.state.cancelled);
     });
 }
 
@@ -245,9 +239,11 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
         for (int32_t k = 0; k <= n_draft; ++k) {
-            const work_limit limit = token_limit(&call.state.cancelled);
-            const int32_t id = draw_at(s, call.state, row + k);
-            accept(s, id, true);
+            int32_t id = -1;
+            with_grammar_bounds([&] {
+                id = draw_at(s, call.state, row + k);
+                accept(s, id, true);
+            }, &call.state.cancelled);
             out[(*n_out)++] = id;
             if (k == n_draft || id != draft[k] || llama_vocab_is_eog(s.model->vocab(), id)) {
                 break;
@@ -265,8 +261,7 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
                     std::to_string(s.model->n_vocab()) + " tokens");
         }
-        const work_limit limit = token_limit();
-        *id = draw(s, logits, n_vocab);
+        with_grammar_bounds([&] { *id = draw(s, logits, n_vocab); });
     });
 }
 
@@ -277,7 +272,6 @@ int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_
         if (id < 0 || id >= s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "id " + std::to_string(id) + " is outside 0 .. " + std::to_string(s.model->n_vocab() - 1));
         }
-        const work_limit limit = token_limit();
-        accept(s, id, is_generated);
+        with_grammar_bounds([&] { accept(s, id, is_generated); });
     });
 }

@@ -45,16 +45,27 @@ uint64_t number_at(const char *& p) {
     return n;
 }
 
+// White space, lines and comments, all of which the engine skips within braces.
+const char * skip_space(const char * p) {
+    for (;;) {
+        p += std::strspn(p, " \t\r\n");
+        if (*p != '#') {
+            return p;
+        }
+        p += std::strcspn(p, "\r\n");
+    }
+}
+
 // {5,2} makes the engine count down from 2^64.
 void check_range(const char * p) {
     const std::string shown(p, std::min<size_t>(std::strcspn(p, "}") + 1, 40));
-    const uint64_t low = number_at(++p);
-    p += std::strspn(p, " \t");
+    p = skip_space(p + 1);
+    const uint64_t low = number_at(p);
+    p = skip_space(p);
     if (*p != ',') {
         return;
     }
-    ++p;
-    p += std::strspn(p, " \t");
+    p = skip_space(p + 1);
     if (*p >= '0' && *p <= '9' && number_at(p) < low) {
         refuse("the repetition " + shown + " ends before it begins");
     }

@@ -1,6 +1,10 @@
 // A check of GBNF grammars before the engine builds its sampler from them.
 #pragma once
 
+#include "abi/guard.h"
+#include "checks/work_limit.h"
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -25,5 +29,23 @@ size_t trigger_stack(size_t n_bytes);
 constexpr double SECONDS_PER_TOKEN = PYLLAMA_SPEC_SECONDS_PER_TOKEN;
 constexpr const char * GRAMMAR_TOO_SLOW = "the grammar allows so many ways to go on that one token takes more than ten seconds; "
     "write it with fewer optional or repeated parts in a row: [a-z]{0,500}, not 500 times [a-z]?";
+
+// And of memory, beyond what it had: a repetition can make rules of a few bytes.
+constexpr size_t GRAMMAR_HEAP_BYTES = 512u << 20;
+constexpr const char * GRAMMAR_TOO_LARGE = "the grammar takes more than 512 MiB to be read, or to choose one token; "
+    "write it with fewer repetitions within repetitions";
+
+// Runs what a grammar decides about within both bounds.
+template <typename F> void with_grammar_bounds(F && body, const std::atomic<bool> * cancelled = nullptr) {
+    const work_limit time(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW, cancelled);
+    const heap_limit heap(GRAMMAR_HEAP_BYTES);
+    try {
+        body();
+    } catch (...) {
+        heap.check(LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_LARGE);     // the engine rewords what it catches
+        throw;
+    }
+    heap.check(LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_LARGE);
+}
 
 } // namespace llama_spec

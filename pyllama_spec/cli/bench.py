@@ -15,7 +15,7 @@ from pyllama_spec.cli.placing import (
     layer_keywords,
 )
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
-from pyllama_spec.files import whole_file
+from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.speculative.controller.choice import NAMES
 from pyllama_spec.terminal import ProgressBar, fitted
 
@@ -90,8 +90,8 @@ def run_bench(args: argparse.Namespace) -> int:
     # Here, so that the other commands do not wait for an HTTP client to be imported.
     from pyllama_spec import bench
 
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise ArgumentError(f"the folder of {args.json} does not exist; make it first")
+    if args.json is not None and (why_not := why_no_output(args.json.absolute())) is not None:
+        raise ArgumentError(f"--json: {why_not}")
     if args.plot is not None:
         bench.check_plot(args.plot)
     if {*args.draft} == {"none"} and not args.synthetic_acceptance and args.peer is None:

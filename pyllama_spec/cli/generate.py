@@ -187,9 +187,12 @@ def run_generate(args: argparse.Namespace) -> int:
         try:
             with generation:
                 print_pieces(generation, silent=args.json)
-        except PyllamaSpecError:
-            # What there is stays on the screen; the reason follows on stderr.
-            print()
+        except (PyllamaSpecError, KeyboardInterrupt) as error:
+            # What there is stays on the screen, or is the object; the reason follows on stderr.
+            if args.json:
+                print(json.dumps(_as_json(generation)))
+            elif isinstance(error, PyllamaSpecError):
+                print()
             raise
     if args.json:
         print(json.dumps(_as_json(generation)))

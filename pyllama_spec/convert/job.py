@@ -13,6 +13,7 @@ from pyllama_spec.convert.layer_ids import Convention, ResolvedIds
 from pyllama_spec.convert.refusals import Shapes
 from pyllama_spec.convert.sizes import named
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import why_no_output
 from pyllama_spec.gguf.target import Target
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import KINDS, Kind, Output, import_gguf, write_gguf
@@ -142,10 +143,8 @@ def open_job(
 
 
 def _check_output(out: Path, target: Path, draft: Path) -> Path:
-    if out.is_dir():
-        raise ArgumentError(f"{out} is a folder; give the name of a file in it")
-    if not out.parent.is_dir():
-        raise ArgumentError(f"the folder {out.parent} does not exist")
+    if (why_not := why_no_output(out)) is not None:
+        raise ArgumentError(why_not)
     if out.exists() and target.exists() and out.samefile(target):
         raise ArgumentError(f"{out} is the target itself; give another output")
     if out.exists() and out.suffix != ".gguf" and out.resolve().parent == draft.resolve():

@@ -78,7 +78,8 @@ def real(value: object, name: str, low: float = -math.inf) -> float:
         with contextlib.suppress(Exception):  # 10**400, an array of several, an object of anyone's
             number = float(value)
     if not math.isfinite(number) or number < low:
-        raise ArgumentError(f"{name}={shown(value)} is not a finite number of at least {low}")
+        least = "" if low == -math.inf else f" of at least {low}"
+        raise ArgumentError(f"{name}={shown(value)} is not a finite number{least}")
     return number
 
 

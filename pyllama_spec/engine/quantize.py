@@ -8,7 +8,7 @@ from pathlib import Path
 from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import count, instance, text
 from pyllama_spec.errors import ArgumentError, ModelLoadError
-from pyllama_spec.files import whole_file
+from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.gguf.header import check_header
 
 # Threads beyond the machine's cores only wait; each costs memory.
@@ -46,12 +46,10 @@ def quantize(
     n_threads = count(n_threads, "n_threads", 0, _MAX_QUANTIZE_THREADS)
     if text(kind, "the type").upper() not in quantize_types():
         raise ArgumentError(f"no type {kind!r}; there are {', '.join(quantize_types())}")
-    if target.is_dir():
-        raise ModelLoadError(f"{target} is a folder; give the name of a file in it")
+    if (why_not := why_no_output(target)) is not None:
+        raise ModelLoadError(why_not)
     if target.exists() and target.samefile(source):
         raise ArgumentError(f"{target} is the input itself; give another output")
-    if not target.parent.is_dir():
-        raise ModelLoadError(f"the folder {target.parent} does not exist")
     try:
         with whole_file(target) as part:
             code = lib.llama_spec_quantize(

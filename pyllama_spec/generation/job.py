@@ -196,6 +196,7 @@ class Job:
         self._guided = guided_sampler(model, self._sampler, options.guide)
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(model.vocab, options.stops)
+        self._texts: list[str] = []
         self._n_given = 0
         self._n_end: int | None = None
         self._max_tokens = self._n_max(options.max_tokens)
@@ -268,6 +269,7 @@ class Job:
         What a callback raised behind that end, where only a draft has led, is no error.
         """
         pieces, finish = self._take(step)
+        self._texts += [piece.text for piece in pieces]
         if finish is not None:
             self.note_end()
         is_behind = finish is not None and isinstance(step.error, Exception)
@@ -309,13 +311,15 @@ class Job:
 
     def attach_partial(self, error: BaseException) -> None:
         """Lets an error carry what had been generated; some exceptions take no attributes."""
+        run = self.run
+        partial: Any = error
+        tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
+        text = "".join(self._texts)
+        with contextlib.suppress(Exception):  # the model may be closed by now
+            tokens = [token for token in tokens if not self._vocab.is_eog(token)]
+            text = self._vocab.detokenize(tokens).decode(errors="ignore")
         with contextlib.suppress(Exception):
-            run = self.run
-            tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
-            kept = [token for token in tokens if not self._vocab.is_eog(token)]
-            partial: Any = error
-            partial.partial_tokens = tuple(kept)
-            partial.partial_text = self._vocab.detokenize(kept).decode(errors="ignore")
+            partial.partial_tokens, partial.partial_text = tuple(tokens), text
 
     def close(self) -> None:
         """Frees the sampler."""

@@ -300,11 +300,14 @@ def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:
     out: dict[int, float] = {}
     for key, value in bias.items():
         try:
-            out[int(key)] = float(value)
+            token = int(key)
+            if isinstance(key, float) and token != key:
+                raise ValueError
+            out[token] = float(value)
         except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
             raise ArgumentError(
                 f"logit_bias has {shown(key)}: {shown(value)}; expected id: number"
             ) from None
-        if math.isnan(out[int(key)]):
+        if math.isnan(out[token]):
             raise ArgumentError(f"logit_bias of id {key} is NaN")
     return out

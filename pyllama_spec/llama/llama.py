@@ -10,11 +10,11 @@ from typing import Any
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter
-from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.checks import count, real, shown
 from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.overrides import Override
-from pyllama_spec.errors import UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama import keywords, pretrained
 from pyllama_spec.llama.chatting import Chats
@@ -214,13 +214,20 @@ class Llama(Chats, Settings):
         What the memory holds was computed without them, and is forgotten.
 
         Raises:
+            ArgumentError: these are no pairs of a file or an Adapter and a scale.
             ModelLoadError: a file is missing, or made for another model.
             BusyError: a request is running.
 
         """
+        try:
+            pairs = [(one, scale) for one, scale in adapters]
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
+            ) from None
         loaded = [
             (one if isinstance(one, Adapter) else Adapter(self._open, one), scale)
-            for one, scale in adapters
+            for one, scale in pairs
         ]
         with self._runtime.runner.exclusive():
             self._runtime.context.set_adapters(loaded)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Sampler
+from pyllama_spec.engine.checks import integer
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.generation.generation import Generation
 from pyllama_spec.generation.job import guided_sampler
@@ -42,8 +43,9 @@ class TokenLevel(OpenModel):
     @n_tokens.setter
     def n_tokens(self, n: int) -> None:
         held = self._state().n_held
+        n = integer(n, "n_tokens")
         if not 0 <= n <= held:
-            raise ArgumentError(f"n_tokens={n!r} is outside 0 .. {held}, what there is")
+            raise ArgumentError(f"n_tokens={n} is outside 0 .. {held}, what there is")
         self._n_back, self._last_logits = n, None
 
     @property

@@ -281,9 +281,17 @@ class IsolatedDrafter:
             self._fail(seq, what, failed.errors.get(seq, failed))
 
     def _fail(self, seq: int, what: str, error: Exception) -> None:
-        reason = f"the drafter failed in {what}(): {type(error).__name__}: {error}"
+        reason = f"the drafter failed in {what}(): {type(error).__name__}: {_said(error)}"
         self._failures[seq] = DrafterFailure(reason, error)
         self._n_known.pop(seq, None)
+
+
+def _said(error: Exception) -> str:
+    """Its text, whatever making that does: the class may be anyone's."""
+    try:
+        return str(error)
+    except Exception as again:  # noqa: BLE001
+        return f"(its text raises {type(again).__name__})"
 
 
 def most_drafted(drafter: Drafter, n_draft: int | None) -> int:

@@ -65,11 +65,15 @@ def drawn(
     """What the sampler takes, and what a callback of the user's or the chain itself raised."""
     tokens: list[int] = []
     assert run.sampler is not None
+    # The sampler reads rows; what it calls of the user's may do no more.
+    target.lend("a callback of the request")
     try:
         run.accept(run.sampler, target, row, ids, tokens, run.observe)
     except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
         run.error = error
         return tokens, error
+    finally:
+        target.lend(None)
     return tokens, None
 
 

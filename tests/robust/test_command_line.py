@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,3 +111,27 @@ def test_what_was_generated_is_printed_before_the_error(tmp_path: Path) -> None:
     done = _run(_generate("-p", "Hello", "--grammar", grammar, "--json"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["text"].startswith("abc")
+
+
+def _answer_ctrl_c() -> None:
+    # What a shell starts in the background does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_ctrl_c_prints_the_object_of_what_there_is() -> None:
+    words = _generate("-p", "Hello", "--json", "-c", "60000", "-n", "50000")
+    for patience_s in (1.0, 2.0, 4.0, 8.0, 16.0):  # the model has to be open by then
+        with subprocess.Popen(
+            [sys.executable, "-m", "pyllama_spec.cli", *words],
+            preexec_fn=_answer_ctrl_c,  # noqa: PLW1509 - this process has one thread
+            stdout=-1, stderr=-1,
+        ) as process:  # fmt: skip
+            time.sleep(patience_s)
+            process.send_signal(signal.SIGINT)
+            out, said = process.communicate(timeout=300)
+        if out:
+            break
+    found = json.loads(out)
+    assert found["text"] and found["tokens"] and found["finish_reason"] is None
+    assert process.returncode == 130
+    assert said == b"pyllama-spec: interrupted\n"

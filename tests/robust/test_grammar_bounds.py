@@ -101,3 +101,24 @@ def test_long_triggers_are_bounded() -> None:
     for _ in range(60):
         for token in (98, 99):
             lazy.accept(token)
+
+
+def _sampler(grammar: str) -> Sampler:
+    return Sampler(decoded(n_threads=1).model, SamplerParams(temperature=0, grammar=grammar))
+
+
+@pytest.mark.parametrize("gap", ["", " ", "\t", "\n", "# a comment\n", " # one\n\t# two\r\n"])
+def test_a_repetition_that_ends_before_it_begins(gap: str) -> None:
+    """The engine counts down from 2**64 then: five gigabytes, and not at its end."""
+    for text in (f"{{{gap}6,5}}", f"{{6{gap},5}}", f"{{6,{gap}5}}", f"{{{gap}6{gap},{gap}5{gap}}}"):
+        with pytest.raises(ArgumentError, match="ends before it begins"):
+            _sampler(f'root ::= ("a"{text})')
+        _sampler(f'root ::= ("a"{text.replace("6", "4")})').close()
+
+
+def test_a_grammar_takes_a_bounded_memory() -> None:
+    many = " ".join(['"b"{0,2000}'] * 5000)  # ten million rules
+    begun = time.thread_time()
+    with pytest.raises(UnsupportedError, match="512 MiB"):
+        _sampler(f"root ::= {many}")
+    assert time.thread_time() - begun < 2 * _MAX_OWN_S

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import time
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from pyllama_spec.errors import EngineError, ModelLoadError, PyllamaSpecError
 from tests.fuzz import runner
 from tests.fuzz.architectures import tokenizer
 from tests.fuzz.gguf_bytes import GgufFile, Value
+from tests.models import EOS, model_path
 
 _SOURCE = Path(__file__).parents[2] / "vendor" / "llama.cpp" / "src" / "llama-vocab.cpp"
 # Every name that the engine knows for a way to cut a text into words.
@@ -119,3 +122,25 @@ def test_ids_that_do_not_exist_are_no_tokens(tmp_path: Path) -> None:
     )
     with pytest.raises((EngineError, ModelLoadError)):
         Model(path, vocab_only=True).vocab.tokenize("\u00e9")
+
+
+def test_control_tokens_take_no_square_of_their_number() -> None:
+    vocab = Model(model_path("llama"), vocab_only=True).vocab
+    name = vocab.piece(EOS, special=True).decode()
+    one = vocab.tokenize("ab", add_special=False)
+    for text, ids in (("", []), ("ab", one), (name, [EOS])):
+        assert vocab.tokenize(text, add_special=False, parse_special=True) == ids
+    for pieces in itertools.product((name, "ab"), repeat=5):
+        found = vocab.tokenize("".join(pieces), add_special=False, parse_special=True)
+        expected: list[int] = []
+        for key, group in itertools.groupby(pieces):
+            n = len([*group])
+            expected += [EOS] * n if key == name else vocab.tokenize("ab" * n, add_special=False)
+        assert found == expected
+    seconds = []
+    for n in (20_000, 80_000):
+        begun = time.thread_time()
+        found = vocab.tokenize((name + "ab") * n, add_special=False, parse_special=True)
+        seconds.append(time.thread_time() - begun)
+        assert found == [EOS, *one] * n
+    assert seconds[1] < 8 * seconds[0], "four times the text, 16 times the work before"

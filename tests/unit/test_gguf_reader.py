@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from pyllama_spec.engine import quantize
 from pyllama_spec.errors import ModelLoadError
-from pyllama_spec.files import whole_file
+from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.gguf.header import check_header
 from pyllama_spec.gguf.reader import read_gguf, read_keys
 from pyllama_spec.gguf.sizes import tensor_bytes
@@ -168,3 +170,20 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         pass
     assert path.read_text() == "first"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_takes_no_devices_place(tmp_path: Path) -> None:
+    pipe, link, aim = tmp_path / "pipe", tmp_path / "link", tmp_path / "aim"
+    os.mkfifo(pipe)
+    link.symlink_to(aim)
+    for path in (pipe, tmp_path, Path("/dev/full")):
+        with pytest.raises(OSError, match="not a file"), whole_file(path) as part:
+            part.write_text("new")
+        assert why_no_output(path) is not None
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+    for text in ("new", "newer"):
+        assert why_no_output(link) is None
+        with whole_file(link) as part:
+            part.write_text(text)
+        assert link.is_symlink() and aim.read_text() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aim", "link", "pipe"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.engine import Model, ModelInfo
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import why_no_output
 from pyllama_spec.llama.loading import check_target
 from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.tasks import read_prompts
@@ -74,10 +75,8 @@ def run_training(
 
 
 def _check_files(config: RunConfig) -> None:
-    if config.out.is_dir():
-        raise ArgumentError(f"{config.out} is a folder; give the name of a file in it")
-    if not config.out.parent.is_dir():
-        raise ArgumentError(f"the folder {config.out.parent} does not exist")
+    if (why_not := why_no_output(config.out)) is not None:
+        raise ArgumentError(why_not)
     if config.out.exists() and config.out.samefile(config.target):
         raise ArgumentError(f"{config.out} is the target itself; give another output")
     if config.corpus.prompts is not None:
