@@ -122,12 +122,21 @@ def test_a_file_that_cannot_be_written_leaves_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    out.mkdir()
+    (tmp_path / "out.json.part").mkdir()  # where the file is made before it has its name
     assert main(arguments(tmp_path, "--json", out)) == 1
     shown = capsys.readouterr()
     assert "same text" in shown.out
     assert "cannot write" in shown.err
-    assert not list(tmp_path.glob("*.part"))
+    assert not out.exists()
+
+
+def test_what_is_no_file_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for out in (tmp_path, Path("/dev/full")):
+        assert main(arguments(tmp_path, "--json", out)) == 1
+        shown = capsys.readouterr()
+        assert shown.out == "" and f"{out} is a" in shown.err
 
 
 @pytest.mark.parametrize(
