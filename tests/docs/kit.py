@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from tests.convert.test_engine import perm_head
@@ -17,29 +18,40 @@ _PROMPTS = (
 )
 
 
-def _link(folder: Path, name: str, source: Path) -> None:
-    (folder / name).symlink_to(source)
+def toys() -> dict[str, Path]:
+    """A toy whose every token follows from the one before it, and drafts that know it."""
+    return {
+        "model.gguf": model_path("perm"),
+        "draft.gguf": model_path("perm_eagle3"),
+        "dflash.gguf": model_path("perm_dflash"),
+    }
+
+
+def shipped(model: Path) -> dict[str, Path]:
+    """SmolLM2, and the drafts of examples/drafts."""
+    return {
+        "model.gguf": model,
+        "draft.gguf": DRAFTS / "smollm2-135m-eagle3.gguf",
+        "dflash.gguf": DRAFTS / "smollm2-135m-dflash.gguf",
+    }
 
 
 def tiny(folder: Path) -> Path:
-    """A toy whose every token follows from the one before it, and drafts that know it."""
-    _link(folder, "model.gguf", model_path("perm"))
-    _link(folder, "draft.gguf", model_path("perm_eagle3"))
-    _link(folder, "dflash.gguf", model_path("perm_dflash"))
+    """The toys, and a folder to convert."""
     write_head(folder / "DRAFT_DIR", "specforge", perm_head(reduced=True), "F32")
-    return _rest(folder)
+    return _rest(folder, toys())
 
 
 def real(folder: Path, model: Path) -> Path:
-    """SmolLM2, and the drafts of examples/drafts."""
-    _link(folder, "model.gguf", model)
-    _link(folder, "draft.gguf", DRAFTS / "smollm2-135m-eagle3.gguf")
-    _link(folder, "dflash.gguf", DRAFTS / "smollm2-135m-dflash.gguf")
-    return _rest(folder)
+    """The shipped drafts and their model."""
+    return _rest(folder, shipped(model))
 
 
-def _rest(folder: Path) -> Path:
+def _rest(folder: Path, files: dict[str, Path]) -> Path:
+    # Copies: the pages write over some of these, and an output goes where a link leads.
+    for name, source in files.items():
+        shutil.copyfile(source, folder / name)
+    shutil.copytree(ROOT / "examples", folder / "examples")
     lines = "".join(json.dumps(line) + "\n" for line in _PROMPTS)
     (folder / "prompts.jsonl").write_text(lines, encoding="utf-8")
-    _link(folder, "examples", ROOT / "examples")
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,14 @@ def name(page: Path) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, request: pytest.FixtureRequest, smollm2_q4_0: Path) -> Path:
-    """With what the page of the test needs."""
+def folder(tmp_path: Path, request: pytest.FixtureRequest, smollm2_q4_0: Path) -> Iterator[Path]:
+    """With what the page of the test needs; what it was copied from stays as it was."""
     page: Path = request.node.callspec.params["page"]
-    if page.name in TOY:
-        return kit.tiny(tmp_path)
-    return kit.real(tmp_path, smollm2_q4_0)
+    toy = page.name in TOY
+    sources = (kit.toys() if toy else kit.shipped(smollm2_q4_0)).values()
+    before = [source.stat().st_mtime_ns for source in sources]
+    yield kit.tiny(tmp_path) if toy else kit.real(tmp_path, smollm2_q4_0)
+    assert [source.stat().st_mtime_ns for source in sources] == before
 
 
 def one_core() -> None:
