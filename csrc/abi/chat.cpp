@@ -19,26 +19,18 @@ using namespace llama_spec;
 namespace {
 
 // Templates and schemas come from strangers. The stack is reserved, not used: what frees a chain of a million values.
-constexpr size_t CHAT_STACK_BYTES = 512u << 20, CHAT_HEAP_BYTES = 256u << 20;
+constexpr size_t CHAT_STACK_BYTES   = 512u << 20;
 constexpr size_t MAX_TEMPLATE_BYTES = 1u << 20;
-constexpr double CHAT_SECONDS     = 10.0;
-constexpr char   TOO_LONG[]       = "the chat template, or a schema, takes more than 10 seconds; it may be damaged or hostile";
-constexpr char   TOO_MUCH[]       = "the chat template, or a schema, takes more than 256 MiB; it may be damaged or hostile";
+constexpr work_bounds CHAT_BOUNDS = {
+    10.0, "the chat template, or a schema, takes more than 10 seconds; it may be damaged or hostile",
+    256u << 20, "the chat template, or a schema, takes more than 256 MiB; it may be damaged or hostile",
+    LLAMA_SPEC_UNSUPPORTED,
+};
 
 template <typename F> void with_bounds(F && body) {
     with_deep_stack(CHAT_STACK_BYTES, [&] {
-        const fault_net  net;
-        const work_limit time(CHAT_SECONDS, LLAMA_SPEC_UNSUPPORTED, TOO_LONG);
-        const heap_limit heap(CHAT_HEAP_BYTES);
-        try {
-            body();
-        } catch (...) {
-            // The engine rewords what it catches.
-            heap.check(LLAMA_SPEC_UNSUPPORTED, TOO_MUCH);
-            time.check();
-            throw;
-        }
-        heap.check(LLAMA_SPEC_UNSUPPORTED, TOO_MUCH);
+        const fault_net net;
+        within(CHAT_BOUNDS, body);
     });
 }
 

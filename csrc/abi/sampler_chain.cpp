@@ -154,7 +154,7 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         add_choice(s->chain, *params, s->model->n_vocab());
         s->is_argmax = !biased && params->temperature <= 0.0f;
         if (params->grammar != nullptr) {
-            with_grammar_bounds([&] {
+            within(GRAMMAR_BOUNDS, [&] {
                 s->grammar = make_grammar(*params, *s->model);
                 if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
                     s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
@@ -203,7 +203,7 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         llama_sampler_reset(s.chain);
         s.n_unmatched = 0;
         if (s.grammar != nullptr) {
-            with_grammar_bounds([&] {
+            within(GRAMMAR_BOUNDS, [&] {
                 llama_sampler_reset(s.grammar);
                 if (s.shadow) {
                     s.shadow = { copy_grammar(*s.shadow_begin), llama_grammar_free_impl };

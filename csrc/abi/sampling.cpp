@@ -225,7 +225,7 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
-        with_grammar_bounds([&] { *id = draw_at(s, call.state, i); }, &call.state.cancelled);
+        within(GRAMMAR_BOUNDS, [&] { *id = draw_at(s, call.state, i); }, &call.state.cancelled);
     });
 }
 
@@ -240,7 +240,7 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
         context_call call(ctx);
         for (int32_t k = 0; k <= n_draft; ++k) {
             int32_t id = -1;
-            with_grammar_bounds([&] {
+            within(GRAMMAR_BOUNDS, [&] {
                 id = draw_at(s, call.state, row + k);
                 accept(s, id, true);
             }, &call.state.cancelled);
@@ -261,7 +261,7 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
                     std::to_string(s.model->n_vocab()) + " tokens");
         }
-        with_grammar_bounds([&] { *id = draw(s, logits, n_vocab); });
+        within(GRAMMAR_BOUNDS, [&] { *id = draw(s, logits, n_vocab); });
     });
 }
 
@@ -272,6 +272,6 @@ int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_
         if (id < 0 || id >= s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "id " + std::to_string(id) + " is outside 0 .. " + std::to_string(s.model->n_vocab() - 1));
         }
-        with_grammar_bounds([&] { accept(s, id, is_generated); });
+        within(GRAMMAR_BOUNDS, [&] { accept(s, id, is_generated); });
     });
 }

@@ -26,26 +26,16 @@ size_t trigger_stack(size_t n_bytes);
 #ifndef PYLLAMA_SPEC_SECONDS_PER_TOKEN
 #define PYLLAMA_SPEC_SECONDS_PER_TOKEN 10.0
 #endif
-constexpr double SECONDS_PER_TOKEN = PYLLAMA_SPEC_SECONDS_PER_TOKEN;
-constexpr const char * GRAMMAR_TOO_SLOW = "the grammar allows so many ways to go on that one token takes more than ten seconds; "
-    "write it with fewer optional or repeated parts in a row: [a-z]{0,500}, not 500 times [a-z]?";
 
-// And of memory, beyond what it had: a repetition can make rules of a few bytes.
-constexpr size_t GRAMMAR_HEAP_BYTES = 512u << 20;
-constexpr const char * GRAMMAR_TOO_LARGE = "the grammar takes more than 512 MiB to be read, or to choose one token; "
-    "write it with fewer repetitions within repetitions";
-
-// Runs what a grammar decides about within both bounds.
-template <typename F> void with_grammar_bounds(F && body, const std::atomic<bool> * cancelled = nullptr) {
-    const work_limit time(SECONDS_PER_TOKEN, LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_SLOW, cancelled);
-    const heap_limit heap(GRAMMAR_HEAP_BYTES);
-    try {
-        body();
-    } catch (...) {
-        heap.check(LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_LARGE);     // the engine rewords what it catches
-        throw;
-    }
-    heap.check(LLAMA_SPEC_UNSUPPORTED, GRAMMAR_TOO_LARGE);
-}
+// Of memory, a repetition can make rules of a few bytes.
+constexpr work_bounds GRAMMAR_BOUNDS = {
+    PYLLAMA_SPEC_SECONDS_PER_TOKEN,
+    "the grammar allows so many ways to go on that one token takes more than ten seconds; "
+    "write it with fewer optional or repeated parts in a row: [a-z]{0,500}, not 500 times [a-z]?",
+    512u << 20,
+    "the grammar takes more than 512 MiB to be read, or to choose one token; "
+    "write it with fewer repetitions within repetitions",
+    LLAMA_SPEC_UNSUPPORTED,
+};
 
 } // namespace llama_spec

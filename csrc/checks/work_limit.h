@@ -52,6 +52,29 @@ private:
     heap_limit * outer;
 };
 
+// What a piece of work that strangers' texts decide about may take, and the errors, of code `code`, where it takes more.
+struct work_bounds {
+    double       seconds;       // of this thread's own time
+    const char * too_long;
+    size_t       n_heap_bytes;  // beyond what it had
+    const char * too_much;
+    int          code;
+};
+
+// Runs f within both bounds. What f throws is thrown where no bound was met: the engine rewords what it catches.
+template <typename F> void within(const work_bounds & bounds, F && f, const std::atomic<bool> * cancelled = nullptr) {
+    const work_limit time(bounds.seconds, bounds.code, bounds.too_long, cancelled);
+    const heap_limit heap(bounds.n_heap_bytes);
+    try {
+        f();
+    } catch (...) {
+        heap.check(bounds.code, bounds.too_much);
+        time.check();
+        throw;
+    }
+    heap.check(bounds.code, bounds.too_much);       // a stream swallows what its buffer throws
+}
+
 // Runs f on a thread with a stack of so many bytes and waits for it; what it throws is thrown here.
 void with_deep_stack(size_t n_bytes, const std::function<void()> & f);
 
