@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import io
 import os
 import sys
@@ -34,15 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         usage, 130 after Ctrl-C.
     """
     _open_streams()
+    args = argparse.Namespace()
     try:
-        args = command_parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has printed the help, or what is wrong
-        return EXIT_OK if not stop.code else EXIT_USAGE
-    if getattr(args, "verbose", False):
-        set_log_level("info")
-    try:
-        with notes_on_stderr(args):
-            code: int = args.run(args)
+        code = _run(argv, args)
         sys.stdout.flush()
     except PyllamaSpecError as error:
         message = with_options(_one_line(error), args)
@@ -67,15 +62,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _run(argv: Sequence[str] | None, args: argparse.Namespace) -> int:
+    """Reads the command into `args` and runs it."""
+    try:
+        command_parser().parse_args(argv, args)
+    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+        return EXIT_OK if not stop.code else EXIT_USAGE
+    if getattr(args, "verbose", False):
+        set_log_level("info")
+    with notes_on_stderr(args):
+        code: int = args.run(args)
+    return code
+
+
 def _open_streams() -> None:
-    """Makes stdout and stderr such that what was generated can be printed, and no less."""
-    for name in ("stdout", "stderr"):
+    """Makes stdout and stderr such that what was generated can be printed, and no less.
+
+    What was closed before the program began is opened, or the next file would have its number and
+    what is printed in C. Nobody reads an answer that goes to a closed stdout: writing there fails.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        if not _is_open(number):
+            os.open(os.devnull, mode)  # gets the lowest number that is free
+    for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # closed before the program began
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        if stream is None:
+            opened = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, opened)
         elif isinstance(stream, io.TextIOWrapper):
             # A terminal of another encoding shows "?" for what it lacks; the text goes on.
             stream.reconfigure(errors="replace")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _silence(stream: TextIO) -> None:
@@ -85,9 +109,11 @@ def _silence(stream: TextIO) -> None:
 
 
 def _one_line(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+    if isinstance(error, OSError) and error.strerror:
         # Not Python's own words, which begin with a number.
-        return f"{error.filename}: {error.strerror}"
+        if error.filename is not None:
+            return f"{error.filename}: {error.strerror}"
+        return "standard output is closed" if error.errno == errno.EBADF else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -43,11 +43,28 @@ def _fails_in_a_line(done: subprocess.CompletedProcess[bytes], says: str) -> Non
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("fd", [0, 1, 2])
+@pytest.mark.parametrize("fd", [0, 2])
 def test_a_closed_stream(fd: int) -> None:
     done = _run(_generate("-p", "Hello"), lambda: os.close(fd))
     assert done.returncode == 0, done
-    assert b"Traceback" not in done.stderr
+    assert done.stdout and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor"], _generate("-p", "Hello", "--json")])
+def test_an_answer_that_nobody_can_read(words: list[str | Path]) -> None:
+    _fails_in_a_line(_run(words, lambda: os.close(1)), "standard output is closed")
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    """What is printed in C would go there."""
+    code = (
+        "import os, sys; from pyllama_spec.cli.entry import main; main(['--version']); "
+        f"sys.exit(os.open({str(tmp_path / 'a')!r}, os.O_CREAT))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], preexec_fn=lambda: os.closerange(0, 3), check=False
+    )
+    assert done.returncode > 2
 
 
 def test_closed_stdin_as_the_prompt() -> None:
