@@ -21,16 +21,26 @@ namespace {
 // Templates and schemas come from strangers. The stack is reserved, not used: what frees a chain of a million values.
 constexpr size_t CHAT_STACK_BYTES   = 512u << 20;
 constexpr size_t MAX_TEMPLATE_BYTES = 1u << 20;
+constexpr work_bounds TEMPLATE_BOUNDS = {
+    10.0, "the chat template takes more than 10 seconds; it may be damaged or hostile",
+    256u << 20, "the chat template takes more than 256 MiB; it may be damaged or hostile",
+    LLAMA_SPEC_UNSUPPORTED,
+};
+constexpr work_bounds SCHEMA_BOUNDS = {
+    10.0, "the schema takes more than 10 seconds to be made a grammar; write it with fewer parts that may be left out",
+    256u << 20, "the schema takes more than 256 MiB to be made a grammar; write it with fewer parts",
+    LLAMA_SPEC_UNSUPPORTED,
+};
 constexpr work_bounds CHAT_BOUNDS = {
-    10.0, "the chat template, or a schema, takes more than 10 seconds; it may be damaged or hostile",
-    256u << 20, "the chat template, or a schema, takes more than 256 MiB; it may be damaged or hostile",
+    10.0, "the chat template with these messages and tools takes more than 10 seconds; it, or a schema, may be hostile",
+    256u << 20, "the chat template with these messages and tools takes more than 256 MiB; it, or a schema, may be hostile",
     LLAMA_SPEC_UNSUPPORTED,
 };
 
-template <typename F> void with_bounds(F && body) {
+template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
     with_deep_stack(CHAT_STACK_BYTES, [&] {
         const fault_net net;
-        within(CHAT_BOUNDS, body);
+        within(bounds, body);
     });
 }
 
@@ -160,7 +170,7 @@ int llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spe
                                    llama_model_chat_template(model->state->model, "tool_use") }) {
             check_template(text);
         }
-        with_bounds([&] { as_argument([&] {
+        with_bounds(TEMPLATE_BOUNDS, [&] { as_argument([&] {
             auto templates = common_chat_templates_init(model->state->model, source != nullptr ? source : "");
             *out = new llama_spec_chat{ model->state, std::move(templates) };
         }); });
@@ -179,7 +189,7 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
     return guarded([&] {
         require(chat != nullptr && out != nullptr && answer != nullptr, "the chat is closed");
         *out = nullptr;
-        with_bounds([&] { as_argument([&] {
+        with_bounds(CHAT_BOUNDS, [&] { as_argument([&] {
             const llama_vocab * vocab = chat->model->vocab();
             const auto inputs  = read_request(parsed(request, "the request"), *chat);
             auto       applied = common_chat_templates_apply(chat->templates.get(), inputs);
@@ -242,7 +252,7 @@ int llama_spec_chat_parse(llama_spec_chat_session * session, const int32_t * ids
 int llama_spec_schema_to_grammar(const char * schema, char ** out) {
     return guarded([&] {
         require(out != nullptr, "a place for the grammar is needed");
-        with_bounds([&] {
+        with_bounds(SCHEMA_BOUNDS, [&] {
             as_argument([&] { *out = text_out(json_schema_to_grammar(parsed(schema, "the schema"), true)); });
         });
     });

@@ -107,6 +107,16 @@ bool has_zero(const gguf_context * file, int64_t id) {
     return false;
 }
 
+// The engine's loop over a head of RWKV 7 takes up to 64 values at once and writes behind the end of heads of other sizes.
+void check_strides(const gguf_context * file, const std::string & arch) {
+    constexpr uint64_t STRIDE = 64;
+    const uint64_t size = arch == "rwkv7" || arch == "arwkv7" ? largest(file, arch + ".wkv.head_size") : 0;
+    if (size % STRIDE != 0) {
+        fail(LLAMA_SPEC_UNSUPPORTED, arch + ".wkv.head_size is " + std::to_string(size) + ", and the engine computes heads of "
+                "multiples of " + std::to_string(STRIDE) + " only");
+    }
+}
+
 } // namespace
 
 void check_gguf(const char * path) {
@@ -135,6 +145,7 @@ void check_gguf(const char * path) {
             fail(LLAMA_SPEC_LOAD, "the file is damaged: " + arch + name + " is 0");
         }
     }
+    check_strides(file.get(), arch);
 }
 
 std::string zeros_of(const char * path) {

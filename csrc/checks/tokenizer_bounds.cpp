@@ -118,8 +118,10 @@ void tokenize_bounded(const llama_vocab * vocab, const char * text, size_t n_byt
     }
     const size_t n_stack = USUAL_STACK + word * STACK_PER_BYTE;
     if (n_stack > MAX_STACK) {
-        fail(LLAMA_SPEC_ARGUMENT, "the text has a stretch of " + std::to_string(word) + " bytes without white space, or of it alone; "
-                "at most " + std::to_string((MAX_STACK - USUAL_STACK) / STACK_PER_BYTE) + " can be tokenized. Break it up");
+        constexpr size_t most = (MAX_STACK - USUAL_STACK) / STACK_PER_BYTE;
+        fail(LLAMA_SPEC_ARGUMENT, "the text has too long a stretch without white space, or of it alone: at most " +
+                std::to_string(most) + " bytes in a row can be tokenized, " + std::to_string(most / 2) +
+                " of white space. Break it up");
     }
     with_deep_stack(n_stack, run);
 }

@@ -3,10 +3,13 @@
 #include "abi/guard.h"
 #include "hooks/llama-spec-hooks.h"
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <mutex>
 #include <string>
 
 #include <csignal>
@@ -33,19 +36,44 @@ double own_seconds() {
     return (double) now.tv_sec + 1e-9 * (double) now.tv_nsec;
 }
 
+// A call on a thread with a deep stack. Who waits for it asks for signals, which only Python's own threads are told of.
 struct deep_call {
     const std::function<void()> * f;
-    std::exception_ptr error;
+    std::exception_ptr      error;
+    std::atomic<bool>       is_to_stop{ false };
+    std::mutex              mutex;
+    std::condition_variable ended;
+    bool                    has_ended = false;
+
+    void run() {
+        try {
+            (*f)();
+        } catch (...) {
+            error = std::current_exception();
+        }
+        const std::lock_guard<std::mutex> lock(mutex);
+        has_ended = true;
+        ended.notify_one();
+    }
+
+    void wait() {
+        std::unique_lock<std::mutex> lock(mutex);
+        while (!ended.wait_for(lock, std::chrono::duration<double>(ASK_EVERY_S), [&] { return has_ended; })) {
+            lock.unlock();
+            if (wants_to_stop()) {
+                is_to_stop = true;
+            }
+            lock.lock();
+        }
+    }
 };
 
+thread_local deep_call * t_deep = nullptr;
+
 void * run_deep(void * data) {
-    auto & call = *static_cast<deep_call *>(data);
+    t_deep = static_cast<deep_call *>(data);
     t_stack_begin = reinterpret_cast<uintptr_t>(&data);
-    try {
-        (*call.f)();
-    } catch (...) {
-        call.error = std::current_exception();
-    }
+    t_deep->run();
     return nullptr;
 }
 
@@ -88,14 +116,15 @@ void work_limit::look() {
     }
     if (now > asked_s + ASK_EVERY_S) {
         asked_s = now;
-        if (wants_to_stop()) {
+        if (t_deep != nullptr ? t_deep->is_to_stop.load() : wants_to_stop()) {
             fail(LLAMA_SPEC_CANCELLED, "interrupted");
         }
     }
 }
 
 void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
-    deep_call call = { &f, nullptr };
+    deep_call call;
+    call.f = &f;
     pthread_attr_t attr;
     pthread_attr_init(&attr);
     const size_t page = 1 << 16;    // of any machine
@@ -117,6 +146,7 @@ void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
         fail(LLAMA_SPEC_MEMORY, "a stack of " + std::to_string(n_bytes >> 20) + " MiB cannot be had (" + std::strerror(rc) +
                 "), which so long a stretch of text without white space needs");
     }
+    call.wait();
     pthread_join(thread, nullptr);
     if (call.error) {
         std::rethrow_exception(call.error);
@@ -127,6 +157,10 @@ void with_deep_stack(size_t n_bytes, const std::function<void()> & f) {
 
 void llama_spec_on_step() {
     llama_spec::work_limit::step();
+}
+
+void llama_spec_on_slab() {
+    llama_spec::work_limit::step(1);
 }
 
 void llama_spec_on_statement() {

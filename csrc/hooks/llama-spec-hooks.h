@@ -109,3 +109,5 @@ bool llama_spec_write_earlier(const llama_memory_recurrent & memory, llama_io_wr
 
 // A step of a loop whose length a text, a grammar or a vocabulary decides: throws once there were too many.
 void llama_spec_on_step();
+// Some megabytes of a tensor are about to be read and quantised: throws where who waits for it wants to stop.
+void llama_spec_on_slab();

@@ -14,6 +14,7 @@ from pyllama_spec.cli.placing import (
     context_keywords,
     layer_keywords,
 )
+from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.speculative.controller.choice import NAMES
@@ -32,7 +33,7 @@ def add_bench(commands: _Commands) -> None:
         "bench", help="plain and speculative decoding side by side, prompt by prompt"
     )
     add = parser.add_argument
-    add("-m", "--model", type=Path, required=True, help="the target's GGUF")
+    add("-m", "--model", type=file_name, required=True, help="the target's GGUF")
     add(
         "-d", "--draft", required=True, action="append",
         help="none, prompt-lookup, or a draft's GGUF; several are measured in one run",

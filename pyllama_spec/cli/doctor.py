@@ -11,7 +11,7 @@ from typing import Any
 
 from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.placing import add_layer_options
-from pyllama_spec.cli.wording import whole
+from pyllama_spec.cli.wording import file_name, whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
@@ -28,7 +28,9 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "doctor", help="versions, devices, and what a verify batch costs for a model"
     )
-    parser.add_argument("-m", "--model", type=Path, help="the target; without it, no measurement")
+    parser.add_argument(
+        "-m", "--model", type=file_name, help="the target; without it, no measurement"
+    )
     parser.add_argument("-d", "--draft", type=Path, help="a draft's GGUF: does it fit, its cost")
     parser.add_argument(
         "--max-rows", type=whole(2, 64), default=diagnostics.MAX_ROWS, metavar="N",

@@ -23,7 +23,11 @@ from pyllama_spec.cli.train import add_train
 from pyllama_spec.cli.wording import Parser, notes_on_stderr, with_options
 from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
 from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.gguf.sizes import shares_by_type
+from pyllama_spec.terminal import fitted
 
+# Of the bytes of a file's weights: norms and biases of F32 have less.
+_LEAST_SHARE = 0.005
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -154,5 +158,8 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _run_quantize(args: argparse.Namespace) -> int:
     quantize(args.input, args.output, args.type, n_threads=args.threads, pure=args.pure)
     before, after = args.input.stat().st_size, args.output.stat().st_size
-    print(f"{args.output}: {args.type.upper()}, {after / 1e6:.1f} MB (was {before / 1e6:.1f} MB)")
+    sizes = f"{after / 1e6:.1f} MB (was {before / 1e6:.1f} MB)"
+    found = shares_by_type(args.output).items()
+    shares = ", ".join(f"{share:.0%} {name}" for name, share in found if share > _LEAST_SHARE)
+    print(fitted(f"{args.output}: {args.type.upper()}, {sizes}; {shares}", sys.stdout, 2))
     return EXIT_OK

@@ -14,6 +14,7 @@ from pyllama_spec.cli.placing import (
     context_keywords,
     layer_keywords,
 )
+from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.generation.generation import Generation
@@ -52,9 +53,9 @@ def add_generate(commands: _Commands) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds what says which model is opened, and how."""
-    parser.add_argument("-m", "--model", type=Path, required=True, help="the target's GGUF")
+    parser.add_argument("-m", "--model", type=file_name, required=True, help="the target's GGUF")
     parser.add_argument(
-        "-d", "--draft", default="none", help="none, prompt-lookup, or a draft's GGUF"
+        "-d", "--draft", default="none", help="none, prompt-lookup, grammar, or a draft's GGUF"
     )
     parser.add_argument(
         "--n-draft", type=int, help="most tokens to draft per round [the drafter's own]"
@@ -88,7 +89,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Adds what says how a text is generated."""
     default = RequestOptions()
-    parser.add_argument("-n", "--max-tokens", type=int, default=128, help="-1: up to the context")
+    parser.add_argument(
+        "-n", "--max-tokens", type=int, default=128, help="below 1: up to the context"
+    )
     parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=1, help="of the draws; -1: another each time")
     parser.add_argument(

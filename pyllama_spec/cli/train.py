@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_spec.cli.placing import add_target_options
+from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS
 from pyllama_spec.terminal import fitted
@@ -104,7 +105,8 @@ def _add_dflash(kinds: _Commands) -> None:
 
 def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
     add = parser.add_argument
-    add("-m", "--model", type=Path, required=True, help="the target, in the type that will decode")
+    add("-m", "--model", type=file_name, required=True,
+        help="the target, in the type that will decode")  # fmt: skip
     add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
     add("--init", type=Path, metavar="DRAFT.gguf",
         help="go on with this draft's weights: more text for it, or a target that was tuned "

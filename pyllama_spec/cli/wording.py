@@ -8,15 +8,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pyllama_spec.engine.checks import meant
 from pyllama_spec.terminal import dim, fitted
 
-# Python's names that are not those of an option.
+# Python's names that are not those of an option; of several the command has one.
 _OPTIONS = {
     "temperature": "--temp", "n_threads": "--threads", "model_path": "--model",
-    "repeats": "--repeat", "n_tokens": "--tokens", "n_parallel": "--parallel",
+    "repeats": "--repeat", "n_tokens": "--tokens --max-tokens", "n_parallel": "--parallel",
     "n_draft_vocab": "--draft-vocab", "max_disk_bytes": "--max-disk", "n_steps": "--steps",
 }  # fmt: skip
 
@@ -84,6 +85,13 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
+def file_name(text: str) -> Path:
+    """A type of arguments: the name of a file, which "" is none of, though Path("") is a folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
 def with_options(message: str, args: argparse.Namespace) -> str:
     """A message of Python's about its arguments, in the command's own options.
 
@@ -92,10 +100,10 @@ def with_options(message: str, args: argparse.Namespace) -> str:
     own = {name for name in vars(args) if not name.startswith("_")}
 
     def option(name: str) -> str | None:
-        known = _OPTIONS.get(name)
-        if known is None or known[2:].replace("-", "_") not in own:
-            known = f"--{name.replace('_', '-')}" if name in own else None
-        return known
+        for known in _OPTIONS.get(name, "").split():
+            if known[2:].replace("-", "_") in own:
+                return known
+        return f"--{name.replace('_', '-')}" if name in own else None
 
     def with_value(found: re.Match[str]) -> str:
         known = option(found[1])

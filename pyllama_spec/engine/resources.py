@@ -6,9 +6,6 @@ import os
 import warnings
 from pathlib import Path
 
-# So many are given anywhere: what was measured elsewhere runs the same way here.
-_FEW_THREADS = 4
-
 
 def default_n_threads() -> int:
     """The physical cores that this process may use: more threads than that only wait."""
@@ -19,19 +16,20 @@ def default_n_threads() -> int:
 
 
 def bounded_n_threads(asked: int | None) -> int:
-    """The number of a context's threads: what was asked for, and no more than there are places.
+    """The number of a context's threads: what was asked for, and no more than there are cores.
 
-    Threads wait for one another at each step of a graph, so that those without a place of their own
-    make all of them wait: 512 on two cores take minutes for what one does in a second.
+    Threads wait for one another at each step of a graph, and spin meanwhile, so that one without a
+    core of its own makes all of them wait: three on two busy cores took 12 s for a token. Hardware
+    threads count as cores here.
     """
     if asked is None:
         return default_n_threads()
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    most = max(len(usable) if usable is not None else os.cpu_count() or 1, _FEW_THREADS)
+    most = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
     if asked > most:
         warnings.warn(
-            f"n_threads={asked}: this process may use {most} places of cores, so {most} threads "
-            "are made; more would only wait for one another",
+            f"n_threads={asked}: this process may use {most} core{'s' * (most > 1)}, so that "
+            f"{most} {'are' if most > 1 else 'is'} made; more would only wait for one another",
             stacklevel=2,
         )
     return min(asked, most)

@@ -15,8 +15,9 @@ from pyllama_spec.errors import BusyError, CancelledError, ClosedError
 COLLECT_AFTER_S = 0.5
 
 _OPEN_STREAM = (
-    "this thread has a stream open on the same model: read it to its end or close() it before "
-    "the next request, or open the model with n_parallel=2 or more"
+    "this thread has a stream open on the same model, or is in a callback of a request: read the "
+    "stream to its end or close() it before the next request, or open the model with n_parallel=2 "
+    "or more"
 )
 
 

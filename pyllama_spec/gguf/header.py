@@ -47,7 +47,7 @@ def check_header(path: Path) -> Header:
         with path.open("rb") as file:
             data = file.read(_HEADER.size)
     except FileNotFoundError:
-        raise ModelLoadError(f"{path} does not exist; check the path of the model") from None
+        raise ModelLoadError(f"{path} does not exist; check the path") from None
     except PermissionError:
         raise ModelLoadError(
             f"{path} may not be read by this user; check its permissions"

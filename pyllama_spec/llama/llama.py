@@ -14,7 +14,7 @@ from pyllama_spec.engine.checks import count, real, shown
 from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.overrides import Override
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, ClosedError, UnsupportedError
 from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama import keywords, pretrained
 from pyllama_spec.llama.chatting import Chats
@@ -254,10 +254,13 @@ class Llama(Chats, Settings):
 
         Raises:
             UnsupportedError: the model was opened without embedding=True.
+            ClosedError: it is closed.
             ContextFullError: a text is too long, and truncate is False.
             CancelledError: cancel() was called meanwhile.
 
         """
+        if self._open.is_closed:
+            raise ClosedError(f"the model {self.model_path} is closed; load it again")
         if not self._embeds:
             raise UnsupportedError(
                 "embeddings are for a Llama that was opened with embedding=True; open it so"

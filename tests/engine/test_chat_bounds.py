@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -72,6 +74,24 @@ def test_a_hostile_template(name: str) -> None:
     mebibytes, seconds = map(int, done.stdout.split())
     assert mebibytes < 1500
     assert seconds < 60
+
+
+@pytest.mark.parametrize("what", ["a template", "a schema"])
+def test_ctrl_c_is_answered(what: str) -> None:
+    """Before its bound of ten seconds: the engine works on a thread of its own."""
+    parts = {f"p{i}": {"type": "integer"} for i in range(3000)}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    start = time.process_time()
+    try:
+        threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            if what == "a template":
+                begin(USUAL + HOSTILE["loops in loops"])
+            else:
+                schema_to_grammar({"type": "object", "properties": parts})
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.process_time() - start < 5
 
 
 def test_what_is_refused_says_why() -> None:

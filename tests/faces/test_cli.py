@@ -6,14 +6,17 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Model, quantize
 from tests.models import model_path
 
 SPECULATION = {
@@ -167,6 +170,21 @@ def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:
     assert out.stat().st_size < source.stat().st_size
     assert Model(out).description == "llama 189K Q8_0"
     assert len(generate(out, "-p", "abc", "-n", 4)["tokens"]) == 4
+    assert "; 99% Q8_0" in done.stdout or "; 100% Q8_0" in done.stdout
+
+
+def test_ctrl_c_ends_quantising(tmp_path: Path, smollm2_bf16: Path) -> None:
+    """Between two tensors, and not after all of them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    start = time.process_time()
+    try:
+        threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            quantize(smollm2_bf16, tmp_path / "out.gguf", "IQ4_XS", n_threads=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.process_time() - start < 10, "all of it takes twenty and more"
+    assert not list(tmp_path.iterdir())
 
 
 def test_doctor_reports_versions_and_verify_costs() -> None:

@@ -231,6 +231,12 @@ def test_kv_overrides() -> None:
     key = "llama.context_length"
     with open_tiny(kv_overrides={key: 128, "general.name": "other"}, n_ctx=0) as llm:
         assert llm.n_ctx() == 128
+    longer: dict[str, Any] = {"kv_overrides": {key: 128}, "n_ctx": 256}
+    with pytest.warns(UserWarning, match="n_ctx=256 is more than the 128"), open_tiny(**longer):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_tiny(**longer, rope_freq_scale=0.5).close()
     with open_tiny(kv_overrides={"tokenizer.ggml.add_bos_token": False}) as llm:
         assert not llm.model.vocab.adds_bos
 

@@ -55,6 +55,7 @@ _NUMBERS: dict[str, Value] = {
 }
 # What an architecture insists on beside, by its assertions.
 _SPECIAL: dict[str, dict[str, Value]] = {
+    "arwkv7": {"wkv.head_size": Value("u32", 64), "token_shift_count": Value("u32", 1)},
     "bailingmoe3": {"kda.gate_lower_bound": Value("f32", -1.0)},
     "cohere2moe": {"attention.layer_norm_rms_epsilon": Value("f32", 1e-5)},
     "deepseek32": {

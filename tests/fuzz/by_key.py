@@ -1,6 +1,6 @@
 """Every key of every architecture with every value that it should not have.
 
-    python -m tests.fuzz.by_key [--only ARCH ...] [--share N] [--swap] > report
+    python -m tests.fuzz.by_key keys|tensors|swap [--only ARCH ...] [--share N] > report
 
 Prints a line for each case that ended as none may, and the counts of the others.
 """

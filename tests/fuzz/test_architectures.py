@@ -14,6 +14,7 @@ from tests.fuzz import runner
 from tests.fuzz.architectures import NO_FILE, of_architecture
 from tests.fuzz.by_key import VALUES, base_file, sweep, under_name, with_value
 from tests.fuzz.engine_source import keys_of
+from tests.fuzz.gguf_bytes import Value
 from tests.fuzz.mutated import sweep as sweep_mutated
 from tests.robust.tools import generate_greedily
 
@@ -61,6 +62,14 @@ def test_a_file_as_the_engine_asks_for_it(arch: str, tmp_path: Path) -> None:
 def test_what_ended_the_process(arch: str, key: str, value: str, tmp_path: Path) -> None:
     file = with_value(base_file(arch, tmp_path), f"{arch}.{key}", VALUES[value])
     assert (ending := _ending(file.write(tmp_path / "f.gguf"))).is_allowed, ending
+
+
+@pytest.mark.parametrize("arch", ["rwkv7", "arwkv7"])
+@pytest.mark.parametrize("size", [1, 16, 48, 96])
+def test_heads_that_the_engine_would_write_behind(arch: str, size: int, tmp_path: Path) -> None:
+    """With AVX-512, 16 values of a head became 64 in the heap."""
+    file = with_value(base_file(arch, tmp_path), f"{arch}.wkv.head_size", Value("u32", size))
+    assert (ending := _ending(file.write(tmp_path / "f.gguf"))).kind == "UnsupportedError", ending
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35", "gemma3", "deepseek2", "rwkv7", "bert"])
