@@ -117,16 +117,17 @@ def split_name(split_mode: str | int) -> Any:
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:
-    """What a model cannot have, and what would be refused, though it changes nothing there.
+    """What a model cannot have, and what would be refused, though it changes nothing there."""
+    return params if model.is_on_gpu else replace(params, op_offload=False)
 
-    Warns of a context longer than those that the model was trained on, unless it is scaled.
-    """
+
+def warn_of_length(params: ContextParams, model: Model) -> None:
+    """Of a context longer than those that the model was trained on, unless it is scaled."""
     info, n_ctx = model.info, params.n_ctx or 0
     scaled = params.rope_scaling or params.rope_freq_base or params.rope_freq_scale
-    if 0 < info.n_ctx_train < n_ctx and not info.is_recurrent and not scaled:
+    if n_ctx > info.n_ctx_train and not info.is_recurrent and not scaled:
         warnings.warn(
             f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained "
             "with: what it says beyond them may make no sense",
             stacklevel=3,
         )
-    return params if model.is_on_gpu else replace(params, op_offload=False)

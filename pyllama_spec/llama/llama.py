@@ -15,7 +15,6 @@ from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import ArgumentError, ClosedError, UnsupportedError
-from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama import keywords, pretrained
 from pyllama_spec.llama.chatting import Chats
 from pyllama_spec.llama.embedding import Embedder, response, texts_of
@@ -177,17 +176,15 @@ class Llama(Chats, Settings):
         given["split_mode"] = keywords.split_name(split_mode)
         last_n = count(last_n_tokens_size, "last_n_tokens_size", -1)
         adapters = [] if lora_path is None else [(lora_path, real(lora_scale, "lora_scale"))]
-        runtime: Runtime | None = None
         with thread_log_level("info") if verbose else contextlib.nullcontext():
             chosen = make_controller(controller, p_min)
             drafter = open_drafter(draft, n_draft, p_min, lookup, given, chosen)
             model = open_model(model_path, given)
             params = keywords.for_model(params, model)
             why_not = why_not_generating(model, vocab_only, embedding)
-            if not why_not:
-                runtime = open_runtime(
-                    model, params, drafter, n_draft, n_parallel, chosen, wants_rows=logits_all
-                )
+            runtime = None if why_not else open_runtime(
+                model, params, drafter, n_draft, n_parallel, chosen, wants_rows=logits_all
+            )  # fmt: skip
         own = None if drafter is draft and draft_model is None else drafter  # closed with this
         super().__init__(model, runtime, why_not, own, seed)
         self.model_path, self.verbose, self.spm_infill = os.fspath(model_path), verbose, spm_infill
@@ -198,6 +195,7 @@ class Llama(Chats, Settings):
         if adapters:
             self.set_adapters(adapters)
         if runtime is not None:
+            keywords.warn_of_length(params, model)
             runtime.runner.load_s = perf_counter() - start
 
     _embedder: Embedder | None = None
