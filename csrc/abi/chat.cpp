@@ -21,21 +21,18 @@ namespace {
 // Templates and schemas come from strangers. The stack is reserved, not used: what frees a chain of a million values.
 constexpr size_t CHAT_STACK_BYTES   = 512u << 20;
 constexpr size_t MAX_TEMPLATE_BYTES = 1u << 20;
-constexpr work_bounds TEMPLATE_BOUNDS = {
-    10.0, "the chat template takes more than 10 seconds; it may be damaged or hostile",
-    256u << 20, "the chat template takes more than 256 MiB; it may be damaged or hostile",
-    LLAMA_SPEC_UNSUPPORTED,
-};
-constexpr work_bounds SCHEMA_BOUNDS = {
-    10.0, "the schema takes more than 10 seconds to be made a grammar; write it with fewer parts that may be left out",
-    256u << 20, "the schema takes more than 256 MiB to be made a grammar; write it with fewer parts",
-    LLAMA_SPEC_UNSUPPORTED,
-};
-constexpr work_bounds CHAT_BOUNDS = {
-    10.0, "the chat template with these messages and tools takes more than 10 seconds; it, or a schema, may be hostile",
-    256u << 20, "the chat template with these messages and tools takes more than 256 MiB; it, or a schema, may be hostile",
-    LLAMA_SPEC_UNSUPPORTED,
-};
+constexpr work_bounds bounds_of(const char * too_long, const char * too_much) {
+    return { 10.0, too_long, 256u << 20, too_much, LLAMA_SPEC_UNSUPPORTED };
+}
+constexpr work_bounds TEMPLATE_BOUNDS = bounds_of(
+    "the chat template takes more than 10 seconds; it may be damaged or hostile",
+    "the chat template takes more than 256 MiB; it may be damaged or hostile");
+constexpr work_bounds SCHEMA_BOUNDS = bounds_of(
+    "the schema takes more than 10 seconds to be made a grammar; write it with fewer parts that may be left out",
+    "the schema takes more than 256 MiB to be made a grammar; write it with fewer parts");
+constexpr work_bounds CHAT_BOUNDS = bounds_of(
+    "the chat template with these messages and tools takes more than 10 seconds; it, or a schema, may be hostile",
+    "the chat template with these messages and tools takes more than 256 MiB; it, or a schema, may be hostile");
 
 template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
     with_deep_stack(CHAT_STACK_BYTES, [&] {

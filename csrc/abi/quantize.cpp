@@ -1,10 +1,8 @@
 #include "abi/guard.h"
-#include "checks/work_limit.h"
 
 #include "llama.h"
 
 #include <cctype>
-#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -72,7 +70,6 @@ int llama_spec_quantize(const char * path, const char * out_path, const char * t
         params.nthread          = n_threads;
         params.pure             = pure;
         params.allow_requantize = allow_requantize;
-        const work_limit limit(HUGE_VAL, LLAMA_SPEC_UNSUPPORTED, "");    // it takes its time, until somebody wants to stop
         if (llama_model_quantize(path, out_path, &params) != 0) {
             fail(LLAMA_SPEC_LOAD, "the engine could not quantise the file");
         }

@@ -40,6 +40,7 @@ double own_seconds() {
 struct deep_call {
     const std::function<void()> * f;
     std::exception_ptr      error;
+    std::atomic<bool>       is_bounded{ false };    // what runs there can stop: a work_limit was made
     std::atomic<bool>       is_to_stop{ false };
     std::mutex              mutex;
     std::condition_variable ended;
@@ -60,7 +61,7 @@ struct deep_call {
         std::unique_lock<std::mutex> lock(mutex);
         while (!ended.wait_for(lock, std::chrono::duration<double>(ASK_EVERY_S), [&] { return has_ended; })) {
             lock.unlock();
-            if (wants_to_stop()) {
+            if (is_bounded && wants_to_stop()) {
                 is_to_stop = true;
             }
             lock.lock();
@@ -87,6 +88,9 @@ bool wants_to_stop() {
 work_limit::work_limit(double seconds, int code, const char * too_long, const std::atomic<bool> * cancelled) :
     outer(t_limit), until_s(own_seconds() + seconds), asked_s(own_seconds()), code(code), too_long(too_long), cancelled(cancelled) {
     t_limit = this;
+    if (t_deep != nullptr) {
+        t_deep->is_bounded = true;
+    }
 }
 
 work_limit::~work_limit() {
@@ -160,7 +164,9 @@ void llama_spec_on_step() {
 }
 
 void llama_spec_on_slab() {
-    llama_spec::work_limit::step(1);
+    if (llama_spec::wants_to_stop()) {
+        llama_spec::fail(LLAMA_SPEC_CANCELLED, "interrupted");
+    }
 }
 
 void llama_spec_on_statement() {

@@ -65,8 +65,8 @@ class Vocab:
             n: int = lib.llama_spec_tokenize(
                 self._handle.pointer, data, len(data), out, n_max, add_special, parse_special
             )
-            if n == _INT32_MIN:
-                check(lib.LLAMA_SPEC_ENGINE, "cannot tokenize the text")
+            # In any case: Ctrl-C may have come though the text was read to its end.
+            check(lib.LLAMA_SPEC_ENGINE if n == _INT32_MIN else 0, "cannot tokenize the text")
             if n >= 0:
                 return list(ffi.unpack(out, n)) if n else []
             n_max = -n

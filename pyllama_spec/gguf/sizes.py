@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from pyllama_spec.gguf.reader import read_gguf
+from pyllama_spec.gguf.reader import GgufFile, read_gguf
 
-# Of ggml's types of tensors, by their numbers in a file.
-_NAMES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K",
-    11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 30: "BF16",
-    34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
+# ggml's types of tensors, by their numbers in a file.
+TENSOR_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q8_1": 9,
+    "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "Q8_K": 15, "IQ2_XXS": 16,
+    "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20, "IQ3_S": 21, "IQ2_S": 22,
+    "IQ4_XS": 23, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28, "IQ1_M": 29, "BF16": 30,
+    "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42,
 }  # fmt: skip
 
 
@@ -24,7 +25,10 @@ def tensor_bytes(path: Path) -> dict[str, int]:
         ModelLoadError: the file's table cannot be read.
 
     """
-    file = read_gguf(path, lambda _: False)
+    return _sizes(read_gguf(path, lambda _: False))
+
+
+def _sizes(file: GgufFile) -> dict[str, int]:
     ordered = sorted(file.tensors.values(), key=lambda tensor: tensor.offset)
     ends = [tensor.offset for tensor in ordered[1:]] + [file.n_bytes]
     return {tensor.name: end - tensor.offset for tensor, end in zip(ordered, ends, strict=True)}
@@ -40,9 +44,11 @@ def shares_by_type(path: Path) -> dict[str, float]:
         ModelLoadError: the file's table cannot be read.
 
     """
-    file, sizes, found = read_gguf(path, lambda _: False), tensor_bytes(path), Counter[str]()
-    for name, tensor in file.tensors.items():
-        found[_NAMES.get(tensor.type_id, f"type {tensor.type_id}")] += sizes[name]
+    names = {number: name for name, number in TENSOR_TYPES.items()}
+    file, found = read_gguf(path, lambda _: False), Counter[str]()
+    for name, n_bytes in _sizes(file).items():
+        kind = file.tensors[name].type_id
+        found[names.get(kind, f"type {kind}")] += n_bytes
     total = max(sum(found.values()), 1)
     return {name: n_bytes / total for name, n_bytes in found.most_common()}
 

@@ -13,15 +13,10 @@ from typing import Any, NoReturn
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError
+from pyllama_spec.gguf.sizes import TENSOR_TYPES
 
 _NUMBERS: dict[str, dict[str, int]] = {
-    'GGML_TYPE': {
-        "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q8_1": 9,
-        "Q2_K": 10, "Q3_K": 11, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "Q8_K": 15, "IQ2_XXS": 16,
-        "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20, "IQ3_S": 21, "IQ2_S": 22,
-        "IQ4_XS": 23, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28, "IQ1_M": 29,
-        "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42, "COUNT": 43, "BF16": 30,
-    },
+    'GGML_TYPE': {**TENSOR_TYPES, "COUNT": 43},
     '': {
         "LLAMA_DEFAULT_SEED": 0xffffffff, "LLAMA_TOKEN_NULL": -1,
         "LLAMA_FILE_MAGIC_GGLA": 0x67676c61, "LLAMA_FILE_MAGIC_GGSN": 0x6767736e,

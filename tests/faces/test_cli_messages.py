@@ -28,7 +28,7 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
         ([*RUN, "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["doctor", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
         (["bench", "-m", "MODEL", "-d", "gone.gguf"], "the draft gone.gguf does not exist"),
-        (["generate", "-m", "gone.gguf", "-p", "x"], "check the path"),
+        (["generate", "-m", "gone.gguf", "-p", "x"], "gone.gguf does not exist; check the path"),
         (["doctor", "-m", "MODEL", "-d", "prompt-lookup"], "prompt-lookup needs none"),
         ([*RUN, "--n-ctx", "8", "-p", "x" * 50], "choose a larger --n-ctx"),
         (["generate", "-m", "HEAD", "-p", "x"], "as --model and give this file as --draft"),

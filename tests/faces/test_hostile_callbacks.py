@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -65,6 +66,7 @@ def test_threads_beyond_the_machine_are_not_made() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         llm = _llama(n_threads=512)
+    assert llm.context.n_threads <= len(os.sched_getaffinity(0))
     assert any("n_threads=512" in str(one.message) for one in seen)
     llm.create_completion(_PROMPT, max_tokens=2)
     llm.close()

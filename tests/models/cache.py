@@ -64,8 +64,7 @@ def model_path(kind: str, **options: Any) -> Path:
 
     `kind` is an architecture or a name in the table above, and `options` the keyword arguments
     of `build` or of that name's builder. The file's name depends on them and on the builders'
-    source. Files are shared between tests: never write to one, or through a
-    link to one.
+    source. Files are shared between tests: never write to one, or through a link.
     """
     digest = hashlib.sha256(_source_digest())
     digest.update(kind.encode())

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-ACTS = 400
+ACTS = 600
 
 
 def soak(*words: str, acts: int = ACTS) -> tuple[int, Any, str]:
@@ -23,7 +23,7 @@ def soak(*words: str, acts: int = ACTS) -> tuple[int, Any, str]:
 def is_flat(figures: Any) -> bool:
     """Memory and descriptors; buffers still find their sizes in so short a run."""
     fewest, most = figures["descriptors"]
-    return bool(figures["rss_per_act"] < 500_000 and most - fewest <= 2)
+    return bool(figures["rss_per_act"] < 300_000 and most - fewest <= 2)
 
 
 def test_everything_at_once_for_a_while() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -60,6 +62,24 @@ def test_an_expression_that_looks_ahead_to_the_end_of_a_stretch_is_bounded(tmp_p
     ending = runner.run(partial(_tokenize, path, "1" * 40_000), cpu_limit_s=60)
     assert ending.kind == "EngineError", ending
     assert "takes far longer" in str(ending), ending
+
+
+def test_ctrl_c_in_a_long_stretch_is_not_lost(tmp_path: Path) -> None:
+    """What cuts it into words does not look up; the interrupt is there when it is through."""
+    vocab = Model(_vocabulary(tmp_path / "v.gguf"), vocab_only=True).vocab
+    text = "a" * 900_000
+    vocab.tokenize(text)
+    start = time.monotonic()
+    vocab.tokenize(text)
+    whole_s = time.monotonic() - start
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(whole_s / 4, lambda: signal.raise_signal(signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            vocab.tokenize(text)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert vocab.tokenize("a")
 
 
 def test_a_stretch_has_its_bound(tmp_path: Path) -> None:
