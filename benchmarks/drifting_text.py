@@ -22,9 +22,9 @@ from time import perf_counter
 from benchmarks.profit import open_side
 from benchmarks.switching_text import Given
 from pyllama_spec.bench.sides import Side
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Model, Sampler, Vocab
 from pyllama_spec.engine.sampler import SamplerParams
-from pyllama_spec.generation.chat_template import ChatTemplate
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 
 Found = list[float]

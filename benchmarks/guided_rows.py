@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.constraints import Guide, schema_grammar
 from pyllama_spec.engine import Model, Sampler, SamplerParams
-from pyllama_spec.generation.guide import Guide
-from pyllama_spec.generation.guided import GuidedSampler
-from pyllama_spec.generation.structured import schema_grammar
+from pyllama_spec.requests.guided import GuidedSampler
 from tests.moving.schemas import SCHEMAS
 
 Row = npt.NDArray[np.float32]

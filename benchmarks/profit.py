@@ -25,12 +25,12 @@ from typing import Any
 
 from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.sides import Run, Side
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.system import stock_kernels
-from pyllama_spec.generation.chat_template import ChatTemplate
-from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import FixedLength, ProfitController
 
 

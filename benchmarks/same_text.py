@@ -18,11 +18,11 @@ from typing import Any
 
 from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.sides import Side
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.engine import ContextParams, Model
-from pyllama_spec.generation.chat_template import ChatTemplate
-from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import FixedLength
 from tests.conftest import smollm2
 

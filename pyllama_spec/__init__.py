@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyllama_spec.chat.template import ChatTemplate, RenderedChat
 from pyllama_spec.drafters import (
     Committed,
     Draft,
@@ -42,13 +43,12 @@ from pyllama_spec.errors import (
     UnknownKeywordError,
     UnsupportedError,
 )
-from pyllama_spec.generation.chat_template import ChatTemplate, RenderedChat
-from pyllama_spec.generation.detokenizer import Piece
-from pyllama_spec.generation.generation import Generation, GenerationRecord
-from pyllama_spec.generation.options import RequestOptions
-from pyllama_spec.later import later
+from pyllama_spec.lazy_imports import later
 from pyllama_spec.llama.llama import Llama, LlamaState
 from pyllama_spec.llama.responses import Stream
+from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.generation import Generation, GenerationRecord
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 
 if TYPE_CHECKING:

@@ -23,13 +23,14 @@ LOOP = ("pyllama_spec/speculative/round.py", ("step",), 120)
 
 # The package's folders, from the ground up: imports go to a lower layer, or stay in the folder.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "later", "notebook"),
+    ("errors", "_version", "lazy_imports", "notebook"),
     ("files", "terminal"),
     ("gguf",),
     ("engine",),
-    ("drafters", "convert"),
+    ("drafters", "convert", "constraints"),
     ("speculative",),
-    ("generation",),
+    # A prompt's text, and what computes it: neither knows the other.
+    ("chat", "requests"),
     ("llama",),
     ("llama_cpp",),
     ("train", "bench", "server"),

@@ -9,8 +9,8 @@ from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.report import to_json
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.bench.table import table
-from pyllama_spec.generation.prompt_file import Prompt
-from pyllama_spec.later import public
+from pyllama_spec.chat.prompt_file import Prompt
+from pyllama_spec.lazy_imports import public
 
 __all__ = [
     "BenchConfig",

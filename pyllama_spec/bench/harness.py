@@ -19,11 +19,11 @@ from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.result import BenchResult, Setup
 from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.bench.weights import weight_bytes
+from pyllama_spec.chat.prompt_file import Prompt
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Model, set_rpc_timeout
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
-from pyllama_spec.generation.chat_template import ChatTemplate
-from pyllama_spec.generation.prompt_file import Prompt
 from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]

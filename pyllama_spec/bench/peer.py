@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
-from pyllama_spec.generation.prompt_file import Prompt
 
 _TIMEOUT_S = 600.0
 _CONNECT_TIMEOUT_S = 10.0

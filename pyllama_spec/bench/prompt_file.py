@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pyllama_spec.generation.prompt_file import Prompt, read_prompt_file
+from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
 
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 

@@ -21,10 +21,10 @@ from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.crossings import NO_CROSSINGS, Crossings
-from pyllama_spec.generation.generation import Runtime
-from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.requests.generation import Runtime
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import (
     RowObserver,
     SequenceState,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pyllama_spec.cli.placing import (
+from pyllama_spec.cli.device_options import (
     add_context_options,
     add_layer_options,
     context_keywords,

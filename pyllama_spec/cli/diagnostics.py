@@ -27,7 +27,7 @@ from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import Room
-from pyllama_spec.speculative.probe import measure_rows
+from pyllama_spec.speculative.row_timing import measure_rows
 
 MAX_ROWS = 16
 _N_PREFIX = 128

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
-from pyllama_spec.cli.placing import add_layer_options
+from pyllama_spec.cli.device_options import add_layer_options
 from pyllama_spec.cli.wording import file_name, whole
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.drafters.options import draft_place

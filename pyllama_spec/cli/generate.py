@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pyllama_spec.cli.placing import (
+from pyllama_spec.cli.device_options import (
     add_context_options,
     add_layer_options,
     context_keywords,
@@ -17,9 +17,9 @@ from pyllama_spec.cli.placing import (
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
-from pyllama_spec.generation.generation import Generation
-from pyllama_spec.generation.options import RequestOptions
 from pyllama_spec.llama import Llama
+from pyllama_spec.requests.generation import Generation
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES

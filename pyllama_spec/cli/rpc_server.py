@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-from pyllama_spec.cli.placing import names
+from pyllama_spec.cli.device_options import names
 from pyllama_spec.cli.wording import whole
 from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcServer
 

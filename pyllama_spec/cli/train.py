@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pyllama_spec.cli.placing import add_target_options
+from pyllama_spec.cli.device_options import add_target_options
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.writer import KINDS

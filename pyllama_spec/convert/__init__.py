@@ -4,7 +4,7 @@ from pyllama_spec.convert.entry import convert_draft, convert_eagle3
 from pyllama_spec.convert.job import ConversionReport
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.gguf.writer import KINDS, Kind
-from pyllama_spec.later import public
+from pyllama_spec.lazy_imports import public
 
 __all__ = ["KINDS", "Convention", "ConversionReport", "Kind", "convert_draft", "convert_eagle3"]
 

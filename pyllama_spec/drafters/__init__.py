@@ -19,12 +19,12 @@ from pyllama_spec.drafters.base import (
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft, register
-from pyllama_spec.later import later
+from pyllama_spec.lazy_imports import later
 
 if TYPE_CHECKING:
     from pyllama_spec.drafters.dflash import DFlash
     from pyllama_spec.drafters.eagle3 import Eagle3
-    from pyllama_spec.drafters.with_lookup import WithLookup
+    from pyllama_spec.drafters.lookup_first import WithLookup
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
     __getattr__, __dir__ = later(
@@ -32,7 +32,7 @@ else:
         {
             "DFlash": "pyllama_spec.drafters.dflash",
             "Eagle3": "pyllama_spec.drafters.eagle3",
-            "WithLookup": "pyllama_spec.drafters.with_lookup",
+            "WithLookup": "pyllama_spec.drafters.lookup_first",
         },
     )
 

@@ -10,10 +10,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.fingerprint import fingerprint
+from pyllama_spec.drafters.lookup_first import MIN_NGRAM, WithLookup
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.row_memory import RowMemory
-from pyllama_spec.drafters.with_lookup import MIN_NGRAM, WithLookup
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress

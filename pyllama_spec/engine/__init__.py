@@ -25,7 +25,7 @@ from pyllama_spec.engine.system import (
     system_info,
 )
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.later import public
+from pyllama_spec.lazy_imports import public
 
 __all__ = [
     "Adapter",

@@ -1,6 +1,6 @@
 """Llama: what users of llama-cpp-python expect."""
 
-from pyllama_spec.later import public
+from pyllama_spec.lazy_imports import public
 from pyllama_spec.llama.llama import Llama, LlamaState
 
 __all__ = ["Llama", "LlamaState"]

@@ -14,9 +14,9 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     too_long,
 )
-from pyllama_spec.generation.generation import GenerationRecord
 from pyllama_spec.llama.responses import Completion, Envelope, Response
 from pyllama_spec.llama.result import Result
+from pyllama_spec.requests.generation import GenerationRecord
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
 

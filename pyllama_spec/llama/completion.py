@@ -7,16 +7,16 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
+from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import instance
 from pyllama_spec.errors import UnsupportedError
-from pyllama_spec.generation.generation import Generation
-from pyllama_spec.generation.options import RequestOptions
-from pyllama_spec.generation.prompts import fim_tokens, prompt_tokens
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
 from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
+from pyllama_spec.llama.low_level import TokenLevel
 from pyllama_spec.llama.responses import Envelope, Response, Stream
-from pyllama_spec.llama.token_level import TokenLevel
+from pyllama_spec.requests.generation import Generation
+from pyllama_spec.requests.options import RequestOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, ContextFullError
-from pyllama_spec.generation.request_lock import RequestLock
+from pyllama_spec.requests.request_lock import RequestLock
 
 # The engine's LLAMA_MAX_SEQ.
 _MAX_SEQUENCES = 256

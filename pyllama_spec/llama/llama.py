@@ -16,8 +16,9 @@ from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import ArgumentError, ClosedError, UnsupportedError
 from pyllama_spec.llama import keywords, pretrained
-from pyllama_spec.llama.chatting import Chats
+from pyllama_spec.llama.chat_completion import Chats
 from pyllama_spec.llama.embedding import Embedder, response, texts_of
+from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
     check_parallel,
     open_drafter,
@@ -28,7 +29,6 @@ from pyllama_spec.llama.loading import (
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.responses import Response, Stream
 from pyllama_spec.llama.settings import ChatHandler, Settings
-from pyllama_spec.llama.their_draft import drafter_of
 from pyllama_spec.speculative import ControllerChoice, make_controller
 
 __all__ = ["Llama", "LlamaState"]

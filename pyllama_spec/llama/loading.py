@@ -18,13 +18,13 @@ from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
-from pyllama_spec.generation.generation import Runtime
-from pyllama_spec.generation.parallel import ParallelRunner
-from pyllama_spec.generation.runner import Runner, SerialRunner
 from pyllama_spec.llama.cost_cache import CostCache
+from pyllama_spec.requests.generation import Runtime
+from pyllama_spec.requests.parallel import ParallelRunner
+from pyllama_spec.requests.runner import Runner, SerialRunner
 from pyllama_spec.speculative import Controller, Round
 from pyllama_spec.speculative.isolated_drafter import most_drafted
-from pyllama_spec.speculative.probe import measure_rows
+from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.

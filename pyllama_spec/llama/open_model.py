@@ -16,9 +16,9 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.generation.generation import Runtime
 from pyllama_spec.llama.seeds import SeedStream
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
+from pyllama_spec.requests.generation import Runtime
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from typing import Any
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ForkedError
-from pyllama_spec.generation.detokenizer import Piece
-from pyllama_spec.generation.generation import Generation, GenerationRecord
-from pyllama_spec.generation.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.llama.result import Result
+from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.generation import Generation, GenerationRecord
+from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 
 Response = dict[str, Any]
 

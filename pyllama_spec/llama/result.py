@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pyllama_spec.generation.generation import GenerationRecord
+from pyllama_spec.requests.generation import GenerationRecord
 
 # Behind the letters, so that it can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba(46,160,67,.28);border-radius:3px"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from pyllama_spec.generation.options import check_seed
+from pyllama_spec.requests.options import check_seed
 
 
 class SeedStream:

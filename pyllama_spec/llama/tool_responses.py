@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from pyllama_spec.chat.tools import Answer, AnswerReader, ToolRequest
 from pyllama_spec.engine import Vocab
-from pyllama_spec.generation.generation import Generation
-from pyllama_spec.generation.logprobs import chat_logprobs
 from pyllama_spec.llama.responses import Envelope, Response, figures
 from pyllama_spec.llama.result import Result
-from pyllama_spec.llama.tools import Answer, AnswerReader, ToolRequest
+from pyllama_spec.requests.generation import Generation
+from pyllama_spec.requests.logprobs import chat_logprobs
 
 
 def _read(reader: AnswerReader, generation: Generation, vocab: Vocab) -> Answer:

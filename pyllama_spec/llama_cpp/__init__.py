@@ -14,8 +14,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.later import public
-from pyllama_spec.llama.their_draft import LlamaPromptLookupDecoding
+from pyllama_spec.lazy_imports import public
+from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp.install import PARTS, install, uninstall
 from pyllama_spec.llama_cpp.llama import (
     BaseLlamaCache,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pyllama_spec.engine.checks import count
 from pyllama_spec.llama.caches import BaseLlamaCache, LlamaCache, LlamaDiskCache, LlamaRAMCache
 from pyllama_spec.llama.llama import Llama, LlamaState
-from pyllama_spec.llama.their_draft import LlamaDraftModel
+from pyllama_spec.llama.llama_cpp_drafts import LlamaDraftModel
 from pyllama_spec.llama.tokenizer import BaseLlamaTokenizer, LlamaTokenizer
 from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pyllama_spec.chat.template import CHATML, ChatTemplate, RenderedChat
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.generation.chat_template import CHATML, ChatTemplate, RenderedChat
 from pyllama_spec.llama.chat_formats import (
     FORMATS,
     HANDLERS,
@@ -376,7 +376,7 @@ class Qwen25VLChatHandler(Llava15ChatHandler):
 
 
 def _grammar_for_response_format(response_format: Mapping[str, Any], verbose: bool = False) -> Any:
-    from pyllama_spec.generation.structured import schema_grammar, schema_of
+    from pyllama_spec.constraints import schema_grammar, schema_of
     from pyllama_spec.llama_cpp.llama_grammar import LlamaGrammar
 
     del verbose

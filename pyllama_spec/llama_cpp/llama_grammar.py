@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec.constraints import JSON_OBJECT, Guide, GuideKind, schema_grammar
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.generation.guide import Guide, GuideKind
-from pyllama_spec.generation.json_grammar import JSON_OBJECT
-from pyllama_spec.generation.structured import schema_grammar
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
 JSON_GBNF = JSON_OBJECT

@@ -1,6 +1,6 @@
 """The round, acceptance, rollback, and what they count."""
 
-from pyllama_spec.later import public
+from pyllama_spec.lazy_imports import public
 from pyllama_spec.speculative.acceptance import (
     AcceptanceRule,
     RowObserver,

@@ -1,6 +1,6 @@
 """Training drafts for any GGUF target, from the target's own text: EAGLE-3 heads and DFlash."""
 
-from pyllama_spec.later import public
+from pyllama_spec.lazy_imports import public
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.dflash.config import DFlashFitConfig, DFlashHeadConfig, DFlashTrainConfig
 from pyllama_spec.train.dflash.door import train_dflash

@@ -13,8 +13,8 @@ import pytest
 
 from pyllama_spec import bench
 from pyllama_spec.bench.peer import Peer, PeerError, PeerUnreachableError
+from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.generation.prompt_file import Prompt
 from tests.bench.tools import CHAT, tiny_config
 
 # 11 tokens, of which the first came with the prompt: 10 in half a second.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec import ArgumentError
+from pyllama_spec.drafters.lookup_first import _what_followed
 from pyllama_spec.drafters.ngram_table import (
     MAX_CONTEXT,
     NgramTable,
@@ -16,7 +17,6 @@ from pyllama_spec.drafters.ngram_table import (
     extend_hashes,
     keys_of,
 )
-from pyllama_spec.drafters.with_lookup import _what_followed
 from tests.eagle3_tools import ngram_table
 
 

@@ -17,9 +17,9 @@ import pytest
 
 import pyllama_spec
 from pyllama_spec import Llama
-from pyllama_spec.generation.detokenizer import Piece
-from pyllama_spec.generation.generation import GenerationRecord
 from pyllama_spec.llama.result import Result
+from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.generation import GenerationRecord
 from pyllama_spec.terminal import ProgressBar
 from pyllama_spec.train.progress import TerminalReporter
 from tests.models import model_path

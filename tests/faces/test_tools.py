@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError
+from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import ChatParser, Model
-from pyllama_spec.generation.chat_template import ChatTemplate
 from pyllama_spec.llama.chat_formats import FORMATS
-from pyllama_spec.llama.tools import ToolChats, ToolRequest
 from tests.faces.families import ARGUMENTS, FAMILIES, TIME, USER, WEATHER, templates
 from tests.faces.tools import Forced, open_tiny
 from tests.models import model_path

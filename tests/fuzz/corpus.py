@@ -12,9 +12,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from pyllama_spec.constraints import JSON_OBJECT
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.framing import HEADER_BYTES
-from pyllama_spec.generation.json_grammar import JSON_OBJECT
 from tests.fuzz.architectures import first_header, tokenizer
 from tests.fuzz.gguf_bytes import GgufFile, Value
 from tests.robust.tools import batch_of, tiny

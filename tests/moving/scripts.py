@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec import Llama
-from pyllama_spec.llama.tools import ToolRequest
+from pyllama_spec.chat.tools import ToolRequest
 from tests.faces.families import FAMILIES, USER, WEATHER, templates
 from tests.faces.tools import open_tiny
 from tests.models import model_path

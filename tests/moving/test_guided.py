@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec import ArgumentError, Llama, PyllamaSpecError, UnsupportedError
-from pyllama_spec.generation.guide import Guide
+from pyllama_spec.constraints import Guide
 from pyllama_spec.llama_cpp import LlamaGrammar
 from tests.faces.tools import open_tiny
 from tests.moving.schemas import SCHEMAS, fits

@@ -1,4 +1,4 @@
-"""Every call of tools/beside, beside what llama-cpp-python gave to it when the table was made."""
+"""Every call of tools/comparison, beside what llama-cpp-python gave to it when the table was made."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tools.beside import probe
-from tools.beside.calls import CALLS
+from tools.comparison import probe
+from tools.comparison.calls import CALLS
 
 
 def test_the_calls_give_what_llama_cpp_python_gave(smollm2_q4_0: Path) -> None:
     theirs = probe.recorded()
     assert probe.models()["target"] == str(smollm2_q4_0)
-    assert set(theirs["calls"]) == {code for _, code, _ in CALLS}, "python -m tools.beside.probe"
+    assert set(theirs["calls"]) == {code for _, code, _ in CALLS}, (
+        "python -m tools.comparison.probe"
+    )
     ours = probe.run_side(Path(sys.executable), "ours", probe.models(), "")
     verdicts = probe.verdicts_of(theirs, ours)
     counted = Counter(one.word for one in verdicts.values())

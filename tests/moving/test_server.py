@@ -1,7 +1,7 @@
 """Answers of a dozen families, read as the engine's own server reads them.
 
 The models are made to say a text (tests/models/script.py). What the server makes of it was kept by
-`python -m tools.beside.server`.
+`python -m tools.comparison.server`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import pytest
 
 from tests.faces.families import FAMILIES
 from tests.moving.scripts import Case, cases
-from tools.beside.server import RECORD
+from tools.comparison.server import RECORD
 
 ANSWERS = json.loads(RECORD.read_text(encoding="utf-8"))
 
 
 def test_the_record_is_of_these_answers() -> None:
-    assert [case.key for case in cases()] == list(ANSWERS), "python -m tools.beside.server"
+    assert [case.key for case in cases()] == list(ANSWERS), "python -m tools.comparison.server"
     assert len(FAMILIES) >= 8
     called = {key.partition(" / ")[0] for key, answer in ANSWERS.items() if answer.get("calls")}
     assert called == set(FAMILIES)

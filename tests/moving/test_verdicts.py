@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tools.beside.apps import is_fine
-from tools.beside.calls import CALLS
-from tools.beside.shapes import shape_of
-from tools.beside.signatures import compare_signatures
-from tools.beside.verdict import judge
+from tools.comparison.apps import is_fine
+from tools.comparison.calls import CALLS
+from tools.comparison.shapes import shape_of
+from tools.comparison.signatures import compare_signatures
+from tools.comparison.verdict import judge
 
 
 def gave(value: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 
 from pyllama_spec import Llama, errors
 from pyllama_spec.errors import CancelledError, ConversionError, ForkedError, PyllamaSpecError
-from pyllama_spec.generation.options import RequestOptions
+from pyllama_spec.requests.options import RequestOptions
 
 from .cases_fuzz import ARCHS, N_FLIPS
 from .harness import Case, Outcome, cases_of, run_module

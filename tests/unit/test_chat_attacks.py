@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, ChatTemplate, RenderedChat
+from pyllama_spec.chat.prompt_provenance import PROBES, StandIns
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.generation.caller_text import PROBES, StandIns
 from tests.models import IM_END, IM_START, SPECIAL_IDS, model_path
 
 START, END = "<|im_start|>", "<|im_end|>"

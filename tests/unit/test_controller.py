@@ -25,7 +25,7 @@ from pyllama_spec.speculative.controller.base import Room as BaseRoom
 from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
-from pyllama_spec.speculative.probe import _order
+from pyllama_spec.speculative.row_timing import _order
 from tests.controller_world import Costs, made_up, simulate
 
 

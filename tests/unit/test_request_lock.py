@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pyllama_spec.generation.request_lock import Lease, RequestLock
+from pyllama_spec.requests.request_lock import Lease, RequestLock
 
 
 def opened() -> RequestLock:

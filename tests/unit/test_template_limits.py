@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from pyllama_spec.chat import template_limits
+from pyllama_spec.chat.template import CHATML, ChatTemplate
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.generation import template_limits
-from pyllama_spec.generation.chat_template import CHATML, ChatTemplate
 
 _MESSAGES = [{"role": "user", "content": "Hi\tthere\nyou"}]
 _DOUBLED = (

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyllama_spec.convert.checkpoint_tensors import Shelf
 from pyllama_spec.convert.dflash.options import Options
-from pyllama_spec.convert.shelf import Shelf
 from pyllama_spec.errors import ConversionError
 
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"

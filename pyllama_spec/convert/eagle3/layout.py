@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pyllama_spec.convert.checkpoint_tensors import Shelf, first_rows, mlp, plain
 from pyllama_spec.convert.eagle3.config import DraftConfig
-from pyllama_spec.convert.outer import (
+from pyllama_spec.convert.embeddings import (
     Vocabulary,
     take_embedding,
     take_output,
     take_vocabulary,
 )
-from pyllama_spec.convert.shelf import Shelf, first_rows, mlp, plain
 from pyllama_spec.errors import ConversionError
 from pyllama_spec.gguf.tensors import PlannedTensor, Rows, SourceTensor
 

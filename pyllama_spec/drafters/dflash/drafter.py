@@ -25,7 +25,7 @@ from typing import Any
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.dflash.injected import Injected
+from pyllama_spec.drafters.dflash.memory import Injected
 from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.eagle3.pairs import Pairs
+from pyllama_spec.drafters.eagle3.memory import Pairs
 from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count

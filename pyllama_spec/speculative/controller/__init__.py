@@ -1,6 +1,6 @@
 """How long a draft each round asks for and verifies: policy alone, no engine."""
 
-from pyllama_spec.later import public
+from pyllama_spec.lazy_imports import public
 from pyllama_spec.speculative.controller.base import (
     Controller,
     FixedLength,

@@ -22,6 +22,7 @@ from pyllama_spec.speculative.controller.calibration import (
     clipped,
     next_kind,
 )
+from pyllama_spec.speculative.controller.gain_estimate import Worth, innocent
 from pyllama_spec.speculative.controller.prices import (
     FREE_SHARE,
     Prices,
@@ -29,7 +30,6 @@ from pyllama_spec.speculative.controller.prices import (
     thresholds,
 )
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
-from pyllama_spec.speculative.controller.worth import Worth, innocent
 
 # On and off are this far apart, in shares of a plain round.
 _HYSTERESIS = 0.02

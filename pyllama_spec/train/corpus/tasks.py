@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Model, Vocab
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.generation.chat_template import ChatTemplate
-from pyllama_spec.generation.prompt_file import Prompt, read_prompt_file
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.corpus.prompt_seeds import PromptSeeds, is_whole
 from pyllama_spec.train.errors import TrainError

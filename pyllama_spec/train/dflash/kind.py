@@ -12,8 +12,8 @@ from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
-from pyllama_spec.train.dflash.copying import begin_with_copying
 from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
+from pyllama_spec.train.dflash.induction_heads import begin_with_copying
 from pyllama_spec.train.dflash.mask_token import choose_mask_token
 from pyllama_spec.train.dflash.objective import block_losses, count_accepted, with_fewer
 from pyllama_spec.train.progress import Reporter

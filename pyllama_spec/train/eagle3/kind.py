@@ -11,8 +11,8 @@ from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
-from pyllama_spec.train.eagle3.copying import begin_with_copying
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
+from pyllama_spec.train.eagle3.induction_heads import begin_with_copying
 from pyllama_spec.train.eagle3.objective import chain_losses, count_accepted
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.init_draft import InitDraft, Keys

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyllama_spec.drafters.with_lookup import MIN_NGRAM
+from pyllama_spec.drafters.lookup_first import MIN_NGRAM
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab
 from pyllama_spec.train.corpus.features import FeatureSource
 from pyllama_spec.train.corpus.store import Corpus

@@ -1,0 +1,133 @@
+"""Token ids of a rendered chat in which the caller can write no control token.
+
+Where the template alone wrote names of control tokens, the text is tokenized as a whole, as the
+model saw it in training. Names that the caller wrote, wholly or in part, are tokenized by
+themselves, as plain text. "Control tokens" are those that the engine reads only where it is asked
+to; tokens that a vocabulary calls user-defined, such as "<tool_call>" in some, are read everywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from pyllama_spec.chat.prompt_provenance import CallerText, Span, is_sign, joined
+from pyllama_spec.engine import Vocab
+
+
+def tokenize_chat(vocab: Vocab, text: str, caller: CallerText) -> list[int]:
+    """Token ids of a chat, without a BOS token that its text does not name.
+
+    Args:
+        vocab: of the model.
+        text: the chat.
+        caller: what is known of the caller's text in it.
+
+    """
+    # What Vocab does with lone surrogates, done before names are looked for: "?" may be in one.
+    clean = text.encode("utf-8", errors="replace").decode("utf-8")
+    return _Tokenizer(vocab, clean, caller).run(0, len(clean))
+
+
+class _Tokenizer:
+    def __init__(self, vocab: Vocab, text: str, caller: CallerText) -> None:
+        self._vocab, self._text, self._caller = vocab, text, caller
+        self._given = "\0".join(caller.given).casefold()
+        self._starts = [a for a, _ in caller.spans]
+        self._ends = [b for _, b in caller.spans]
+
+    def run(self, start: int, end: int) -> list[int]:
+        """Tokens of a stretch of the text."""
+        text = self._text[start:end]
+        whole = self._vocab.tokenize(text, add_special=False, parse_special=True)
+        found = _find(text, set(self._names(whole)))
+        forged = [
+            self._widened(start + a, start + b, start, end)
+            for name, a, b in found
+            if self._is_forged(name, start + a, start + b)
+        ]
+        if not forged:
+            return whole
+        # Only then: cut text can give other tokens than whole text, at each cut.
+        tokens, at = [], start
+        for a, b in joined(forged):
+            # A name that was hidden by a longer one can come out now.
+            tokens += self.run(at, a) if a > at else []
+            tokens += self._vocab.tokenize(self._text[a:b], add_special=False)
+            at = b
+        return tokens + (self.run(at, end) if end > at else [])
+
+    def _names(self, tokens: Iterable[int]) -> list[str]:
+        """The names of the control tokens among these, each as often as it is there."""
+        vocab = self._vocab
+        hidden = (t for t in tokens if not vocab.piece(t))
+        return [n for t in hidden if (n := vocab.piece(t, special=True).decode(errors="replace"))]
+
+    def _is_forged(self, name: str, start: int, end: int) -> bool:
+        caller = self._caller
+        if caller.located == "nothing":
+            return self._may_be_forged(name)
+        if self._touching(start, end):
+            return True
+        if caller.located == "all":
+            return False
+        if not any(map(is_sign, name)):
+            return name.casefold() in self._given
+        return any(a <= start and end <= b for a, b in caller.lookups)
+
+    def _may_be_forged(self, name: str) -> bool:
+        """Whether the caller could have written this name, whatever the template did to the text.
+
+        A chat with as many control tokens as it has without the caller's signs has them from the
+        template.
+        """
+        plain = name.casefold()
+        if plain in self._given:
+            return True
+        mine, blank = self._counted
+        if mine == blank:
+            return False
+        if all(sign in self._given for sign in plain if is_sign(sign)):
+            return True
+        if blank is None:  # a word may stand between the template's signs
+            return any(word in self._given.split("\0") for word in re.findall(r"\w+", plain))
+        return mine.count(name) != blank.count(name)
+
+    @cached_property
+    def _counted(self) -> tuple[list[str], list[str] | None]:
+        """The names of control tokens in the chat, and in the one without the caller's signs."""
+        blank = self._caller.blank
+        return self._in_turn(self._text), None if blank is None else self._in_turn(blank)
+
+    def _in_turn(self, text: str) -> list[str]:
+        return self._names(self._vocab.tokenize(text, add_special=False, parse_special=True))
+
+    def _widened(self, start: int, end: int, first: int, last: int) -> Span:
+        """A name, with all of the caller's stretches that it is a part of."""
+        touching = self._touching(start, end)
+        if touching:
+            start, end = min(start, touching[0][0]), max(end, touching[-1][1])
+        return max(start, first), min(end, last)
+
+    def _touching(self, start: int, end: int) -> Sequence[Span]:
+        """The caller's stretches that share a character with this one."""
+        return self._caller.spans[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
+
+
+def _find(text: str, names: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Where the names stand, as the engine looks for them: the longest first."""
+    found: list[tuple[str, int, int]] = []
+    free = [(0, len(text))]
+    for name in sorted(names, key=lambda n: len(n.encode()), reverse=True):
+        left: list[Span] = []
+        for start, end in free:
+            at = start
+            while (i := text.find(name, at, end)) >= 0:
+                found.append((name, i, i + len(name)))
+                left.append((at, i))
+                at = i + len(name)
+            left.append((at, end))
+        free = left
+    return found

@@ -1,0 +1,139 @@
+"""Files of prompts, one per line: what `bench` measures on, and what `train` writes answers to.
+
+{"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}
+{"id": "c", "category": "b", "prompt": "Once upon"}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.chat.prompts import prompt_tokens
+from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.files import read_text
+
+_KEYS = {"id", "category", "messages", "prompt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A line of a prompts file.
+
+    Attributes:
+        id: unique in its file; the number of its line where it has none.
+        category: prompts of one are summed up together; "" where the line has none.
+        messages: of a chat; () where the line has a prompt.
+        text: to go on with; "" where the line has messages.
+
+    """
+
+    id: str
+    category: str
+    messages: tuple[Mapping[str, Any], ...] = ()
+    text: str = ""
+
+    def as_chat(self, chat: bool | None) -> Prompt:
+        """The same prompt as a chat (True), as a text (False), or as it is (None)."""
+        if chat is True and not self.messages:
+            return Prompt(self.id, self.category, ({"role": "user", "content": self.text},))
+        if chat is False and self.messages:
+            text = "\n\n".join(str(message["content"]) for message in self.messages)
+            return Prompt(self.id, self.category, text=text)
+        return self
+
+    def tokens(self, vocab: Vocab, template: ChatTemplate) -> list[int]:
+        """Token ids, exactly as Llama makes them.
+
+        Raises:
+            ArgumentError: the template refuses the messages, or there is nothing to continue; the
+                message names the prompt.
+
+        """
+        try:
+            if self.messages:
+                return template.render(self.messages).tokenize(vocab)
+            return prompt_tokens(vocab, self.text)
+        except PyllamaSpecError as error:
+            raise type(error)(f"prompt {self.id!r}: {error}") from None
+
+
+def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...]:
+    """Reads a file of prompts.
+
+    Args:
+        path: of the file.
+        are_named: every line must have an id and a category.
+
+    Raises:
+        ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message
+            names the line.
+
+    """
+    lines = read_text(path, "the prompts file", encoding="utf-8-sig").split("\n")
+    prompts: dict[str, Prompt] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = _parse(line, number, are_named)
+            if prompt.id in prompts:
+                raise ArgumentError(f"the id {prompt.id!r} was used before; give each line its own")
+        except ArgumentError as error:
+            raise ArgumentError(f"{path.name}, line {number}: {error}") from None
+        prompts[prompt.id] = prompt
+    if not prompts:
+        raise ArgumentError(
+            f"the prompts file {path} is empty: it holds no prompt; write a line "
+            '{"id": "a", "category": "b", "prompt": "c"} per prompt'
+        )
+    return tuple(prompts.values())
+
+
+def _parse(line: str, number: int, are_named: bool) -> Prompt:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ArgumentError(f"expected a JSON object, not {shown(line.strip())}")
+    unknown = sorted(set(found) - _KEYS)
+    if unknown:
+        raise ArgumentError(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(_KEYS))}")
+    names = {"id": f"line {number}", "category": ""}
+    for key in names:
+        if key in found or are_named:
+            names[key] = _text(found, key)
+    if ("messages" in found) == ("prompt" in found):
+        raise ArgumentError("expected either 'messages' or 'prompt'")
+    if "prompt" in found:
+        return Prompt(names["id"], names["category"], text=_text(found, "prompt"))
+    return Prompt(names["id"], names["category"], _messages(found["messages"]))
+
+
+def _text(found: Mapping[str, Any], key: str) -> str:
+    value = found.get(key)
+    if not isinstance(value, str) or not value:
+        raise ArgumentError(f"expected a text: {key!r} is {shown(value)}")
+    return value
+
+
+def _messages(found: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(found, list) or not found:
+        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(found)}")
+    for i, message in enumerate(found):
+        is_message = isinstance(message, dict) and all(
+            isinstance(message.get(key), str) and message[key] for key in ("role", "content")
+        )
+        if not is_message:
+            raise ArgumentError(
+                f"expected an object with the texts 'role' and 'content': messages[{i}] is "
+                f"{shown(message)}"
+            )
+    return tuple(found)

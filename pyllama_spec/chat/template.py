@@ -1,0 +1,312 @@
+"""Chat templates: the model's own Jinja text, rendered in a sandbox.
+
+A template comes with the model's file, from whoever made it. It runs without access to Python's
+internals, may not change what it is given, and has bounds: see template_limits.py.
+
+Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
+those tokens. A message that contains such a name would then forge the turns of others, and so would
+a role, a tool's description or a variable of the template. caller_text.py finds what of the text
+comes from the caller, chat_tokens.py reads no control token there; RenderedChat.located says how
+much could be found.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyllama_spec.chat.control_tokens import tokenize_chat
+from pyllama_spec.chat.messages import as_read, check_messages
+from pyllama_spec.chat.prompt_provenance import (
+    RUNNING,
+    CallerText,
+    Located,
+    StandIns,
+    locate,
+    strings_of,
+)
+from pyllama_spec.engine import Model, Vocab
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# Asks a template whether it prints content. A private-use character: no text of people has it.
+_SIGN_OF_LIFE = "\U0010abcd"
+
+# Any template may be asked for them; what it does not know it refuses, or leaves out by design.
+_ROLES = ("system", "user", "assistant", "tool")
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPart:
+    """A stretch of a rendered chat: the template's own, or the caller's, such as a message."""
+
+    text: str
+    is_message: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A chat as one text.
+
+    Attributes:
+        text: what the template gave.
+        parts: the same, cut where the caller's stretches begin and end; one part if that is not
+            known.
+        starts_with_bos: whether the text begins with the name of the BOS token already.
+        caller: what is known of the caller's text in it.
+
+    """
+
+    text: str
+    parts: tuple[ChatPart, ...]
+    starts_with_bos: bool
+    caller: CallerText = field(default=CallerText("nothing"), repr=False)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the places of the messages are known."""
+        return len(self.parts) > 1
+
+    @property
+    def located(self) -> Located:
+        """How much of the caller's text was found, which decides what becomes of forged names.
+
+        - "all": every stretch; one that holds a forged name is read as plain text.
+        - "messages": the content of messages, and the signs of names, tools and all else.
+        - "signs": signs, or all but what the template itself looks for in texts. That is enough to
+          tell forged names; these alone are read as plain text.
+        - "nothing": the template does with the text what cannot be followed. A name of a control
+          token that the caller's text could have given is plain text in the whole chat, the
+          template's own too.
+        """
+        return self.caller.located
+
+    def tokenize(self, vocab: Vocab) -> list[int]:
+        """Token ids, with one BOS if the model wants it or the template wrote it."""
+        whole = tokenize_chat(vocab, self.text, self.caller)
+        if vocab.adds_bos and vocab.bos is not None and whole[:1] != [vocab.bos]:
+            whole.insert(0, vocab.bos)
+        return whole
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Args:
+        source: Jinja text, with what the transformers library gives to templates.
+        bos_token, eos_token: their names.
+        note: what a user should know about where the template comes from; "" for nothing.
+
+    Raises:
+        UnsupportedError: the text is not a template that jinja2 can compile.
+
+    """
+
+    def __init__(
+        self, source: str, *, bos_token: str = "", eos_token: str = "", note: str = ""
+    ) -> None:
+        self.source, self.note = source, note
+        self._bos_token, self._eos_token = bos_token, eos_token
+        # jinja2 is imported with the first template, not with this package.
+        from pyllama_spec.chat.template_program import TemplateProgram
+
+        self._program = TemplateProgram(source)
+        self._wants_parts: bool | None = None
+
+    @classmethod
+    def of_model(
+        cls, model: Model, chat_format: str | None = None, chat_template: str | None = None
+    ) -> ChatTemplate:
+        """The template to use with a model.
+
+        Args:
+            model: whose file is asked.
+            chat_format: "chatml", or the name of one of the file's named templates.
+            chat_template: Jinja text that is used instead of the file's.
+
+        Raises:
+            ArgumentError: both were given, or the file has no template of that name.
+
+        """
+        vocab = model.vocab
+        tokens = {
+            name: vocab.piece(token, special=True).decode(errors="replace")
+            for name, token in (("bos_token", vocab.bos), ("eos_token", vocab.eos))
+            if token is not None
+        }
+        if chat_template is not None:
+            if chat_format is not None:
+                raise ArgumentError("give chat_format or chat_template, not both")
+            if not isinstance(chat_template, str):
+                raise ArgumentError(f"chat_template takes Jinja text, not {shown(chat_template)}")
+            return cls(chat_template, **tokens)
+        if chat_format is not None and not isinstance(chat_format, str):
+            raise ArgumentError(
+                f"chat_format takes the name of a template, not {shown(chat_format)}"
+            )
+        if chat_format == "chatml":
+            return cls(CHATML, **tokens)
+        source = model.chat_template(chat_format)
+        if source is not None:
+            return cls(source, **tokens)
+        if chat_format is not None:
+            raise ArgumentError(
+                f"chat_format={shown(chat_format)}: {model.path.name} has no template of that name "
+                f"(it has: {', '.join(template_names(model)) or 'none'}); 'chatml' is built in, "
+                "any other goes into chat_template= as Jinja text"
+            )
+        note = f"{model.path.name} has no chat template; ChatML is used, which may not fit it"
+        return cls(CHATML, **tokens, note=note)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> RenderedChat:
+        """The chat as text.
+
+        Args:
+            messages: dicts with "role" and "content": a str, or a list of {"type": "text", ...}.
+            add_generation_prompt: end with the beginning of the assistant's answer.
+            tools: descriptions of functions, for templates that know them.
+            variables: further ones of the template, such as enable_thinking.
+
+        Raises:
+            ArgumentError: messages are malformed, or the template refuses them.
+            UnsupportedError: a message is more than text, or the template leaves its sandbox.
+
+        """
+        checked = check_messages(messages)
+        self._warn_of_roles(checked)
+        now = dt.datetime.now()  # one time for all renderings of this chat
+
+        def strftime_now(form: str) -> str:
+            return now.strftime(form)
+
+        own: dict[str, Any] = {
+            "bos_token": self._bos_token, "eos_token": self._eos_token,
+            "strftime_now": strftime_now, "add_generation_prompt": add_generation_prompt,
+            "documents": None,
+        }  # fmt: skip
+        given = {"tools": [dict(tool) for tool in tools] if tools else None, **variables}
+        text, checked = as_read(checked, lambda shown: self._run(shown, {**own, **given}))
+
+        def run(shown: Sequence[dict[str, Any]], values: Mapping[str, Any]) -> str:
+            return self._run(shown, {**own, **values})
+
+        return self.located(text, checked, given, run)
+
+    def _warn_of_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        for role in dict.fromkeys(str(message["role"]) for message in messages):
+            if role not in _ROLES and role not in self.source:
+                warnings.warn(
+                    f"the chat template names no role {shown(role)}: it may leave the message out, "
+                    f"or show the model what it never saw. Usual are {', '.join(_ROLES)}",
+                    stacklevel=3,
+                )
+
+    def located(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        given: Mapping[str, Any],
+        run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
+    ) -> RenderedChat:
+        """A chat that was rendered elsewhere, with the caller's text found in it.
+
+        Args:
+            text: what `run` gave for these messages and variables.
+            messages: as check_messages() gives them.
+            given: the variables of the template that come from the caller, tools too.
+            run: renders this chat with other messages and variables.
+
+        """
+        caller = self._locate(text, messages, given, run)
+        starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
+        return RenderedChat(text, _parts(text, caller), starts_with_bos, caller)
+
+    def _locate(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        given: Mapping[str, Any],
+        run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
+    ) -> CallerText:
+        def render(stand_ins: StandIns) -> str | None:
+            hidden = [stand_ins.message(message) for message in messages]
+            variables = {name: stand_ins.value(value, name) for name, value in given.items()}
+            running = RUNNING.set(stand_ins)
+            try:
+                return run(hidden, variables)
+            except (ArgumentError, UnsupportedError):
+                return None
+            finally:
+                RUNNING.reset(running)
+
+        # Values alone: the names of variables are the template's.
+        return locate(
+            text, strings_of([*messages, *given.values()]), source=self.source,
+            words=self._program.words, lookups=self._program.lookups, render=render,
+        )  # fmt: skip
+
+    def _run(self, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]) -> str:
+        if self._needs_parts(given):
+            messages = [_with_parts(message) for message in messages]
+        return self._program.run(messages, given)
+
+    def _needs_parts(self, given: Mapping[str, Any]) -> bool:
+        """Whether the template reads content only as a list of parts: tried once."""
+        if self._wants_parts is None:
+            plain = {"role": "user", "content": _SIGN_OF_LIFE}
+            self._wants_parts = not self._shows(plain, given) and self._shows(
+                _with_parts(plain), given
+            )
+        return self._wants_parts
+
+    def _shows(self, message: dict[str, Any], given: Mapping[str, Any]) -> bool:
+        try:
+            return _SIGN_OF_LIFE in self._program.run([message], given)
+        except (ArgumentError, UnsupportedError):
+            return False
+
+
+def template_names(model: Model) -> list[str]:
+    """The names of a model's named templates; the one without a name is not among them."""
+    prefix = "tokenizer.chat_template."
+    return sorted(key[len(prefix) :] for key in model.metadata if key.startswith(prefix))
+
+
+def _parts(text: str, caller: CallerText) -> tuple[ChatPart, ...]:
+    """The stretches of template and caller in turn; one where the caller's are not known whole."""
+    if caller.located not in ("all", "messages"):
+        return (ChatPart(text, is_message=False),)
+    parts: list[ChatPart] = []
+    at = 0
+    for start, end in caller.spans:
+        parts.append(ChatPart(text[at:start], is_message=False))
+        parts.append(ChatPart(text[start:end], is_message=True))
+        at = end
+    parts.append(ChatPart(text[at:], is_message=False))
+    return tuple(part for part in parts if part.text)
+
+
+def _with_parts(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}

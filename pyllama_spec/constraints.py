@@ -1,0 +1,173 @@
+"""Forms that texts have to have: GBNF, a JSON schema, a regular expression, a Lark grammar."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from pyllama_spec.engine import schema_to_grammar
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError
+
+GuideKind = Literal["regex", "lark", "json_schema"]
+# How a Lark grammar begins where GBNF may stand as well; the engine's own server has it so.
+LARK_SIGN = "%llguidance"
+
+# The grammar behind response_format={"type": "json_object"}.
+# White space is bounded, because a model that may write it without end sometimes does; numbers
+# are, because beyond this Python and JavaScript round them. Nothing may follow the last brace.
+JSON_OBJECT = r"""
+root   ::= object
+object ::= "{" ws ( pair ws ( "," ws pair ws )* )? "}"
+pair   ::= string ws ":" ws value
+array  ::= "[" ws ( value ws ( "," ws value ws )* )? "]"
+value  ::= object | array | string | number | "true" | "false" | "null"
+string ::= "\"" char* "\""
+char   ::= [^"\\\x00-\x1F\x7F] | "\\" ( ["\\/bfnrt] | "u" hex hex hex hex )
+hex    ::= [0-9a-fA-F]
+number ::= "-"? ( "0" | [1-9] [0-9]{0,15} ) ( "." [0-9]{1,16} )? ( [eE] [-+]? [0-9]{1,2} )?
+ws     ::= "\n"? [ \t]{0,20}
+"""
+
+
+class Guide(NamedTuple):
+    """A grammar that llguidance follows.
+
+    Attributes:
+        kind: what the text is.
+        text: a regular expression in the syntax of Rust's regex crate, which the whole answer
+            matches; Lark rules with a rule `start`; or a JSON schema.
+
+    """
+
+    kind: GuideKind
+    text: str
+
+
+def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str | Guide | None:
+    """What a request's grammar or response_format means: GBNF rules, a guide; None for any text.
+
+    Args:
+        grammar: GBNF; Lark rules that begin with %llguidance; a Guide; or an object that holds one
+            of these as `_grammar`.
+        response_format: see generation.RequestOptions.
+
+    Raises:
+        ArgumentError: they are malformed, or both given, or the schema cannot be a grammar.
+
+    """
+    form = _format_of(response_format)
+    if grammar is None:
+        return form
+    found = grammar if isinstance(grammar, (str, Guide)) else getattr(grammar, "_grammar", None)
+    if not isinstance(found, (str, Guide)):
+        raise ArgumentError(f"grammar takes GBNF or Lark rules as a str, not {shown(grammar)}")
+    if form is not None:
+        raise ArgumentError("give grammar or response_format, not both")
+    return found if isinstance(found, Guide) else _rules(found, "grammar")
+
+
+def _rules(text: object, what: str) -> str | Guide:
+    if not isinstance(text, str) or not text.strip():
+        raise ArgumentError(f"{what} takes GBNF or Lark rules as a str, not {shown(text)}")
+    return Guide("lark", text) if text.lstrip().startswith(LARK_SIGN) else text
+
+
+def _format_of(response_format: Mapping[str, Any] | None) -> str | Guide | None:
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind in ("regex", "grammar"):
+        assert response_format is not None
+        return _written(kind, response_format)
+    schema = schema_of(response_format)
+    return None if schema is None else schema_grammar(schema)
+
+
+def _written(kind: str, response_format: Mapping[str, Any]) -> str | Guide:
+    """Of a response_format that says a regular expression or a grammar."""
+    names = ("pattern", "regex") if kind == "regex" else ("definition", "grammar")
+    given = [response_format[name] for name in names if name in response_format]
+    if len(given) != 1 or not isinstance(given[0], str) or not given[0].strip():
+        raise ArgumentError(
+            f'response_format of type "{kind}" has its text as "{names[0]}", a str that is not '
+            f"empty; it has {shown(response_format)}"
+        )
+    syntax = response_format.get("syntax", "regex" if kind == "regex" else "gbnf")
+    if syntax == "gbnf":
+        return _rules(given[0], "a grammar")
+    if syntax == "lark":
+        return Guide("lark", given[0])
+    if syntax == "regex":
+        return Guide("regex", given[0])
+    raise ArgumentError(f"there is no syntax {shown(syntax)}: there are lark, regex and gbnf")
+
+
+def schema_of(response_format: Mapping[str, Any] | None) -> Any:
+    """The schema that a response_format means: True for any JSON object, None for any text.
+
+    Raises:
+        ArgumentError: it is malformed.
+
+    """
+    if response_format is None:
+        return None
+    if not isinstance(response_format, Mapping) or "type" not in response_format:
+        raise ArgumentError(f'response_format={shown(response_format)} is not {{"type": ...}}')
+    kind = response_format["type"]
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        schema = response_format.get("schema")
+        return True if schema is None else schema
+    if kind == "json_schema":
+        # OpenAI puts it inside of an object with a name; some write it at the top.
+        inner = response_format.get("json_schema", response_format)
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+        if schema is None:
+            raise ArgumentError(
+                'response_format of type "json_schema" has no schema; expected '
+                '{"type": "json_schema", "json_schema": {"schema": {...}}}'
+            )
+        return schema
+    raise ArgumentError(
+        f"response_format has type {shown(kind)}; there are text, json_object, json_schema, "
+        "regex and grammar"
+    )
+
+
+def schema_grammar(schema: Any) -> str:
+    """GBNF rules for a schema, a dict or its JSON text; of True for any JSON object.
+
+    Raises:
+        ArgumentError: it is no schema, or asks for what a grammar cannot hold.
+
+    """
+    if schema is True:
+        return JSON_OBJECT
+    if not isinstance(schema, (Mapping, str)):
+        raise ArgumentError(f"a JSON schema is a dict or its text, not {shown(schema)}")
+    try:
+        # The order of keys is that of the answer: it must survive.
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"the schema cannot be written as JSON: {error}") from None
+    return _made(text)
+
+
+# White space between the parts of a value, as the engine has it, and as it is here: a blank at
+# most. A small model fills what it may with lines and indents, each of which costs a round.
+_ANY_SPACE = re.compile(r"^space ::= .*$", re.MULTILINE)
+_SPACE = 'space ::= " "?'
+
+
+@lru_cache(maxsize=64)  # an app asks for the same few forms all the time
+def _made(text: str) -> str:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"the schema is no JSON: {error}") from None
+    # An empty one would allow any value; who asks for an object gets one.
+    rules = schema_to_grammar(schema or {"type": "object"})
+    return _ANY_SPACE.sub(_SPACE, rules)

@@ -1,0 +1,1 @@
+"""Requests: options to text, one at a time or many side by side."""

@@ -1,0 +1,326 @@
+"""One request on its way: the run of a sequence on one side, pieces of text on the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.constraints import Guide
+from pyllama_spec.engine import Context, Model, Sampler
+from pyllama_spec.errors import ArgumentError, ContextFullError, too_long
+from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
+from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
+from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
+from pyllama_spec.speculative import (
+    Round,
+    SequenceRun,
+    SequenceState,
+    Step,
+    StepSampler,
+    Timing,
+    TokenSampler,
+)
+
+if TYPE_CHECKING:
+    from pyllama_spec.requests.guided import GuidedSampler
+
+Ids = npt.NDArray[np.int32]
+
+
+class _History:
+    """The ids so far, for functions of the user's: growing costs nothing per token."""
+
+    def __init__(self, prompt: Sequence[int], n_max: int) -> None:
+        self._ids = np.empty(max(n_max, len(prompt)) + 1, dtype=np.int32)
+        self._ids[: len(prompt)] = prompt
+        self._n = len(prompt)
+
+    def append(self, token: int) -> None:
+        self._ids[self._n] = token
+        self._n += 1
+
+    def view(self) -> Ids:
+        """shape: [n] int32, read-only; what it shows does not change later."""
+        ids = self._ids[: self._n]
+        ids.flags.writeable = False
+        return ids
+
+
+def _called(function: Callable[..., Any], what: str, ids: Ids, logits: Any) -> Any:
+    """What a function of the user's gives.
+
+    Raises:
+        ArgumentError: it raised what would end a generator as if all were well.
+
+    """
+    try:
+        found = function(ids, logits)
+        return bool(found) if what == "stopping criterion" else found
+    except (StopIteration, GeneratorExit) as error:
+        raise ArgumentError(f"the {what} {function!r} raised {type(error).__name__}") from error
+
+
+class RowSampler(Protocol):
+    """Draws from rows: engine.Sampler, or one that follows a guide."""
+
+    def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
+        """A token from a row: [n_vocab] float32."""
+        ...
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        """Advances the state over a committed token."""
+        ...
+
+
+def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> GuidedSampler | None:
+    """A sampler that follows a guide, if there is one.
+
+    Raises:
+        ArgumentError: the guide is malformed; the sampler is closed then.
+        UnsupportedError: the package that follows guides is not installed.
+
+    """
+    if guide is None:
+        return None
+    # With the first such request: what follows guides is a library of its own.
+    from pyllama_spec.requests.guided import GuidedSampler
+
+    try:
+        return GuidedSampler(model, sampler, guide)
+    except BaseException:
+        sampler.close()
+        raise
+
+
+class _ProcessedSampler(StepSampler):
+    """A sampler behind logits processors. They see each position once, with what is committed."""
+
+    def __init__(
+        self, sampler: RowSampler, processors: Sequence[LogitsProcessor], history: _History
+    ) -> None:
+        self._sampler = sampler
+        self._processors = processors
+        self._history = history
+
+    def sample(self, context: Context, i: int) -> int:
+        scores = np.array(context.logits(i))
+        shape = scores.shape
+        for processor in self._processors:
+            found = _called(processor, "logits processor", self._history.view(), scores)
+            try:
+                scores = np.asarray(found, dtype=np.float32)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned no scores: {error}"
+                ) from None
+            if scores.shape != shape:
+                raise ArgumentError(
+                    f"the logits processor {processor!r} returned an array of shape "
+                    f"{scores.shape}; expected the scores, of shape {shape}"
+                )
+        if np.isnan(scores).any() or not np.isfinite(scores).any():
+            raise ArgumentError("the logits processors left no token, or a NaN, in the scores")
+        return self._sampler.sample_row(scores)
+
+    def accept(self, token: int, *, generated: bool = True) -> None:
+        self._sampler.accept(token, generated=generated)
+
+
+class _Observer:
+    """Sees every committed token with its row, for those requests that want to."""
+
+    def __init__(
+        self, context: Context, options: RequestOptions, prompt: Sequence[int], n_max: int
+    ) -> None:
+        self._context = context
+        self._n_top = options.logprobs
+        self._criteria = options.criteria
+        self.history = _History(prompt, len(prompt) + n_max)
+        self.logprobs: list[TokenLogprob] = []
+        self._n_tokens = 0
+        # How many tokens there were when a stopping criterion said stop.
+        self.n_stop: int | None = None
+
+    def __call__(self, row: int, token: int) -> None:
+        if self._n_top is not None:
+            logits = self._context.logits(row)
+            self.logprobs.append(token_logprob(logits, token, self._n_top))
+        if self._criteria and self.n_stop is None:
+            ids, logits = self.history.view(), np.array(self._context.logits(row))
+            if any(_called(stop, "stopping criterion", ids, logits) for stop in self._criteria):
+                self.n_stop = self._n_tokens
+        self._n_tokens += 1
+        self.history.append(token)
+
+
+class Job:
+    """A request: what it needs of the model, and what becomes of its tokens.
+
+    Args:
+        model, context: of the target.
+        prompt: its tokens.
+        options: of the request.
+        seed: for requests without one.
+        last_n: tokens that penalties see, for requests that do not say.
+        by_token: give each token at once, instead of whole characters.
+
+    Attributes:
+        run: its run, once it has begun.
+        ticket: what a runner notes of it.
+        end_token: the token that ended the text, which is no part of it; None where none did.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        prompt: Sequence[int],
+        options: RequestOptions,
+        *,
+        seed: int | None,
+        last_n: int,
+        by_token: bool = False,
+    ) -> None:
+        self.prompt = tuple(prompt)
+        self.run: SequenceRun | None = None
+        self.ticket: Any = None
+        self.end_token: int | None = None
+        self._context, self._vocab = context, model.vocab
+        params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
+        self._sampler = Sampler(model, params)
+        self._guided = guided_sampler(model, self._sampler, options.guide)
+        pieces = TokenByToken if by_token else Detokenizer
+        self._detokenizer = pieces(model.vocab, options.stops)
+        self._texts: list[str] = []
+        self._n_given = 0
+        self._n_end: int | None = None
+        self._max_tokens = self._n_max(options.max_tokens)
+        self._options = options
+        wants_rows = options.logprobs is not None or options.criteria or options.processors
+        self._observer = (
+            _Observer(context, options, self.prompt, self._max_tokens) if wants_rows else None
+        )
+
+    def _n_max(self, wanted: int | None) -> int:
+        """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
+        room = max(self._context.n_ctx_seq - len(self.prompt), 1)
+        return room if wanted is None or wanted <= 0 else min(wanted, room)
+
+    @property
+    def logprobs(self) -> Sequence[TokenLogprob]:
+        """Of all tokens until now, if the request asked for them."""
+        return () if self._observer is None else self._observer.logprobs
+
+    def begin(self, round_: Round, state: SequenceState, load_s: float) -> SequenceRun:
+        """Brings a sequence to the beginning of the prompt, and shows it to the penalties.
+
+        Raises:
+            ContextFullError: the prompt leaves no room for a token.
+
+        """
+        n_ctx = self._context.n_ctx_seq
+        if len(self.prompt) >= n_ctx:
+            raise ContextFullError(
+                f"{too_long(len(self.prompt), n_ctx)}, which leaves none for an answer; shorten "
+                "the prompt or choose a larger n_ctx"
+            )
+        n_history = self._sampler.params.n_history if self._options.sees_prompt else 0
+        n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
+        for token in self.prompt[len(self.prompt) - n_seen :]:
+            self._sampler.accept(token, generated=False)
+        own = self._guided or self._sampler
+        chooser: TokenSampler = own
+        if self._options.processors and self._observer is not None:
+            processors = self._options.processors
+            chooser = _ProcessedSampler(own, processors, self._observer.history)
+        run = SequenceRun(
+            state, self.prompt, chooser, self._max_tokens, self._observer, timing=Timing(load_s)
+        )
+        if self._guided is not None:
+            run.forced = self._guided.forced
+        elif self._sampler.params.grammar is not None:
+            run.forced = self._forced
+        round_.begin(run)
+        self.run = run
+        return run
+
+    def _forced(self, n_max: int) -> Sequence[int]:
+        """Tokens of the text that the grammar leaves no choice about.
+
+        The model may spell it with other tokens: these are a draft like any other. The last one is
+        left out where the text goes on, since what follows may belong to it.
+        """
+        text = self._sampler.forced()
+        if len(text) < 2:
+            return ()
+        ids = self._vocab.tokenize(text, add_special=False)
+        if self._vocab.detokenize(ids) != text:  # a space before, of vocabularies that put one
+            return ()
+        return ids[: min(n_max, max(len(ids) - 1, 1))]
+
+    def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
+        """The pieces of a round, cut where the text ends, and why it ends there.
+
+        What a callback raised behind that end, where only a draft has led, is no error.
+        """
+        pieces, finish = self._take(step)
+        self._texts += [piece.text for piece in pieces]
+        if finish is not None:
+            self.note_end()
+        is_behind = finish is not None and isinstance(step.error, Exception)
+        return pieces, finish, None if is_behind else step.error
+
+    def _take(self, step: Step) -> tuple[list[Piece], str | None]:
+        pieces: list[Piece] = []
+        finish, detokenizer = step.finish_reason, self._detokenizer
+        n_stop = None if self._observer is None else self._observer.n_stop
+        # The round says "stop" for an end token, which is no text.
+        tokens = step.tokens[:-1] if finish == "stop" else step.tokens
+        for i, token in enumerate(tokens):
+            if detokenizer.n_fed == n_stop:
+                finish, self._n_end = "stop", len(self.prompt) + detokenizer.n_fed
+                break
+            pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
+            if detokenizer.is_stopped:
+                self._n_end = len(self.prompt) + detokenizer.n_fed - 1
+                return pieces, "stop"
+        if finish is not None:
+            pieces += detokenizer.flush()
+            if len(tokens) < len(step.tokens) and detokenizer.n_fed != n_stop:
+                self.end_token = step.tokens[-1]
+        return pieces, finish
+
+    def note_given(self, piece: Piece) -> None:
+        """Before a piece is given to who reads it: the text in the memory ends with it.
+
+        As without a draft its last token counts as not decoded yet.
+        """
+        self._n_given += len(piece.tokens)
+        if self.run is not None:
+            self.run.state.n_given = len(self.prompt) + self._n_given - 1
+
+    def note_end(self) -> None:
+        """All was given: the text ends where its last round says, or before in that round."""
+        if self.run is not None:
+            self.run.state.n_given = self._n_end
+
+    def attach_partial(self, error: BaseException) -> None:
+        """Lets an error carry what had been generated; some exceptions take no attributes."""
+        run = self.run
+        partial: Any = error
+        tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
+        text = "".join(self._texts)
+        with contextlib.suppress(Exception):  # the model may be closed by now
+            tokens = [token for token in tokens if not self._vocab.is_eog(token)]
+            text = self._vocab.detokenize(tokens).decode(errors="ignore")
+        with contextlib.suppress(Exception):
+            partial.partial_tokens, partial.partial_text = tuple(tokens), text
+
+    def close(self) -> None:
+        """Frees the sampler."""
+        self._sampler.close()

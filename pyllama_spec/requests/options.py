@@ -1,0 +1,312 @@
+"""What a caller may ask of one generation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.constraints import Guide, form_of
+from pyllama_spec.engine import SamplerParams, Vocab
+from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, meant, real, shown
+from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError
+
+# f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
+LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
+# f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> whether to stop before it
+StoppingCriterion = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
+
+MAX_LOGPROBS = 1000
+_COUNTS = (("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX))
+# Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.
+_RANDOM_SEEDS = (-1, 2**32 - 1)
+# The defaults of sampling are the engine's, and most names too.
+_SAMPLING = SamplerParams()
+# None is the default, as null is in OpenAI's requests.
+_NULL = (
+    "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """The options of one generation, under llama-cpp-python's names.
+
+    Attributes:
+        max_tokens: the most tokens to generate, a whole number (8.0 is one too); None, 0 or less:
+            up to the context's end.
+        temperature: divides the logits; 0 is greedy, below 0 the model's own distribution, without
+            cuts.
+        top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off. None of the
+            first four and of the penalties is the default.
+        min_keep: how many candidates the cuts leave at least.
+        stop: a string or several that end the text and are no part of it.
+        repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
+        penalize_prompt: whether they, and DRY, see the prompt too; None for with DRY alone.
+        penalty_last_n: how many past tokens the penalties see; -1 for all, None for the model's
+            last_n_tokens_size.
+        dry_*, xtc_*: see engine.SamplerParams.
+        mirostat_mode, mirostat_tau, mirostat_eta: 0 is off, 1 or 2.
+        seed: of the draws; None for the model's own seed, -1 for a new one.
+        logit_bias: id (int, or str of digits) -> what is added to its logit.
+        grammar: GBNF rules with a rule `root`; Lark rules with a rule `start` that begin with
+            "%llguidance {}"; or an object that holds either as `_grammar`.
+        response_format: {"type": "json_object"} for any JSON object, with "schema": {...} for
+            those that it describes; {"type": "json_schema", "json_schema": {"schema": {...}}} means
+            the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "lark",
+            "regex" or "gbnf", "definition": "..."}; {"type": "text"} for anything.
+        tfs_z: 1, which is off; the engine has no tail-free sampling any more.
+        logprobs: how many alternatives to report with each token's log-probability; None for no
+            log-probabilities. They are those of the model, before any sampler.
+        grammar_triggers, grammar_trigger_tokens, grammar_prefill: of a grammar that waits, or that
+            the prompt's end began; see engine.SamplerParams.
+        logits_processor: one or several functions that change the logits, in order.
+        stopping_criteria: one or several functions that end the text before the next token.
+
+    Raises:
+        ArgumentError: a value is out of range or of a wrong type.
+        UnsupportedError: the response format is not supported.
+
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = _SAMPLING.temperature
+    top_k: int = _SAMPLING.top_k
+    top_p: float = _SAMPLING.top_p
+    min_p: float = _SAMPLING.min_p
+    typical_p: float = _SAMPLING.typical_p
+    top_n_sigma: float = _SAMPLING.top_n_sigma
+    min_keep: int = _SAMPLING.min_keep
+    stop: str | Sequence[str] | None = ()
+    repeat_penalty: float = _SAMPLING.repeat_penalty
+    frequency_penalty: float = _SAMPLING.frequency_penalty
+    presence_penalty: float = _SAMPLING.presence_penalty
+    penalty_last_n: int | None = None
+    penalize_prompt: bool | None = None
+    tfs_z: float = 1.0
+    dry_multiplier: float = _SAMPLING.dry_multiplier
+    dry_base: float = _SAMPLING.dry_base
+    dry_allowed_length: int = _SAMPLING.dry_allowed_length
+    dry_penalty_last_n: int = _SAMPLING.dry_penalty_last_n
+    dry_breakers: tuple[str, ...] = _SAMPLING.dry_breakers
+    xtc_probability: float = _SAMPLING.xtc_probability
+    xtc_threshold: float = _SAMPLING.xtc_threshold
+    mirostat_mode: int = _SAMPLING.mirostat
+    mirostat_tau: float = _SAMPLING.mirostat_tau
+    mirostat_eta: float = _SAMPLING.mirostat_eta
+    seed: int | None = None
+    logit_bias: Mapping[int | str, float] | None = None
+    grammar: Any = None
+    grammar_triggers: tuple[str, ...] = ()
+    grammar_trigger_tokens: tuple[int, ...] = ()
+    grammar_prefill: tuple[int, ...] = ()
+    response_format: Mapping[str, Any] | None = None
+    logprobs: int | None = None
+    logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None
+    stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
+
+    def __post_init__(self) -> None:
+        for name in _NULL:
+            if getattr(self, name) is None:
+                self._set(name, getattr(_SAMPLING, name))
+        for name in ("max_tokens", "top_k", "seed"):
+            value: Any = getattr(self, name)
+            if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
+                self._set(name, int(value))
+        if self.max_tokens is not None:
+            self._set("max_tokens", integer(self.max_tokens, "max_tokens"))
+        for name, low, high in _COUNTS:
+            if (value := getattr(self, name)) is not None:
+                self._set(name, count(value, name, low, high))
+        self._set("stop", _stops(self.stop))
+        self._set("seed", check_seed(self.seed))
+        self._set("grammar", form_of(self.grammar, self.response_format))
+        if real(self.tfs_z, "tfs_z") != 1:
+            raise UnsupportedError(
+                f"tfs_z={self.tfs_z!r}: the engine has no tail-free sampling; leave it at 1, and "
+                "cut with top_p, min_p or typical_p"
+            )
+        if self.penalize_prompt is not None:
+            instance(self.penalize_prompt, bool, "penalize_prompt")
+        for name in ("logits_processor", "stopping_criteria"):
+            self._set(name, _functions(getattr(self, name), name))
+        self.sampler_params()  # whose own checks are as good before the request as in it
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> RequestOptions:
+        """The options that a call's keywords say.
+
+        Raises:
+            UnknownKeywordError: there is no such keyword, with the ones that look like it.
+
+        """
+        known = [field.name for field in fields(cls)]
+        check_keywords(keywords, known, "request option")
+        return cls(**keywords)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return tuple(self.stop or ())
+
+    @property
+    def processors(self) -> tuple[LogitsProcessor, ...]:
+        """The logits processors."""
+        found: Any = self.logits_processor
+        return tuple(found or ())
+
+    @property
+    def criteria(self) -> tuple[StoppingCriterion, ...]:
+        """The stopping criteria."""
+        found: Any = self.stopping_criteria
+        return tuple(found or ())
+
+    @property
+    def guide(self) -> Guide | None:
+        """What llguidance follows; None where the engine has the grammar, or there is none."""
+        return self.grammar if isinstance(self.grammar, Guide) else None
+
+    @property
+    def sees_prompt(self) -> bool:
+        """Whether penalties and DRY see the prompt. DRY is about what stood there before."""
+        if self.penalize_prompt is None:
+            return self.dry_multiplier != 0
+        return self.penalize_prompt
+
+    def sampler_params(
+        self, vocab: Vocab | None = None, *, seed: int | None = None, last_n: int = 64
+    ) -> SamplerParams:
+        """The engine's parameters.
+
+        Args:
+            vocab: checks the ids of logit_bias.
+            seed: where the request has none.
+            last_n: where the request has no penalty_last_n.
+
+        """
+        bias = _bias(self.logit_bias)
+        if vocab is not None:
+            vocab.check_ids(list(bias), "logit_bias")
+        alike = {name: getattr(self, name) for name in _ALIKE}
+        return SamplerParams(
+            **{
+                **alike,
+                "grammar": None if self.guide is not None else self.grammar,
+                "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
+                "logit_bias": bias,
+                "mirostat": self.mirostat_mode,
+                "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
+                "seed": _drawn(seed if self.seed is None else self.seed),
+                **self._uncut(),
+            }
+        )
+
+    def _uncut(self) -> dict[str, Any]:
+        """What a temperature below 0 means: llama-cpp-python draws from the whole distribution."""
+        if not isinstance(self.temperature, (int, float)) or not self.temperature < 0:
+            return {}
+        return {
+            "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0,
+            "top_n_sigma": -1.0, "xtc_probability": 0.0, "mirostat": 0,
+        }  # fmt: skip
+
+
+_ALIKE = sorted({f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)})
+
+
+def check_keywords(
+    keywords: Iterable[str], known: Sequence[str], what: str, hints: Mapping[str, str] | None = None
+) -> None:
+    """Refuses keywords that do not exist.
+
+    Args:
+        keywords: what the caller wrote.
+        known: what there is.
+        what: what they are, in the message's words.
+        hints: what to say of some that do not exist.
+
+    Raises:
+        UnknownKeywordError: names the first unknown one, and what looks like it.
+
+    """
+    for keyword in keywords:
+        if keyword in known:
+            continue
+        if hints and keyword in hints:
+            raise UnknownKeywordError(f"{keyword}: {hints[keyword]}")
+        raise UnknownKeywordError(f"there is no {what} {keyword!r}{meant(keyword, known)}")
+
+
+def check_seed(seed: object) -> int | None:
+    """A seed, or None where the number stands for none, or -1 where a new one is asked for."""
+    if seed is None:
+        return None
+    number = integer(seed, "seed")
+    if number in _RANDOM_SEEDS:
+        return -1
+    if not 0 <= number < 2**32:
+        raise ArgumentError(f"seed={shown(seed)} is not None, -1 or an int from 0 to 2**32 - 1")
+    return number
+
+
+def _drawn(seed: int | None) -> int | None:
+    return None if seed == -1 else seed
+
+
+def _stops(stop: object) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    found: tuple[Any, ...] = (stop,) if isinstance(stop, str) else _as_tuple(stop, "stop")
+    for one in found:
+        if not isinstance(one, str) or not one:
+            raise ArgumentError(f"stop takes strings that are not empty, not {shown(one)}")
+    return found
+
+
+def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
+    if isinstance(value, (bytes, Mapping)) or not isinstance(value, Iterable):
+        raise ArgumentError(f"{name}={shown(value)} is not a list")
+    try:
+        return tuple(value)
+    except TypeError as error:  # an array of one number has an iterator, and it raises
+        raise ArgumentError(f"{name}={shown(value)} is not a list: {error}") from None
+
+
+def _functions(value: object, name: str) -> tuple[Any, ...]:
+    # A list comes first: llama-cpp-python's lists of processors can be called themselves.
+    if value is None:
+        return ()
+    found = _as_tuple(value, name) if isinstance(value, Iterable) else (value,)
+    for one in found:
+        if not callable(one):
+            raise ArgumentError(f"{name} takes functions, not {shown(one)}")
+    return found
+
+
+def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:
+    if bias is None:
+        return {}
+    if not isinstance(bias, Mapping):
+        raise ArgumentError(f"logit_bias={shown(bias)} is not a dict of ids and numbers")
+    out: dict[int, float] = {}
+    for key, value in bias.items():
+        try:
+            token = int(key)
+            if isinstance(key, float) and token != key:
+                raise ValueError
+            out[token] = float(value)
+        except Exception:  # noqa: BLE001 - of anyone's; also an int that no float can hold
+            raise ArgumentError(
+                f"logit_bias has {shown(key)}: {shown(value)}; expected id: number"
+            ) from None
+        if math.isnan(out[token]):
+            raise ArgumentError(f"logit_bias of id {key} is NaN")
+    return out

@@ -1,0 +1,109 @@
+"""A DFlash draft that has learned nothing yet repeats what it sees again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from pyllama_spec.train.dflash.head import DFlashHead, initialise
+from pyllama_spec.train.dflash.induction_heads import begin_with_copying
+from pyllama_spec.train.dflash.objective import count_accepted
+from pyllama_spec.train.run.attention import spans_of
+from pyllama_spec.train.run.texts import Texts
+from tests.train.test_dflash_head import MARKOV
+from tests.train.test_head import N_VOCAB
+
+WIDTH = 256
+SHAPE = replace(
+    MARKOV, n_embd=WIDTH, n_embd_target=WIDTH, n_draft_vocab=N_VOCAB, n_head_kv=4,
+    target_layers=(1, 2), sample_from_anchor=True,
+)  # fmt: skip
+Rows = npt.NDArray[np.float32]
+
+
+@pytest.fixture
+def head() -> DFlashHead:
+    """A draft for random tokens, which have something in common as those of models do."""
+    rng = np.random.default_rng(1)
+    embedding = (rng.standard_normal((N_VOCAB, WIDTH)) + 0.5).astype(np.float32)
+    output = rng.standard_normal((N_VOCAB, WIDTH)).astype(np.float32)
+    made = DFlashHead(SHAPE, embedding, np.arange(N_VOCAB))
+    initialise(made, output, None, np.ones(2 * WIDTH, np.float32), 1)
+    return made
+
+
+def rows_of(head: DFlashHead, ids: npt.NDArray[np.int64]) -> tuple[Rows, Rows]:
+    """A target whose first layer input is the token, and whose last one is what comes next."""
+    output = head.weight("output.weight").detach().numpy()
+    return head.embedding.numpy()[ids], 16 * output[np.roll(ids, -1)]
+
+
+def first_picks(head: DFlashHead) -> float:
+    """The share of first drafts that are right in the second half of a text that says it twice."""
+    half = np.random.default_rng(7).permutation(256)[:60]
+    ids = np.concatenate((half, half))
+    n = len(ids)
+    texts = Texts(
+        tokens=torch.from_numpy(ids), positions=torch.arange(n), lengths=[n],
+        features=torch.from_numpy(np.concatenate(rows_of(head, ids), axis=1)),
+        starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
+        target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
+        in_vocab=torch.ones(n, dtype=torch.bool), copied=torch.zeros(n, dtype=torch.bool),
+    )  # fmt: skip
+    return float((count_accepted(head, texts) > 0).float().mean())
+
+
+def begin(head: DFlashHead, *, tells: bool = True) -> float:
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, 256, 3000)
+    first, last = rows_of(head, tokens)
+    if not tells:
+        first = rng.standard_normal(first.shape).astype(np.float32)
+    rms, counts = np.ones(2 * WIDTH, np.float32), np.ones(N_VOCAB, np.int64)
+    return begin_with_copying(head, first, tokens, last, counts, rms, 1)
+
+
+def test_an_untrained_draft_repeats_what_it_sees_again(head: DFlashHead) -> None:
+    before = first_picks(head)
+    assert begin(head) > 0.5
+    assert before < 0.15
+    assert first_picks(head) > 0.6
+
+
+def test_an_untrained_draft_looks_at_the_row_before_the_block(head: DFlashHead) -> None:
+    """Of all rows it changes the known token's slot the most."""
+    assert begin(head) > 0.5
+    ids = np.random.default_rng(8).permutation(256)[:40]
+    first, last = rows_of(head, ids)
+    anchor = torch.tensor([260])
+
+    def slot(rows: Rows) -> torch.Tensor:
+        features = torch.from_numpy(np.concatenate((first, rows), axis=1))
+        injected = head.inject(features, torch.arange(len(ids)))
+        n = torch.tensor([len(ids)])
+        spans = spans_of(torch.zeros(1, dtype=torch.int64), n - 1, n)
+        with torch.no_grad():
+            return head.blocks(anchor, n, injected, spans)[0, 0]
+
+    plain, changes = slot(last), []
+    for j in range(len(ids)):
+        other = last.copy()
+        other[j] = -other[j]
+        changes.append(float((slot(other) - plain).norm()))
+    assert changes[-1] > max(changes[:-1])
+    assert changes[-1] > 10 * float(np.median(changes))
+
+
+def test_nothing_changes_where_it_cannot(head: DFlashHead) -> None:
+    grouped = DFlashHead(replace(SHAPE, n_head_kv=2), head.embedding.numpy(), np.arange(N_VOCAB))
+    later = DFlashHead(
+        replace(SHAPE, sample_from_anchor=False), head.embedding.numpy(), np.arange(N_VOCAB)
+    )
+    for one, tells in ((head, False), (grouped, True), (later, True)):
+        before = {name: values.copy() for name, values in one.tensors().items()}
+        assert begin(one, tells=tells) < 0.5
+        assert all(np.array_equal(before[name], v) for name, v in one.tensors().items())

@@ -1,0 +1,176 @@
+"""Makes the calls of calls.txt in the environment that it is started in.
+
+``python -m tools.comparison.child ours|theirs MODELS OUT ENGINE``: MODELS is JSON of name -> path,
+ENGINE the compiled module of this tree. The other side must not import pyllama_spec.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tools.comparison.calls import CALLS, SETTING
+from tools.comparison.engine import find_engine
+from tools.comparison.shapes import shape_of
+
+PARTS = (
+    "llama", "llama_cache", "llama_chat_format", "llama_grammar", "llama_speculative",
+    "llama_tokenizer", "llama_types",
+)  # fmt: skip
+OPEN: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+class World:
+    """The names that the calls see."""
+
+    def __init__(self, llama_cpp: Any, models: dict[str, str]) -> None:
+        self.llama_cpp, self.models = llama_cpp, models
+        self._opened: list[Any] = []
+        self._lasting: dict[str, Any] = {}
+
+    def open(self, model: str = "target", **keywords: Any) -> Any:
+        """A Llama for one call."""
+        opened = self.llama_cpp.Llama(self.models[model], **{**OPEN, **keywords})
+        self._opened.append(opened)
+        return opened
+
+    def kept(self, model: str = "target", **keywords: Any) -> Any:
+        """One that all calls share which ask for the same."""
+        key = repr((model, sorted(keywords.items())))
+        if key not in self._lasting:
+            self._lasting[key] = self.llama_cpp.Llama(self.models[model], **{**OPEN, **keywords})
+        return self._lasting[key]
+
+    def tidy(self) -> None:
+        """Closes what one call has opened, and begins anew in what is shared."""
+        while self._opened:
+            self._opened.pop().close()
+        for one in self._lasting.values():
+            with contextlib.suppress(Exception):
+                one.set_cache(None)
+                one.set_seed(1)
+                one.reset()
+
+    def names(self) -> dict[str, Any]:
+        """For the calls."""
+        found: dict[str, Any] = {
+            "llama_cpp": self.llama_cpp, "open": self.open, "kept": self.kept,
+            "models": self.models, "folder": tempfile.mkdtemp(),
+        }  # fmt: skip
+        for part in PARTS:
+            found[part] = importlib.import_module(f"{self.llama_cpp.__name__}.{part}")
+        exec(SETTING, found)
+        return found
+
+
+def run(code: str, names: dict[str, Any]) -> Any:
+    """The value of the last expression of a call."""
+    tree = ast.parse(code)
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr), code
+    scope = dict(names)
+    exec(compile(tree, "<call>", "exec"), scope)
+    return eval(compile(ast.Expression(last.value), "<call>", "eval"), scope)
+
+
+def attempt(code: str, names: dict[str, Any]) -> dict[str, Any]:
+    """What a call gives, or how it fails."""
+    start = time.perf_counter()
+    try:
+        found: dict[str, Any] = {"value": shape_of(run(code, names))}
+    except Exception as error:  # noqa: BLE001 - whatever fails is a result
+        kinds = [kind.__name__ for kind in type(error).__mro__ if kind is not object]
+        found = {"error": kinds, "says": str(error)[:300]}
+    found["seconds"] = round(time.perf_counter() - start, 3)
+    return found
+
+
+def signatures(names: dict[str, Any]) -> dict[str, list[list[str]]]:
+    """The parameters of every function that is public, with their kinds and defaults."""
+    found: dict[str, list[list[str]]] = {}
+    for part in PARTS:
+        module = names[part]
+        for name, thing in vars(module).items():
+            own = getattr(thing, "__module__", "") or ""
+            if name.startswith("_") or not own.startswith(("llama_cpp.", "pyllama_spec.")):
+                continue
+            if inspect.isfunction(thing):
+                found[f"{part}.{name}"] = _parameters(thing)
+            elif inspect.isclass(thing) and not hasattr(thing, "__total__"):
+                found.update(_of_class(f"{part}.{name}", thing))
+    return found
+
+
+def _of_class(path: str, kind: type) -> Iterator[tuple[str, list[list[str]]]]:
+    for name in dir(kind):
+        if name.startswith("_") and name not in ("__init__", "__call__"):
+            continue
+        member = inspect.getattr_static(kind, name)
+        member = getattr(member, "__func__", member)
+        if inspect.isfunction(member):
+            yield f"{path}.{name}", _parameters(member)
+        elif isinstance(member, property):
+            yield f"{path}.{name}", []
+
+
+def _parameters(function: Any) -> list[list[str]]:
+    found = []
+    for one in inspect.signature(function).parameters.values():
+        default = "" if one.default is one.empty else repr(one.default)
+        if one.name != "self":
+            found.append([one.name, one.kind.name, default])
+    return found
+
+
+def done_before(out: Path) -> set[str]:
+    """The calls of a run before this one; that which ended it is noted as a failure."""
+    if not out.is_file():
+        return set()
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    done = {line["call"] for line in lines if "found" in line}
+    ended = [line["call"] for line in lines if line["call"] not in done]
+    for code in ended:
+        died = {"error": ["ProcessEnded"], "says": "the whole process ended", "seconds": 0.0}
+        note(out, {"call": code, "found": died})
+    return {*done, *ended}
+
+
+def note(out: Path, line: dict[str, Any]) -> None:
+    """Adds a line, at once: the next call may end the process."""
+    with out.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def main(side: str, models: str, path: str, engine: str) -> int:
+    """Writes lines of JSON to a file, since engines print; the last one has the signatures."""
+    warnings.simplefilter("ignore")
+    out = Path(path)
+    done = done_before(out)
+    if side == "ours":
+        find_engine(engine)
+    name = "llama_cpp" if side == "theirs" else "pyllama_spec.llama_cpp"
+    world = World(importlib.import_module(name), json.loads(models))
+    names = world.names()
+    only = os.environ.get("BESIDE_ONLY", "")
+    for _, code, _ in CALLS:
+        if only in code and code not in done:
+            note(out, {"call": code})
+            note(out, {"call": code, "found": attempt(code, names)})
+            world.tidy()
+    note(out, {"call": "", "found": signatures(names)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""What the engine's own server reads in the answers of tests/moving/scripts.py, kept for CI.
+
+``python -m tools.comparison.server`` makes an environment with xllamacpp, the package whose source this
+tree is built from: its wheel has that engine's server. tests/moving/test_server.py compares.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.faces.families import templates
+from tests.moving.scripts import cases, read
+from tools.comparison import environments
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / "tests" / "moving" / "server_answers.json"
+_CHILD = """
+import json, sys
+import xllamacpp
+
+def answer(job):
+    params = xllamacpp.CommonParams()
+    params.model.path, params.chat_template, params.use_jinja = job["model"], job["template"], True
+    params.n_ctx, params.n_parallel, params.warmup, params.port = job["n_ctx"], 1, False, 0
+    params.cpuparams.n_threads = 1
+    return xllamacpp.Server(params).handle_chat_completions(job["request"])
+
+jobs = json.load(open(sys.argv[1]))
+with open(sys.argv[2], "w") as out:
+    for job in jobs:
+        try:
+            found = answer(job)
+        except RuntimeError as error:
+            found = {"error": str(error).strip()}
+        out.write(json.dumps(found) + "\\n")
+        out.flush()
+"""
+
+
+def version() -> str:
+    """Of the package that the engine's source comes from."""
+    lines = (ROOT / "vendor" / "llama.cpp.lock").read_text().splitlines()
+    return next(line.partition("=")[2].strip() for line in lines if line.startswith("version"))
+
+
+def answers() -> dict[str, dict[str, Any]]:
+    """By the case's key; what the server cannot read is "refused", with its message."""
+    jobs, lengths = [], []
+    for case in cases():
+        path, n_prompt, n_ctx = case.model()
+        jobs.append(
+            {
+                "model": path, "template": templates()[case.family], "n_ctx": n_ctx,
+                "request": case.request,
+            }
+        )  # fmt: skip
+        lengths.append(n_prompt)
+    python = environments.made("server", f"xllamacpp=={version()}")
+    with tempfile.TemporaryDirectory() as folder:
+        given, out = Path(folder) / "jobs.json", Path(folder) / "out.jsonl"
+        given.write_text(json.dumps(jobs))
+        command = [str(python), "-c", _CHILD, str(given), str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        lines = out.read_text().splitlines() if out.is_file() else []
+    if done.returncode or len(lines) != len(jobs):
+        raise SystemExit(f"{len(lines)} of {len(jobs)} answers:\n{done.stderr[-3000:]}")
+    found = {}
+    for case, n_prompt, line in zip(cases(), lengths, lines, strict=True):
+        response = json.loads(line)
+        if "error" in response:
+            found[case.key] = {"refused": response["error"]}
+            continue
+        if response["usage"]["prompt_tokens"] != n_prompt:
+            raise SystemExit(f"{case.key}: {n_prompt} tokens here, {response['usage']} there")
+        found[case.key] = read(response)
+    return found
+
+
+def main() -> int:
+    """Keeps them."""
+    found = answers()
+    RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(found)} answers in {RECORD}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""How fast both packages import, load, read a prompt and decode, in turns.
+
+``python -m tools.comparison.speed [--real PYTHON] [--repeat 3] [KIND ...]`` prints a table, medians of
+processor seconds with one thread: on a busy machine the clock on the wall measures the others.
+``--imports 15`` measures the import alone, so many times on each side. Both sides have .pyc files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conftest import smollm2
+from tools.comparison import environments
+from tools.fetch_smollm2 import cache_directory
+
+ROOT = Path(__file__).resolve().parents[2]
+DRAFT = ROOT / "examples" / "drafts" / "smollm2-135m-eagle3.gguf"
+KINDS = ("Q4_0", "BF16", "Q4_K_M")
+SIDES = ("theirs", "ours", "draft")
+FIGURES = ("import_s", "load_s", "prompt_tps", "decode_tps")
+
+
+# All in the one environment. A folder of ours that holds the compiled module stands in for an
+# installed package: the finder of an editable install would slow every import, numpy's too.
+IMPORT = """
+import sys
+from time import thread_time
+sys.path.insert(0, {folder!r})
+start = thread_time()
+import {name}
+print(thread_time() - start)
+"""
+# Of the thread that imports: what NumPy starts to compute with spins beside it for a while, longer
+# the earlier NumPy comes in.
+IMPORTED = ("numpy", "llama_cpp", "pyllama_spec.llama_cpp")
+
+
+def _variables() -> dict[str, str]:
+    cached = {"PYTHONPYCACHEPREFIX": str(cache_directory() / "pyc"), "PYTHONDONTWRITEBYTECODE": ""}
+    return {**os.environ, **cached, "PYLLAMA_SPEC_COSTS": "off", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def measure_imports(real: Path, repeat: int) -> None:
+    """Prints a table: processor seconds of an import in a fresh process, in turns."""
+    found: dict[str, list[float]] = {name: [] for name in IMPORTED}
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "pyllama_spec"
+        shutil.copytree(ROOT / "pyllama_spec", package, ignore=shutil.ignore_patterns("__pyc*"))
+        shutil.copy(environments.engine(), package)
+        for turn in range(repeat + 1):
+            for name in IMPORTED:
+                code = IMPORT.format(name=name, folder=folder)
+                done = subprocess.run(
+                    [str(real), "-c", code], env=_variables(), cwd=folder, check=True,
+                    capture_output=True, text=True,
+                )  # fmt: skip
+                if turn:  # the first one writes the .pyc files
+                    found[name].append(float(done.stdout.splitlines()[-1]))
+    print(f"| import, {repeat} times | median (s) | least (s) |\n|---|---|---|")
+    for name, runs in found.items():
+        print(f"| {name} | {statistics.median(runs):.3f} | {min(runs):.3f} |")
+
+
+def measure(python: Path, side: str, kind: str) -> dict[str, float]:
+    """One process on one side."""
+    command = [str(python), "-m", "tools.comparison.speed_child", side, str(smollm2(kind))]
+    command += [environments.engine(), str(DRAFT)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=_variables(), check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{command}\n{done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def main(argv: list[str]) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("kinds", nargs="*", default=KINDS)
+    parser.add_argument("--real", type=Path, help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--imports", type=int, metavar="N", help="the import alone, N times")
+    args = parser.parse_args(argv)
+    real = args.real or environments.real_python()
+    if args.imports:
+        measure_imports(real, args.imports)
+        return 0
+    print("| weights | | import (s) | load (s) | prompt (tokens/s) | decoding (tokens/s) |")
+    print("|---|---|---|---|---|---|")
+    for kind in args.kinds:
+        found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        for _ in range(args.repeat):
+            for side in SIDES:
+                found[side].append(measure(real, side, kind))
+        for side, runs in found.items():
+            cells = [f"{statistics.median(run[name] for run in runs):.2f}" for name in FIGURES]
+            print(f"| {kind} | {side} | {' | '.join(cells)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
