@@ -48,7 +48,7 @@ def trace_of(drafts: Sequence[Turn]) -> list[list[Any]]:
                 break
             n_right += 1
         p = [round(p, 3) for p in turn.draft.probabilities or ()]
-        out.append([turn.draft.n_same, n_right, p or len(turn.draft.ids)])
+        out.append([turn.draft.match_length, n_right, p or len(turn.draft.ids)])
     return out
 
 

@@ -43,7 +43,7 @@ from pyllama_spec.errors import (
     UnknownKeywordError,
     UnsupportedError,
 )
-from pyllama_spec.lazy_imports import later
+from pyllama_spec.lazy_imports import lazy_names
 from pyllama_spec.llama.llama import Llama, LlamaState
 from pyllama_spec.llama.responses import Stream
 from pyllama_spec.requests.detokenizer import Piece
@@ -53,14 +53,14 @@ from pyllama_spec.speculative import SpeculationStats, Timing
 
 if TYPE_CHECKING:
     from pyllama_spec._version import __version__
-    from pyllama_spec.drafters import Eagle3, WithLookup
+    from pyllama_spec.drafters import Eagle3, LookupFirst
 else:
     # The version too: looking it up takes longer than most imports here.
-    __getattr__, __dir__ = later(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "Eagle3": "pyllama_spec.drafters",
-            "WithLookup": "pyllama_spec.drafters",
+            "LookupFirst": "pyllama_spec.drafters",
             "__version__": "pyllama_spec._version",
         },
         ("bench", "convert", "drafters", "engine", "gguf", "llama_cpp", "speculative", "train"),
@@ -86,6 +86,7 @@ __all__ = [
     "GenerationRecord",
     "Llama",
     "LlamaState",
+    "LookupFirst",
     "ModelLoadError",
     "NoDrafter",
     "OutOfMemoryError",
@@ -102,6 +103,5 @@ __all__ = [
     "Timing",
     "UnknownKeywordError",
     "UnsupportedError",
-    "WithLookup",
     "__version__",
 ]

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 
-def later(
+def lazy_names(
     package: str, names: Mapping[str, str], packages: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """__getattr__ and __dir__ of a package; type checkers are told the names by an import.
@@ -29,10 +29,10 @@ def later(
         own[name] = found = getattr(import_module(names[name]), name)
         return found
 
-    return get, public(package, packages)
+    return get, public_names(package, packages)
 
 
-def public(package: str, more: Sequence[str] = ()) -> Callable[[], list[str]]:
+def public_names(package: str, more: Sequence[str] = ()) -> Callable[[], list[str]]:
     """__dir__ of a package: what is in __all__, and nothing that only its own code needs.
 
     Args:

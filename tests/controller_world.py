@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.drafters import Draft
-from pyllama_spec.speculative.controller import Controller, Room, Spent, Turn
+from pyllama_spec.speculative.controller import Controller, ControllerLimits, Spent, Turn
 
 _TRACES = Path(__file__).parent / "traces"
 
@@ -29,14 +29,14 @@ class Place:
         n_right: how many of its tokens come true.
         p: the draft's probabilities, [n].
         true_p: the chances that its tokens are right, each given those before; () if unknown.
-        n_same: of a copy, how long its match is.
+        match_length: of a copy, how long its match is.
 
     """
 
     n_right: int
     p: Sequence[float]
     true_p: Sequence[float] = ()
-    n_same: int = 0
+    match_length: int = 0
 
 
 Text = Sequence[Place]
@@ -118,9 +118,9 @@ def simulate(
     Nothing of a text is told to the controller but what a round would tell it.
     """
     rng, out = random.Random(seed), Outcome()
-    has_copies = any(place.n_same for text in texts for place in text)
+    has_lookup = any(place.match_length for text in texts for place in text)
     width = n_together * (1 + max_draft)
-    controller.attach(Room(max_draft, is_stepwise, has_copies, n_together > 1, width))
+    controller.attach(ControllerLimits(max_draft, is_stepwise, has_lookup, n_together > 1, width))
 
     def noisy(ms: float) -> float:
         ms *= rng.lognormvariate(0.0, costs.noise)
@@ -163,19 +163,19 @@ def _round(
         if not n_asked:
             continue
         place = text[at]
-        if turn.is_copy and not place.n_same:
+        if turn.lookup_only and not place.match_length:
             continue
-        stop = None if place.n_same or not is_stepwise else controller.stop_of(turn)
+        stop = None if place.match_length or not is_stepwise else controller.stop_of(turn)
         p: list[float] = []
-        n_wanted = max(n_asked, turn.n_copy) if place.n_same else n_asked
+        n_wanted = max(n_asked, turn.n_lookup) if place.match_length else n_asked
         for one in place.p[:n_wanted]:
             p.append(one)
             if stop is not None and stop(one):
                 break
         # What comes true are the ids of the places; what does not is -1.
         ids = [at + i if i < place.n_right else -1 for i in range(len(p))]
-        turn.draft = Draft(ids, None if place.n_same else p, n_same=place.n_same)
-        if place.p and not place.n_same:  # where there is nothing to copy, it cost nothing
+        turn.draft = Draft(ids, None if place.match_length else p, match_length=place.match_length)
+        if place.p and not place.match_length:  # where there is nothing to copy, it cost nothing
             n_steps = max(n_steps, len(ids) if is_stepwise else n_asked)
     controller.cut(turns)
     n_most = max(turn.n_verified for turn in turns)
@@ -268,7 +268,7 @@ def oracle(
             while at < len(text):
                 n = _best(text[at], at, len(text), costs, token_s, is_stepwise, n_prompt)
                 ms = costs.verify(1 + n, n_prompt + at) + costs.rest
-                total += ms + (costs.draft(n) if n and not text[at].n_same else 0.0)
+                total += ms + (costs.draft(n) if n and not text[at].match_length else 0.0)
                 n_committed = min(n, text[at].n_right) + 1
                 at, n_tokens = at + n_committed, n_tokens + n_committed
         token_s = total / n_tokens

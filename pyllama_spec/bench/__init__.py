@@ -10,7 +10,7 @@ from pyllama_spec.bench.report import to_json
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.bench.table import table
 from pyllama_spec.chat.prompt_file import Prompt
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 
 __all__ = [
     "BenchConfig",
@@ -26,4 +26,4 @@ __all__ = [
     "to_json",
 ]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

@@ -13,11 +13,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
-from pyllama_spec.chat.prompt_provenance import CallerText, Span, is_sign, joined
+from pyllama_spec.chat.prompt_provenance import PromptProvenance, Span, is_sign, joined
 from pyllama_spec.engine import Vocab
 
 
-def tokenize_chat(vocab: Vocab, text: str, caller: CallerText) -> list[int]:
+def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int]:
     """Token ids of a chat, without a BOS token that its text does not name.
 
     Args:
@@ -32,7 +32,7 @@ def tokenize_chat(vocab: Vocab, text: str, caller: CallerText) -> list[int]:
 
 
 class _Tokenizer:
-    def __init__(self, vocab: Vocab, text: str, caller: CallerText) -> None:
+    def __init__(self, vocab: Vocab, text: str, caller: PromptProvenance) -> None:
         self._vocab, self._text, self._caller = vocab, text, caller
         self._given = "\0".join(caller.given).casefold()
         self._starts = [a for a, _ in caller.spans]

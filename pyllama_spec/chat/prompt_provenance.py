@@ -70,7 +70,7 @@ class NotTrackedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CallerText:
+class PromptProvenance:
     """What is known of the caller's text in a rendered chat.
 
     Attributes:
@@ -329,7 +329,7 @@ def locate(
     words: frozenset[str],
     lookups: Sequence[str],
     render: Callable[[StandIns], str | None],
-) -> CallerText:
+) -> PromptProvenance:
     """Finds the caller's text in a rendered chat.
 
     Args:
@@ -352,9 +352,9 @@ def locate(
             found = None if shown is None else stand_ins.read(shown)
             if found is not None and found[0] == text:
                 either = joined(list(occurrences(text, used))) if probe.keeps_lookups else []
-                return CallerText(probe.tells, tuple(found[1]), tuple(either), tuple(given))
+                return PromptProvenance(probe.tells, tuple(found[1]), tuple(either), tuple(given))
     except (NotTrackedError, RecursionError):
-        return CallerText("nothing", given=tuple(given))
+        return PromptProvenance("nothing", given=tuple(given))
     letter = next((char for one in given for char in one if char.isalpha()), "x")
     blank = render(StandIns(_SIGNS, taken, words, (), letter))
-    return CallerText("nothing", given=tuple(given), blank=blank)
+    return PromptProvenance("nothing", given=tuple(given), blank=blank)

@@ -22,8 +22,8 @@ from pyllama_spec.chat.control_tokens import tokenize_chat
 from pyllama_spec.chat.messages import as_read, check_messages
 from pyllama_spec.chat.prompt_provenance import (
     RUNNING,
-    CallerText,
     Located,
+    PromptProvenance,
     StandIns,
     locate,
     strings_of,
@@ -71,7 +71,7 @@ class RenderedChat:
     text: str
     parts: tuple[ChatPart, ...]
     starts_with_bos: bool
-    caller: CallerText = field(default=CallerText("nothing"), repr=False)
+    caller: PromptProvenance = field(default=PromptProvenance("nothing"), repr=False)
 
     @property
     def is_split(self) -> bool:
@@ -246,7 +246,7 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         given: Mapping[str, Any],
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
-    ) -> CallerText:
+    ) -> PromptProvenance:
         def render(stand_ins: StandIns) -> str | None:
             hidden = [stand_ins.message(message) for message in messages]
             variables = {name: stand_ins.value(value, name) for name, value in given.items()}
@@ -291,7 +291,7 @@ def template_names(model: Model) -> list[str]:
     return sorted(key[len(prefix) :] for key in model.metadata if key.startswith(prefix))
 
 
-def _parts(text: str, caller: CallerText) -> tuple[ChatPart, ...]:
+def _parts(text: str, caller: PromptProvenance) -> tuple[ChatPart, ...]:
     """The stretches of template and caller in turn; one where the caller's are not known whole."""
     if caller.located not in ("all", "messages"):
         return (ChatPart(text, is_message=False),)

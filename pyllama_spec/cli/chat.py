@@ -24,7 +24,13 @@ from pyllama_spec.cli.line_editor import LineEditor, open_editor
 from pyllama_spec.drafters.base import DraftStop
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.speculative.controller import Controller, Room, Spent, Turn, make_controller
+from pyllama_spec.speculative.controller import (
+    Controller,
+    ControllerLimits,
+    Spent,
+    Turn,
+    make_controller,
+)
 from pyllama_spec.terminal import dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -96,7 +102,7 @@ class Switch(Controller):
         self._inside = inside
         self.name, self.wants_costs = inside.name, inside.wants_costs
 
-    def attach(self, room: Room) -> None:
+    def attach(self, room: ControllerLimits) -> None:
         """See Controller."""
         self._inside.attach(room)
 

@@ -26,7 +26,7 @@ from pyllama_spec.engine import (
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
 from pyllama_spec.speculative import ProfitController
-from pyllama_spec.speculative.controller.base import Room
+from pyllama_spec.speculative.controller.base import ControllerLimits
 from pyllama_spec.speculative.row_timing import measure_rows
 
 MAX_ROWS = 16
@@ -188,7 +188,7 @@ def _opening(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int
     layers = tuple(drafter.target_layers)
     with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
         controller = ProfitController()
-        controller.attach(Room(drafter.max_draft, drafter.is_stepwise, max_rows=n_most))
+        controller.attach(ControllerLimits(drafter.max_draft, drafter.is_stepwise, max_rows=n_most))
         controller.learn_costs(measure_rows(context, n_most))
         found: dict[int, float] = controller.describe()["verify_ms"]
     return found

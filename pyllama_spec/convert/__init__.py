@@ -4,8 +4,8 @@ from pyllama_spec.convert.entry import convert_draft, convert_eagle3
 from pyllama_spec.convert.job import ConversionReport
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.gguf.writer import KINDS, Kind
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 
 __all__ = ["KINDS", "Convention", "ConversionReport", "Kind", "convert_draft", "convert_eagle3"]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

@@ -18,7 +18,7 @@ _IGNORED = re.compile(
 )
 
 
-class Shelf:
+class CheckpointTensors:
     """The tensors by their common names; each is taken once.
 
     Args:
@@ -108,7 +108,7 @@ def first_rows(name: str, source: SourceTensor, n: int) -> PlannedTensor:
     return PlannedTensor(name, (n, *source.shape[1:]), source, rows)
 
 
-def mlp(sizes: Sizes, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def mlp(sizes: Sizes, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
     """The gated MLP of a decoder layer."""
     n_embd, n_ff = sizes.n_embd, sizes.n_ff
     shapes = {"gate": (n_ff, n_embd), "up": (n_ff, n_embd), "down": (n_embd, n_ff)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyllama_spec.convert.checkpoint_tensors import Shelf, first_rows
+from pyllama_spec.convert.checkpoint_tensors import CheckpointTensors, first_rows
 from pyllama_spec.convert.sizes import Sizes
 from pyllama_spec.convert.vocabulary import map_vocabulary
 from pyllama_spec.errors import ConversionError
@@ -53,7 +53,7 @@ class Vocabulary:
 
 
 def take_vocabulary(
-    shelf: Shelf, n_draft_vocab: int | None, sizes: Sizes, n_target: int
+    shelf: CheckpointTensors, n_draft_vocab: int | None, sizes: Sizes, n_target: int
 ) -> Vocabulary:
     """Reads d2t and t2d.
 
@@ -81,7 +81,9 @@ def take_vocabulary(
     return Vocabulary(n_draft, sizes.n_vocab, n_target, mapped.target_ids, mapped.notes)
 
 
-def take_embedding(shelf: Shelf, sizes: Sizes, notes: list[str], n_vocab: int) -> SourceTensor:
+def take_embedding(
+    shelf: CheckpointTensors, sizes: Sizes, notes: list[str], n_vocab: int
+) -> SourceTensor:
     """The draft's own embedding, whose first n_vocab rows are those of the target's tokens.
 
     Raises:
@@ -100,7 +102,7 @@ def take_embedding(shelf: Shelf, sizes: Sizes, notes: list[str], n_vocab: int) -
 
 
 def take_output(
-    shelf: Shelf, sizes: Sizes, vocabulary: Vocabulary, notes: list[str]
+    shelf: CheckpointTensors, sizes: Sizes, vocabulary: Vocabulary, notes: list[str]
 ) -> PlannedTensor | None:
     """The draft's own output, None where it has none."""
     if shelf.find("lm_head.weight") is None:

@@ -19,20 +19,20 @@ from pyllama_spec.drafters.base import (
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.registry import make_drafter, needs_file, open_draft, register
-from pyllama_spec.lazy_imports import later
+from pyllama_spec.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from pyllama_spec.drafters.dflash import DFlash
     from pyllama_spec.drafters.eagle3 import Eagle3
-    from pyllama_spec.drafters.lookup_first import WithLookup
+    from pyllama_spec.drafters.lookup_first import LookupFirst
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
-    __getattr__, __dir__ = later(
+    __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "DFlash": "pyllama_spec.drafters.dflash",
             "Eagle3": "pyllama_spec.drafters.eagle3",
-            "WithLookup": "pyllama_spec.drafters.lookup_first",
+            "LookupFirst": "pyllama_spec.drafters.lookup_first",
         },
     )
 
@@ -47,13 +47,13 @@ __all__ = [
     "Drafter",
     "Eagle3",
     "Features",
+    "LookupFirst",
     "NoDrafter",
     "PromptLookup",
     "SequenceErrors",
     "TokenPrior",
     "TokenView",
     "Vote",
-    "WithLookup",
     "make_drafter",
     "needs_file",
     "open_draft",

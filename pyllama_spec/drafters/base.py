@@ -27,15 +27,15 @@ class Draft(NamedTuple):
         probabilities: [len(ids)] the drafter's probability of each one, or None.
         candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
             likeliest first, where the drafter has more than one; or None.
-        n_same: of a copy: how many tokens stood before the place that it was taken from as they
-            stand at the end of the text; 0 for what is no copy.
+        match_length: of a lookup hit: how many tokens stood before the place that it was taken
+            from as they stand at the end of the text; 0 for what was not looked up.
 
     """
 
     ids: Sequence[int] = ()
     probabilities: Sequence[float] | None = None
     candidates: Sequence[Sequence[tuple[int, float]]] | None = None
-    n_same: int = 0
+    match_length: int = 0
 
     def cut(self, n: int) -> Draft:
         """The first n places of it."""
@@ -46,7 +46,7 @@ class Draft(NamedTuple):
             self.ids[:n],
             None if p is None else p[:n],
             None if others is None else others[:n],
-            self.n_same,
+            self.match_length,
         )
 
 
@@ -111,8 +111,8 @@ class DraftRequest(NamedTuple):
         n: the most tokens that are wanted, at least 1.
         prior: who else has a say in each token, for drafters that can mix; None for nobody.
         stop: where to end, for drafters that draft a token at a time; None for n tokens.
-        is_copy: only what costs no call of a model is wanted; for drafters with has_copies.
-        n_copy: the most tokens that are wanted of a copy, where that is more than n; else 0.
+        lookup_only: only what costs no call of a model is wanted; for drafters with has_lookup.
+        n_lookup: the most tokens that are wanted of a copy, where that is more than n; else 0.
 
     """
 
@@ -121,8 +121,8 @@ class DraftRequest(NamedTuple):
     n: int
     prior: TokenPrior | None = None
     stop: DraftStop | None = None
-    is_copy: bool = False
-    n_copy: int = 0
+    lookup_only: bool = False
+    n_lookup: int = 0
 
 
 class Committed(NamedTuple):
@@ -194,8 +194,8 @@ class Drafter(Closeable):
         max_draft: the most tokens that it proposes at once.
         is_stepwise: whether each token of a draft is a step that costs, behind which
             DraftRequest.stop is asked; else a draft costs by how many tokens were asked for.
-        has_copies: whether it also has drafts that cost no call of a model, and heeds
-            DraftRequest.is_copy.
+        has_lookup: whether it also has drafts that cost no call of a model, and heeds
+            DraftRequest.lookup_only.
 
     """
 
@@ -203,7 +203,7 @@ class Drafter(Closeable):
     target_layers: tuple[int, ...] = ()
     max_draft: int = 8
     is_stepwise: bool = False
-    has_copies: bool = False
+    has_lookup: bool = False
 
     # ---- drafting
 

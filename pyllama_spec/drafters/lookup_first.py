@@ -73,12 +73,12 @@ class NgramPrior:
                 votes.append(Vote(*found, _TABLE_WEIGHT))
         followed = _what_followed(self._text, tail)
         if followed is not None:
-            token, n_same = followed
-            votes.append(Vote(token, 1.0, _TEXT_WEIGHTS[n_same]))
+            token, match_length = followed
+            votes.append(Vote(token, 1.0, _TEXT_WEIGHTS[match_length]))
         return votes
 
 
-class WithLookup(Drafter):
+class LookupFirst(Drafter):
     """Proposes what followed where the text ended as it does now; elsewhere asks a draft model.
 
     Args:
@@ -91,7 +91,7 @@ class WithLookup(Drafter):
 
     """
 
-    has_copies = True
+    has_lookup = True
 
     def __init__(
         self, drafter: Drafter, min_ngram: int = MIN_NGRAM, table: NgramTable | None = None
@@ -105,7 +105,7 @@ class WithLookup(Drafter):
         # longest, and an index of four sizes takes a kilobyte per token.
         self._lookup = PromptLookup(drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
         # Proposals that were copied, for who asks where they come from.
-        self.n_copied = 0
+        self.n_lookups = 0
         self.table = table
 
     def check(self, target: Model) -> None:
@@ -128,13 +128,13 @@ class WithLookup(Drafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A copy where there is one; what the model drafts for all the others together."""
-        if len(requests) == 1 and requests[0].is_copy:
+        if len(requests) == 1 and requests[0].lookup_only:
             draft = self._lookup.propose_one(requests[0])
-            self.n_copied += bool(draft.ids)
+            self.n_lookups += bool(draft.ids)
             return (draft,)
         drafts = [self._lookup.propose_one(request) for request in requests]
-        self.n_copied += sum(1 for draft in drafts if draft.ids)
-        others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.is_copy]
+        self.n_lookups += sum(1 for draft in drafts if draft.ids)
+        others = [i for i, r in enumerate(requests) if not drafts[i].ids and not r.lookup_only]
         if not others:
             return drafts
         asked = [requests[i]._replace(prior=self._prior(requests[i])) for i in others]
@@ -224,11 +224,11 @@ def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[in
         return None
     # Where such a place ends; behind the last token of the text there is nothing yet.
     ends = 1 + np.flatnonzero((text[1:-1] == tail[-1]) & (text[:-2] == tail[-2]))
-    n_same = 2
-    while len(ends) and n_same < min(len(tail), max(_TEXT_WEIGHTS)):
-        longer = ends[ends >= n_same]
-        longer = longer[text[longer - n_same] == tail[-1 - n_same]]
+    match_length = 2
+    while len(ends) and match_length < min(len(tail), max(_TEXT_WEIGHTS)):
+        longer = ends[ends >= match_length]
+        longer = longer[text[longer - match_length] == tail[-1 - match_length]]
         if not len(longer):
             break
-        ends, n_same = longer, n_same + 1
-    return (int(text[ends[-1] + 1]), n_same) if len(ends) else None
+        ends, match_length = longer, match_length + 1
+    return (int(text[ends[-1] + 1]), match_length) if len(ends) else None

@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.fingerprint import fingerprint
-from pyllama_spec.drafters.lookup_first import MIN_NGRAM, WithLookup
+from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.row_memory import RowMemory
@@ -244,15 +244,15 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.model.close()
 
 
-def with_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
+def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     """The draft with copies and n-grams beside it, unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the n-gram table of its file is broken. The draft is closed then.
 
     """
-    n_same = MIN_NGRAM if options.lookup is None else options.lookup
-    if not n_same:
+    match_length = MIN_NGRAM if options.lookup is None else options.lookup
+    if not match_length:
         return draft
     try:
         arrays = draft.model.ngram_arrays()
@@ -263,7 +263,7 @@ def with_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     except PyllamaSpecError:
         draft.close()
         raise
-    return WithLookup(draft, n_same, table)
+    return LookupFirst(draft, match_length, table)
 
 
 def passed(

@@ -81,7 +81,7 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt-lookup"
-    has_copies = True
+    has_lookup = True
 
     def __init__(self, max_draft: int = 7, *, max_ngram: int = 6, min_ngram: int = 3) -> None:
         max_ngram = count(max_ngram, "max_ngram", 1, _MAX_NGRAM)
@@ -118,7 +118,7 @@ class PromptLookup(Drafter):
         """
         history = self._sequences[request.seq]
         tokens = history.tokens
-        n = min(max(request.n, request.n_copy), self.max_draft)
+        n = min(max(request.n, request.n_lookup), self.max_draft)
         for size in self._sizes:
             if size >= len(tokens) or n < 1:
                 continue
@@ -128,7 +128,7 @@ class PromptLookup(Drafter):
                 period = len(tokens) - start
                 while len(ids) < n:
                     ids.append(ids[len(ids) - period])
-                return Draft(ids, n_same=_n_same(tokens, start, size))
+                return Draft(ids, match_length=_n_same(tokens, start, size))
         return NO_DRAFT
 
     def truncate(self, seq: int, n_keep: int) -> None:

@@ -27,7 +27,7 @@ ReadLast = Callable[[int, int, bool], None]
 
 
 @dataclass(slots=True)
-class Known:
+class SequenceMemory:
     """What is known of one sequence.
 
     Attributes:
@@ -85,23 +85,23 @@ class RowMemory(ABC):
             context.n_batch, n_row=n_features, n_model_row=context.model.info.n_embd_inp
         )
         self._batch.logits = False
-        self._sequences: dict[int, Known] = {}
+        self._sequences: dict[int, SequenceMemory] = {}
 
     @abstractmethod
-    def n_ready(self, s: Known) -> int:
+    def n_ready(self, s: SequenceMemory) -> int:
         """How many rows of a sequence could have been fed."""
 
     @abstractmethod
-    def put(self, batch: Batch, seq: int, s: Known, n: int, is_read: bool) -> None:
+    def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
         """Adds the next n rows of a sequence to a batch; the last one's output is read or not."""
 
-    def meet(self, seq: int, s: Known, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
+    def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:  # noqa: B027 - may do nothing
         """Called before tokens are added to those of a sequence."""
 
-    def of(self, seq: int) -> Known:
+    def of(self, seq: int) -> SequenceMemory:
         """What is known of a sequence."""
         if seq not in self._sequences:
-            self._sequences[seq] = Known([], FeatureRows(self._n_features))
+            self._sequences[seq] = SequenceMemory([], FeatureRows(self._n_features))
         return self._sequences[seq]
 
     def n_fed(self, seq: int) -> int:
@@ -123,7 +123,7 @@ class RowMemory(ABC):
         if due:
             self.feed(due)
 
-    def _is_due(self, s: Known) -> bool:
+    def _is_due(self, s: SequenceMemory) -> bool:
         """Whether rows should be fed now: more of the prompt follows, or they are too many."""
         is_in_prompt = s.rows.end >= len(s.tokens)
         return self.n_ready(s) - s.n_fed > (0 if is_in_prompt else self._batch.n_max)
@@ -183,7 +183,7 @@ class RowMemory(ABC):
         self.n_calls += 1
         self.context.decode(batch)
 
-    def _make_room(self, seq: int, s: Known, end: int) -> None:
+    def _make_room(self, seq: int, s: SequenceMemory, end: int) -> None:
         """Forgets the oldest rows, so that all up to `end` fit the window."""
         if end - s.first <= self._n_window:
             return
@@ -211,7 +211,7 @@ class RowMemory(ABC):
         return n if 2 * n_there >= n_seen else n - n_seen
 
     @abstractmethod
-    def known(self, s: Known, n_keep: int) -> int:
+    def known(self, s: SequenceMemory, n_keep: int) -> int:
         """How many of the first n_keep tokens have their rows here, fed or waiting."""
 
     @property
@@ -232,7 +232,7 @@ class RowMemory(ABC):
         if n_keep == 0:
             self.forget(seq)
 
-    def cut(self, seq: int, s: Known, n: int) -> None:
+    def cut(self, seq: int, s: SequenceMemory, n: int) -> None:
         """Forgets all but the first n rows that were fed."""
         self.context.memory.rollback(seq, n)
         s.n_fed = min(s.n_fed, n)
@@ -248,7 +248,7 @@ class RowMemory(ABC):
         s = self.of(seq)
         self.forget(to)
         self.context.memory.copy(seq, to)
-        self._sequences[to] = Known(
+        self._sequences[to] = SequenceMemory(
             list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead, dict(s.pinned)
         )
 

@@ -25,7 +25,7 @@ from pyllama_spec.engine.system import (
     system_info,
 )
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 
 __all__ = [
     "Adapter",
@@ -61,4 +61,4 @@ __all__ = [
     "thread_log_level",
 ]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

@@ -1,8 +1,8 @@
 """Llama: what users of llama-cpp-python expect."""
 
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.llama.llama import Llama, LlamaState
 
 __all__ = ["Llama", "LlamaState"]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

@@ -13,7 +13,7 @@ from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
 from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
-from pyllama_spec.llama.low_level import TokenLevel
+from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.responses import Envelope, Response, Stream
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
@@ -41,7 +41,7 @@ class MoreOptions(TypedDict, total=False):
     xtc_threshold: float
 
 
-class Completions(TokenLevel):
+class Completions(LowLevel):
     """What Llama does with prompts."""
 
     model_path: str

@@ -23,7 +23,7 @@ from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.parallel import ParallelRunner
 from pyllama_spec.requests.runner import Runner, SerialRunner
 from pyllama_spec.speculative import Controller, Round
-from pyllama_spec.speculative.isolated_drafter import most_drafted
+from pyllama_spec.speculative.isolated_drafter import max_draft_of
 from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.terminal import ProgressBar
 
@@ -176,7 +176,7 @@ def open_runtime(
             f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
             "a drafter for each"
         )
-    n = min(most_drafted(drafter, n_draft), params.n_batch - 1)
+    n = min(max_draft_of(drafter, n_draft), params.n_batch - 1)
     params = replace(
         params,
         n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,

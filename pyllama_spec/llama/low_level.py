@@ -23,7 +23,7 @@ from pyllama_spec.speculative import SequenceRun, SequenceState
 Logits = npt.NDArray[np.float32]
 
 
-class TokenLevel(OpenModel):
+class LowLevel(OpenModel):
     """What programs use that drive the model themselves. None of it runs beside a request."""
 
     _logits_all = False

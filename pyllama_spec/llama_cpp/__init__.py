@@ -14,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.llama.llama_cpp_drafts import LlamaPromptLookupDecoding
 from pyllama_spec.llama_cpp.install import PARTS, install, uninstall
 from pyllama_spec.llama_cpp.llama import (
@@ -87,4 +87,4 @@ def __dir__() -> list[str]:
     own = vars(import_module(f"{__name__}.llama_types"))
     # But for what that module itself imports.
     names = [name for name in own if name[0] != "_" and name not in _TYPING]
-    return public(__name__, [*names, *PARTS])()
+    return public_names(__name__, [*names, *PARTS])()

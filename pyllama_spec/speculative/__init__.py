@@ -1,6 +1,6 @@
 """The round, acceptance, rollback, and what they count."""
 
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.acceptance import (
     AcceptanceRule,
     RowObserver,
@@ -46,4 +46,4 @@ __all__ = [
     "sample_and_match",
 ]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

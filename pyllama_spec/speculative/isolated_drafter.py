@@ -66,7 +66,7 @@ class IsolatedDrafter:
         self.name = drafter.name
         # The layer inputs to give it: none while it is off for good.
         self.target_layers = tuple(drafter.target_layers)
-        self.is_stepwise, self.has_copies = drafter.is_stepwise, drafter.has_copies
+        self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
@@ -217,11 +217,11 @@ class IsolatedDrafter:
         if draft is NO_DRAFT:  # as in most rounds of a text that is only looked up
             return draft
         try:
-            n = max(request.n, request.n_copy) if draft.n_same else request.n
+            n = max(request.n, request.n_lookup) if draft.match_length else request.n
             # A copy: the drafter may go on writing to its own list, and what is verified must be
             # what is compared.
             ids = list(islice(draft.ids, n))
-            n_same, p = index(draft.n_same), draft.probabilities
+            match_length, p = index(draft.match_length), draft.probabilities
         except AttributeError:
             raise TypeError(f"expected Draft(ids), not {draft!r:.60}") from None
         for i, token in enumerate(ids):
@@ -234,14 +234,14 @@ class IsolatedDrafter:
                 break
         if ids:
             self._n_foreign.pop(request.seq, None)
-        if n_same < 0:
-            raise ValueError(f"n_same={n_same} of a draft is below 0")
+        if match_length < 0:
+            raise ValueError(f"match_length={match_length} of a draft is below 0")
         # Controllers calculate with them: what is none shall fail here, where it is the drafter's.
         if p is not None:
             p = [float(one) for one in islice(p, len(ids))]
             if len(p) < len(ids):
                 raise ValueError(f"a draft of {len(ids)} tokens has {len(p)} probabilities")
-        return draft.cut(len(ids))._replace(ids=ids, probabilities=p, n_same=n_same)
+        return draft.cut(len(ids))._replace(ids=ids, probabilities=p, match_length=match_length)
 
     def _note_foreign(self, seq: int, token: int) -> None:
         """Counts a draft of which nothing can be verified, of a text that had no other.
@@ -294,7 +294,7 @@ def _said(error: Exception) -> str:
         return f"(its text raises {type(again).__name__})"
 
 
-def most_drafted(drafter: Drafter, n_draft: int | None) -> int:
+def max_draft_of(drafter: Drafter, n_draft: int | None) -> int:
     """The most tokens that a drafter is asked for: its own number, and no more than n_draft.
 
     Raises:

@@ -28,7 +28,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
 )
 from pyllama_spec.speculative.controller.base import Controller
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter, most_drafted
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter, max_draft_of
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, Span
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
@@ -84,7 +84,7 @@ class Round:
                 f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open "
                 f"the target's context with target_layers={tuple(drafter.target_layers)}"
             )
-        n = most_drafted(drafter, n_draft)
+        n = max_draft_of(drafter, n_draft)
         drafter.attach(target)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)

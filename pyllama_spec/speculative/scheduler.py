@@ -150,7 +150,7 @@ class Scheduler:
                     turns.append(turn)
             if turns:
                 self.controller.ask(turns)
-                _check(self.controller, turns, "n_asked", "n_copy")
+                _check(self.controller, turns, "n_asked", "n_lookup")
             for span in spans:
                 if span.turn is not None:
                     span.n_draft = max(min(span.turn.n_asked, span.n_draft), 0)
@@ -161,8 +161,10 @@ class Scheduler:
         turn, run = span.turn, span.run
         assert turn is not None
         stop = self.controller.stop_of(turn)
-        n_copy = min(turn.n_copy, turn.n_max)
-        return DraftRequest(run.seq_id, run.view, span.n_draft, None, stop, turn.is_copy, n_copy)
+        n_lookup = min(turn.n_lookup, turn.n_max)
+        return DraftRequest(
+            run.seq_id, run.view, span.n_draft, None, stop, turn.lookup_only, n_lookup
+        )
 
     def cut(self, spans: Sequence[Span]) -> None:
         """Leaves of each draft what is to be verified."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyllama_spec.engine import Context
-from pyllama_spec.speculative.controller.base import Room, Spent
+from pyllama_spec.speculative.controller.base import ControllerLimits, Spent
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.scheduler import Limits, Scheduler, Span
 from pyllama_spec.speculative.sequence import SequenceRun
 
 
-def room_of(limits: Limits, drafter: IsolatedDrafter) -> Room:
+def room_of(limits: Limits, drafter: IsolatedDrafter) -> ControllerLimits:
     """What the controller of a round decides in."""
     is_padded = limits.has_streams or limits.needs_equal_rows
-    return Room(
-        limits.n_draft, drafter.is_stepwise, drafter.has_copies, is_padded, limits.width
+    return ControllerLimits(
+        limits.n_draft, drafter.is_stepwise, drafter.has_lookup, is_padded, limits.width
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ class SpeculationStats:
     def count_turn(self, turn: Turn, draft_s: float) -> None:
         """Counts what the controller said in a finished round, and its share of the drafting."""
         proposed = len(turn.draft.ids)
-        who = ("copy" if turn.draft.n_same else "model") if proposed else "nobody"
+        who = ("copy" if turn.draft.match_length else "model") if proposed else "nobody"
         self.turns.append(
             TurnCounts(
                 turn.n_asked, proposed, turn.n_verified, len(turn.tokens) - 1, turn.n_expected, who
@@ -98,7 +98,7 @@ class SpeculationStats:
         )
         if turn.n_asked:
             self.asked += 1
-            self.copied += turn.draft.n_same > 0
+            self.copied += turn.draft.match_length > 0
             self.proposed += proposed
             self.expected += turn.n_expected
             self.gain_expected += turn.gain_expected

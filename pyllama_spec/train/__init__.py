@@ -1,6 +1,6 @@
 """Training drafts for any GGUF target, from the target's own text: EAGLE-3 heads and DFlash."""
 
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.train.config import CorpusConfig
 from pyllama_spec.train.dflash.config import DFlashFitConfig, DFlashHeadConfig, DFlashTrainConfig
 from pyllama_spec.train.dflash.door import train_dflash
@@ -23,4 +23,4 @@ __all__ = [
     "train_eagle3",
 ]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
-from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, PromptLookup, WithLookup
+from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst, PromptLookup
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import (
     ArgumentError,
@@ -168,7 +168,7 @@ def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, n_same: int
     plain, (spec,) = open_sides(Model(target), config, 256)
     with plain, spec:
         drafter = spec.runtime.round.drafter._drafter
-        assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
+        assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == n_same
 
 
 def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from pyllama_spec.drafters import (
     DraftOptions,
     DraftRequest,
     Eagle3,
+    LookupFirst,
     NoDrafter,
     PromptLookup,
-    WithLookup,
     make_drafter,
     open_draft,
     register,
@@ -247,7 +247,7 @@ def test_names_and_objects() -> None:
     path = model_path("eagle3")
     for given in (path, str(path)):
         with make_drafter(given, options) as drafter:
-            assert isinstance(drafter, WithLookup)
+            assert isinstance(drafter, LookupFirst)
     with make_drafter(path, DraftOptions(max_draft=2, lookup=0, p_min=0.5)) as drafter:
         assert isinstance(drafter, Eagle3)
         assert (drafter.max_draft, drafter.p_min) == (2, 0.5)

@@ -161,7 +161,7 @@ NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 
 # What controllers calculate with: too few probabilities, and what is no number.
 NO_COLUMNS: list[Any] = [
     *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
-    *(Draft([1, 2], n_same=n) for n in (-3, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
+    *(Draft([1, 2], match_length=n) for n in (-3, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
 ]
 
 
@@ -180,11 +180,11 @@ def test_what_is_no_draft(draft: Any) -> None:
 def test_columns_of_other_types_and_lengths() -> None:
     class Odd(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft([5, 6], np.array([0.5, 1, 0.25]), n_same=np.int64(3))  # type: ignore[arg-type]
+            return Draft([5, 6], np.array([0.5, 1, 0.25]), match_length=np.int64(3))  # type: ignore[arg-type]
 
     draft = isolated(Odd()).propose(requests(4, 1))[0]
-    assert draft == Draft([5, 6], [0.5, 1.0], n_same=3)
-    assert type(draft.n_same) is int
+    assert draft == Draft([5, 6], [0.5, 1.0], match_length=3)
+    assert type(draft.match_length) is int
 
 
 def test_a_draft_that_no_controller_can_weigh_costs_no_text() -> None:

@@ -1,4 +1,4 @@
-"""Every call of tools/comparison, beside what llama-cpp-python gave to it when the table was made."""
+"""Every call of tools/comparison beside what llama-cpp-python gave when the table was made."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from tools.comparison.calls import CALLS
 def test_the_calls_give_what_llama_cpp_python_gave(smollm2_q4_0: Path) -> None:
     theirs = probe.recorded()
     assert probe.models()["target"] == str(smollm2_q4_0)
-    assert set(theirs["calls"]) == {code for _, code, _ in CALLS}, (
-        "python -m tools.comparison.probe"
-    )
+    assert set(theirs["calls"]) == {code for _, code, _ in CALLS}, "run tools.comparison.probe"
     ours = probe.run_side(Path(sys.executable), "ours", probe.models(), "")
     verdicts = probe.verdicts_of(theirs, ours)
     counted = Counter(one.word for one in verdicts.values())

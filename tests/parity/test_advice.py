@@ -15,11 +15,11 @@ from pyllama_spec.drafters import (
     Draft,
     DraftRequest,
     Eagle3,
+    LookupFirst,
     NoDrafter,
     TokenPrior,
     Vote,
-    WithLookup,
-    with_lookup,
+    lookup_first,
 )
 from pyllama_spec.engine import Model, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -100,7 +100,7 @@ def test_advice_is_given_for_a_call_alone() -> None:
             return super().propose(requests)
 
     drafter = Watched(model_path("eagle3"))
-    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), WithLookup(drafter, 30))
+    loop = SpeculativeLoop(target_context(tiny("llama"), drafter), LookupFirst(drafter, 30))
     generate(loop, SequenceState(), TEXT, 10)
     assert priors
     assert None not in priors
@@ -157,7 +157,7 @@ def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
     """With a table that is often wrong, and short n-grams of the text beside it."""
     rng = np.random.default_rng(1)
     says: Says = {(t,): (int(rng.integers(260, 320)), 1.0) for t in range(260, 320)}
-    drafter = WithLookup(head(output_scale=0.1), 30, ngram_table(says))
+    drafter = LookupFirst(head(output_scale=0.1), 30, ngram_table(says))
     plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
     prompt = prompt_tokens(12) * 2
     expected = generate(plain, SequenceState(), prompt, 100, params)
@@ -171,26 +171,26 @@ def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
 
 def test_what_the_table_knows_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head is given rows that tell it nothing: what is accepted, the table said."""
-    monkeypatch.setattr(with_lookup, "_TABLE_WEIGHT", 100.0)
+    monkeypatch.setattr(lookup_first, "_TABLE_WEIGHT", 100.0)
     following = perm_next()
     table = ngram_table({(t,): (int(n), 1.0) for t, n in enumerate(following)})
     blind = Permuted(model_path("perm_eagle3"), 4)
-    loop = SpeculativeLoop(target_context(tiny("perm"), blind), WithLookup(blind, 30, table))
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30, table))
     run = generate(loop, SequenceState(), [3, 7], 26)
     assert [step.n_accepted for step in run.steps] == [0, *[4] * 5]
-    without = SpeculativeLoop(target_context(tiny("perm"), blind), WithLookup(blind, 30))
+    without = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 30))
     assert generate(without, SequenceState(), [3, 7], 26).stats.accepted == 0
 
 
 def test_what_followed_in_the_text_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two, three or four tokens that stood before, with weights that no head outvotes."""
-    monkeypatch.setattr(with_lookup, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
+    monkeypatch.setattr(lookup_first, "_TEXT_WEIGHTS", {2: 100.0, 3: 100.0, 4: 100.0})
     following = perm_next()
     text = [7]
     while len(text) < 40:
         text.append(int(following[text[-1]]))
     blind = Permuted(model_path("perm_eagle3"), 4)
-    loop = SpeculativeLoop(target_context(tiny("perm"), blind), WithLookup(blind, 39))
+    loop = SpeculativeLoop(target_context(tiny("perm"), blind), LookupFirst(blind, 39))
     run = generate(loop, SequenceState(), [*text, 200, 7], 26)
     assert run.tokens == text[1:27]
     # After the first token two are the same; a draft is never of the text's own newest tokens.
@@ -212,7 +212,7 @@ def test_a_file_brings_its_table(tmp_path: Path) -> None:
         model_path("llama"), draft=path, controller="fixed", n_threads=1, verbose=False
     ) as llm:
         drafter = llm._runtime.round.drafter._drafter
-        assert isinstance(drafter, WithLookup)
+        assert isinstance(drafter, LookupFirst)
         assert drafter.table is not None
         assert len(drafter.table) == 320
         assert drafter.table.find((17,)) == (16, 1.0)

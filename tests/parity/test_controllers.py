@@ -13,9 +13,9 @@ from pyllama_spec.drafters import (
     Draft,
     Drafter,
     DraftRequest,
+    LookupFirst,
     NoDrafter,
     PromptLookup,
-    WithLookup,
 )
 from pyllama_spec.engine import Sampler, SamplerParams
 from pyllama_spec.speculative import (
@@ -48,7 +48,7 @@ class Whims(Controller):
         """Too much at times, which is cut."""
         for turn in turns:
             turn.n_asked = self.rng.choice([0, 1, turn.n_max, turn.n_max, turn.n_max + 3])
-            turn.is_copy = self.rng.random() < 0.2
+            turn.lookup_only = self.rng.random() < 0.2
 
     def stop_of(self, turn: Turn) -> Callable[[float], bool] | None:
         """Anywhere."""
@@ -72,9 +72,9 @@ def drafter_of(kind: str) -> Drafter:
     if kind == "prompt-lookup":
         return PromptLookup(min_ngram=1)
     if kind == "eagle3":
-        return WithLookup(head(), 2)
+        return LookupFirst(head(), 2)
     if kind == "dflash":
-        return WithLookup(DFlash(model_path("dflash")), 2)
+        return LookupFirst(DFlash(model_path("dflash")), 2)
     raise AssertionError(kind)
 
 
@@ -213,36 +213,36 @@ def test_a_chain_ends_where_it_is_told_to() -> None:
 
 def test_copies_alone_call_no_model() -> None:
     inner = head()
-    drafter = WithLookup(inner, 2)
+    drafter = LookupFirst(inner, 2)
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
     seq = SequenceState()
     generate(loop, seq, prompt_tokens(30), 10, PARAMS)
     n_calls = inner.n_calls
     text = seq.tokens
-    found = drafter.propose([DraftRequest(0, text, 4, is_copy=True)])[0]
+    found = drafter.propose([DraftRequest(0, text, 4, lookup_only=True)])[0]
     assert inner.n_calls == n_calls
-    assert not found.ids or found.n_same >= 2
+    assert not found.ids or found.match_length >= 2
     drafter.propose([DraftRequest(0, text, 4)])
     assert inner.n_calls > n_calls or found.ids
 
 
 def test_a_copy_may_be_longer_than_a_block() -> None:
     """A block of one is asked for, or a copy of four."""
-    drafter = WithLookup(DFlash(model_path("dflash")), 2)
+    drafter = LookupFirst(DFlash(model_path("dflash")), 2)
     loop = SpeculativeLoop(target_context(tiny("llama"), drafter), drafter)
     seq = SequenceState()
     generate(loop, seq, prompt_tokens(9) * 3, 4, GREEDY)
     text = list(seq.tokens)
     rows = [loop.target.layer_input(layer)[:1] for layer in drafter.target_layers]
-    for more, is_copy in (([250, 251], False), (text[:3], True)):
+    for more, lookup_only in (([250, 251], False), (text[:3], True)):
         for token in more:
             at = len(text)
             loop.drafter.commit([Committed(0, [token], at, rows, at - 1)])
             text.append(token)
-        request = DraftRequest(0, text, 1, n_copy=4)
+        request = DraftRequest(0, text, 1, n_lookup=4)
         draft = loop.drafter.propose([request])[0]
-        assert len(draft.ids) == (4 if draft.n_same else 1)
-        assert (draft.n_same > 0) == is_copy
+        assert len(draft.ids) == (4 if draft.match_length else 1)
+        assert (draft.match_length > 0) == lookup_only
 
 
 def test_a_copy_says_how_long_its_match_is() -> None:
@@ -251,4 +251,4 @@ def test_a_copy_says_how_long_its_match_is() -> None:
     for n, expected in ((19, 8), (13, 2), (16, 5)):
         lookup.truncate(0, 0)
         lookup.commit([Committed(0, text[:n], 0)])
-        assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].n_same == expected
+        assert lookup.propose([DraftRequest(0, text[:n], 3)])[0].match_length == expected

@@ -13,11 +13,11 @@ from pyllama_spec.drafters import (
     Drafter,
     DraftRequest,
     Eagle3,
+    LookupFirst,
     NoDrafter,
     PromptLookup,
     SequenceErrors,
     TokenPrior,
-    WithLookup,
 )
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.errors import ArgumentError
@@ -38,31 +38,31 @@ from tests.scripted import proposed, told
 PARAMS = sampled(5, temperature=1.5)
 
 
-def opened(drafter: WithLookup, kind: str = "llama", **params: int) -> SpeculativeLoop:
+def opened(drafter: LookupFirst, kind: str = "llama", **params: int) -> SpeculativeLoop:
     """A loop on a tiny target."""
     assert isinstance(drafter.drafter, Eagle3)
     return SpeculativeLoop(target_context(tiny(kind), drafter.drafter, **params), drafter)
 
 
-def eager() -> WithLookup:
+def eager() -> LookupFirst:
     """One that copies after a single token that stood before, so that both kinds of rounds come."""
-    return WithLookup(head(), 1)
+    return LookupFirst(head(), 1)
 
 
 def check_head_says_the_same(loop: SpeculativeLoop, seq: SequenceState) -> None:
     """O3: the head's ids and probabilities are those of one that was given the text in a piece."""
     drafter = loop.drafter._drafter
-    assert isinstance(drafter, WithLookup)
+    assert isinstance(drafter, LookupFirst)
     assert isinstance(drafter.drafter, Eagle3)
     assert loop.drafter.failure(seq.seq_id) is None
-    assert drafter.n_copied > 0
+    assert drafter.n_lookups > 0
     expected = cold_proposal(tiny("llama"), drafter.drafter, seq.tokens)
     # Asked directly: what it makes of advice is another matter.
     assert ask(drafter.drafter, seq.seq_id, seq.tokens) == expected
     check_lookup_says_the_same(drafter, seq)
 
 
-def check_lookup_says_the_same(drafter: WithLookup, seq: SequenceState) -> None:
+def check_lookup_says_the_same(drafter: LookupFirst, seq: SequenceState) -> None:
     """A lookup that knows nothing but the text copies the same, or nothing as well."""
     fresh = PromptLookup(drafter.max_draft, max_ngram=1, min_ngram=1)
     fresh.commit(told(seq.tokens))
@@ -75,7 +75,7 @@ def test_both_kinds_of_rounds() -> None:
     drafter = eager()
     loop, seq = opened(drafter), SequenceState()
     run = generate(loop, seq, prompt_tokens(30), 120, PARAMS)
-    assert 10 < drafter.n_copied < run.stats.rounds - 10
+    assert 10 < drafter.n_lookups < run.stats.rounds - 10
     assert run.stats.accepted < run.stats.drafted / 2
     check_head_says_the_same(loop, seq)
 
@@ -138,20 +138,20 @@ def test_the_text_is_that_of_plain_decoding(params: SamplerParams) -> None:
     plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
     expected = generate(plain, SequenceState(), prompt, 100, params)
     assert generate(opened(drafter), SequenceState(), prompt, 100, params).tokens == expected.tokens
-    assert drafter.n_copied > 0
+    assert drafter.n_lookups > 0
 
 
 def test_copies_are_accepted_where_a_text_repeats() -> None:
     """The head is given rows that tell it nothing: what is accepted was copied."""
     blind = Permuted(model_path("perm_eagle3"), 4)
-    drafter = WithLookup(blind, 5)
+    drafter = LookupFirst(blind, 5)
     before = [7, *perm_continuation(7, 30, perm_next())]
     loop = SpeculativeLoop(target_context(tiny("perm"), blind), drafter)
     run = generate(loop, SequenceState(), [*before, 200, 7], 26)
     assert run.tokens == before[1:27]
     # The prompt's last token is the first of five that have to be the same.
     assert [step.n_accepted for step in run.steps] == [0, 0, 0, 0, *[4] * 4, 1]
-    assert drafter.n_copied == 5
+    assert drafter.n_lookups == 5
 
 
 def test_the_head_is_asked_where_nothing_repeats() -> None:
@@ -162,10 +162,10 @@ def test_the_head_is_asked_where_nothing_repeats() -> None:
             priors.extend(request.prior for request in requests)
             return super().propose(requests)
 
-    drafter = WithLookup(Watched(model_path("eagle3"), 8), 5)
+    drafter = LookupFirst(Watched(model_path("eagle3"), 8), 5)
     loop, seq = opened(drafter), SequenceState()
     generate(loop, seq, prompt_tokens(30), 10, PARAMS)
-    assert drafter.n_copied == 0
+    assert drafter.n_lookups == 0
     priors.clear()
     expected = cold_proposal(tiny("llama"), head(), seq.tokens)
     assert ask(drafter, 0, seq.tokens) == expected
@@ -186,7 +186,7 @@ def test_a_copy_needs_no_head(is_named: bool) -> None:
                 raise SequenceErrors({1: ValueError("broken")}, {2: Draft([9])})
             raise ValueError("broken")
 
-    drafter, texts = WithLookup(Failing(), 2), [[1, 2, 3, 1, 2], [1, 2, 3], [4, 5, 6]]
+    drafter, texts = LookupFirst(Failing(), 2), [[1, 2, 3, 1, 2], [1, 2, 3], [4, 5, 6]]
     drafter.commit([Committed(i, text, 0) for i, text in enumerate(texts)])
     with pytest.raises(SequenceErrors, match="broken") as caught:
         drafter.propose([DraftRequest(i, text, 2) for i, text in enumerate(texts)])
@@ -203,9 +203,9 @@ def test_what_llama_opens() -> None:
     for lookup, n_same in ((None, 5), (3, 3), (0, None)):
         with Llama(model_path("llama"), draft=path, lookup=lookup, n_threads=1) as llm:
             drafter = llm._runtime.round.drafter._drafter
-            assert (drafter.min_ngram if isinstance(drafter, WithLookup) else None) == n_same
+            assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == n_same
             assert drafter.name == "eagle3"
-        assert isinstance(drafter, (Eagle3, WithLookup))
+        assert isinstance(drafter, (Eagle3, LookupFirst))
         assert drafter.is_closed
 
 
@@ -223,12 +223,12 @@ def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
 
 def test_it_is_a_drafter_with_all_that_a_head_has() -> None:
     inner = head()
-    drafter = WithLookup(inner)
+    drafter = LookupFirst(inner)
     assert isinstance(drafter, Drafter)
     for name in ("check", "attach", "resume_at", "save", "restore", "describe"):
-        assert getattr(WithLookup, name) is not getattr(Drafter, name), f"{name}() is the head's"
+        assert getattr(LookupFirst, name) is not getattr(Drafter, name), f"{name}() is the head's"
     assert inner.describe().items() <= drafter.describe().items()
     with pytest.raises(ArgumentError, match="cannot draft for perm"):
         drafter.check(tiny("perm"))
     with pytest.raises(ArgumentError, match="min_ngram"):
-        WithLookup(head(), 0)
+        LookupFirst(head(), 0)

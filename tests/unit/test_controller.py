@@ -13,15 +13,15 @@ from pyllama_spec.drafters import Draft
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller import (
     Controller,
+    ControllerLimits,
     FixedLength,
     Off,
     ProfitController,
-    Room,
     Spent,
     Turn,
     make_controller,
 )
-from pyllama_spec.speculative.controller.base import Room as BaseRoom
+from pyllama_spec.speculative.controller.base import ControllerLimits as BaseRoom
 from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
@@ -180,11 +180,11 @@ def test_what_was_cut_is_observed_all_the_same() -> None:
 def test_copies_are_judged_by_the_length_of_their_match() -> None:
     rng, acceptance, text = random.Random(3), Acceptance(), TextState()
     for _ in range(300):
-        for n_same, chance in ((3, 0.2), (12, 0.97)):
-            draft = Draft([1], n_same=n_same)
+        for match_length, chance in ((3, 0.2), (12, 0.97)):
+            draft = Draft([1], match_length=match_length)
             acceptance.watch(text, draft, acceptance.rates(draft))
             acceptance.meet(text, [1 if rng.random() < chance else 2])
-    short, long = (acceptance.rates(Draft([1], n_same=n))[0] for n in (3, 12))
+    short, long = (acceptance.rates(Draft([1], match_length=n))[0] for n in (3, 12))
     assert short < 0.4
     assert long > 0.85
 
@@ -230,7 +230,7 @@ def test_a_chain_ends_where_no_continuation_pays() -> None:
 def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
     """Against all ways to cut two drafts."""
     rng = random.Random(5)
-    room = Room(3, is_padded=is_padded)
+    room = ControllerLimits(3, is_padded=is_padded)
     for _ in range(200):
         a, b = (sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2))
         turns = [Turn(i, 0, 3, draft=Draft([1, 2, 3])) for i in range(2)]

@@ -16,9 +16,9 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative.controller import (
     Controller,
+    ControllerLimits,
     KnownCosts,
     ProfitController,
-    Room,
     Spent,
     Turn,
 )
@@ -37,7 +37,7 @@ def ratio(
     """Seconds of plain decoding over those of the controller."""
     draw = random.Random(1)
     controller = ProfitController()
-    controller.attach(Room(MAX_DRAFT, False, False, False, 32))
+    controller.attach(ControllerLimits(MAX_DRAFT, False, False, False, 32))
     if known is not None:
         controller.begin_with(known)
     controller.learn_costs({n: PLAIN_S + ROW_S * (n - 1) for n in range(1, MAX_DRAFT + 2)})
@@ -49,10 +49,12 @@ def ratio(
             turn = Turn(0, 100 + at, max(min(MAX_DRAFT, n_request - at - 1), 0))
             controller.ask([turn])
             draft_s, n_right = 0.0, 0
-            if turn.n_asked and not turn.is_copy:
+            if turn.n_asked and not turn.lookup_only:
                 n = min(turn.n_asked, turn.n_max)
-                n_right, p, draft_s, n_same = drafter(n_calls, done, n)
-                turn.draft = Draft([1] * n_right + [0] * (n - n_right), [p] * n, n_same=n_same)
+                n_right, p, draft_s, match_length = drafter(n_calls, done, n)
+                turn.draft = Draft(
+                    [1] * n_right + [0] * (n - n_right), [p] * n, match_length=match_length
+                )
                 n_calls += 1
             controller.cut([turn])
             n_new = min(min(turn.n_verified, n_right) + 1, n_request - at)
@@ -122,7 +124,7 @@ def test_copies_that_are_dear_have_to_pay(rate: float) -> None:
 
 def test_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     controller = ProfitController()
-    controller.attach(Room(MAX_DRAFT, False, False, False, 32))
+    controller.attach(ControllerLimits(MAX_DRAFT, False, False, False, 32))
     controller.begin(0)
     for at in range(40):
         turn = Turn(0, at, MAX_DRAFT)
@@ -141,7 +143,7 @@ def test_a_pipe_in_place_of_kept_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["3", None, 1.5])
-@pytest.mark.parametrize("field", ["n_asked", "n_copy", "n_verified"])
+@pytest.mark.parametrize("field", ["n_asked", "n_lookup", "n_verified"])
 def test_a_controller_that_sets_no_number(field: str, value: Any) -> None:
     class Odd(Controller):
         def ask(self, turns: Sequence[Turn]) -> None:

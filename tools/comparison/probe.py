@@ -4,8 +4,8 @@
 
 --real is the interpreter of an environment that has llama-cpp-python. Without it one is made in the
 cache, which takes ten minutes the first time. The end is 1 where too few calls are as they should.
-What the real one gives is kept in tools/comparison/theirs.json.gz: --recorded compares with that, needs
-no llama-cpp-python, and is what CI does (tests/moving/test_recorded.py).
+What the real one gives is kept in tools/comparison/theirs.json.gz: --recorded compares with that,
+needs no llama-cpp-python, and is what CI does (tests/moving/test_recorded.py).
 """
 
 from __future__ import annotations
@@ -88,13 +88,14 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
     n_there = sum(counted[word] for word in WORDS)
     n_good = counted["same"] + counted["better"]
     made = (
-        "Made by `python -m tools.comparison.probe`, which makes every call below in both packages, in "
-        "one environment and two processes, on SmolLM2-135M in Q4_0 and on toys, and compares "
-        "types, keys and values; floats to a quarter, streams by their text. `speculation` and "
+        "Made by `python -m tools.comparison.probe`, which makes every call below in both "
+        "packages, in one environment and two processes, on SmolLM2-135M in Q4_0 and on toys, "
+        "and compares types, keys and values; floats to a quarter, streams by their text. `speculation` and "
         "`timing`, and `usage` in the last chunk of a stream, are ours in addition. What the names "
-        "in the calls are, says tools/comparison/calls.py; which are compared by types and keys alone, "
-        "since their values are drawn or free, says `any` in tools/comparison/calls.txt. The prompts "
-        "are such that SmolLM2 is sure of what follows: where two tokens are nearly as likely, the "
+        "in the calls are, says tools/comparison/calls.py; which are compared by types and keys "
+        "alone, since their values are drawn or free, says `any` in tools/comparison/calls.txt. "
+        "The prompts are such that SmolLM2 is sure of what follows: where two tokens are nearly as "
+        "likely, the "
         "two builds' kernels round to different texts, as two builds of the engine do."
     )
     found = (

@@ -1,7 +1,7 @@
 """What the engine's own server reads in the answers of tests/moving/scripts.py, kept for CI.
 
-``python -m tools.comparison.server`` makes an environment with xllamacpp, the package whose source this
-tree is built from: its wheel has that engine's server. tests/moving/test_server.py compares.
+``python -m tools.comparison.server`` makes an environment with xllamacpp, the package whose source
+this tree is built from: its wheel has that engine's server. tests/moving/test_server.py compares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How fast both packages import, load, read a prompt and decode, in turns.
 
-``python -m tools.comparison.speed [--real PYTHON] [--repeat 3] [KIND ...]`` prints a table, medians of
-processor seconds with one thread: on a busy machine the clock on the wall measures the others.
+``python -m tools.comparison.speed [--real PYTHON] [--repeat 3] [KIND ...]`` prints a table, medians
+of processor seconds with one thread: on a busy machine the clock on the wall measures the others.
 ``--imports 15`` measures the import alone, so many times on each side. Both sides have .pyc files.
 """
 

@@ -1,4 +1,7 @@
-"""One measurement: ``python -m tools.comparison.speed_child SIDE MODEL ENGINE DRAFT`` prints JSON."""
+"""One measurement.
+
+``python -m tools.comparison.speed_child SIDE MODEL ENGINE DRAFT`` prints JSON.
+"""
 
 from __future__ import annotations
 

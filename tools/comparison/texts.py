@@ -1,7 +1,8 @@
 """Greedy texts of both packages side by side, and how sure the model was where they part.
 
-``python -m tools.comparison.texts [--real PYTHON] [KIND ...]`` prints a table for each type of weights:
-eight chats of 64 tokens. The margin is the log-probability of our token over that of the next one.
+``python -m tools.comparison.texts [--real PYTHON] [KIND ...]`` prints a table for each type of
+weights: eight chats of 64 tokens. The margin is the log-probability of our token over that of the
+next one.
 """
 
 from __future__ import annotations

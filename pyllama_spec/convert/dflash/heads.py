@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pyllama_spec.convert.checkpoint_tensors import Shelf
+from pyllama_spec.convert.checkpoint_tensors import CheckpointTensors
 from pyllama_spec.convert.dflash.options import Options
 from pyllama_spec.errors import ConversionError
 
@@ -64,7 +64,9 @@ class Heads:
         }
 
 
-def read_heads(options: Options, shelf: Shelf, is_speculators: bool, n_embd: int) -> Heads:
+def read_heads(
+    options: Options, shelf: CheckpointTensors, is_speculators: bool, n_embd: int
+) -> Heads:
     """The heads, by config.json and by the tensors, which must agree.
 
     Raises:
@@ -80,7 +82,7 @@ def read_heads(options: Options, shelf: Shelf, is_speculators: bool, n_embd: int
     return Heads(rank, has_confidence, anchor, selector, notes)
 
 
-def _selector(options: Options, shelf: Shelf, n_embd: int) -> dict[str, int]:
+def _selector(options: Options, shelf: CheckpointTensors, n_embd: int) -> dict[str, int]:
     if shelf.find(SELECTOR) is None:
         if key := next((key for key in _SELECTOR_KEYS if options.has(key)), None):
             raise options.refuse(key, f"the tensor {SELECTOR} is missing")
@@ -96,7 +98,7 @@ def _selector(options: Options, shelf: Shelf, n_embd: int) -> dict[str, int]:
     return found
 
 
-def _markov_rank(options: Options, shelf: Shelf) -> int | None:
+def _markov_rank(options: Options, shelf: CheckpointTensors) -> int | None:
     place = options.at("markov_rank")
     rank = place.values.get("markov_rank")
     has_head = shelf.find(W1) is not None
@@ -110,7 +112,9 @@ def _markov_rank(options: Options, shelf: Shelf) -> int | None:
     return place.size("markov_rank")
 
 
-def _confidence(options: Options, shelf: Shelf, rank: int | None) -> tuple[bool, tuple[str, ...]]:
+def _confidence(
+    options: Options, shelf: CheckpointTensors, rank: int | None
+) -> tuple[bool, tuple[str, ...]]:
     key = "enable_confidence_head"
     is_asked = options.at(key).optional_flag(key)
     if shelf.find(CONFIDENCE) is None:

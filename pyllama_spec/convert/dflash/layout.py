@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyllama_spec.convert.checkpoint_tensors import Shelf, first_rows, mlp, plain
+from pyllama_spec.convert.checkpoint_tensors import CheckpointTensors, first_rows, mlp, plain
 from pyllama_spec.convert.dflash.config import DflashConfig
 from pyllama_spec.convert.dflash.heads import CONFIDENCE, SELECTOR, W1, W2, Heads, read_heads
 from pyllama_spec.convert.embeddings import (
@@ -92,7 +92,7 @@ def plan_tensors(
         ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
 
     """
-    shelf = Shelf(tensors, common_name)
+    shelf = CheckpointTensors(tensors, common_name)
     shelf.check_layers(config.n_layer)
     heads = read_heads(config.options, shelf, config.is_speculators, config.n_embd)
     n_embd = config.n_embd
@@ -121,7 +121,7 @@ def plan_tensors(
 
 
 def _heads(
-    config: DflashConfig, heads: Heads, shelf: Shelf, vocabulary: Vocabulary
+    config: DflashConfig, heads: Heads, shelf: CheckpointTensors, vocabulary: Vocabulary
 ) -> list[PlannedTensor]:
     """Markov and confidence head, or selector. Their tables have a row per token of the target."""
     n_vocab, n_embd, planned = vocabulary.n_target, config.n_embd, list[PlannedTensor]()
@@ -151,7 +151,9 @@ def _heads(
     return planned
 
 
-def _layer(config: DflashConfig, heads: Heads, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def _layer(
+    config: DflashConfig, heads: Heads, shelf: CheckpointTensors, index: int
+) -> list[PlannedTensor]:
     """One decoder layer."""
     blk, src, n_embd = f"blk.{index}.", f"layers.{index}.", config.n_embd
     norms = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
@@ -171,7 +173,7 @@ def _layer(config: DflashConfig, heads: Heads, shelf: Shelf, index: int) -> list
     return planned
 
 
-def _attention(config: DflashConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def _attention(config: DflashConfig, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
     blk, src = f"blk.{index}.", f"layers.{index}.self_attn."
     size, n_embd = config.head_size, config.n_embd
     n_q, n_kv = config.n_head * size, config.n_head_kv * size

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyllama_spec.convert.checkpoint_tensors import Shelf, first_rows, mlp, plain
+from pyllama_spec.convert.checkpoint_tensors import CheckpointTensors, first_rows, mlp, plain
 from pyllama_spec.convert.eagle3.config import DraftConfig
 from pyllama_spec.convert.embeddings import (
     Vocabulary,
@@ -83,7 +83,7 @@ def plan_tensors(
         ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
 
     """
-    shelf = Shelf(tensors, common_name)
+    shelf = CheckpointTensors(tensors, common_name)
     has_midlayer = any(re.match(r"(model\.)?midlayer\.", name) for name in tensors)
     n_layer, notes = _count_layers(config, shelf, has_midlayer)
     planned = _features(config, shelf, n_target_layers, target_n_embd)
@@ -98,7 +98,9 @@ def plan_tensors(
     return Plan(tuple(planned), n_layer, vocabulary.n_reduced, tuple(notes))
 
 
-def _count_layers(config: DraftConfig, shelf: Shelf, has_midlayer: bool) -> tuple[int, list[str]]:
+def _count_layers(
+    config: DraftConfig, shelf: CheckpointTensors, has_midlayer: bool
+) -> tuple[int, list[str]]:
     if has_midlayer and shelf.layers() == {0}:
         if config.n_layer == 1:
             return 1, []
@@ -108,7 +110,9 @@ def _count_layers(config: DraftConfig, shelf: Shelf, has_midlayer: bool) -> tupl
     return config.n_layer, []
 
 
-def _features(config: DraftConfig, shelf: Shelf, n_layers: int, width: int) -> list[PlannedTensor]:
+def _features(
+    config: DraftConfig, shelf: CheckpointTensors, n_layers: int, width: int
+) -> list[PlannedTensor]:
     """fc, and the norms before it."""
     for option, name, is_on in (
         ("norm_before_fc", "input_norm.weight", config.norm_before_fc),
@@ -132,7 +136,7 @@ def _features(config: DraftConfig, shelf: Shelf, n_layers: int, width: int) -> l
 
 
 def _outer(
-    config: DraftConfig, shelf: Shelf, vocabulary: Vocabulary, can_share: bool
+    config: DraftConfig, shelf: CheckpointTensors, vocabulary: Vocabulary, can_share: bool
 ) -> tuple[list[PlannedTensor], list[str]]:
     """Token embedding, output, its norm and d2t."""
     planned = [plain("output_norm.weight", shelf.take("norm.weight", config.n_embd))]
@@ -177,7 +181,7 @@ def _shared_output(
     return []
 
 
-def _layer(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def _layer(config: DraftConfig, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
     """One decoder layer; the first one reads a token and a row side by side."""
     blk, src = f"blk.{index}.", f"layers.{index}."
     n_embd = config.n_embd
@@ -191,7 +195,7 @@ def _layer(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]
     return planned + mlp(config, shelf, index)
 
 
-def _attention(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTensor]:
+def _attention(config: DraftConfig, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
     blk, src = f"blk.{index}.", f"layers.{index}.self_attn."
     size, n_in = config.head_size, config.n_embd * (2 if index == 0 else 1)
     q_rows = neighbour_rows(config.n_head, size, size if config.output_gate else 0)
@@ -220,7 +224,7 @@ def _attention(config: DraftConfig, shelf: Shelf, index: int) -> list[PlannedTen
     return planned
 
 
-def _has_bias(config: DraftConfig, shelf: Shelf, src: str) -> bool:
+def _has_bias(config: DraftConfig, shelf: CheckpointTensors, src: str) -> bool:
     """Whether q, k and v have biases; that of o may be missing, as in Qwen2's attention."""
     found = [t for part in "qkvo" if (t := shelf.find(f"{src}{part}_proj.bias")) is not None]
     if found and config.has_attn_bias is False:

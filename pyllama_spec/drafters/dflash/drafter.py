@@ -25,7 +25,7 @@ from typing import Any
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.dflash.memory import Injected
+from pyllama_spec.drafters.dflash.memory import DFlashMemory
 from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
@@ -36,7 +36,7 @@ from pyllama_spec.errors import ArgumentError, EngineError
 _DEFAULT_MAX_DRAFT = 15
 
 
-class DFlash(ModelDrafter[Injected]):
+class DFlash(ModelDrafter[DFlashMemory]):
     """Drafts with a DFlash draft, a block at a time; DFlash2 and DSpark are read from the file.
 
     Args:
@@ -87,7 +87,7 @@ class DFlash(ModelDrafter[Injected]):
             )
         self.max_draft = min(most, _DEFAULT_MAX_DRAFT) if wanted is None else wanted
 
-    def open_memory(self, target: Context) -> Injected:
+    def open_memory(self, target: Context) -> DFlashMemory:
         """Room for the rows that it sees, and for a block."""
         params, block = target.params, self.block
         n_useful = target.n_ctx_seq
@@ -98,7 +98,7 @@ class DFlash(ModelDrafter[Injected]):
         n_outputs = params.n_seq_max * block.n_slots
         n_batch = max(min(params.n_batch, params.n_ubatch), n_outputs)
         context = self.open_context(target, n_window, block.n_slots, n_batch, n_outputs)
-        return Injected(context, self._n_features, n_window, block)
+        return DFlashMemory(context, self._n_features, n_window, block)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Feeds the rows that were committed since the last draft, and decodes a block.

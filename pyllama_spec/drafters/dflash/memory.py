@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from pyllama_spec.drafters.row_memory import Known, RowMemory
+from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model_info import DraftBlock
 from pyllama_spec.errors import PyllamaSpecError
 
 
-class Injected(RowMemory):
+class DFlashMemory(RowMemory):
     """The rows of all sequences, in the context of a draft; and the blocks that it guesses.
 
     Args:
@@ -29,11 +29,11 @@ class Injected(RowMemory):
         self._slots = Batch(context.n_seq_max * block.n_slots)
         self._slots.logits = False
 
-    def n_ready(self, s: Known) -> int:
+    def n_ready(self, s: SequenceMemory) -> int:
         """A row needs nothing beside it."""
         return s.rows.end
 
-    def put(self, batch: Batch, seq: int, s: Known, n: int, is_read: bool) -> None:
+    def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
         """Rows alone; they give no output."""
         batch.extend(None, s.n_fed, seq, rows=[s.rows.view(s.n_fed, s.n_fed + n)])
 
@@ -78,10 +78,10 @@ class Injected(RowMemory):
         for seq in seqs:
             self.context.memory.rollback(seq, self.of(seq).n_fed)
 
-    def _has_waiting(self, s: Known) -> bool:
+    def _has_waiting(self, s: SequenceMemory) -> bool:
         return s.rows.end > s.n_fed
 
-    def known(self, s: Known, n_keep: int) -> int:
+    def known(self, s: SequenceMemory, n_keep: int) -> int:
         """Those that were fed, or wait."""
         n_known = s.rows.end if s.rows.start <= s.n_fed else s.n_fed
         return min(n_keep, max(n_known, s.n_fed))

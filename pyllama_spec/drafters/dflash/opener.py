@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.dflash.drafter import DFlash
-from pyllama_spec.drafters.model_drafter import with_lookup
+from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.options import DraftOptions
 
 
@@ -29,4 +29,4 @@ def open_dflash(path: Path, options: DraftOptions) -> Drafter:
     )
     if options.max_draft is not None:
         draft.max_draft = min(max(options.max_draft, 1), draft.max_draft)
-    return with_lookup(draft, options)
+    return add_lookup(draft, options)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.eagle3.memory import Pairs
+from pyllama_spec.drafters.eagle3.memory import Eagle3Memory
 from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
@@ -48,7 +48,7 @@ class _Chain:
         return self.request.seq
 
 
-class Eagle3(ModelDrafter[Pairs]):
+class Eagle3(ModelDrafter[Eagle3Memory]):
     """Drafts with an EAGLE-3 head, in a chain.
 
     Args:
@@ -87,7 +87,7 @@ class Eagle3(ModelDrafter[Pairs]):
         )  # fmt: skip
         self._step = Batch(1)
 
-    def open_memory(self, target: Context) -> Pairs:
+    def open_memory(self, target: Context) -> Eagle3Memory:
         """Room for as many pairs as the target has tokens, and for the guesses behind them."""
         params, info = target.params, self.model.info
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
@@ -97,7 +97,7 @@ class Eagle3(ModelDrafter[Pairs]):
         self._step = Batch(params.n_seq_max, n_row=info.n_embd, n_model_row=info.n_embd_inp)
         self._step.hidden_rows = True
         self._step.logits = False
-        return Pairs(context, self._n_features, n_window)
+        return Eagle3Memory(context, self._n_features, n_window)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Feeds the pairs that were committed since the last draft, and drafts from the last ones.

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.row_memory import Known, RowMemory
+from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
 from pyllama_spec.engine.batch import Batch
 
 
-class Pairs(RowMemory):
+class Eagle3Memory(RowMemory):
     """The pairs of all sequences, in the context of a head.
 
     A sequence's n_fed may be as many as it has tokens: then the last pair was fed with the token
     `ahead`, which truncate() has taken back.
     """
 
-    def n_ready(self, s: Known) -> int:
+    def n_ready(self, s: SequenceMemory) -> int:
         """A pair is complete with the token behind the row's."""
         return len(s.tokens) - 1
 
-    def put(self, batch: Batch, seq: int, s: Known, n: int, is_read: bool) -> None:
+    def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
         """Each row with the token behind it."""
         first = s.n_fed
         batch.extend(
@@ -45,13 +45,13 @@ class Pairs(RowMemory):
         self.feed(wanted, read)
         return found
 
-    def meet(self, seq: int, s: Known, tokens: Sequence[int]) -> None:
+    def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
         """The pair that truncate() left at the end is right if the text goes on as it did."""
         if tokens and s.n_fed and s.n_fed == len(s.tokens) and s.ahead != tokens[0]:
             self.cut(seq, s, len(s.tokens) - 1)
         s.ahead = None
 
-    def known(self, s: Known, n_keep: int) -> int:
+    def known(self, s: SequenceMemory, n_keep: int) -> int:
         """The pair of the token that follows them needs the row of the last one.
 
         Where that row is gone, the target has to make it again.

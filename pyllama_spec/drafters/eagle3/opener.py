@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.eagle3.drafter import Eagle3
-from pyllama_spec.drafters.model_drafter import with_lookup
+from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.options import DraftOptions
 
 # Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
@@ -32,4 +32,4 @@ def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
         rpc_servers=options.rpc_servers,
         progress=options.progress,
     )
-    return with_lookup(head, options)
+    return add_lookup(head, options)

@@ -1,12 +1,12 @@
 """How long a draft each round asks for and verifies: policy alone, no engine."""
 
-from pyllama_spec.lazy_imports import public
+from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.controller.base import (
     Controller,
+    ControllerLimits,
     FixedLength,
     KnownCosts,
     Off,
-    Room,
     Spent,
     Turn,
 )
@@ -16,14 +16,14 @@ from pyllama_spec.speculative.controller.profit import ProfitController
 __all__ = [
     "Controller",
     "ControllerChoice",
+    "ControllerLimits",
     "FixedLength",
     "KnownCosts",
     "Off",
     "ProfitController",
-    "Room",
     "Spent",
     "Turn",
     "make_controller",
 ]
 
-__dir__ = public(__name__)
+__dir__ = public_names(__name__)

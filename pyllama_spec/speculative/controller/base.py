@@ -15,13 +15,13 @@ from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ControllerLimits:
     """What a controller decides in.
 
     Attributes:
         max_draft: the most tokens that a sequence drafts in a round.
         is_stepwise: whether each drafted token has a cost of its own (Drafter.is_stepwise).
-        has_copies: whether the drafter can be asked for copies alone (Drafter.has_copies).
+        has_lookup: whether the drafter can be asked for copies alone (Drafter.has_lookup).
         is_padded: whether sequences of a batch are padded to equal length, so that it is the
             longest draft that costs.
         max_rows: the most rows of a decode that verifies.
@@ -30,7 +30,7 @@ class Room:
 
     max_draft: int
     is_stepwise: bool = False
-    has_copies: bool = False
+    has_lookup: bool = False
     is_padded: bool = False
     max_rows: int = 32
 
@@ -44,8 +44,8 @@ class Turn:
         n_past: tokens of it in the target's memory.
         n_max: the most tokens that may be drafted.
         n_asked: how many the drafter is asked for; set by ask(), 0 for not at all.
-        n_copy: how many it is asked for where that can be copied; 0 for n_asked.
-        is_copy: ask() sets it where only what costs no call of a model is wanted.
+        n_lookup: how many it is asked for where that can be copied; 0 for n_asked.
+        lookup_only: ask() sets it where only what costs no call of a model is wanted.
         draft: all that was proposed.
         n_verified: how many of them are verified; set by cut().
         tokens: what the round committed; () where it failed.
@@ -60,8 +60,8 @@ class Turn:
     n_past: int
     n_max: int
     n_asked: int = 0
-    n_copy: int = 0
-    is_copy: bool = False
+    n_lookup: int = 0
+    lookup_only: bool = False
     draft: Draft = NO_DRAFT
     n_verified: int = 0
     tokens: Sequence[int] = ()
@@ -125,7 +125,7 @@ class Controller:
     name: str = "custom"
     wants_costs: bool = False
 
-    def attach(self, room: Room) -> None:
+    def attach(self, room: ControllerLimits) -> None:
         """Called by the round before anything else."""
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
@@ -142,7 +142,7 @@ class Controller:
         """A request begins on a sequence."""
 
     def ask(self, turns: Sequence[Turn]) -> None:
-        """Sets n_asked, and is_copy, of each."""
+        """Sets n_asked, and lookup_only, of each."""
         for turn in turns:
             turn.n_asked = turn.n_max
 

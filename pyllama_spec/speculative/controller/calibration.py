@@ -136,7 +136,7 @@ def _bin(p: float) -> int:
     return bisect_right(_EDGES, p)
 
 
-class CopyCalibration:
+class LookupCalibration:
     """From how long a match is to a rate: a token that is right makes the match longer by one.
 
     A length begins with Laplace's rule of succession: what held m times in a row holds the next
@@ -148,17 +148,17 @@ class CopyCalibration:
     def __init__(self) -> None:
         self._cells = [Cell() for _ in range(len(self._EDGES) + 1)]
 
-    def rate(self, n_same: int) -> float:
-        """The chance that the token behind n_same equal ones is right."""
-        prior = (n_same + 1.0) / (n_same + 2.0)
-        return clipped(self._cells[self._index(n_same)].rate(prior))
+    def rate(self, match_length: int) -> float:
+        """The chance that the token behind match_length equal ones is right."""
+        prior = (match_length + 1.0) / (match_length + 2.0)
+        return clipped(self._cells[self._index(match_length)].rate(prior))
 
-    def add(self, n_same: int, was_right: bool) -> None:
+    def add(self, match_length: int, was_right: bool) -> None:
         """What became of one."""
-        self._cells[self._index(n_same)].add(was_right)
+        self._cells[self._index(match_length)].add(was_right)
 
-    def _index(self, n_same: int) -> int:
-        return bisect_right(self._EDGES, n_same)
+    def _index(self, match_length: int) -> int:
+        return bisect_right(self._EDGES, match_length)
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class Watched:
         ids: the tokens.
         rates: what the calibration says of each, given those before; without the text's ratio.
         probabilities: the draft's own; None where it has none.
-        n_same: of a copy, how long its match was; 0 for the model's.
+        match_length: of a copy, how long its match was; 0 for the model's.
         n_met: how many have met the text and were right.
 
     """
@@ -177,7 +177,7 @@ class Watched:
     ids: Sequence[int]
     rates: Sequence[float]
     probabilities: Sequence[float] | None
-    n_same: int
+    match_length: int
     n_met: int = 0
 
 
@@ -201,20 +201,20 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.model = Calibration()
-        self.copies = CopyCalibration()
+        self.copies = LookupCalibration()
 
     def rates(self, draft: Draft) -> list[float]:
         """The chance of each token, given those before, in no text in particular."""
         n = len(draft.ids)
-        if draft.n_same:
+        if draft.match_length:
             rate = self.copies.rate
-            return [rate(draft.n_same + i) for i in range(n)]
+            return [rate(draft.match_length + i) for i in range(n)]
         p = draft.probabilities
         return [self.model.rate(i, None if p is None else p[i]) for i in range(n)]
 
     def watch(self, text: TextState, draft: Draft, rates: Sequence[float]) -> None:
         """Will compare a draft with the text that comes."""
-        text.watched.append(Watched(draft.ids, rates, draft.probabilities, draft.n_same))
+        text.watched.append(Watched(draft.ids, rates, draft.probabilities, draft.match_length))
 
     def meet(self, text: TextState, tokens: Sequence[int]) -> None:
         """Compares what is watched with what was committed, and learns from it."""
@@ -229,8 +229,8 @@ class Acceptance:
         ids, at, n = one.ids, one.n_met, len(one.ids)
         for token in tokens:
             was_right = ids[at] == token
-            if one.n_same:
-                self.copies.add(one.n_same + at, was_right)
+            if one.match_length:
+                self.copies.add(one.match_length + at, was_right)
                 text.copies.add(one.rates[at], was_right)
             else:
                 p = None if one.probabilities is None else one.probabilities[at]

@@ -8,12 +8,12 @@ from pyllama_spec.speculative.controller.prices import Prices
 
 # What all texts say of a drafter weighs as much as so many rounds of the text at hand.
 _LONG_WEIGHT = 4.0
-# And before there is any: innocent, a little.
+# And before there is any: a little is expected.
 _FIRST_GAIN, _FIRST_WEIGHT = 0.05, 2.0
 
 
 @dataclass(slots=True)
-class Worth:
+class GainEstimate:
     """Faded sums over the rounds in which a drafter was asked.
 
     What asking costs is not in the gain but taken at today's price: one slow call, or a price that
@@ -37,7 +37,7 @@ class Worth:
         """A round; n_steps is 0 for a copy.
 
         Args:
-            gain: see Worth.gain.
+            gain: see GainEstimate.gain.
             n_steps: tokens that a model drafted.
             keep: what the rounds before still count.
 
@@ -47,10 +47,10 @@ class Worth:
         self.n_drafts = self.n_drafts * keep + (n_steps > 0)
         self.n_steps = self.n_steps * keep + n_steps
 
-    def with_long(self, long: Worth) -> Worth:
+    def with_long(self, long: GainEstimate) -> GainEstimate:
         """Of a text, together with what all texts say."""
         share = _LONG_WEIGHT / long.weight
-        return Worth(
+        return GainEstimate(
             self.gain + share * long.gain, self.weight + _LONG_WEIGHT,
             self.n_drafts + share * long.n_drafts, self.n_steps + share * long.n_steps,
         )  # fmt: skip
@@ -66,6 +66,6 @@ class Worth:
         return (self.gain - cost / plain) / self.weight
 
 
-def innocent() -> Worth:
+def prior_gain() -> GainEstimate:
     """What is held of a drafter that was never asked."""
-    return Worth(_FIRST_GAIN * _FIRST_WEIGHT, _FIRST_WEIGHT)
+    return GainEstimate(_FIRST_GAIN * _FIRST_WEIGHT, _FIRST_WEIGHT)

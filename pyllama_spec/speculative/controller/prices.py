@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pyllama_spec.speculative.controller.base import Room, Turn
+from pyllama_spec.speculative.controller.base import ControllerLimits, Turn
 
 # A drafter that takes less than this share of a plain round is asked in every round: ten times less
 # than the loss that is promised not to happen, and less than a probe would win.
@@ -145,7 +145,10 @@ def thresholds(
 
 
 def cut_together(
-    prices: Prices, drafted: Sequence[tuple[Turn, Sequence[float]]], n_seqs: int, room: Room
+    prices: Prices,
+    drafted: Sequence[tuple[Turn, Sequence[float]]],
+    n_seqs: int,
+    room: ControllerLimits,
 ) -> None:
     """Sequences that share a batch share its cost: the likeliest tokens of all come first.
 

@@ -10,8 +10,8 @@ from typing import Any
 from pyllama_spec.drafters.base import DraftStop
 from pyllama_spec.speculative.controller.base import (
     Controller,
+    ControllerLimits,
     KnownCosts,
-    Room,
     Spent,
     Turn,
 )
@@ -22,7 +22,7 @@ from pyllama_spec.speculative.controller.calibration import (
     clipped,
     next_kind,
 )
-from pyllama_spec.speculative.controller.gain_estimate import Worth, innocent
+from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, prior_gain
 from pyllama_spec.speculative.controller.prices import (
     FREE_SHARE,
     Prices,
@@ -58,7 +58,7 @@ REASON = "it does not pay here: plain decoding is faster; it is tried again now 
 
 
 def _is_idle(turn: Turn) -> bool:
-    return not turn.n_verified and (turn.is_copy or not turn.n_asked)
+    return not turn.n_verified and (turn.lookup_only or not turn.n_asked)
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _Sequence:
     """
 
     text: TextState = field(default_factory=TextState)
-    worth: Worth = field(default_factory=Worth)
+    worth: GainEstimate = field(default_factory=GainEstimate)
     is_on: bool = True
     wait: int = 0
     interval: int = _FIRST_PROBE
@@ -131,13 +131,13 @@ class ProfitController(Controller):
     wants_costs = True
 
     def __init__(self) -> None:
-        self._room = Room(0)
+        self._room = ControllerLimits(0)
         self.costs = RoundCosts()
         self.acceptance = Acceptance()
         # Survivals of the last blocks.
         self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
-        self._worth = innocent()
+        self._worth = prior_gain()
         # Plain rounds that tries have cost and that are not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
@@ -146,7 +146,7 @@ class ProfitController(Controller):
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
 
-    def attach(self, room: Room) -> None:
+    def attach(self, room: ControllerLimits) -> None:
         """Another target has other costs."""
         self._room = self.costs.room = room
         self._prices.clear()
@@ -200,12 +200,12 @@ class ProfitController(Controller):
             if not is_on:
                 state.wait -= 1
                 turn.is_probe = is_on = state.wait <= 0
-            turn.is_copy = not is_on and self._room.has_copies and not prices.is_dear_copy
-            if is_on or turn.is_copy:
+            turn.lookup_only = not is_on and self._room.has_lookup and not prices.is_dear_copy
+            if is_on or turn.lookup_only:
                 # A chain is ended by stop_of(), and a copy by cut().
-                is_block = not (turn.is_copy or self._room.is_stepwise)
+                is_block = not (turn.lookup_only or self._room.is_stepwise)
                 turn.n_asked = min(n, prices.n_block) if is_block else n
-                turn.n_copy = n
+                turn.n_lookup = n
 
     def _is_free(self, prices: Prices, n: int) -> bool:
         """Whether asking takes next to nothing."""
@@ -215,7 +215,7 @@ class ProfitController(Controller):
 
     def stop_of(self, turn: Turn) -> DraftStop | None:
         """What ends the chain of a sequence."""
-        if not self._room.is_stepwise or turn.is_copy:
+        if not self._room.is_stepwise or turn.lookup_only:
             return None
         state = self._of(turn.seq)
         state.stop = _ChainStop(
@@ -277,18 +277,18 @@ class ProfitController(Controller):
         state, draft = self._of(turn.seq), turn.draft
         stop, state.stop = state.stop, None
         n = len(draft.ids)
-        if stop is not None and not draft.n_same and len(stop.rates) >= n:
+        if stop is not None and not draft.match_length and len(stop.rates) >= n:
             self.acceptance.watch(state.text, draft, stop.rates)
             return stop.survivals[:n]
         rates = self.acceptance.rates(draft)
         self.acceptance.watch(state.text, draft, rates)
-        ratio = state.text.copies.ratio if draft.n_same else state.text.model.ratio
+        ratio = state.text.copies.ratio if draft.match_length else state.text.model.ratio
         survival = 1.0
         out: list[float] = []
         for rate in rates:
             survival *= clipped(rate * ratio)
             out.append(survival)
-        if not draft.n_same:
+        if not draft.match_length:
             self._blocks.append(out)
         return out
 
@@ -318,7 +318,7 @@ class ProfitController(Controller):
         if not n:
             state.since_plain = 0
         n_steps = 0
-        by_model = turn.n_asked and not turn.is_copy and not turn.draft.n_same
+        by_model = turn.n_asked and not turn.lookup_only and not turn.draft.match_length
         if by_model:
             n_steps = max(len(turn.draft.ids), 1) if self._room.is_stepwise else turn.n_asked
         cost = prices.verify[n] + prices.rest + prices.draft[n_steps]
@@ -331,7 +331,7 @@ class ProfitController(Controller):
             turn.gain = len(tokens) - seconds / plain
         if not by_model:
             state.n_waiting += len(tokens)
-            if not (turn.draft.n_same and prices.is_dear_copy):
+            if not (turn.draft.match_length and prices.is_dear_copy):
                 return
         if plain > 0.0:
             # What was expected is less noisy than what was realised, but may be wrong: both count.
@@ -349,7 +349,7 @@ class ProfitController(Controller):
         state.worth.add(gain, n_steps, _KEEP_LOCAL)
         self._worth.add(gain, n_steps, _KEEP_LONG)
         value = state.worth.with_long(self._worth).per_round(prices)
-        now = Worth(gain, 1.0, float(n_steps > 0), n_steps).per_round(prices)
+        now = GainEstimate(gain, 1.0, float(n_steps > 0), n_steps).per_round(prices)
         if turn.is_probe:
             self._debt += max(-now, 0.0)
         if state.is_on:

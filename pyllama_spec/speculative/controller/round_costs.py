@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_spec.speculative.controller.base import KnownCosts, Room, Spent, Turn
+from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Spent, Turn
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 
 # Drafts from which on a slow one among them does not count.
@@ -16,7 +16,7 @@ class RoundCosts:
     """Running medians of all parts of a round, in seconds at speed 1."""
 
     def __init__(self) -> None:
-        self.room = Room(0)
+        self.room = ControllerLimits(0)
         self._verify = VerifyCosts()
         # By the number of sequences that draft together: seconds by drafted tokens.
         self._draft: dict[int, Curve] = {}
@@ -126,8 +126,8 @@ class RoundCosts:
         self._learn_draft(turns, spent.draft_s / speed, n_waiting)
 
     def _learn_draft(self, turns: Sequence[Turn], seconds: float, n_waiting: Sequence[int]) -> None:
-        asked = [i for i, turn in enumerate(turns) if turn.n_asked and not turn.is_copy]
-        by_model = [i for i in asked if not turns[i].draft.n_same]
+        asked = [i for i, turn in enumerate(turns) if turn.n_asked and not turn.lookup_only]
+        by_model = [i for i in asked if not turns[i].draft.match_length]
         if not by_model and any(turn.n_asked for turn in turns):
             self._copy.add(0, seconds / sum(turn.n_asked > 0 for turn in turns))
         if not by_model or len(by_model) < len(asked):
