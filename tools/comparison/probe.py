@@ -91,12 +91,12 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
         "Made by `python -m tools.comparison.probe`, which makes every call below in both "
         "packages, in one environment and two processes, on SmolLM2-135M in Q4_0 and on toys, "
         "and compares types, keys and values; floats to a quarter, streams by their text. "
-        "`speculation` and `timing`, and `usage` in the last chunk of a stream, are ours in addition. What the names "
-        "in the calls are, says tools/comparison/calls.py; which are compared by types and keys "
-        "alone, since their values are drawn or free, says `any` in tools/comparison/calls.txt. "
-        "The prompts are such that SmolLM2 is sure of what follows: where two tokens are nearly as "
-        "likely, the "
-        "two builds' kernels round to different texts, as two builds of the engine do."
+        "`speculation` and `timing`, and `usage` in the last chunk of a stream, are ours in "
+        "addition. What the names in the calls are, says tools/comparison/calls.py; which are "
+        "compared by types and keys alone, since their values are drawn or free, says `any` in "
+        "tools/comparison/calls.txt. The prompts are such that SmolLM2 is sure of what follows: "
+        "where two tokens are nearly as likely, the two builds' kernels round to different texts,"
+        " as two builds of the engine do."
     )
     found = (
         f"{len(verdicts)} calls; {n_there} work there. Of those {n_good} are the same or better "
