@@ -323,10 +323,10 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
     });
 }
 
-int llama_spec_get_crossings(llama_spec_context * ctx, bool with_relatives, llama_spec_crossings * out) {
+int llama_spec_get_transfers(llama_spec_context * ctx, bool with_relatives, llama_spec_transfers * out) {
     return guarded([&] {
         require(ctx != nullptr && ctx->state != nullptr && out != nullptr, "the context is closed");
-        const crossings & from = with_relatives ? ctx->state->compute->crossed : ctx->state->crossed;
+        const transfers & from = with_relatives ? ctx->state->compute->crossed : ctx->state->crossed;
         out->bytes_to_device    = from.bytes_to_device.load(std::memory_order_relaxed);
         out->bytes_to_host      = from.bytes_to_host.load(std::memory_order_relaxed);
         out->bytes_between      = from.bytes_between.load(std::memory_order_relaxed);

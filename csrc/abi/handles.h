@@ -4,7 +4,7 @@
 #include "abi/guard.h"
 #include "abi/llama-spec.h"
 #include "checks/token_chars.h"
-#include "crossings/crossings.h"
+#include "transfers/transfers.h"
 #include "drafts/draft_kind.h"
 
 #include "ggml-cpp.h"
@@ -46,7 +46,7 @@ struct compute_state {
     std::atomic<bool> busy{ false };
     ggml_threadpool_t pool      = nullptr;
     int32_t           n_threads = 0;
-    crossings         crossed;      // of all of them
+    transfers         crossed;      // of all of them
     ~compute_state() {
         if (pool != nullptr) {
             ggml_threadpool_free(pool);
@@ -78,7 +78,7 @@ struct context_state {
     // How many were taken back since its last decode, as the engine notes it.
     std::vector<uint32_t> n_undone;
     llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory, where the engine has it apart
-    crossings crossed;
+    transfers crossed;
     uint64_t n_host_copies = 0;                 // of states, by llama_spec_state_get() and _set()
     // Scratch that decode fills, kept so that a round allocates nothing.
     std::vector<llama_seq_id *> seq_ptrs;
@@ -99,7 +99,7 @@ struct context_call {
     context_state & state;
     in_use          lock;
     in_use          mark;   // of this context alone: freeing it asks only that nobody is inside it
-    count_crossings counting;
+    count_transfers counting;
     explicit context_call(llama_spec_context * ctx);
 };
 

@@ -219,14 +219,14 @@ int  llama_spec_context_get_info(llama_spec_context * ctx, struct llama_spec_con
 void llama_spec_context_default_params(struct llama_spec_context_params * out);
 
 /* What crossed between the host and devices in all calls on a context so far; all 0 where everything lies on the CPU. */
-struct llama_spec_crossings {
+struct llama_spec_transfers {
     uint64_t bytes_to_device, bytes_to_host, bytes_between;     /* between: from one device to another by themselves */
     uint64_t n_to_device, n_to_host, n_between;                 /* copies */
     uint64_t n_synchronisations;    /* the host waited for a device; a copy that waits for itself is none */
     uint64_t n_graphs;              /* handed to a device to compute */
 };
 /* with_relatives: and on those that share its threads: a target with its drafts. Thread-safe, also during a decode. */
-int  llama_spec_get_crossings(llama_spec_context * ctx, bool with_relatives, struct llama_spec_crossings * out);
+int  llama_spec_get_transfers(llama_spec_context * ctx, bool with_relatives, struct llama_spec_transfers * out);
 /* Opening a context whose memory of past tokens does not fit the host's is a LLAMA_SPEC_MEMORY: the host's free memory,
  * or here at most so many bytes for each context; 0 for what is free. */
 void llama_spec_limit_memory(uint64_t n_bytes);

@@ -1,12 +1,12 @@
-#include "crossings/crossings.h"
+#include "transfers/transfers.h"
 
 #include "ggml.h"
 
-using llama_spec::crossings;
+using llama_spec::transfers;
 
 namespace {
 
-thread_local crossings * own = nullptr, * whole = nullptr;
+thread_local transfers * own = nullptr, * whole = nullptr;
 
 bool is_host(ggml_backend_dev_t device) {
     // Where no device is named, it is one of the CPU's own types of buffers.
@@ -21,9 +21,9 @@ bool is_host(const ggml_tensor * tensor) {
 }
 
 // One thread writes, so that no addition has to be one step.
-void add(std::atomic<uint64_t> crossings::* field, uint64_t n) {
-    crossings * const both[] = { own, whole };
-    for (crossings * one : both) {
+void add(std::atomic<uint64_t> transfers::* field, uint64_t n) {
+    transfers * const both[] = { own, whole };
+    for (transfers * one : both) {
         (one->*field).store((one->*field).load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
     }
 }
@@ -32,12 +32,12 @@ void add(std::atomic<uint64_t> crossings::* field, uint64_t n) {
 
 namespace llama_spec {
 
-count_crossings::count_crossings(crossings & own_now, crossings & whole_now) : own_before(own), whole_before(whole) {
+count_transfers::count_transfers(transfers & own_now, transfers & whole_now) : own_before(own), whole_before(whole) {
     own   = &own_now;
     whole = &whole_now;
 }
 
-count_crossings::~count_crossings() {
+count_transfers::~count_transfers() {
     own   = own_before;
     whole = whole_before;
 }
@@ -46,15 +46,15 @@ count_crossings::~count_crossings() {
 
 void llama_spec_on_set(const ggml_tensor * tensor, size_t n_bytes) {
     if (own != nullptr && !is_host(tensor)) {
-        add(&crossings::bytes_to_device, n_bytes);
-        add(&crossings::n_to_device, 1);
+        add(&transfers::bytes_to_device, n_bytes);
+        add(&transfers::n_to_device, 1);
     }
 }
 
 void llama_spec_on_get(const ggml_tensor * tensor, size_t n_bytes) {
     if (own != nullptr && !is_host(tensor)) {
-        add(&crossings::bytes_to_host, n_bytes);
-        add(&crossings::n_to_host, 1);
+        add(&transfers::bytes_to_host, n_bytes);
+        add(&transfers::n_to_host, 1);
     }
 }
 
@@ -68,19 +68,19 @@ void llama_spec_on_copy(const ggml_tensor * src, const ggml_tensor * dst) {
     } else if (to_host) {
         llama_spec_on_get(src, ggml_nbytes(src));
     } else {
-        add(&crossings::bytes_between, ggml_nbytes(src));
-        add(&crossings::n_between, 1);
+        add(&transfers::bytes_between, ggml_nbytes(src));
+        add(&transfers::n_between, 1);
     }
 }
 
 void llama_spec_on_synchronize(ggml_backend_dev_t device) {
     if (own != nullptr && !is_host(device)) {
-        add(&crossings::n_synchronisations, 1);
+        add(&transfers::n_synchronisations, 1);
     }
 }
 
 void llama_spec_on_graph(ggml_backend_dev_t device) {
     if (own != nullptr && !is_host(device)) {
-        add(&crossings::n_graphs, 1);
+        add(&transfers::n_graphs, 1);
     }
 }

@@ -11,7 +11,7 @@
 namespace llama_spec {
 
 // Written by one thread at a time, read by any.
-struct crossings {
+struct transfers {
     std::atomic<uint64_t> bytes_to_device{ 0 }, bytes_to_host{ 0 }, bytes_between{ 0 };
     std::atomic<uint64_t> n_to_device{ 0 }, n_to_host{ 0 }, n_between{ 0 };
     std::atomic<uint64_t> n_synchronisations{ 0 };  // the host waits for a device: blocking reads not counted again
@@ -19,15 +19,15 @@ struct crossings {
 };
 
 // What this thread moves from here on belongs to a context, and to a whole that others have a part of.
-class count_crossings {
+class count_transfers {
 public:
-    count_crossings(crossings & own, crossings & whole);
-    ~count_crossings();
-    count_crossings(const count_crossings &) = delete;
-    count_crossings & operator=(const count_crossings &) = delete;
+    count_transfers(transfers & own, transfers & whole);
+    ~count_transfers();
+    count_transfers(const count_transfers &) = delete;
+    count_transfers & operator=(const count_transfers &) = delete;
 
 private:
-    crossings * own_before, * whole_before;
+    transfers * own_before, * whole_before;
 };
 
 } // namespace llama_spec

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.sides import Run
-from pyllama_spec.engine.crossings import NO_CROSSINGS, Crossings
+from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Totals:
         n_texts: how many.
         n_tokens: committed by rounds: every token but the first of each text.
         prompt_s, decode_s, draft_s, verify_s, cpu_s: as of Run.
-        crossings: between the host and devices, in the rounds.
+        transfers: between the host and devices, in the rounds.
         rounds, drafted, accepted: as of SpeculationStats.
         rounds_without_draft: of the rounds, those in which nothing was drafted.
 
@@ -41,7 +41,7 @@ class Totals:
     drafted: int = 0
     accepted: int = 0
     rounds_without_draft: int = 0
-    crossings: Crossings = NO_CROSSINGS
+    transfers: Transfers = NO_TRANSFERS
 
     @property
     def rest_s(self) -> float:
@@ -86,7 +86,7 @@ def total(runs: Iterable[Run]) -> Totals:
         drafted=sum(drafted for drafted, _ in rounds),
         accepted=sum(accepted for _, accepted in rounds),
         rounds_without_draft=sum(drafted == 0 for drafted, _ in rounds),
-        crossings=functools.reduce(Crossings.plus, (run.crossings for run in found), NO_CROSSINGS),
+        transfers=functools.reduce(Transfers.plus, (run.transfers for run in found), NO_TRANSFERS),
     )
 
 

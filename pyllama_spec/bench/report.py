@@ -41,7 +41,7 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "categories": {name: _comparison(one) for name, one in result.categories.items()},
         "time": {"plain": _time(both.plain), "spec": _time(both.spec)},
         "crossings_per_round": {
-            "plain": _crossings(both.plain), "spec": _crossings(both.spec),
+            "plain": _transfers(both.plain), "spec": _transfers(both.spec),
         },
         "prompt_cost_ratio": both.prompt_cost,
         "accepted_histogram": accepted_histogram(spec_runs),
@@ -132,11 +132,11 @@ def _time(totals: Totals) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _crossings(totals: Totals) -> dict[str, float] | None:
+def _transfers(totals: Totals) -> dict[str, float] | None:
     """What went between the host and devices in a round; None without rounds."""
     if not totals.rounds:
         return None
-    counts = totals.crossings._asdict()
+    counts = totals.transfers._asdict()
     return {name: n / totals.rounds for name, n in counts.items()}
 
 

@@ -20,7 +20,7 @@ from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, make_drafter
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.crossings import NO_CROSSINGS, Crossings
+from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.generation import Runtime
@@ -47,7 +47,7 @@ class Run:
         draft_s, verify_s: of those, in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
         reason_off: why the drafter was not used, or not to the end.
-        crossings: between the host and devices in all rounds, of the target and its draft.
+        transfers: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, probe_s, turns: as of
             SpeculationStats.
 
@@ -62,7 +62,7 @@ class Run:
     verify_s: float = 0.0
     cpu_s: float = 0.0
     reason_off: str | None = None
-    crossings: Crossings = NO_CROSSINGS
+    transfers: Transfers = NO_TRANSFERS
     asked: int = 0
     probes: int = 0
     proposed: int = 0
@@ -133,9 +133,9 @@ class Side(Closeable):
             loop.prefill(sequence, prompt)
             rounds = loop.generate(sequence, sampler, n_tokens, observe)
             steps = [next(rounds)]  # from the prompt
-            before = self.runtime.context.crossings_with_drafts
+            before = self.runtime.context.transfers_with_drafts
             steps += rounds
-            crossings = self.runtime.context.crossings_with_drafts.since(before)
+            transfers = self.runtime.context.transfers_with_drafts.since(before)
         finally:
             sampler.close()
         cpu_s = process_time() - start
@@ -150,7 +150,7 @@ class Side(Closeable):
             verify_s=timing.verify_s,
             cpu_s=cpu_s,
             reason_off=stats.reason_off,
-            crossings=crossings,
+            transfers=transfers,
             asked=stats.asked,
             probes=stats.probes,
             proposed=stats.proposed,

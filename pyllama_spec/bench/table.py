@@ -22,7 +22,7 @@ _NOTHING = "-"
 def table(result: BenchResult) -> str:
     """The figures, for people: prompts, totals, where the time went, acceptance, bandwidth."""
     blocks = [_head(result), _prompts(result), _categories(result), _time(result)]
-    blocks += [_crossings(result), _controller(result), _acceptance(result), _bandwidth(result)]
+    blocks += [_transfers(result), _controller(result), _acceptance(result), _bandwidth(result)]
     own = "\n\n".join("\n".join(lines) for lines in blocks if lines)
     if not result.others:
         return own
@@ -165,10 +165,10 @@ def _time(result: BenchResult) -> list[str]:
     return [*_aligned([head, *rows]), f"prompts, spec over plain: {_number(both.prompt_cost, 3)}"]
 
 
-def _crossings(result: BenchResult) -> list[str]:
+def _transfers(result: BenchResult) -> list[str]:
     """What a round sent to devices and had from them; [] where all lies on the CPU."""
     both = result.comparison
-    if not any((*both.plain.crossings, *both.spec.crossings)):
+    if not any((*both.plain.transfers, *both.spec.transfers)):
         return []
     head = [
         "per round",
@@ -181,7 +181,7 @@ def _crossings(result: BenchResult) -> list[str]:
     ]
     rows = []
     for name, totals in (("plain", both.plain), ("spec", both.spec)):
-        found, n = totals.crossings, totals.rounds
+        found, n = totals.transfers, totals.rounds
         sizes = (found.bytes_to_device, found.bytes_to_host, found.bytes_between)
         copies = found.copies_to_device + found.copies_to_host + found.copies_between
         counts = (copies, found.synchronisations, found.graphs)

@@ -5,7 +5,7 @@ from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.context_params import ContextParams
-from pyllama_spec.engine.crossings import Crossings
+from pyllama_spec.engine.transfers import Transfers
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
@@ -34,7 +34,7 @@ __all__ = [
     "ChatSession",
     "Context",
     "ContextParams",
-    "Crossings",
+    "Transfers",
     "Device",
     "Memory",
     "Model",

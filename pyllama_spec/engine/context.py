@@ -16,7 +16,7 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, ContextParams
-from pyllama_spec.engine.crossings import Crossings, read_crossings
+from pyllama_spec.engine.transfers import Transfers, read_transfers
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
@@ -337,14 +337,14 @@ class Context(Closeable):
         return n
 
     @property
-    def crossings(self) -> Crossings:
+    def transfers(self) -> Transfers:
         """What went between the host and devices in the calls on this context so far."""
-        return read_crossings(self.handle, with_drafts=False)
+        return read_transfers(self.handle, with_drafts=False)
 
     @property
-    def crossings_with_drafts(self) -> Crossings:
+    def transfers_with_drafts(self) -> Transfers:
         """The same of a target and its drafts together, whichever of them is asked."""
-        return read_crossings(self.handle, with_drafts=True)
+        return read_transfers(self.handle, with_drafts=True)
 
     def cancel(self, value: bool = True) -> None:
         """Ends a decode that runs in another thread; with False, later decodes run again."""

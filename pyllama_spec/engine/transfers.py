@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pyllama_spec.engine.binding import check, ffi, lib
 
 
-class Crossings(NamedTuple):
+class Transfers(NamedTuple):
     """Counts that only grow; all 0 where everything lies on the CPU.
 
     Attributes:
@@ -30,28 +30,28 @@ class Crossings(NamedTuple):
     synchronisations: int = 0
     graphs: int = 0
 
-    def since(self, before: Crossings) -> Crossings:
+    def since(self, before: Transfers) -> Transfers:
         """What came after `before`."""
-        return Crossings(*(now - then for now, then in zip(self, before, strict=True)))
+        return Transfers(*(now - then for now, then in zip(self, before, strict=True)))
 
-    def plus(self, other: Crossings) -> Crossings:
+    def plus(self, other: Transfers) -> Transfers:
         """The sum of both."""
-        return Crossings(*(a + b for a, b in zip(self, other, strict=True)))
+        return Transfers(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-NO_CROSSINGS = Crossings()
+NO_TRANSFERS = Transfers()
 
 
-def read_crossings(handle: Any, *, with_drafts: bool) -> Crossings:
+def read_transfers(handle: Any, *, with_drafts: bool) -> Transfers:
     """Those of a context, or of it and all that share its threads.
 
     Raises:
         ClosedError: the context was closed.
 
     """
-    raw = ffi.new("struct llama_spec_crossings *")
-    check(lib.llama_spec_get_crossings(handle, with_drafts, raw), "cannot read the context")
-    return Crossings(
+    raw = ffi.new("struct llama_spec_transfers *")
+    check(lib.llama_spec_get_transfers(handle, with_drafts, raw), "cannot read the context")
+    return Transfers(
         raw.bytes_to_device, raw.bytes_to_host, raw.bytes_between, raw.n_to_device, raw.n_to_host,
         raw.n_between, raw.n_synchronisations, raw.n_graphs,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter
-from pyllama_spec.engine import Batch, Context, Crossings, Model, Sampler, SamplerParams
+from pyllama_spec.engine import Batch, Context, Transfers, Model, Sampler, SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import GREEDY
@@ -17,7 +17,7 @@ N_DRAFT, N_ROUNDS = 4, 6
 
 def rounds_of(
     target: int, drafter: Drafter, params: SamplerParams = GREEDY
-) -> tuple[Context, Crossings, Crossings]:
+) -> tuple[Context, Transfers, Transfers]:
     """A context, and what crossed in N_ROUNDS rounds: of the target, and of its draft."""
     model = Model(model_path("perm"), n_gpu_layers=target)
     context = Context(model, n_ctx=512, n_threads=1, target_layers=drafter.target_layers)
@@ -27,10 +27,10 @@ def rounds_of(
     n = 1 + N_ROUNDS * (1 + drafter.max_draft)
     steps = loop.generate(state, Sampler(model, params), n)
     tokens = list(next(steps).tokens)
-    own, whole = context.crossings, context.crossings_with_drafts
+    own, whole = context.transfers, context.transfers_with_drafts
     for step in steps:
         tokens += step.tokens
-    own, whole = context.crossings.since(own), context.crossings_with_drafts.since(whole)
+    own, whole = context.transfers.since(own), context.transfers_with_drafts.since(whole)
     if params is GREEDY:
         assert tokens == perm_continuation(prompt[-1], len(tokens), perm_next())
         assert loop.stats.rounds == N_ROUNDS and loop.stats.accepted == loop.stats.drafted
@@ -55,7 +55,7 @@ def test_a_chain_of_four(target: int, head: int) -> None:
 def test_plain_rounds_bring_an_id() -> None:
     _, own, draft = rounds_of(ALL, NoDrafter())
     assert own.bytes_to_host == N_ROUNDS * 3 * 4 and own.copies_to_host == N_ROUNDS
-    assert draft == Crossings()
+    assert draft == Transfers()
 
 
 def test_sampling_brings_the_logits() -> None:
@@ -71,9 +71,9 @@ def test_logits_come_when_they_are_read() -> None:
     context.decode(batch)
     sampler = Sampler(model, GREEDY)
     chosen = [sampler.sample(context, i) for i in range(5)]
-    before = context.crossings
+    before = context.transfers
     rows = [context.logits(i).copy() for i in range(5)]
-    crossed = context.crossings.since(before)
+    crossed = context.transfers.since(before)
     assert crossed.bytes_to_host == 5 * 4 * model.info.n_vocab and crossed.copies_to_host == 1
     assert chosen == [int(row.argmax()) for row in rows]
     assert [sampler.sample_row(row) for row in rows] == chosen

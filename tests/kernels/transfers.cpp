@@ -1,6 +1,6 @@
 // What is counted of a product on a device, which here is the processor under another name: its buffers are not the
 // host's to the engine. Prints a line for each of the counters.
-#include "crossings/crossings.h"
+#include "transfers/transfers.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend-impl.h"
@@ -71,7 +71,7 @@ ggml_backend_t the_backend(ggml_backend_t cpu) {
     return backend;
 }
 
-void print(const char * who, const llama_spec::crossings & c) {
+void print(const char * who, const llama_spec::transfers & c) {
     std::printf("%s %llu %llu %llu %llu %llu %llu %llu %llu\n", who, (unsigned long long) c.bytes_to_device,
         (unsigned long long) c.bytes_to_host, (unsigned long long) c.bytes_between, (unsigned long long) c.n_to_device,
         (unsigned long long) c.n_to_host, (unsigned long long) c.n_between, (unsigned long long) c.n_synchronisations,
@@ -103,9 +103,9 @@ int main(int, char ** argv) {
     ggml_backend_tensor_set(w, ones.data(), 0, ggml_nbytes(w));
     ggml_backend_sched_alloc_graph(sched, graph);
 
-    llama_spec::crossings whole, target, draft;
-    for (llama_spec::crossings * own : { &target, &target, &draft }) {
-        llama_spec::count_crossings counting(*own, whole);
+    llama_spec::transfers whole, target, draft;
+    for (llama_spec::transfers * own : { &target, &target, &draft }) {
+        llama_spec::count_transfers counting(*own, whole);
         ggml_backend_tensor_set(x, ones.data(), 0, ggml_nbytes(x));     // an input of the graph: the host's
         ggml_backend_sched_graph_compute_async(sched, graph);
         ggml_backend_tensor_get_async(far, y, result.data(), 0, ggml_nbytes(y));
