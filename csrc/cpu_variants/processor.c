@@ -1,4 +1,4 @@
-// What this processor can do, for the wheel's choice among its engines (levels.cmake). A module of its own, compiled
+// What this processor can do, for the wheel's choice among its engines (cpu_variants.cmake). A module of its own, compiled
 // for the least of all processors: by the time an engine is loaded it is too late to ask.
 #include <Python.h>
 

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from pyllama_spec.engine.levels import load_engine
+from pyllama_spec.engine.cpu_variants import load_engine
 from pyllama_spec.errors import (
     PROCESS_ENDS,
     ArgumentError,

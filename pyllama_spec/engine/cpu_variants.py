@@ -1,8 +1,8 @@
 """Which compiled engine is loaded: a wheel has several, a build from source one.
 
 A build from source is for the processor that it was built on. A wheel (`make wheel`) holds the
-engine once for each level of x86-64 processors, and the best that this one can run is loaded:
-csrc/processor/ makes them, and the module that says what the processor can do.
+engine once for each variant of x86-64 processors, and the best that this one can run is loaded:
+csrc/cpu_variants/ makes them, and the module that says what the processor can do.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from types import ModuleType
 from pyllama_spec.engine.libraries import explained
 
 _NAME = "pyllama_spec._engine"
-# From the least to the best, with what each needs beside those before it: levels.cmake has the
-# flags that they are compiled with.
-LEVELS: dict[str, tuple[str, ...]] = {
+# From the least to the best, with what each needs beside those before it:
+# cpu_variants.cmake has the flags that they are compiled with.
+CPU_VARIANTS: dict[str, tuple[str, ...]] = {
     "avx2": ("AVX2", "FMA", "F16C", "BMI2"),
     "avx512": ("AVX512F", "AVX512CD", "AVX512VL", "AVX512DQ", "AVX512BW", "AVX512VNNI"),
     "avx512bf16": ("AVX512BF16",),
@@ -29,22 +29,24 @@ VARIABLE = "PYLLAMA_SPEC_LEVEL"
 
 
 def choose(features: Collection[str], wanted: str = "") -> str:
-    """The best level that a processor with these features has, or the wanted one.
+    """The best variant that a processor with these features has, or the wanted one.
 
     Raises:
         ImportError: it has none, or not the wanted one. In one line, with what to do.
 
     """
-    if wanted and wanted not in LEVELS:
-        raise ImportError(f"{VARIABLE}={wanted!r} is no level: it is one of {', '.join(LEVELS)}")
+    if wanted and wanted not in CPU_VARIANTS:
+        raise ImportError(
+            f"{VARIABLE}={wanted!r} is no level: it is one of {', '.join(CPU_VARIANTS)}"
+        )
     best, lacking = "", ""
-    for level, needed in LEVELS.items():
+    for variant, needed in CPU_VARIANTS.items():
         lacking = ", ".join(name for name in needed if name not in features)
         if lacking:
             break
-        best = level
-        if level == wanted:
-            return level
+        best = variant
+        if variant == wanted:
+            return variant
     if wanted:
         raise ImportError(
             f"{VARIABLE}={wanted} asks for instructions that this processor lacks ({lacking}): "
@@ -52,9 +54,9 @@ def choose(features: Collection[str], wanted: str = "") -> str:
         )
     if not best:
         raise ImportError(
-            f"this wheel of pyllama_spec needs a processor with {', '.join(LEVELS['avx2'])}, and "
-            f"this one lacks {lacking}: build it here from its source, with `pip install .` in a "
-            "checkout"
+            f"this wheel of pyllama_spec needs a processor with {', '.join(CPU_VARIANTS['avx2'])}, "
+            f"and this one lacks {lacking}: build it here from its source, with `pip install .` in "
+            "a checkout"
         )
     return best
 
@@ -79,9 +81,9 @@ def _load() -> ModuleType:
         processor = import_module("pyllama_spec._processor")
     except ModuleNotFoundError:
         return import_module(_NAME)
-    level = choose(str(processor.features()).split(), os.environ.get(VARIABLE, ""))
+    variant = choose(str(processor.features()).split(), os.environ.get(VARIABLE, ""))
     own = Path(str(processor.__file__))
-    path = own.with_name(own.name.replace("_processor", f"_engine_{level}"))
+    path = own.with_name(own.name.replace("_processor", f"_engine_{variant}"))
     spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no module of this Python")

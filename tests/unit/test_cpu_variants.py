@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pyllama_spec.engine.levels import LEVELS, choose
+from pyllama_spec.engine.cpu_variants import CPU_VARIANTS, choose
 
-AVX2, AVX512, BF16 = (list(LEVELS[name]) for name in ("avx2", "avx512", "avx512bf16"))
+AVX2, AVX512, BF16 = (list(CPU_VARIANTS[name]) for name in ("avx2", "avx512", "avx512bf16"))
 
 
 @pytest.mark.parametrize(
-    ("features", "level"),
+    ("features", "variant"),
     [
         (AVX2, "avx2"),
         ([*AVX2, *AVX512[:-1]], "avx2"),  # AVX-512 without VNNI
@@ -19,8 +19,8 @@ AVX2, AVX512, BF16 = (list(LEVELS[name]) for name in ("avx2", "avx512", "avx512b
         ([*AVX2, *AVX512, *BF16], "avx512bf16"),
     ],
 )
-def test_the_best_of_those_that_run(features: list[str], level: str) -> None:
-    assert choose(features) == level
+def test_the_best_of_those_that_run(features: list[str], variant: str) -> None:
+    assert choose(features) == variant
     assert choose(features, "avx2") == "avx2"
 
 
@@ -33,7 +33,7 @@ def test_too_little(features: list[str]) -> None:
     assert all((name in message.partition("lacks")[2]) != (name in features) for name in AVX2)
 
 
-def test_a_level_that_it_cannot_run() -> None:
+def test_a_variant_that_it_cannot_run() -> None:
     with pytest.raises(ImportError, match=r"PYLLAMA_SPEC_LEVEL=avx512bf16 .* lacks \(AVX512BF16\)"):
         choose([*AVX2, *AVX512], "avx512bf16")
     with pytest.raises(ImportError, match=r"PYLLAMA_SPEC_LEVEL=avx512 .*AVX512F"):
@@ -42,6 +42,6 @@ def test_a_level_that_it_cannot_run() -> None:
         choose([], "avx512")
 
 
-def test_a_name_that_is_no_level() -> None:
+def test_a_name_that_is_no_variant() -> None:
     with pytest.raises(ImportError, match="'sse' is no level: it is one of avx2, avx512, "):
         choose(AVX2, "sse")

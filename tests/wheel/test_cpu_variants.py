@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.engine.levels import LEVELS, VARIABLE, choose
+from pyllama_spec.engine.cpu_variants import CPU_VARIANTS, VARIABLE, choose
 from tests.wheel.environment import Environment, check_generates, run
 from tests.wheel.test_wheel import IS_X86
 
@@ -18,7 +18,7 @@ from tests.wheel.test_wheel import IS_X86
 KERNELS = {
     "avx2": ("AVX2", "AVX2"), "avx512": ("AVX2", "AVX-512"), "avx512bf16": ("AVX-512", "AVX-512"),
 }  # fmt: skip
-pytestmark: Any = [] if IS_X86 else pytest.mark.xfail(reason="levels of x86-64", run=False)
+pytestmark: Any = [] if IS_X86 else pytest.mark.xfail(reason="CPU variants of x86-64", run=False)
 
 
 def features(environment: Environment) -> list[str]:
@@ -34,21 +34,22 @@ def test_the_best_one_is_loaded(installed: Environment) -> None:
     found = features(installed)
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     words = set(re.sub(r"_", "", cpuinfo).upper().split())
-    assert {name for needed in LEVELS.values() for name in needed} & words == set(found)
+    assert {name for needed in CPU_VARIANTS.values() for name in needed} & words == set(found)
     kernels = check_generates(installed)["row_kernels"]
     assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[choose(found)]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_a_level_by_name(installed: Environment, level: str) -> None:
-    best = list(LEVELS).index(choose(features(installed)))
-    if list(LEVELS).index(level) <= best:
-        kernels = check_generates(installed, **{VARIABLE: level})["row_kernels"]
-        assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[level]
+@pytest.mark.parametrize("variant", CPU_VARIANTS)
+def test_a_variant_by_name(installed: Environment, variant: str) -> None:
+    best = list(CPU_VARIANTS).index(choose(features(installed)))
+    if list(CPU_VARIANTS).index(variant) <= best:
+        kernels = check_generates(installed, **{VARIABLE: variant})["row_kernels"]
+        assert (kernels["BF16"], kernels["Q4_K"]) == KERNELS[variant]
         return
     said = subprocess.run(
         [installed.python, "-I", "-c", "import pyllama_spec"],
-        env={**installed.variables(), VARIABLE: level}, capture_output=True, text=True, check=False,
+        env={**installed.variables(), VARIABLE: variant}, capture_output=True, text=True,
+        check=False,
     )  # fmt: skip
     assert said.returncode == 1 and "unset it" in said.stderr.splitlines()[-1]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyllama_spec.engine.levels import LEVELS
+from pyllama_spec.engine.cpu_variants import CPU_VARIANTS
 from tests.wheel.environment import (
     ROOT,
     Environment,
@@ -21,9 +21,9 @@ from tests.wheel.environment import (
     tracked_files,
 )
 
-# On x86-64 an engine for each level of processors, and what chooses among them.
+# On x86-64 an engine for each variant of the CPU, and what chooses among them.
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
-ENGINES = [f"pyllama_spec/_engine_{level}.abi3.so" for level in LEVELS]
+ENGINES = [f"pyllama_spec/_engine_{variant}.abi3.so" for variant in CPU_VARIANTS]
 MODULES = [*ENGINES, "pyllama_spec/_processor.abi3.so"]
 if not IS_X86:
     ENGINES = MODULES = ["pyllama_spec/_engine.abi3.so"]
