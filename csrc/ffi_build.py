@@ -1,4 +1,4 @@
-"""The cffi builder: reads the declaration from abi/llama-spec.h, so that it is written once.
+"""The cffi builder: reads the declaration from the headers of the C ABI, so that it is written once.
 
 Run by CMake as ``python -m cffi.gen_src exec-python csrc/ffi_build.py OUT``.
 """
@@ -10,12 +10,15 @@ from cffi import FFI
 BEGIN, END = "/* cdef begin */", "/* cdef end */"
 
 
-def declaration(header: str) -> str:
-    """The part of the header between its two markers."""
-    _, _, rest = header.partition(BEGIN)
-    body, found, _ = rest.partition(END)
-    if not found:
-        raise SystemExit(f"csrc/abi/llama-spec.h has no '{BEGIN}' ... '{END}' part")
+HEADERS = ("base/abi_types.h", "abi/llama-spec.h")
+
+
+def declaration(header: Path) -> str:
+    """The part of a header between its two markers."""
+    _, _, rest = header.read_text(encoding="utf-8").partition(BEGIN)
+    body, end, _ = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{header} has no '{BEGIN}' ... '{END}' part")
     return body
 
 
@@ -23,7 +26,7 @@ def declaration(header: str) -> str:
 HERE = Path(declaration.__code__.co_filename).resolve().parent
 
 ffibuilder = FFI()
-ffibuilder.cdef(declaration((HERE / "abi" / "llama-spec.h").read_text(encoding="utf-8")))
+ffibuilder.cdef("".join(declaration(HERE / name) for name in HEADERS))
 ffibuilder.cdef('extern "Python" bool pyllama_spec_on_progress(float fraction, void * user);')
 ffibuilder.cdef('extern "Python" bool pyllama_spec_wants_to_stop(void);')
 ffibuilder.set_source("pyllama_spec._engine", '#include "abi/llama-spec.h"', py_limited_api=True)

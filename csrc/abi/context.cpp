@@ -1,6 +1,6 @@
 #include "abi/handles.h"
-#include "abi/model_facts.h"
 #include "abi/rpc.h"
+#include "base/model_facts.h"
 #include "checks/memory_room.h"
 #include "hooks/layer_inputs.h"
 #include "hooks/output_buffers.h"

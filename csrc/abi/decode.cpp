@@ -1,6 +1,6 @@
 #include "abi/handles.h"
-#include "abi/model_facts.h"
 #include "abi/rpc.h"
+#include "base/model_facts.h"
 #include "hooks/snapshots.h"
 
 #include "llama-ext.h"

@@ -1,8 +1,8 @@
 // What the opaque handles hold. Shared ownership lets them be freed in any order.
 #pragma once
 
-#include "abi/guard.h"
 #include "abi/llama-spec.h"
+#include "base/guard.h"
 #include "checks/token_chars.h"
 #include "transfers/transfers.h"
 #include "drafts/draft_kind.h"

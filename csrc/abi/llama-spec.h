@@ -8,10 +8,13 @@
  * may be freed in any order. One handle is used by one thread at a time; a second one gets LLAMA_SPEC_BUSY.
  * A handle belongs to the process that made it: see llama_spec_after_fork().
  *
- * The part between the two markers is read by csrc/ffi_build.py as the cffi declaration.
+ * The part between the two markers is read by csrc/ffi_build.py as the cffi declaration, behind that of
+ * base/abi_types.h, whose types the floors below csrc/abi/ use as well.
  */
 #ifndef LLAMA_SPEC_H
 #define LLAMA_SPEC_H
+
+#include "base/abi_types.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -22,22 +25,6 @@ extern "C" {
 #endif
 
 /* cdef begin */
-enum llama_spec_status {
-    LLAMA_SPEC_OK          =  0,
-    LLAMA_SPEC_ARGUMENT    = -1,  /* an argument is out of range */
-    LLAMA_SPEC_LOAD        = -2,  /* a file cannot be read or is not what it should be */
-    LLAMA_SPEC_MEMORY      = -3,  /* an allocation failed */
-    LLAMA_SPEC_FULL        = -4,  /* no room for the batch in the context */
-    LLAMA_SPEC_BUSY        = -5,  /* the handle is in use by another thread */
-    LLAMA_SPEC_ENGINE      = -6,  /* the engine failed; a context that reports it may be poisoned */
-    LLAMA_SPEC_UNSUPPORTED = -7,  /* the model or the build cannot do this */
-    LLAMA_SPEC_CANCELLED   = -8,  /* llama_spec_cancel() was called during a decode */
-    LLAMA_SPEC_POISONED    = -9,  /* an earlier failure left this context in an unknown state */
-    LLAMA_SPEC_EXITING     = -10, /* llama_spec_shutdown() was called */
-    LLAMA_SPEC_FORKED      = -11, /* the handle is of the process that this one was forked from */
-    LLAMA_SPEC_REMOTE      = -12  /* a server of layers was lost; what lay on it has to be opened again */
-};
-
 typedef struct llama_spec_model   llama_spec_model;
 typedef struct llama_spec_context llama_spec_context;
 typedef struct llama_spec_sampler llama_spec_sampler;
@@ -146,21 +133,9 @@ int  llama_spec_model_device(llama_spec_model * model, int32_t i, const char ** 
 int  llama_spec_model_target_layers(llama_spec_model * model, int32_t * out, int32_t n_max);
 /* OK if this draft was made for that target; ARGUMENT with the first difference if not. Makes no context. */
 int  llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * target);
-/* Of a draft with an n-gram table: its number of contexts, and where in the file its int32 keys, int32 ids and int8
- * probabilities begin. n is 0 for a model without one. */
-struct llama_spec_ngrams {
-    int64_t n;
-    uint64_t keys_at, ids_at, p_at;
-};
+/* Of a draft with an n-gram table. n is 0 for a model without one. */
 int  llama_spec_model_get_ngrams(llama_spec_model * model, struct llama_spec_ngrams * out);
 /* Of a draft that guesses the tokens of a block at once. */
-struct llama_spec_block {
-    int32_t n_slots;            /* of a block as it was trained, the last known token's included; 0 for other models */
-    int32_t mask_id;            /* the token that stands in a slot to be guessed */
-    int32_t n_window;           /* how many positions back all of its layers see; 0: no bound */
-    bool guesses_behind;        /* a slot guesses the token behind it, and the first slot too; else its own */
-    bool has_confidence;
-};
 int  llama_spec_model_get_block(llama_spec_model * model, struct llama_spec_block * out);
 /* Metadata as text; the return value is the length without the terminating zero, or a status. */
 int32_t llama_spec_model_n_meta(llama_spec_model * model);
@@ -237,25 +212,6 @@ int  llama_spec_rest(llama_spec_context * ctx);
 /* So many NumPy views more, or fewer, point into the context's output: buffers they point into are kept. Returns how
  * many there are. Thread-safe, also during a decode. */
 int64_t llama_spec_add_views(llama_spec_context * ctx, int32_t n);
-
-/* Of a draft's batch: what its rows are. */
-enum llama_spec_draft_mode {
-    LLAMA_SPEC_DRAFT_FEATURES = 0,  /* features of the target: layer inputs, side by side */
-    LLAMA_SPEC_DRAFT_HIDDEN   = 1   /* the draft's own hidden rows of the step before */
-};
-
-struct llama_spec_batch {
-    int32_t n_tokens;
-    const int32_t * ids;        /* [n_tokens], or NULL when only rows are given */
-    const float   * rows;       /* [n_tokens, n_row] state or embedding rows, or NULL */
-    int32_t         n_row;
-    const int32_t * pos;        /* [n_tokens] */
-    const int32_t * n_seq;      /* [n_tokens] sequence ids per token, or NULL: one each */
-    const int32_t * seq;        /* [sum(n_seq)] */
-    const int8_t  * output;     /* [n_tokens] non-zero where logits are wanted */
-    int32_t         mode;       /* enum llama_spec_draft_mode; of other models it means nothing */
-    bool candidates_only;       /* of a draft: llama_spec_draft_candidates() is all that is wanted, no logits */
-};
 
 /* FULL leaves the memory as it was. After ENGINE or CANCELLED read the positions. */
 int llama_spec_decode(llama_spec_context * ctx, const struct llama_spec_batch * batch, bool encode);

@@ -1,5 +1,5 @@
 #include "abi/handles.h"
-#include "abi/model_facts.h"
+#include "base/model_facts.h"
 #include "hooks/snapshots.h"
 #include "hooks/state_copies.h"
 

@@ -1,9 +1,11 @@
 #include "abi/handles.h"
-#include "abi/model_facts.h"
 #include "abi/rpc.h"
+#include "base/model_facts.h"
 #include "checks/gguf_check.h"
 #include "drafts/draft_kind.h"
 #include "hooks/layer_inputs.h"
+#include "hooks/llama-spec-hooks.h"
+#include "hooks/snapshots.h"
 
 #include "llama-ext.h"
 
@@ -182,9 +184,9 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->is_recurrent  = llama_model_is_recurrent(m);
         out->is_hybrid     = llama_model_is_hybrid(m);
         out->is_diffusion  = llama_model_is_diffusion(m);
-        out->can_roll_back = llama_spec_arch_can_roll_back(m);
+        out->can_roll_back = llama_spec_has_snapshots(*m);
         out->n_device_layers = llama_spec_n_device_layers(m);
-        const llama_spec::state_sizes sizes = llama_spec_state_sizes(m);
+        const llama_spec::state_sizes sizes = llama_spec::state_sizes_of(*m);
         out->state_bytes          = sizes.state;
         out->snapshot_base_bytes  = sizes.snapshot_base;
         out->snapshot_token_bytes = sizes.snapshot_token;

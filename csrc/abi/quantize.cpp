@@ -1,4 +1,5 @@
-#include "abi/guard.h"
+#include "abi/llama-spec.h"
+#include "base/guard.h"
 
 #include "llama.h"
 

@@ -1,7 +1,5 @@
 #include "abi/rpc.h"
 
-#include "checks/work_limit.h"
-
 #include "ggml-cpp.h"
 #include "ggml-cpu.h"
 
@@ -57,25 +55,6 @@ const char * device_name(ggml_backend_dev_t dev) {
     return found != g_names.end() ? found->second.c_str() : ggml_backend_dev_name(dev);
 }
 
-std::string lost_server_of_call() {
-    return seen_lost_server();
-}
-
-bool is_stopped_call() {
-    return has_given_up();
-}
-
-void begin_call() {
-    set_stop_asker(wants_to_stop);
-    forget_lost_server();
-}
-
-freeing::freeing() : before(set_freeing(true)) {}
-
-freeing::~freeing() {
-    set_freeing(before);
-}
-
 #else
 
 std::vector<ggml_backend_dev_t> server_devices(const char *, ggml_backend_ptr &) {
@@ -85,20 +64,6 @@ std::vector<ggml_backend_dev_t> server_devices(const char *, ggml_backend_ptr &)
 const char * device_name(ggml_backend_dev_t dev) {
     return ggml_backend_dev_name(dev);
 }
-
-std::string lost_server_of_call() {
-    return "";
-}
-
-bool is_stopped_call() {
-    return false;
-}
-
-void begin_call() {}
-
-freeing::freeing() : before(false) {}
-
-freeing::~freeing() {}
 
 #endif
 

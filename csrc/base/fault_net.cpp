@@ -5,7 +5,7 @@
 // are passed. Only three things are thrown: an integer division by zero (x86 signals it, ARM gives 0), and an access
 // below NULL_BYTES, both on a thread inside of a call of ours. A wild pointer or a full stack stays what it is.
 
-#include "checks/fault_net.h"
+#include "base/fault_net.h"
 
 #if (defined(__unix__) || defined(__APPLE__)) && !defined(PYLLAMA_SPEC_NO_FAULT_NET)
 

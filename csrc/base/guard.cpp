@@ -1,14 +1,11 @@
-#include "abi/guard.h"
-#include "abi/rpc.h"
-
-#include "checks/memory_room.h"
-#include "hooks/output_buffers.h"
-#include "kernels/rows.h"
-#include "kernels/thread_pool.h"
+#include "base/guard.h"
 
 #include "ggml.h"
-#include "ggml-backend.h"
 #include "llama.h"
+
+#ifdef PYLLAMA_SPEC_RPC
+#include "rpc/link.h"
+#endif
 
 #include <chrono>
 #include <cstdio>
@@ -59,6 +56,7 @@ void on_abort(const char * message) {
 std::atomic<bool>    g_exiting{ false };
 std::atomic<int>     g_n_calls{ 0 };
 std::atomic<int32_t> g_n_forks{ 0 };
+std::atomic<bool (*)()> g_stop_question{ nullptr };
 
 std::atomic<bool> g_is_ready{ false };
 // Never destroyed, and made anew in a forked child: another thread may have held it.
@@ -69,6 +67,73 @@ std::mutex * g_init_mutex = new std::mutex;
 bool is_exiting() {
     return g_exiting.load(std::memory_order_relaxed);
 }
+
+void begin_exit(int32_t timeout_ms) {
+    g_exiting.store(true);
+    for (int32_t waited = 0; waited < timeout_ms && g_n_calls.load() > 0; ++waited) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
+void note_fork() {
+    g_n_forks.fetch_add(1);
+    g_n_calls.store(0);
+    // Locks that a thread of the parent may have held: nobody is there to let go of them.
+    g_init_mutex = new std::mutex;
+    new (&ggml_critical_section_mutex) std::mutex;
+}
+
+int32_t n_forks() {
+    return g_n_forks.load();
+}
+
+void set_stop_question(bool (*wants_to_stop)()) {
+    g_stop_question.store(wants_to_stop);
+}
+
+bool wants_to_stop() {
+    const auto ask = g_stop_question.load();
+    return is_exiting() || (ask != nullptr && ask());
+}
+
+#ifdef PYLLAMA_SPEC_RPC
+
+std::string lost_server_of_call() {
+    return seen_lost_server();
+}
+
+bool is_stopped_call() {
+    return has_given_up();
+}
+
+static void begin_call() {
+    set_stop_asker(wants_to_stop);
+    forget_lost_server();
+}
+
+freeing::freeing() : before(set_freeing(true)) {}
+
+freeing::~freeing() {
+    set_freeing(before);
+}
+
+#else
+
+std::string lost_server_of_call() {
+    return "";
+}
+
+bool is_stopped_call() {
+    return false;
+}
+
+static void begin_call() {}
+
+freeing::freeing() : before(false) {}
+
+freeing::~freeing() {}
+
+#endif
 
 inside_call::inside_call() : generation(g_n_forks.load()) {
     g_n_calls.fetch_add(1);
@@ -107,8 +172,22 @@ void init() {
     }
 }
 
+const std::string & last_error() {
+    return t_last_error;
+}
+
 void set_last_error(const std::string & message) {
     t_last_error = message;
+}
+
+void set_log_level(int level) {
+    g_log_level.store(level, std::memory_order_relaxed);
+}
+
+int set_thread_log_level(int level) {
+    const int before = t_log_level;
+    t_log_level = level < 0 ? -1 : level;
+    return before;
 }
 
 void clear_log() {
@@ -171,101 +250,3 @@ int report_current_exception() {
 }
 
 } // namespace llama_spec
-
-using namespace llama_spec;
-
-const char * llama_spec_last_error(void) {
-    return t_last_error.c_str();
-}
-
-void llama_spec_shutdown(int32_t timeout_ms) {
-    g_exiting.store(true);
-    for (int32_t waited = 0; waited < timeout_ms && g_n_calls.load() > 0; ++waited) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-}
-
-void llama_spec_after_fork(void) {
-    g_n_forks.fetch_add(1);
-    g_n_calls.store(0);
-    // Locks that a thread of the parent may have held: nobody is there to let go of them.
-    g_init_mutex = new std::mutex;
-    new (&ggml_critical_section_mutex) std::mutex;
-    llama_spec_forget_outputs();
-}
-
-int32_t llama_spec_fork_generation(void) {
-    return g_n_forks.load();
-}
-
-const char * llama_spec_engine_version(void) {
-    return llama_version();
-}
-
-const char * llama_spec_system_info(void) {
-    guarded([] {});     // the devices' first lines go where the log goes
-    return llama_print_system_info();
-}
-
-const char * llama_spec_row_kernels(void) {
-    static const std::string names = [] {
-        const std::string floats = pyllama_spec_float_kernels(), blocks = pyllama_spec_block_kernels();
-        return floats + (floats.empty() || blocks.empty() ? "" : ", ") + blocks;
-    }();
-    return names.c_str();
-}
-
-void llama_spec_set_stock_kernels(bool are_stock) {
-    pyllama_spec_set_stock_kernels(are_stock);
-}
-
-void llama_spec_set_log_level(int level) {
-    g_log_level.store(level, std::memory_order_relaxed);
-}
-
-int llama_spec_set_thread_log_level(int level) {
-    const int before = t_log_level;
-    t_log_level = level < 0 ? -1 : level;
-    return before;
-}
-
-int32_t llama_spec_n_devices(void) {
-    int32_t n = 0;
-    guarded([&] { n = (int32_t) ggml_backend_dev_count(); });
-    return n;
-}
-
-int llama_spec_device(int32_t i, const char ** name, const char ** description, uint64_t * free_bytes,
-                      uint64_t * total_bytes) {
-    return guarded([&] {
-        require(i >= 0 && (size_t) i < ggml_backend_dev_count(), "there is no device with this number");
-        ggml_backend_dev_t dev = ggml_backend_dev_get((size_t) i);
-        size_t n_free = 0, n_total = 0;
-        ggml_backend_dev_memory(dev, &n_free, &n_total);
-        *name        = ggml_backend_dev_name(dev);
-        *description = ggml_backend_dev_description(dev);
-        *free_bytes  = n_free;
-        *total_bytes = n_total;
-    });
-}
-
-int llama_spec_backend(int32_t i, const char ** name, int32_t * n_devices) {
-    return guarded([&] {
-        const bool is_one = i >= 0 && (size_t) i < ggml_backend_reg_count();
-        ggml_backend_reg_t reg = is_one ? ggml_backend_reg_get((size_t) i) : nullptr;
-        *name      = is_one ? ggml_backend_reg_name(reg) : nullptr;
-        *n_devices = is_one ? (int32_t) ggml_backend_reg_dev_count(reg) : 0;
-    });
-}
-
-bool llama_spec_supports_gpu(void) {
-    bool ok = false;
-    // The engine's own answer is yes for any build with RPC, servers or none.
-    guarded([&] {
-        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-            const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
-            ok = ok || type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
-        }
-    });
-    return ok;
-}

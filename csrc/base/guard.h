@@ -1,8 +1,8 @@
 // Turns whatever goes wrong inside the engine into a code and a message.
 #pragma once
 
-#include "abi/llama-spec.h"
-#include "checks/fault_net.h"
+#include "base/abi_types.h"
+#include "base/fault_net.h"
 
 #include <atomic>
 #include <exception>
@@ -23,10 +23,23 @@ struct engine_abort : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// The host has no room for a memory of past tokens. Thrown through the engine, which would turn a std::exception into a
+// line of its log.
+struct no_room {
+    std::string why;
+};
+
 // Sets up the log and abort callbacks once; cheap afterwards.
 void init();
 
+// The message of this thread's last failure.
+const std::string & last_error();
 void set_last_error(const std::string & message);
+
+// Lines at or above the level are printed: of the process, or of this thread alone, where -1 follows the process's.
+// The thread's returns what was set before.
+void set_log_level(int level);
+int  set_thread_log_level(int level);
 
 // Error lines that the engine logged on this thread since the last call of clear_log().
 std::string take_log();
@@ -39,6 +52,36 @@ int report_current_exception();
 
 // Whether the process is about to end: decodes stop, and new ones are refused.
 bool is_exiting();
+
+// From here on it is; waits until no thread is inside a call, or for the timeout.
+void begin_exit(int32_t timeout_ms);
+
+// In a forked child, before any other call; and how many forks lie behind this process.
+void    note_fork();
+int32_t n_forks();
+
+// What wants_to_stop() asks beside.
+void set_stop_question(bool (*wants_to_stop)());
+
+// Whether what a thread waits for is to end: the process does, or a signal has come, such as that of Ctrl-C.
+bool wants_to_stop();
+
+// Why this thread's call lost a server of layers, "" where it lost none; and whether that was because the call was to
+// end.
+std::string lost_server_of_call();
+bool        is_stopped_call();
+
+// While one lives on a thread, a server that is lost is no error there.
+class freeing {
+public:
+    freeing();
+    ~freeing();
+    freeing(const freeing &) = delete;
+    freeing & operator=(const freeing &) = delete;
+
+private:
+    bool before;
+};
 
 // Counts the calls that threads are inside of, so that the end of the process can wait for them.
 class inside_call {

@@ -1,7 +1,4 @@
-#include "abi/model_facts.h"
-
-#include "hooks/llama-spec-hooks.h"
-#include "hooks/state_scan.h"
+#include "base/model_facts.h"
 
 #include "llama-arch.h"
 #include "llama-model.h"
@@ -16,36 +13,6 @@ static bool is_device(ggml_backend_dev_t dev) {
 
 const char * llama_spec_arch_name(const llama_model * model) {
     return llm_arch_name(model->arch);
-}
-
-bool llama_spec_arch_can_roll_back(const llama_model * model) {
-    return llama_spec_has_snapshots(*model);
-}
-
-llama_spec::state_sizes llama_spec_state_sizes(const llama_model * model) {
-    const llama_hparams & h = model->hparams;
-    llama_spec::state_sizes sizes = {};
-    if (h.vocab_only || !(llm_arch_is_recurrent(model->arch) || llm_arch_is_hybrid(model->arch)) || model->arch == LLM_ARCH_DEEPSEEK4) {
-        return sizes;
-    }
-    // A snapshot is a state of each layer; where states are scanned in place, an older one and a log of tokens.
-    const pyllama_spec_scan_shape scan = llama_spec::scan_shape(*model, 1);
-    const bool     is_logged = scan.n_heads > 0;
-    const uint64_t n_log     = is_logged ? (uint64_t) (scan.n_heads * pyllama_spec_token_log(&scan)) : 0;
-    const uint64_t n_older   = is_logged ? (uint64_t) pyllama_spec_cell_log(&scan) - n_log + h.n_embd_s() : 0;
-    const bool is_nemotron = model->arch == LLM_ARCH_NEMOTRON_H || model->arch == LLM_ARCH_NEMOTRON_H_MOE;
-    for (uint32_t il = 0; il < h.n_layer(); ++il) {
-        // The filters of llama_model::create_memory.
-        const bool has_state = llm_arch_is_recurrent(model->arch) || model->arch == LLM_ARCH_FALCON_H1 ||
-            (h.is_recr(il) && (!is_nemotron || h.n_ff(il) == 0));
-        if (has_state) {
-            const uint64_t windows = h.n_embd_r() + (h.ple_conv_state() > 0 && h.is_ple(il) ? h.ple_conv_state() : 0);
-            sizes.state          += sizeof(float) * (windows + h.n_embd_s());
-            sizes.snapshot_base  += sizeof(float) * n_older;
-            sizes.snapshot_token += sizeof(float) * (windows + (is_logged ? n_log : h.n_embd_s()));
-        }
-    }
-    return sizes;
 }
 
 int32_t llama_spec_n_pos_per_row(const llama_model * model) {

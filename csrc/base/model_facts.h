@@ -1,9 +1,8 @@
 // What csrc/ wants to know of a model and the engine's public functions do not say.
 #pragma once
 
-#include "ggml.h"
-
 #include "ggml-backend.h"
+#include "ggml.h"
 
 #include <cstdint>
 #include <utility>
@@ -12,18 +11,6 @@
 struct llama_model;
 
 const char * llama_spec_arch_name(const llama_model * model);
-
-// Whether the engine keeps recurrent-state snapshots (n_rs_seq) for this architecture.
-bool llama_spec_arch_can_roll_back(const llama_model * model);
-namespace llama_spec {
-
-// Bytes for one sequence, of all layers: its recurrent state; what the first snapshot adds, and what each one does.
-struct state_sizes {
-    uint64_t state, snapshot_base, snapshot_token;
-};
-
-} // namespace llama_spec
-llama_spec::state_sizes llama_spec_state_sizes(const llama_model * model);
 
 // How many layers, the output counted as one, have their weights on a GPU or on another machine. 0 of a vocabulary.
 int32_t llama_spec_n_device_layers(const llama_model * model);

@@ -1,5 +1,5 @@
 #include "checks/gguf_check.h"
-#include "abi/guard.h"
+#include "base/guard.h"
 #include "checks/tokenizer_bounds.h"
 
 #include "gguf.h"

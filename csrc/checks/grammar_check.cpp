@@ -1,5 +1,5 @@
 #include "checks/grammar_check.h"
-#include "abi/guard.h"
+#include "base/guard.h"
 
 #include "llama-grammar.h"
 

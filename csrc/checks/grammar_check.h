@@ -1,7 +1,7 @@
 // A check of GBNF grammars before the engine builds its sampler from them.
 #pragma once
 
-#include "abi/guard.h"
+#include "base/guard.h"
 #include "checks/work_limit.h"
 
 #include <atomic>

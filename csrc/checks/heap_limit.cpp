@@ -1,7 +1,7 @@
 // The heap of C++, bounded on a thread that asks for it. What a template or a schema makes the engine's JSON and Jinja
 // allocate comes from here: 'a' * 10**10, range(10**9), and texts that double.
 
-#include "abi/guard.h"
+#include "base/guard.h"
 #include "checks/work_limit.h"
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 #include "checks/memory_room.h"
 
-#include "hooks/llama-spec-hooks.h"
+#include "base/guard.h"
+#include "checks/llama-spec-bounds.h"
 
 #include "ggml-alloc.h"
 #include "ggml-backend.h"

@@ -3,20 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 namespace llama_spec {
-
-// Thrown through the engine, which would turn a std::exception into a line of its log.
-struct no_room {
-    std::string why;
-};
 
 // From here on the buffers of one context's memory are counted together, on this thread.
 void begin_counting_memory();
 
-// The cells in which a cache keeps book of its positions are made, and touched, before any buffer: throws where n_ctx
-// of them with key_bytes each are too much already.
+// The cells in which a cache keeps book of its positions are made, and touched, before any buffer: throws no_room where
+// n_ctx of them with key_bytes each are too much already.
 void check_cells(uint32_t n_ctx, uint64_t key_bytes);
 
 // At most so many bytes of the host for each context's memory; 0 for what can be had without swapping, by what the

@@ -1,6 +1,6 @@
 #include "checks/nesting.h"
 
-#include "abi/guard.h"
+#include "base/guard.h"
 
 #include <string>
 

@@ -4,7 +4,7 @@
 
 #include "checks/tokenizer_bounds.h"
 
-#include "abi/guard.h"
+#include "base/guard.h"
 #include "checks/work_limit.h"
 
 #include "gguf.h"

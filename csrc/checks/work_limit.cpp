@@ -1,7 +1,7 @@
 #include "checks/work_limit.h"
 
-#include "abi/guard.h"
-#include "hooks/llama-spec-hooks.h"
+#include "base/guard.h"
+#include "checks/llama-spec-bounds.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -27,8 +27,6 @@ constexpr uintptr_t MAX_DEPTH_BYTES = 8u << 20;
 thread_local work_limit * t_limit = nullptr;
 thread_local uintptr_t    t_stack_begin = 0;     // of a thread with a deep stack
 thread_local uint32_t     t_n_steps = 0;
-
-std::atomic<bool (*)()> g_wants_to_stop{ nullptr };
 
 double own_seconds() {
     timespec now = {};
@@ -79,11 +77,6 @@ void * run_deep(void * data) {
 }
 
 } // namespace
-
-bool wants_to_stop() {
-    const auto ask = g_wants_to_stop.load();
-    return is_exiting() || (ask != nullptr && ask());
-}
 
 work_limit::work_limit(double seconds, int code, const char * too_long, const std::atomic<bool> * cancelled) :
     outer(t_limit), until_s(own_seconds() + seconds), asked_s(own_seconds()), code(code), too_long(too_long), cancelled(cancelled) {
@@ -176,8 +169,4 @@ void llama_spec_on_statement() {
     if (begin != 0 && begin - at > llama_spec::MAX_DEPTH_BYTES) {
         llama_spec::fail(LLAMA_SPEC_UNSUPPORTED, "nested too deeply, or without an end");
     }
-}
-
-void llama_spec_on_wait(bool (*wants_to_stop)(void)) {
-    llama_spec::g_wants_to_stop.store(wants_to_stop);
 }

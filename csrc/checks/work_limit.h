@@ -34,9 +34,6 @@ private:
     const std::atomic<bool> * cancelled;
 };
 
-// Whether what a thread waits for is to end: the process does, or a signal has come, such as that of Ctrl-C.
-bool wants_to_stop();
-
 // While one lives, what this thread takes from the heap in C++, less what it gives back, is bounded: std::bad_alloc.
 class heap_limit {
 public:

@@ -2,7 +2,7 @@
 // line in registry.cpp; its graph, if it is not the engine's own, a file there of the engine's file's name.
 #pragma once
 
-#include "abi/llama-spec.h"
+#include "base/abi_types.h"
 
 #include <cstdint>
 #include <memory>

@@ -2,10 +2,11 @@
 // The logic is in this folder and in checks/; a patch holds nothing but a call.
 #pragma once
 
-#include "llama.h"
+#include "checks/llama-spec-bounds.h"
+#include "kernels/scan.h"
 
 #include "ggml-cpp.h"
-#include "kernels/scan.h"
+#include "llama.h"
 
 #include <array>
 #include <cstdint>
@@ -36,10 +37,6 @@ ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tenso
 
 // Throws, with the architecture and the layer, if a wanted layer input was not found in the graph.
 void llama_spec_check_graph(const llm_graph_result & res, const llm_graph_params & params);
-
-// The engine is about to allocate, and clear, a memory of past tokens: throws llama_spec::no_room where the host has
-// not enough. Logic: checks/memory_room.cpp.
-void llama_spec_before_memory(ggml_context * tensors, ggml_backend_buffer_type_t type);
 
 // The engine is about to free an output buffer that NumPy views may still point into.
 void llama_spec_retire_output(llama_context * ctx, ggml_backend_buffer_ptr && buffer);
@@ -104,10 +101,3 @@ ggml_tensor * llama_spec_ssm_scan(const llm_graph_context & graph, const llm_gra
 // Writes states, depth * n_cells + cell, of which some are not the newest; false, and nothing is written, where all
 // are, or where planes hold them.
 bool llama_spec_write_earlier(const llama_memory_recurrent & memory, llama_io_write_i & io, int il, uint32_t begin, uint32_t end);
-
-// ---- bounds: checks/work_limit.cpp
-
-// A step of a loop whose length a text, a grammar or a vocabulary decides: throws once there were too many.
-void llama_spec_on_step();
-// Some megabytes of a tensor are about to be read and quantised: throws where who waits for it wants to stop.
-void llama_spec_on_slab();

@@ -2,9 +2,11 @@
 // stores. Plane d of a cell holds the state d tokens before the end of the last batch of its sequence.
 #include "hooks/snapshots.h"
 
+#include "base/model_facts.h"
 #include "hooks/llama-spec-hooks.h"
-#include "abi/model_facts.h"
+#include "hooks/state_scan.h"
 
+#include "llama-arch.h"
 #include "llama-graph.h"
 #include "llama-memory-hybrid-iswa.h"
 #include "llama-memory-hybrid.h"
@@ -14,6 +16,32 @@
 #include <algorithm>
 
 namespace llama_spec {
+
+state_sizes state_sizes_of(const llama_model & model) {
+    const llama_hparams & h = model.hparams;
+    state_sizes sizes = {};
+    if (h.vocab_only || !(llm_arch_is_recurrent(model.arch) || llm_arch_is_hybrid(model.arch)) || model.arch == LLM_ARCH_DEEPSEEK4) {
+        return sizes;
+    }
+    // A snapshot is a state of each layer; where states are scanned in place, an older one and a log of tokens.
+    const pyllama_spec_scan_shape scan = scan_shape(model, 1);
+    const bool     is_logged = scan.n_heads > 0;
+    const uint64_t n_log     = is_logged ? (uint64_t) (scan.n_heads * pyllama_spec_token_log(&scan)) : 0;
+    const uint64_t n_older   = is_logged ? (uint64_t) pyllama_spec_cell_log(&scan) - n_log + h.n_embd_s() : 0;
+    const bool is_nemotron = model.arch == LLM_ARCH_NEMOTRON_H || model.arch == LLM_ARCH_NEMOTRON_H_MOE;
+    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+        // The filters of llama_model::create_memory.
+        const bool has_state = llm_arch_is_recurrent(model.arch) || model.arch == LLM_ARCH_FALCON_H1 ||
+            (h.is_recr(il) && (!is_nemotron || h.n_ff(il) == 0));
+        if (has_state) {
+            const uint64_t windows = h.n_embd_r() + (h.ple_conv_state() > 0 && h.is_ple(il) ? h.ple_conv_state() : 0);
+            sizes.state          += sizeof(float) * (windows + h.n_embd_s());
+            sizes.snapshot_base  += sizeof(float) * n_older;
+            sizes.snapshot_token += sizeof(float) * (windows + (is_logged ? n_log : h.n_embd_s()));
+        }
+    }
+    return sizes;
+}
 
 llama_memory_recurrent * recurrent_part(llama_memory_i * memory) {
     if (auto * all = dynamic_cast<llama_memory_recurrent *>(memory)) {

@@ -5,8 +5,15 @@
 
 struct llama_memory_i;
 class  llama_memory_recurrent;
+struct llama_model;
 
 namespace llama_spec {
+
+// Bytes for one sequence, of all layers: its recurrent state; what the first snapshot adds, and what each one does.
+struct state_sizes {
+    uint64_t state, snapshot_base, snapshot_token;
+};
+state_sizes state_sizes_of(const llama_model & model);
 
 // The recurrent part of a memory; NULL where it has none, or one that is built otherwise (DeepSeek 4).
 llama_memory_recurrent * recurrent_part(llama_memory_i * memory);

@@ -1,7 +1,7 @@
 #include "hooks/state_scan.h"
 
+#include "base/model_facts.h"
 #include "hooks/llama-spec-hooks.h"
-#include "abi/model_facts.h"
 
 #include "llama-graph.h"
 #include "llama-io.h"
