@@ -1,4 +1,6 @@
+#include "drafts/candidates.h"
 #include "drafts/dflash/dflash_graph.h"
+#include "drafts/draft_pair.h"
 
 #include "llama-batch.h"
 #include "llama-context.h"
@@ -25,6 +27,22 @@ public:
 
 private:
     const llm_graph_input_attn_kv_iswa * attn;  // which belongs to the same graph, and is set before
+};
+
+// The target's id of each draft id, as 32-bit numbers, which tables can be read with.
+class target_ids_input : public llm_graph_input_i {
+public:
+    explicit target_ids_input(const llama_model * model) : ids(llama_spec::target_ids(model)) {}
+
+    void set_input(const llama_ubatch *) override {
+        ggml_backend_tensor_set(tensor, ids.data(), 0, ids.size() * sizeof(int32_t));
+    }
+    bool can_reuse(const llm_graph_params &) override { return true; }
+
+    ggml_tensor * tensor = nullptr;
+
+private:
+    std::vector<int32_t> ids;
 };
 
 } // namespace
@@ -174,6 +192,158 @@ ggml_tensor * dflash_graph::block(ggml_tensor * inp, int il) {
     cur = convolve(cur, weights, layer.dflash_ffn_conv_base, 1);
     cur = ggml_add(ctx0, normed(layer.ffn_post_norm, cur), inp);
     return layer.out_scale != nullptr ? ggml_mul(ctx0, cur, layer.out_scale) : cur;
+}
+
+// ---- heads
+// From the last layer's rows to what is read: DFlash's likeliest tokens of each slot, DSpark's chain, in which each
+// slot sees what the one before chose, and DFlash2's scores of each candidate behind each of the slot before.
+
+// A convolution over the slots of each block, towards later ones, with weights that depend on the slot: those of
+// `dynamic` [2 * n_kernel * n_groups, n_tokens] are shared by the columns of a group, and `base` has one each.
+ggml_tensor * dflash_graph::convolve(ggml_tensor * cur, ggml_tensor * dynamic, ggml_tensor * base, int side) {
+    if (dynamic == nullptr) {
+        return cur;
+    }
+    const int64_t n_slots = n_tokens / n_blocks, n_kernel = hparams.dflash_conv_kernel_size;
+    const int64_t n_group = hparams.dflash_conv_group_size, n_groups = n_embd / n_group;
+    ggml_tensor * slots = ggml_reshape_3d(ctx0, ggml_cont(ctx0, cur), n_embd, n_slots, n_blocks);
+    ggml_tensor * sum = nullptr;
+    // A tap that reaches over the beginning of every block adds nothing.
+    for (int64_t tap = 0; tap < std::min(n_kernel, n_slots); ++tap) {
+        ggml_tensor * moved = slots;
+        if (tap > 0) {
+            moved = ggml_view_3d(ctx0, slots, n_embd, n_slots - tap, n_blocks, slots->nb[1], slots->nb[2], 0);
+            moved = ggml_pad_ext(ctx0, moved, 0, 0, (int) tap, 0, 0, 0, 0, 0);
+        }
+        moved = ggml_reshape_3d(ctx0, moved, n_group, n_groups, n_tokens);
+        const size_t at = (size_t) ((side * n_kernel + tap) * n_groups) * dynamic->nb[0];
+        ggml_tensor * shared = ggml_view_3d(ctx0, dynamic, 1, n_groups, n_tokens, dynamic->nb[0], dynamic->nb[1], at);
+        ggml_tensor * own = ggml_view_3d(ctx0, base, n_group, n_groups, 1, n_group * base->nb[0], n_embd * base->nb[0],
+                side * base->nb[2] + tap * base->nb[1]);
+        ggml_tensor * term = ggml_add(ctx0, ggml_mul(ctx0, moved, ggml_cont(ctx0, shared)), ggml_mul(ctx0, moved, own));
+        sum = sum != nullptr ? ggml_add(ctx0, sum, term) : term;
+    }
+    return ggml_reshape_2d(ctx0, sum, n_embd, n_tokens);
+}
+
+void dflash_graph::finish(ggml_tensor * cur) {
+    if (cur->ne[1] != n_outputs) {
+        cur = ggml_get_rows(ctx0, cur, out_ids);
+    }
+    ggml_tensor * hidden = build_norm(cur, model.output_norm, nullptr, LLM_NORM_RMS, -1);
+    cb(hidden, "result_norm", -1);
+    res->t_embd = hidden;
+    ggml_tensor * logits = build_lora_mm(model.output != nullptr ? model.output : other->output, hidden);
+    cb(logits, "draft_logits", -1);
+    // As the target's own are changed; a Markov head adds to capped ones.
+    logits = hparams.f_logit_scale != 0.0f ? ggml_scale(ctx0, logits, hparams.f_logit_scale) : logits;
+    if (const float cap = hparams.f_final_logit_softcapping; cap > 0.0f) {
+        logits = ggml_scale(ctx0, ggml_tanh(ctx0, ggml_scale(ctx0, logits, 1.0f / cap)), cap);
+    }
+    if (model.dflash_selector_hidden != nullptr) {
+        select(hidden, logits);
+    } else if (model.dspark_markov_w1 != nullptr && n_outputs / n_blocks <= (int64_t) hparams.dflash_block_size) {
+        chain(hidden, logits);
+    } else {
+        give(build_candidates(ctx0, gf, logits, LLAMA_SPEC_DFLASH_CANDIDATES, nullptr).packed, logits);
+    }
+}
+
+// [n, n_blocks, n_slots] in the order of the batch, [n, n_slots * n_blocks].
+ggml_tensor * dflash_graph::block_major(ggml_tensor * cur) {
+    const int64_t n = cur->ne[0], n_rows = cur->ne[1] * cur->ne[2];
+    return ggml_reshape_2d(ctx0, ggml_cont(ctx0, ggml_permute(ctx0, cur, 0, 2, 1, 3)), n, n_rows);
+}
+
+// The token of each block's first slot.  [n_blocks]
+ggml_tensor * dflash_graph::first_tokens() {
+    const size_t stride = (size_t) (n_tokens / n_blocks) * tokens->nb[0];
+    return ggml_cont_1d(ctx0, ggml_view_2d(ctx0, tokens, 1, n_blocks, stride, 0), n_blocks);
+}
+
+// Side by side in the last dimension: halves first, so that nothing is copied more often than it has to be.
+ggml_tensor * dflash_graph::join(const std::vector<ggml_tensor *> & parts, size_t first, size_t end) {
+    if (end - first == 1) {
+        return ggml_reshape_3d(ctx0, parts[first], parts[first]->ne[0], n_blocks, 1);
+    }
+    const size_t middle = (first + end) / 2;
+    return ggml_concat(ctx0, join(parts, first, middle), join(parts, middle, end), 2);
+}
+
+// Each slot's logits plus what the token before adds to them, which is the choice of the slot before.
+void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
+    const int64_t n_slots = n_outputs / n_blocks;
+    ggml_tensor * ids_of = nullptr;
+    if (model.d2t != nullptr && n_slots > 1) {
+        auto inp = std::make_unique<target_ids_input>(&model);
+        inp->tensor = ids_of = ggml_new_tensor_2d(ctx0, GGML_TYPE_I32, 1, model.d2t->ne[0]);
+        ggml_set_input(ids_of);
+        res->add_input(std::move(inp));
+    }
+    ggml_tensor * before = first_tokens();
+    std::vector<ggml_tensor *> biased, rows;
+    for (int64_t i = 0; i < n_slots; ++i) {
+        rows.push_back(ggml_get_rows(ctx0, model.dspark_markov_w1, before));
+        ggml_tensor * own = ggml_view_2d(ctx0, logits, logits->ne[0], n_blocks, (size_t) n_slots * logits->nb[1],
+                (size_t) i * logits->nb[1]);
+        biased.push_back(ggml_add(ctx0, build_lora_mm(model.dspark_markov_w2, rows.back()), own));
+        if (i + 1 < n_slots) {
+            before = ggml_argmax(ctx0, biased.back());
+            before = ids_of != nullptr ? ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, ids_of, before), n_blocks) : before;
+        }
+    }
+    logits = block_major(join(biased, 0, biased.size()));
+    ggml_tensor * result = build_candidates(ctx0, gf, logits, LLAMA_SPEC_DFLASH_CANDIDATES, nullptr).packed;
+    if (model.dspark_conf_proj != nullptr) {
+        ggml_tensor * both = ggml_concat(ctx0, hidden, block_major(join(rows, 0, rows.size())), 0);
+        ggml_tensor * confidence = ggml_mul_mat(ctx0, model.dspark_conf_proj, both);
+        confidence = model.dspark_conf_proj_b != nullptr ? ggml_add(ctx0, confidence, model.dspark_conf_proj_b) : confidence;
+        result = ggml_concat(ctx0, result, ggml_sigmoid(ctx0, confidence), 0);
+    }
+    give(result, logits);
+}
+
+// Of each slot the k likeliest ids, and the score of each behind each one of the slot before.
+void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
+    logits = spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());   // the tables have a row for each of the target's
+    keep_logits(logits);
+    const int64_t k = hparams.dflash_selector_top_k, rank = hparams.dflash_selector_rank;
+    const int64_t n_rows = logits->ne[1], n_slots = n_rows / n_blocks;
+    ggml_tensor * ids   = ggml_cont(ctx0, ggml_top_k(ctx0, logits, (int) k));
+    ggml_tensor * unary = ggml_get_rows(ctx0, ggml_reshape_3d(ctx0, logits, 1, logits->ne[0], n_rows), ids);
+    const auto table = [&](ggml_tensor * w, ggml_tensor * which) {
+        return ggml_get_rows(ctx0, w, ggml_reshape_1d(ctx0, which, ggml_nelements(which)));
+    };
+
+    // What stands before: for the first slot of a block its first token, k times, and else the slot before's.
+    ggml_tensor * shape = ggml_new_tensor_4d(ctx0, GGML_TYPE_F32, rank, k, 1, n_blocks);
+    ggml_tensor * before = ggml_repeat(ctx0, ggml_reshape_4d(ctx0, table(model.dflash_selector_prev, first_tokens()), rank, 1, 1, n_blocks), shape);
+    if (n_slots > 1) {
+        ggml_tensor * blocks = ggml_reshape_3d(ctx0, ids, k, n_slots, n_blocks);
+        ggml_tensor * earlier = ggml_cont(ctx0, ggml_view_3d(ctx0, blocks, k, n_slots - 1, n_blocks, blocks->nb[1], blocks->nb[2], 0));
+        before = ggml_concat(ctx0, before,
+                ggml_reshape_4d(ctx0, table(model.dflash_selector_prev, earlier), rank, k, n_slots - 1, n_blocks), 2);
+    }
+    before = ggml_reshape_3d(ctx0, before, rank, k, n_rows);
+    ggml_tensor * gate = ggml_reshape_3d(ctx0, build_lora_mm(model.dflash_selector_hidden, hidden), rank, 1, n_rows);
+    ggml_tensor * after = ggml_reshape_3d(ctx0, table(model.dflash_selector_next, ids), rank, k, n_rows);
+    ggml_tensor * scores = ggml_mul_mat(ctx0, after, ggml_mul(ctx0, before, gate));    // [k, k of before, n_rows]
+    scores = ggml_add(ctx0, scores, ggml_reshape_3d(ctx0, unary, k, 1, n_rows));
+    ggml_tensor * packed = ggml_concat(ctx0, ggml_cast(ctx0, ids, GGML_TYPE_F32), ggml_reshape_2d(ctx0, scores, k * k, n_rows), 0);
+    give(packed, logits, /* is_mapped */ true);
+}
+
+void dflash_graph::give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped) {
+    cb(result, "draft_result", -1);
+    ggml_set_output(result);
+    res->t_h_nextn = result;
+    ggml_build_forward_expand(gf, result);
+    if (wants_logits()) {
+        logits = is_mapped ? logits : spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());
+        cb(logits, "result_output", -1);
+        res->t_logits = logits;
+        ggml_build_forward_expand(gf, logits);
+    }
 }
 
 } // namespace llama_spec

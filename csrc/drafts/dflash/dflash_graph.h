@@ -31,7 +31,7 @@ struct dflash_graph : public llm_graph_context {
     ggml_tensor * attention(ggml_tensor * cur, int il);
     ggml_tensor * block(ggml_tensor * cur, int il);
 
-    // dflash_heads.cpp
+    // The heads: from the last layer's rows to what is read.
     ggml_tensor * convolve(ggml_tensor * cur, ggml_tensor * dynamic, ggml_tensor * base, int side);
     void finish(ggml_tensor * cur);
     void chain(ggml_tensor * hidden, ggml_tensor * logits);
