@@ -2,7 +2,6 @@
 // parsers of what models write. JSON goes in and comes out.
 
 #include "abi/handles.h"
-#include "abi/text_out.h"
 #include "checks/nesting.h"
 #include "checks/work_limit.h"
 
@@ -33,6 +32,13 @@ constexpr work_bounds SCHEMA_BOUNDS = bounds_of(
 constexpr work_bounds CHAT_BOUNDS = bounds_of(
     "the chat template with these messages and tools takes more than 10 seconds; it, or a schema, may be hostile",
     "the chat template with these messages and tools takes more than 256 MiB; it, or a schema, may be hostile");
+
+// A text that leaves the C ABI; llama_spec_text_free() takes it back.
+char * text_out(const std::string & text) {
+    char * out = new char[text.size() + 1];
+    std::memcpy(out, text.c_str(), text.size() + 1);
+    return out;
+}
 
 template <typename F> void with_bounds(const work_bounds & bounds, F && body) {
     with_deep_stack(CHAT_STACK_BYTES, [&] {
