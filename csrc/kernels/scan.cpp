@@ -11,6 +11,8 @@ using namespace pyllama_spec;
 
 namespace {
 
+static_assert(PYLLAMA_SPEC_SCAN_COLS == MAX_COLS);
+
 // The engine keeps three words of its own in front; ours follow.
 constexpr int PLACE_AT = 8;
 static_assert(PLACE_AT * sizeof(int32_t) >= sizeof(ggml_custom_op_t) + sizeof(int) + sizeof(void *));

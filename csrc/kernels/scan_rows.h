@@ -2,7 +2,6 @@
 #pragma once
 
 #include "float_avx512.h"
-#include "scan.h"
 
 #include "ggml-impl.h"
 #include "simd-mappings.h"
@@ -15,6 +14,9 @@
 #include <utility>
 
 namespace pyllama_spec {
+
+// The most columns of a state that registers and stack are made for: PYLLAMA_SPEC_SCAN_COLS, for those who ask.
+constexpr int64_t MAX_COLS = 256;
 
 // Products and sums are fused by hand, since a row has to round alike wherever this is compiled into.
 struct Single {
@@ -151,7 +153,7 @@ struct Head {
 template <class V, int NV, int R, bool IS_DELTA, bool IS_WIDE>
 inline void run_rows(const Head & h, int64_t r, int64_t t0, int64_t t1) {
     using T = typename V::T;
-    constexpr int64_t MOST = NV > 0 ? NV : PYLLAMA_SPEC_SCAN_COLS / V::N;
+    constexpr int64_t MOST = NV > 0 ? NV : MAX_COLS / V::N;
     const int64_t n = NV > 0 ? NV : h.n_cols / V::N;
     const int64_t n_token_log = h.n_cols + h.n_rows + h.n_decay;
     T s[R][MOST];
