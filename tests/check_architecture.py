@@ -45,6 +45,19 @@ SEES_BINDING = ("tests/engine/", "tests/robust/")
 # Kinds of drafters are known to their own folder and its registry: anybody else asks a Drafter.
 KINDS = "drafters"
 
+# The folders of csrc/, from the ground up, as LAYERS: what the engine's own libraries compile, then
+# what the module adds. devices/ holds no source.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("kernels", "rpc", "transfers", "cpu_variants"),
+    ("base",),
+    ("checks",),
+    # What the engine calls: neither knows the other.
+    ("hooks", "drafts"),
+    ("abi",),
+    ("fuzz",),
+)
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
 # Written so that these lines do not match themselves.
 HOSTS = re.compile(r"pyp{1}i[.]org|python{1}hosted|de{1}b[.]deb|regist{1}ry[.]n")
 PLACES = re.compile(r"(^|[^A-Za-z0-9_.])/(work|ro{2}t|farm)/")
@@ -146,6 +159,28 @@ def import_faults(path: str, tree: ast.AST, modules: set[str]) -> Iterator[str]:
             yield f"{path}:{line}: {folder or PACKAGE} imports {name}; imports only go down"
 
 
+def included(path: str, text: str, files: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and path of each file of csrc/ that one of them includes; the engine's are left out."""
+    beside = path.rpartition("/")[0]
+    for match in INCLUDE.finditer(text):
+        named = (f"{beside}/{match[1]}", f"csrc/{match[1]}")
+        if target := next((name for name in named if name in files), None):
+            yield text.count("\n", 0, match.start(1)) + 1, target
+
+
+def include_faults(path: str, text: str, files: set[str]) -> Iterator[str]:
+    """Includes in csrc/ that go up or sideways."""
+    floors = {folder: i for i, floor in enumerate(FLOORS) for folder in floor}
+    folder = path.split("/")[1]
+    if folder not in floors:
+        yield f"{path}: this folder has no floor: give it one in tests/check_architecture.py"
+        return
+    for line, target in included(path, text, files):
+        below = target.split("/")[1]
+        if below != folder and floors.get(below, len(FLOORS)) >= floors[folder]:
+            yield f"{path}:{line}: {folder} includes {target}; includes only go down"
+
+
 def kind_faults(path: str, tree: ast.AST, modules: set[str]) -> Iterator[str]:
     """Questions for the kind of a drafter outside of the folder of drafters."""
     if not path.startswith(f"{PACKAGE}/") or path.startswith(f"{PACKAGE}/{KINDS}/"):
@@ -167,7 +202,10 @@ def kind_faults(path: str, tree: ast.AST, modules: set[str]) -> Iterator[str]:
 
 
 def circle_faults(graph: dict[str, set[str]]) -> Iterator[str]:
-    """Modules that import each other, by way of others or not; a package counts as its parts do."""
+    """Modules that import each other, by way of others or not; a package counts as its parts do.
+
+    Of csrc/ a header and the source of its name are one.
+    """
     done: set[str] = set()
 
     def walk(module: str, trail: list[str]) -> Iterator[str]:
@@ -220,6 +258,11 @@ def faults() -> Iterator[str]:
         text = data.decode("utf-8", "replace")
         yield from size_faults(path, text)
         yield from text_faults(path, text)
+        if path.startswith("csrc/") and path.endswith((".c", ".cpp", ".h")):
+            yield from include_faults(path, text, set(files))
+            unit = path.rpartition(".")[0]
+            names = {name.rpartition(".")[0] for _, name in included(path, text, set(files))}
+            graph.setdefault(unit, set()).update(names - {unit})
         if path.endswith(".py"):
             tree = ast.parse(text, path)
             yield from function_faults(path, tree)
