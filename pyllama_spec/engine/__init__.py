@@ -5,7 +5,6 @@ from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.context_params import ContextParams
-from pyllama_spec.engine.transfers import Transfers
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
@@ -24,6 +23,7 @@ from pyllama_spec.engine.system import (
     supports_gpu,
     system_info,
 )
+from pyllama_spec.engine.transfers import Transfers
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.lazy_imports import public_names
 
@@ -34,7 +34,6 @@ __all__ = [
     "ChatSession",
     "Context",
     "ContextParams",
-    "Transfers",
     "Device",
     "Memory",
     "Model",
@@ -42,6 +41,7 @@ __all__ = [
     "RpcServer",
     "Sampler",
     "SamplerParams",
+    "Transfers",
     "Vocab",
     "build_stamp",
     "default_n_threads",

@@ -16,11 +16,11 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, ContextParams
-from pyllama_spec.engine.transfers import Transfers, read_transfers
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
+from pyllama_spec.engine.transfers import Transfers, read_transfers
 from pyllama_spec.errors import (
     ArgumentError,
     ClosedError,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter
-from pyllama_spec.engine import Batch, Context, Transfers, Model, Sampler, SamplerParams
+from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams, Transfers
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import GREEDY
