@@ -2,10 +2,21 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+# Which engine the tests look at: `editable`, compiled for this machine, with Python files that are live; or `wheel`, the one
+# that users get, as CI does. One environment holds one of them at a time.
+ENGINE ?= editable
+ifeq ($(ENGINE),editable)
 STAMP   = $(VENV)/.built
+else ifeq ($(ENGINE),wheel)
+STAMP   = $(VENV)/.wheel
+else
+$(error ENGINE=$(ENGINE) is neither editable nor wheel)
+endif
 MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
+# What the sdist is made of.
+TRACKED = $(wildcard $(filter-out .ci/%,$(shell git ls-files -co --exclude-standard 2>/dev/null)))
 # They need packages, a GPU or PyTorch: targets of their own.
 NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
 BUILD  ?= build/native
@@ -13,6 +24,15 @@ PYTEST  = $(BIN)/python -m pytest
 # Two files of tests at a time: most of them compute with one thread.
 TWO_FILES = -n 2 --dist loadfile
 PIP     = $(BIN)/python -m pip --disable-pip-version-check -q
+
+# A compiler cache where there is one. With paths relative to this folder a second clone finds what the first has compiled.
+CCACHE := $(shell command -v ccache 2>/dev/null)
+ifneq ($(CCACHE),)
+export CMAKE_C_COMPILER_LAUNCHER   ?= $(CCACHE)
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(CCACHE)
+export CCACHE_BASEDIR   ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
+endif
 
 .PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan device-tests build-cuda fuzz sanitize quality style wheel bench docs docs-build docs-pages clean
 
@@ -44,13 +64,13 @@ CUDA_LIBRARIES ?= nvidia-cublas nvidia-cuda-runtime
 test-gpu:
 	$(MAKE) VENV=.venv-gpu .venv-gpu/.build-tools
 	$(if $(findstring CUDA,$(GPU)),$(if $(CUDA_LIBRARIES),.venv-gpu/bin/python -m pip -q install $(CUDA_LIBRARIES)))
-	$(MAKE) VENV=.venv-gpu BUILD=build/gpu CMAKE_ARGS="-D$(GPU)=ON $$CMAKE_ARGS" device-tests
+	$(MAKE) ENGINE=editable VENV=.venv-gpu BUILD=build/gpu CMAKE_ARGS="-D$(GPU)=ON $$CMAKE_ARGS" device-tests
 
 # The same on Mesa's Vulkan device of software. On Debian: apt-get install libvulkan-dev glslc spirv-headers
 # mesa-vulkan-drivers. Computing on it is slow: the threads of the CPU wait for each other less if they are few.
 test-vulkan:
 	GGML_VK_VISIBLE_DEVICES=0 LP_NUM_THREADS=1 \
-	    $(MAKE) VENV=.venv-vulkan BUILD=build/vulkan CMAKE_ARGS="-DGGML_VULKAN=ON $$CMAKE_ARGS" device-tests
+	    $(MAKE) ENGINE=editable VENV=.venv-vulkan BUILD=build/vulkan CMAKE_ARGS="-DGGML_VULKAN=ON $$CMAKE_ARGS" device-tests
 	.venv-vulkan/bin/python -m tools.backends vulkan --record
 
 device-tests: $(STAMP) $(VENV)/.test
@@ -109,10 +129,17 @@ style: $(VENV)/.quality
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The sdist, and the wheel that an isolated build makes from it: nothing of this tree can leak in.
-wheel: $(VENV)/.test
-	rm -rf dist
-	$(BIN)/python -m build -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON --outdir dist .
+# The sdist, and the wheel that an isolated build makes from it alone: nothing else of this tree can leak in. It is unpacked
+# at a fixed place for a compiler cache; the CMake tree stays for the tests that link with the engine's libraries.
+wheel: dist/.made
+dist/.made: $(TRACKED) | $(VENV)/.test
+	@echo "building the wheel: about six minutes on two cores"
+	rm -rf dist build/sdist build/wheel
+	$(BIN)/python -m build --sdist --outdir dist .
+	mkdir -p build/sdist && tar -xzf dist/*.tar.gz -C build/sdist --strip-components=1
+	$(BIN)/python -m build --wheel -C build-dir=$(abspath build/wheel) -C cmake.define.PYLLAMA_SPEC_PORTABLE=ON \
+	    --outdir dist build/sdist
+	@touch $@
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
@@ -147,9 +174,20 @@ $(VENV)/.modules: FORCE | $(BIN)/python
 FORCE:
 
 # An editable install whose CMake tree is kept, so that a second run compiles only what changed.
-$(STAMP): $(VENV)/.build-tools $(VENV)/.modules $(NATIVE)
+$(VENV)/.built: $(VENV)/.build-tools $(VENV)/.modules $(NATIVE)
+	@$(BIN)/python tools/installed_first.py --remove
+	@rm -f $(VENV)/.wheel
 	@echo "building the engine: about four minutes on two cores"
 	@PATH="$(abspath $(BIN)):$$PATH" $(PIP) install --no-build-isolation -C build-dir=$(BUILD) -e .
+	@touch $@
+
+# The wheel, which Python finds before the folder of the same name in this tree. Some tests read the engine's source.
+$(VENV)/.wheel: dist/.made | $(VENV)/.build-tools
+	@rm -f $(VENV)/.built
+	@$(BIN)/python vendor/sync.py
+	@$(PIP) uninstall -y pyllama_spec
+	@$(PIP) install dist/*.whl
+	@$(BIN)/python tools/installed_first.py
 	@touch $@
 
 $(VENV)/.test $(VENV)/.train $(VENV)/.quality $(VENV)/.docs: $(VENV)/.%: $(VENV)/.build-tools

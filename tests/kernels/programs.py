@@ -6,20 +6,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.upstream.built import cpu_backend, ggml_libraries
+
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parents[1]
-_LIBRARIES = ("libggml.a", "libggml-cpu.a", "libggml-base.a")
 
 
 def _libraries() -> list[str]:
     """The engine's static libraries, of the newest build in the tree."""
-    found = sorted(_ROOT.glob(f"build/*/vendor/llama.cpp/ggml/src/{_LIBRARIES[1]}"), key=_age)
-    assert found, "build the engine in this tree first: make test does"
-    return [str(found[-1].with_name(name)) for name in _LIBRARIES]
-
-
-def _age(path: Path) -> float:
-    return path.stat().st_mtime
+    ggml = ggml_libraries()
+    return [str(path) for path in (ggml / "libggml.a", *cpu_backend(), ggml / "libggml-base.a")]
 
 
 def compiled(source: str, folder: Path) -> Path:

@@ -3,7 +3,7 @@
     python -m tests.upstream.backend_ops [--ops MUL_MAT,MUL_MAT_ID,...] [--work DIR]
 
 It compares the CPU backend with the backend's own reference. The program is linked with what `make`
-has built in build/native. Ends with 1 where an operation fails with our kernels that does not fail
+has built in this tree. Ends with 1 where an operation fails with our kernels that does not fail
 without them.
 """
 
@@ -18,12 +18,12 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from tests.upstream.built import ggml_libraries
 from tests.upstream.run import ROOT, archive
 
 # Those that reach our kernels, and those that patches touch.
 OPS = "MUL_MAT,MUL_MAT_ID,FLASH_ATTN_EXT,SSM_CONV,SSM_SCAN,GATED_DELTA_NET"
 SOURCE = "tests/test-backend-ops.cpp"
-BUILT = ROOT / "build/native/vendor/llama.cpp/ggml/src"
 # A case and how it ended, without the colours.
 LINE = re.compile(r"^\s*([A-Z_0-9]+\(.*\)): (OK|FAIL|not supported.*)$", re.MULTILINE)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -31,9 +31,10 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 def libraries() -> list[Path]:
     """What the engine's backends were built into, in the order of a linker."""
-    backends = sorted(BUILT.glob("ggml-*/lib*.a"))  # in the registry beside the CPU
+    built = ggml_libraries()
+    backends = sorted(built.glob("ggml-*/lib*.a"))  # in the registry beside the CPU
     return [
-        BUILT / "libggml.a", *backends, BUILT / "libggml-cpu.a", BUILT / "libggml-base.a",
+        built / "libggml.a", *backends, built / "libggml-cpu.a", built / "libggml-base.a",
     ]  # fmt: skip
 
 
