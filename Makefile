@@ -16,7 +16,7 @@ MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
 # What the sdist is made of.
-TRACKED = $(wildcard $(filter-out .ci/%,$(shell git ls-files -co --exclude-standard 2>/dev/null)))
+TRACKED = $(wildcard $(filter-out .ci/% tests/release-check.json,$(shell git ls-files -co --exclude-standard 2>/dev/null)))
 # They need packages, a GPU or PyTorch: targets of their own.
 NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
 BUILD  ?= build/native
@@ -34,28 +34,51 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-train test-wheel test-gpu test-vulkan device-tests build-cuda fuzz sanitize quality style wheel bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-gpu test-vulkan device-tests build-cuda fuzz sanitize soak release-check quality style wheel bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
-# What a change needs at once: everything but the tests that are slow.
+# Each test has one tier, which one rule in tests/conftest.py gives it: quick, slow or release.
+# What a change needs at once: the quick ones.
+QUICK = -m "not slow and not release"
+GATE  = -m "not release"
 check: $(STAMP) $(VENV)/.test
-	$(PYTEST) tests $(NO_TESTS) -m "not slow" $(TWO_FILES) $(PYTEST_ARGS)
+	$(PYTEST) tests $(NO_TESTS) $(QUICK) $(TWO_FILES) $(PYTEST_ARGS)
 
-# All of it, `make check` too.
+# What has to hold before a change lands: the slow ones too.
 test: $(STAMP) $(VENV)/.test
-	$(PYTEST) tests $(NO_TESTS) $(TWO_FILES) $(PYTEST_ARGS)
+	$(PYTEST) tests $(NO_TESTS) $(GATE) $(TWO_FILES) $(PYTEST_ARGS)
 
 # PyTorch is large, and only training needs it.
 test-train: $(STAMP) $(VENV)/.train
-	$(PYTEST) tests/train $(PYTEST_ARGS)
+	$(PYTEST) tests/train $(GATE) $(PYTEST_ARGS)
 
 # The packages of `make wheel`, as a user would install them.
+WHEEL_TESTS = PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" $(PYTEST)
 test-wheel: $(STAMP) $(VENV)/.test wheel
-	PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" \
-	    $(PYTEST) tests/wheel $(PYTEST_ARGS)
+	$(WHEEL_TESTS) tests/wheel $(GATE) $(PYTEST_ARGS)
+
+# All that the gate leaves out, in hours, row by row: ROWS="fuzz vulkan", or all; without ROWS what has not passed with today's
+# sources. How each ended is written into tests/release-check.json, to be committed.
+release-check:
+	$(PYTHON) -m tools.release_check $(ROWS)
+
+# The full product of architectures, types and widths.
+test-release: $(STAMP) $(VENV)/.train
+	$(PYTEST) tests --ignore=tests/wheel --ignore=tests/gpu -m release $(TWO_FILES) $(PYTEST_ARGS)
+
+test-pythons: $(STAMP) $(VENV)/.test wheel
+	$(WHEEL_TESTS) tests/wheel --ignore=tests/wheel/test_coexist.py -m release $(PYTEST_ARGS)
+
+test-coexistence: $(STAMP) $(VENV)/.test wheel
+	$(WHEEL_TESTS) tests/wheel/test_coexist.py -m release $(PYTEST_ARGS)
+
+# Its figures are printed at the end; a text that is not plain decoding's is a failure.
+SOAK_SECONDS ?= 3600
+soak: $(STAMP) $(VENV)/.test
+	$(BIN)/python -m tests.robust.soak --seconds $(SOAK_SECONDS) --real
 
 # On a machine with a GPU, in an environment of its own: every placement on the device, and then what must hold on the CPU
 # while it is to be seen. For CUDA pip's libraries are installed; with a toolkit that has cuBLAS: CUDA_LIBRARIES=
@@ -71,11 +94,10 @@ test-gpu:
 test-vulkan:
 	GGML_VK_VISIBLE_DEVICES=0 LP_NUM_THREADS=1 \
 	    $(MAKE) ENGINE=editable VENV=.venv-vulkan BUILD=build/vulkan CMAKE_ARGS="-DGGML_VULKAN=ON $$CMAKE_ARGS" device-tests
-	.venv-vulkan/bin/python -m tools.backends vulkan --record
 
 device-tests: $(STAMP) $(VENV)/.test
 	$(PYTEST) tests/gpu -s $(PYTEST_ARGS)
-	$(PYTEST) tests/parity -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) tests/parity $(QUICK) $(PYTEST_ARGS)
 
 # The CUDA backend, compiled for one kind of GPU and imported; neither a GPU nor a driver is needed. nvcc is: a toolkit.
 CUDA_ARCH ?= 90
@@ -85,7 +107,6 @@ build-cuda:
 	CMAKE_ARGS="-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=$(CUDA_ARCH) $$CMAKE_ARGS" \
 	    $(MAKE) VENV=.venv-cuda BUILD=build/cuda .venv-cuda/.built .venv-cuda/.test
 	.venv-cuda/bin/python -m tools.check_cuda_build
-	.venv-cuda/bin/python -m tools.backends cuda --record
 
 # libFuzzer over the C side, with the address and the undefined-behaviour sanitizer: Clang, and some minutes to build.
 # FUZZ_SECONDS are for each of the five targets. What crashes is left in build/fuzz-corpus.
@@ -103,7 +124,7 @@ fuzz: $(STAMP) $(VENV)/.test
 # The module itself by GCC with the same two sanitizers, in an environment of its own, and the tests of `make check` through
 # it; SANITIZE_TESTS names others. Null and divisors are left to csrc/base/fault_net.cpp. A report is a failure. GCC's
 # UBSan does not heed log_path: each Python tells it where its reports go.
-SANITIZE_TESTS ?= tests $(NO_TESTS) -m "not slow"
+SANITIZE_TESTS ?= tests $(NO_TESTS) $(QUICK)
 SANITIZE_FLAGS = -O1 -g1 -DNDEBUG -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize=null,integer-divide-by-zero
 SANITIZE_LIBRARY = $$($${CC:-cc} -print-file-name=lib$(1).so)
 REPORTS = $(abspath build/sanitize)/report

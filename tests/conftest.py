@@ -1,4 +1,4 @@
-"""Models that tests share, and which tests `make check` leaves out."""
+"""Models that tests share, and the tier of each test."""
 
 from __future__ import annotations
 
@@ -9,27 +9,23 @@ from pathlib import Path
 import pytest
 
 from tests.models import cache_directory
+from tests.tiers import QUICK, tier_of
 from tools.fetch_smollm2 import fetch
 
 # What rounds cost here is nobody's business between tests (test_cost_cache.py sets it back).
 os.environ["PYLLAMA_SPEC_COSTS"] = "off"
 
 _HERE = Path(__file__).parent
-# Processes by the hundred, compilers, downloads, trainings, measurements.
-_SLOW_FOLDERS = frozenset(
-    ("bench", "corpus", "fuzz", "gpu", "kernels", "robust", "train", "vendor", "wheel")
-)
-# The one real model. Its name is in the fixture that gives it, or in the test's.
-_REAL_MODEL = "smollm2"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is slow: some folders, and whatever runs a real model."""
+    """Marks what is slow, and what waits for a release."""
     for item in items:
-        folder = item.path.relative_to(_HERE).parts[0]
         names = (item.nodeid, *getattr(item, "fixturenames", ()))
-        if folder in _SLOW_FOLDERS or any(_REAL_MODEL in name for name in names):
-            item.add_marker("slow")
+        marks = {mark.name for mark in item.iter_markers()}
+        tier = tier_of(item.path.relative_to(_HERE).as_posix(), names, marks)
+        if tier != QUICK:
+            item.add_marker(tier)
 
 
 def smollm2(kind: str) -> Path:

@@ -17,9 +17,11 @@ from tests.fuzz.engine_source import keys_of
 from tests.fuzz.gguf_bytes import Value
 from tests.fuzz.mutated import sweep as sweep_mutated
 from tests.robust.tools import generate_greedily
+from tests.tiers import mostly_slow
 
 ARCHITECTURES = sorted(keys_of())
 _N_KNOWN = 150
+_SAMPLE = ("llama", "qwen35", "gemma3", "deepseek2", "rwkv7", "bert")
 # What a sweep of these crashed before: a division by zero, a tensor that is not there.
 CRASHED = (
     ("deepseek4", "pooling_type", "3"), ("falcon-h1", "rope.scaling.alpha", "0.0"),
@@ -41,7 +43,9 @@ def test_the_sources_are_understood() -> None:
     assert "attention.head_count" in {key.removeprefix("%s.") for key in keys_of()["olmo2"]}
 
 
-@pytest.mark.parametrize("arch", [arch for arch in ARCHITECTURES if arch not in NO_FILE])
+@pytest.mark.parametrize(
+    "arch", mostly_slow((arch for arch in ARCHITECTURES if arch not in NO_FILE), _SAMPLE)
+)
 def test_a_file_as_the_engine_asks_for_it(arch: str, tmp_path: Path) -> None:
     """It has what the loader misses and nothing else: of some, less than their graphs need.
 
@@ -72,7 +76,7 @@ def test_heads_that_the_engine_would_write_behind(arch: str, size: int, tmp_path
     assert (ending := _ending(file.write(tmp_path / "f.gguf"))).kind == "UnsupportedError", ending
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen35", "gemma3", "deepseek2", "rwkv7", "bert"])
+@pytest.mark.parametrize("arch", _SAMPLE)
 def test_a_sample_of_all_keys(arch: str, tmp_path: Path) -> None:
     counts = sweep("keys", [arch], 0.03, tmp_path)
     assert counts and not set(counts) - {k for k in counts if runner.Ending(k, "").is_allowed}

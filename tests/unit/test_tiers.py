@@ -1,0 +1,108 @@
+"""No test falls between the commands: the gate and the release check take each once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.tiers import QUICK, RELEASE, SLOW, TIERS, mostly_slow, tier_of
+from tools.release_check import ROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+GATE = ("test", "test-train", "test-wheel")
+# The same tests once more, with a device to be seen.
+DEVICES = ("vulkan", "cuda")
+_GIVEN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTEST_ARGS")
+FILES = sorted(path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py"))
+
+
+def selections(*targets: str) -> list[list[str]]:
+    """What `make TARGET ...` gives to pytest, command by command."""
+    make = ["make", "--dry-run", "--always-make", "ENGINE=wheel", *targets]
+    # Not what the make around this test was given: PYTEST_ARGS, for one.
+    variables = {key: value for key, value in os.environ.items() if key not in _GIVEN}
+    said = subprocess.run(
+        make, cwd=ROOT, env=variables, capture_output=True, text=True, check=True
+    ).stdout
+    lines = said.replace("\\\n", " ").splitlines()
+    return [shlex.split(found[1]) for x in lines if (found := re.search(r"-m pytest (.*)", x))]
+
+
+def takes(words: list[str], file: str, tier: str) -> bool:
+    """Whether pytest, with these words, runs the tests of a file that are of a tier."""
+    expression = words[words.index("-m") + 1] if "-m" in words else ""
+    # Names with and, or, not: an expression of Python too.
+    if expression and not eval(expression, {}, {name: name == tier for name in TIERS}):
+        return False
+    path = f"tests/{file}"
+    left_out = [word.partition("=")[2] for word in words if word.startswith("--ignore=")]
+    within = [word for word in words if word == "tests" or word.startswith("tests/")]
+    return any(_lies_in(path, x) for x in within) and not any(_lies_in(path, x) for x in left_out)
+
+
+def _lies_in(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}/")
+
+
+@pytest.fixture(scope="module")
+def commands() -> dict[str, list[list[str]]]:
+    """The commands of the gate, of the quick tests, and of a release."""
+    rows = (row.target for name, row in ROWS.items() if name not in DEVICES)
+    return {
+        "gate": selections(*GATE), "quick": selections("check"), "release": selections(*rows),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_each_test_is_taken_by_one_command(commands: dict[str, list[list[str]]], tier: str) -> None:
+    assert [len(commands[name]) for name in ("gate", "quick", "release")] == [3, 1, 3]
+    for file in FILES:
+        if file.startswith("gpu/"):  # every tier of it with the device: make device-tests
+            continue
+        taken = {name: sum(takes(x, file, tier) for x in commands[name]) for name in commands}
+        assert (taken["gate"], taken["release"]) == ((0, 1) if tier == RELEASE else (1, 0)), file
+        assert not (taken["quick"] and tier != QUICK)
+    quick = [file for file in FILES if any(takes(x, file, QUICK) for x in commands["quick"])]
+    assert {file.partition("/")[0] for file in FILES} - {x.partition("/")[0] for x in quick} == {
+        "gpu", "train", "wheel",
+    }  # fmt: skip
+
+
+def test_what_is_left_out_of_make_check_has_no_quick_test() -> None:
+    for file in FILES:
+        if file.startswith(("gpu/", "train/", "wheel/")):
+            assert tier_of(file, (), ()) != QUICK
+
+
+@pytest.mark.parametrize(
+    ("file", "names", "marks", "tier"),
+    [
+        ("unit/test_a.py", ("test_a",), (), QUICK),
+        ("unit/test_a.py", ("test_a", "smollm2_q4_0"), (), SLOW),
+        ("unit/test_a.py", ("test_smollm2[1]",), ("release",), RELEASE),
+        ("unit/test_a.py", ("test_a",), ("slow", "parametrize"), SLOW),
+        ("unit/test_a.py", ("test_a",), ("slow", "release"), RELEASE),
+        ("robust/test_a.py", ("test_a",), (), SLOW),
+        ("robust/test_a.py", ("test_a",), ("release",), RELEASE),
+        ("wheel/test_wheel.py", (), (), SLOW),
+        ("wheel/test_pythons.py", (), (), RELEASE),
+        ("gpu/test_a.py", (), (), RELEASE),
+    ],
+)
+def test_the_tier_of_a_test(
+    file: str, names: tuple[str, ...], marks: tuple[str, ...], tier: str
+) -> None:
+    assert tier_of(file, names, marks) == tier
+
+
+def test_mostly_slow_leaves_no_case_out() -> None:
+    found = mostly_slow(("a", "b", "c"), ("b",))
+    assert [getattr(one, "values", (one,))[0] for one in found] == ["a", "b", "c"]
+    marks = [[mark.name for mark in getattr(one, "marks", ())] for one in found]
+    assert marks == [[RELEASE], [], [RELEASE]]

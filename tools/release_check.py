@@ -1,0 +1,260 @@
+"""What a release needs beside the gate, row by row, and when each row passed last.
+
+    python -m tools.release_check [ROW ... | all] [--list]
+
+The rows take hours together, and what they look at changes rarely: they run before a release, and
+at the end of a piece of work that touched csrc/ or vendor/. Each is a target of the Makefile. How
+it ended is written into tests/release-check.json at once, to be committed, so that rows can be run
+one at a time. Without names those run that have not passed with today's sources. Needs the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "tests" / "release-check.json"
+_PATCHED = ("CMakeLists.txt", "vendor/llama.cpp.lock", "vendor/patches")
+_ENGINE = (*_PATCHED, "csrc")
+_SUFFIXES = frozenset((".txt", ".lock", ".patch", ".cpp", ".c", ".h", ".map", ".cmake", ".py"))
+_PASSED, _FAILED = "passed", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A check of a release.
+
+    Attributes:
+        target: of the Makefile.
+        what: in a few words, with its time on two cores.
+        sources: files and folders; where one has changed, the row has to be run again.
+        programs: what has to be on PATH.
+        remedy: where a program is not.
+
+    """
+
+    target: str
+    what: str
+    sources: tuple[str, ...]
+    programs: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+ROWS: dict[str, Row] = {
+    "tests": Row(
+        "test-release",
+        "every oracle on every architecture, type and width",
+        (*_ENGINE, "pyllama_spec", "tests"),
+    ),
+    "pythons": Row(
+        "test-pythons",
+        "the wheel on every Python that is found",
+        (*_ENGINE, "pyllama_spec", "tests/wheel"),
+    ),
+    "coexistence": Row(
+        "test-coexistence",
+        "the wheel and llama-cpp-python, built from source, in one process",
+        (*_ENGINE, "tests/wheel"),
+    ),
+    "soak": Row(
+        "soak", "an hour of everything at once", (*_ENGINE, "pyllama_spec", "tests/robust/soak.py")
+    ),
+    "fuzz": Row(
+        "fuzz",
+        "libFuzzer with sanitizers over the C side",
+        (*_ENGINE, "csrc/fuzz", "tests/fuzz/corpus.py"),
+        ("clang", "clang++"),
+        "apt-get install clang",
+    ),
+    "vulkan": Row(
+        "test-vulkan",
+        "the tests of devices, and parity, with Mesa's Vulkan device of software",
+        (*_ENGINE, "tests/gpu"),
+        ("glslc",),
+        "apt-get install libvulkan-dev glslc spirv-headers mesa-vulkan-drivers",
+    ),
+    # Whether it compiles and loads: our own sources are compiled everywhere.
+    "cuda": Row(
+        "build-cuda",
+        "the CUDA backend, compiled and imported without a driver",
+        (*_PATCHED, "csrc/devices", "tools/check_cuda_build.py"),
+        ("nvcc",),
+        "install a CUDA toolkit",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a row ended.
+
+    Attributes:
+        outcome: "passed" or "failed".
+        date: in UTC, to the minute.
+        seconds: None where they were not taken.
+        commit: that was checked out; with a "+" where files differed from it.
+        sources: the fingerprint of the row's sources.
+
+    """
+
+    outcome: str
+    date: str
+    seconds: int | None
+    commit: str
+    sources: str
+
+
+def fingerprint(row: Row) -> str:
+    """A hash over names and contents of the row's sources."""
+    files: set[Path] = set()
+    for name in row.sources:
+        path = ROOT / name
+        inside = path.rglob("*") if path.is_dir() else (path,)
+        # csrc/fuzz is a project of its own: only the row that names it is made of it.
+        fuzzed = name == "csrc/fuzz"
+        files.update(
+            file for file in inside
+            if file.suffix in _SUFFIXES and (fuzzed or file.parent.name != "fuzz")
+        )  # fmt: skip
+    total = hashlib.sha256()
+    for file in sorted(files):
+        data = file.read_bytes()
+        total.update(f"{file.relative_to(ROOT).as_posix()} {len(data)}\n".encode())
+        total.update(data)
+    return total.hexdigest()
+
+
+def read(path: Path) -> dict[str, Outcome]:
+    """What is written down, by row."""
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return {name: Outcome(**fields) for name, fields in rows.items()}
+
+
+def write(path: Path, outcomes: Mapping[str, Outcome]) -> None:
+    """Writes it down, a row after the other by name."""
+    rows = {name: asdict(outcomes[name]) for name in sorted(outcomes)}
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def has_passed(name: str, outcomes: Mapping[str, Outcome]) -> bool:
+    """Whether a row has passed with today's sources."""
+    last = outcomes.get(name)
+    return last is not None and (last.outcome, last.sources) == (_PASSED, fingerprint(ROWS[name]))
+
+
+def chosen(names: Sequence[str], outcomes: Mapping[str, Outcome]) -> list[str]:
+    """The rows to run: the named ones, all, or those that have not passed with today's sources.
+
+    Raises:
+        ValueError: a name is no row.
+
+    """
+    if unknown := [name for name in names if name not in (*ROWS, "all")]:
+        raise ValueError(f"no such row: {', '.join(unknown)}; there are {', '.join(ROWS)}, or all")
+    if "all" in names:
+        return list(ROWS)
+    return [name for name in ROWS if name in names or not (names or has_passed(name, outcomes))]
+
+
+def commit() -> str:
+    """What is checked out; with a "+" where files differ from it."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    # The record itself differs as soon as a row has ended.
+    others = (".", f":!{RECORD.relative_to(ROOT).as_posix()}")
+    differs = git("status", "--porcelain", "--", *others)
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if differs else "")
+
+
+def make(target: str) -> int:
+    """Runs a target on the wheel that would be released; its exit code."""
+    return subprocess.run(["make", "ENGINE=wheel", target], cwd=ROOT, check=False).returncode
+
+
+def lacking(row: Row) -> str:
+    """What a row needs and the machine has not, with the remedy; else nothing."""
+    missing = [name for name in row.programs if shutil.which(name) is None]
+    return f"needs {', '.join(missing)}: {row.remedy}" if missing else ""
+
+
+def check(names: Sequence[str], record: Path, run: Callable[[str], int] = make) -> bool:
+    """Runs rows, and writes down how each ended. What cannot run here leaves the record as it is.
+
+    Returns:
+        Whether all of them passed.
+
+    """
+    said: dict[str, str] = {}
+    for name in names:
+        row = ROWS[name]
+        if reason := lacking(row):
+            said[name] = f"NOT RUN, {reason}"
+            continue
+        print(f"== {name}: make {row.target}", flush=True)
+        # Of what it begins with: a change on the way is none that it has seen.
+        sources, checked_out, begin = fingerprint(row), commit(), time.monotonic()
+        outcome = _FAILED if run(row.target) else _PASSED
+        seconds = round(time.monotonic() - begin)
+        date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ")
+        ended = Outcome(outcome, date, seconds, checked_out, sources)
+        write(record, {**read(record), name: ended})
+        said[name] = f"{outcome} in {seconds} s"
+    for name, text in said.items():
+        print(f"== {name}: {text}")
+    return all(text.startswith(_PASSED) for text in said.values())
+
+
+def listing(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """A line for each row: what it is, and how it ended last."""
+    lines = []
+    for name, row in ROWS.items():
+        last = outcomes.get(name)
+        if last is None:
+            text = "never run"
+        else:
+            now = "these sources" if last.sources == fingerprint(row) else "other sources"
+            text = f"{last.outcome} {last.date} at {last.commit}, with {now}"
+        lines.append(f"{name:12} {row.what}; {text}")
+    return lines
+
+
+def main() -> int:
+    """Runs rows, or says how they stand.
+
+    Returns:
+        0 where all that were to run passed, 1 where one did not, 2 for a name that is no row.
+
+    """
+    parser = argparse.ArgumentParser(description="what a release needs beside the gate")
+    parser.add_argument("rows", nargs="*", help=f"{', '.join(ROWS)}, or all; else what is due")
+    parser.add_argument("--list", action="store_true", help="say how the rows stand, run none")
+    args = parser.parse_args()
+    outcomes = read(RECORD)
+    if args.list:
+        print(*listing(outcomes), sep="\n")
+        return 0
+    try:
+        rows = chosen(args.rows, outcomes)
+    except ValueError as error:
+        parser.error(str(error))
+    return int(not check(rows, RECORD))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
