@@ -1,4 +1,4 @@
-"""The cffi builder: reads the declaration from the headers of the C ABI, so that it is written once.
+"""The cffi builder: reads the declaration from the headers of the C ABI, their only place.
 
 Run by CMake as ``python -m cffi.gen_src exec-python csrc/ffi_build.py OUT``.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from pyllama_spec.engine.levels import choose
+from pyllama_spec.engine.cpu_variants import choose
 
 _ROOT = Path(__file__).resolve().parents[2]
 _GGML = "vendor/llama.cpp/ggml/src"
@@ -24,9 +24,9 @@ def ggml_libraries() -> Path:
 
 
 def cpu_backend() -> list[Path]:
-    """The CPU backend that is loaded here: a wheel has one for each level of processors.
+    """The CPU backend that is loaded here: a wheel has one for each variant of the CPU.
 
-    The first level is in the library, and those above it in objects: csrc/processor/levels.cmake.
+    The first variant is in the library, and the others are objects: see csrc/cpu_variants/.
     """
     library = [ggml_libraries() / "libggml-cpu.a"]
     try:
