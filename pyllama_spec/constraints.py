@@ -53,7 +53,7 @@ def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str |
     Args:
         grammar: GBNF; Lark rules that begin with %llguidance; a Guide; or an object that holds one
             of these as `_grammar`.
-        response_format: see generation.RequestOptions.
+        response_format: see requests.options.RequestOptions.
 
     Raises:
         ArgumentError: they are malformed, or both given, or the schema cannot be a grammar.

@@ -5,9 +5,9 @@ internals, may not change what it is given, and has bounds: see template_limits.
 
 Control tokens in messages: a rendered chat is tokenized with the names of control tokens read as
 those tokens. A message that contains such a name would then forge the turns of others, and so would
-a role, a tool's description or a variable of the template. caller_text.py finds what of the text
-comes from the caller, chat_tokens.py reads no control token there; RenderedChat.located says how
-much could be found.
+a role, a tool's description or a variable of the template. prompt_provenance.py finds what of the
+text comes from the caller, control_tokens.py reads no control token there; RenderedChat.located
+says how much could be found.
 """
 
 from __future__ import annotations

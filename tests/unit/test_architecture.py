@@ -1,0 +1,62 @@
+"""check_architecture.py refuses the imports that it is there to refuse."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.check_architecture import import_faults, listed_files, module_name
+
+MODULES = {module_name(path) for path in listed_files() if path.endswith(".py")}
+CHAT, REQUESTS = "pyllama_spec/chat/tools.py", "pyllama_spec/requests/job.py"
+
+
+def faults(path: str, source: str) -> list[str]:
+    """What the checker says of the imports of a file with this text."""
+    return list(import_faults(path, ast.parse(source), MODULES))
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (CHAT, "from pyllama_spec.requests.options import RequestOptions"),
+        (CHAT, "import pyllama_spec.requests.options"),
+        (CHAT, "from pyllama_spec.requests import options"),
+        (CHAT, "from ..requests.options import RequestOptions"),
+        (CHAT, "def later():\n    from pyllama_spec.requests import job"),
+        (CHAT, "if TYPE_CHECKING:\n    from pyllama_spec.requests.job import Job"),
+        (REQUESTS, "from pyllama_spec.chat.template import ChatTemplate"),
+        (REQUESTS, "from ..chat import template"),
+    ],
+)
+def test_chat_and_requests_do_not_know_each_other(path: str, source: str) -> None:
+    """They lie on one floor: an import there goes sideways, which is no better than up."""
+    (fault,) = faults(path, source)
+    assert fault.endswith("imports only go down")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (CHAT, "from pyllama_spec.llama.llama import Llama"),
+        ("pyllama_spec/speculative/round.py", "from pyllama_spec.requests import job"),
+        ("pyllama_spec/bench/harness.py", "from pyllama_spec.train.config import TrainConfig"),
+    ],
+)
+def test_nothing_imports_up_or_sideways(path: str, source: str) -> None:
+    (fault,) = faults(path, source)
+    assert fault.endswith("imports only go down")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (CHAT, "from pyllama_spec.chat.messages import check_messages"),
+        (CHAT, "from pyllama_spec.constraints import schema_grammar"),
+        (REQUESTS, "from pyllama_spec.speculative import Round"),
+        ("pyllama_spec/llama/llama.py", "from pyllama_spec.chat import template, tools"),
+    ],
+)
+def test_imports_go_down_or_stay_in_their_folder(path: str, source: str) -> None:
+    assert faults(path, source) == []
