@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError, is_process_end
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
-from pyllama_spec.requests.request_lock import COLLECT_AFTER_S
+from pyllama_spec.requests.request_lock import CLOSED, COLLECT_AFTER_S
 from pyllama_spec.requests.ticket import Ticket, copy_of
 from pyllama_spec.speculative import Round, SequenceState
 from pyllama_spec.speculative.spans import n_common
@@ -29,7 +29,6 @@ _OPEN_STREAMS = (
     "this thread has a stream open in each of the model's {n} places: read one to its end or "
     "close() it before the next request, or open the model with a larger n_parallel"
 )
-_CLOSED = "the model is closed; open it again"
 _IN_CALLBACK = "a callback of a running generation may not {what}"
 
 
@@ -149,7 +148,7 @@ class ParallelRunner:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError(_CLOSED)
+            raise ClosedError(CLOSED)
 
     def _refuse_callback(self, what: str) -> None:
         if self._is_computing and self._thread is threading.current_thread():
@@ -223,7 +222,7 @@ class ParallelRunner:
             while self._is_computing:
                 self._quiet.wait()
             for ticket in [*self._waiting, *self._placed]:
-                self._end(ticket, ClosedError(_CLOSED))
+                self._end(ticket, ClosedError(CLOSED))
             self._waiting.clear()
             self._placed.clear()
             thread = self._thread
@@ -349,7 +348,7 @@ class ParallelRunner:
     def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and tells its reader."""
         if isinstance(error, CancelledError) and self._is_closed:
-            error = ClosedError(_CLOSED)
+            error = ClosedError(CLOSED)
         if error is not None:
             ticket.job.attach_partial(error)
         ticket.error, ticket.finish = error, finish

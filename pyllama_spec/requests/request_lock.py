@@ -13,7 +13,8 @@ from pyllama_spec.errors import BusyError, CancelledError, ClosedError
 # A stream that was dropped may hang in a cycle, a traceback's for example, and hold its turn until
 # somebody collects garbage; where all threads wait for it that is nobody else. The wait doubles.
 COLLECT_AFTER_S = 0.5
-
+# What a request is told whose model was closed, before it or under it.
+CLOSED = "the model is closed; open it again"
 _OPEN_STREAM = (
     "this thread has a stream open on the same model, or is in a callback of a request: read the "
     "stream to its end or close() it before the next request, or open the model with n_parallel=2 "
@@ -137,9 +138,12 @@ class RequestLock:
     def running(self, turn: Lease) -> Iterator[None]:
         """Around everything that uses the context.
 
+        close() and cancel() both interrupt a decode, which raises CancelledError. The caller gets
+        the error that says why: the same one as between two decodes.
+
         Raises:
-            ClosedError: the model was closed since the last time.
-            CancelledError: the request was cancelled since the last time.
+            ClosedError: the model was closed since the last time, or meanwhile.
+            CancelledError: the request was cancelled since the last time, or meanwhile.
 
         """
         with self._condition:
@@ -149,6 +153,11 @@ class RequestLock:
             turn.is_running, turn.thread = True, threading.get_ident()
         try:
             yield
+        except CancelledError as error:
+            with self._condition:  # close() interrupts the decode before it has noted why
+                if self._is_closed:
+                    raise ClosedError(CLOSED) from error
+            raise
         finally:
             with self._condition:
                 turn.is_running = False
@@ -200,4 +209,4 @@ class RequestLock:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ClosedError("the model is closed; open it again")
+            raise ClosedError(CLOSED)

@@ -1,0 +1,220 @@
+"""close() under a request gives ClosedError, at whichever moment it comes.
+
+A decode that close() interrupts fails with CancelledError inside; between two decodes nothing does.
+The caller cannot know which of them it was, so that both have to give the same error.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ClosedError, Llama
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.requests.runner import SerialRunner
+from tests.faces.tools import GREEDY, PROMPT, open_tiny
+from tests.models import model_path
+
+MESSAGES = [{"role": "user", "content": "the cat"}]
+LONG: dict[str, Any] = {"max_tokens": 100, **GREEDY}
+TIMEOUT_S = 60
+Use = Callable[[Llama], Any]
+
+GENERATING: dict[str, Use] = {
+    "text": lambda llm: llm(PROMPT, **LONG),
+    "stream": lambda llm: list(llm(PROMPT, stream=True, **LONG)),
+    "list of prompts": lambda llm: llm([PROMPT, [*PROMPT, 97], [*PROMPT, 98]], **LONG),
+    "chat": lambda llm: llm.create_chat_completion(MESSAGES, **LONG),
+    "stream of a chat": lambda llm: list(llm.create_chat_completion(MESSAGES, stream=True, **LONG)),
+    "steps": lambda llm: list(llm.generate_steps(PROMPT, **LONG)),
+    "low level": lambda llm: list(llm.generate(PROMPT, temp=0)),
+}
+# They compute in the caller's thread. Of a model with several places close() waits for their end.
+EXCLUSIVE: dict[str, Use] = {
+    "eval": lambda llm: deque(map(llm.eval, [PROMPT] * 10)),
+    "logprobs of a prompt": lambda llm: llm(PROMPT * 8, echo=True, logprobs=1, **LONG),
+    "embeddings": lambda llm: llm.embed(["the cat sat on the mat"] * 1000),
+}
+ALL = {**GENERATING, **EXCLUSIVE}
+WAYS = [
+    *((way, n_parallel) for way in GENERATING for n_parallel in (1, 2)),
+    *((way, 1) for way in EXCLUSIVE),
+]
+
+
+def opened(way: str, n_parallel: int, draft: str | None = None) -> Llama:
+    """A model for one way of using it."""
+    if way == "embeddings":
+        llm = open_tiny(embedding=True)
+        llm.embed("the cat")  # makes the context
+        return llm
+    return open_tiny(draft, n_parallel=n_parallel, n_ubatch=8, logits_all=way.startswith("logp"))
+
+
+def is_closing(llm: Llama) -> bool:
+    """Whether close() has begun: it may be waiting for the request."""
+    runner: Any = llm._runtime.runner
+    return bool((runner._lock if isinstance(runner, SerialRunner) else runner)._is_closed)
+
+
+class Interrupted:
+    """Holds one decode of a context back until close() has interrupted it.
+
+    Args:
+        monkeypatch: ends it with the test. Models opened before it are not seen.
+
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self._is_cancelled = threading.Event(), threading.Event()
+        self._context: Context | None = None
+        self._n_before = 0
+        decode, cancel = Context.decode, Context.cancel
+
+        def held_back(this: Context, batch: Batch, *, encode: bool = False) -> None:
+            if this is self._context:
+                self._n_before -= 1
+                if self._n_before == -1:
+                    self.has_begun.set()
+                    assert self._is_cancelled.wait(TIMEOUT_S), "close() interrupts no decode"
+            decode(this, batch, encode=encode)
+
+        def noted(this: Context, value: bool = True) -> None:
+            cancel(this, value)
+            if this is self._context and value:
+                self._is_cancelled.set()
+
+        monkeypatch.setattr(Context, "decode", held_back)
+        monkeypatch.setattr(Context, "cancel", noted)
+
+    def watch(self, llm: Llama, n_before: int) -> None:
+        """From now on so many decodes pass, and the next one is held back."""
+        self._n_before = n_before
+        self._context = llm.context if llm._embedder is None else llm._embedder.context
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Interrupted:
+    """Of the test's model."""
+    return Interrupted(monkeypatch)
+
+
+def refuses(future: Future[Any]) -> None:
+    """The request in another thread ended because the model was closed."""
+    with pytest.raises(ClosedError, match="closed") as caught:
+        future.result(timeout=TIMEOUT_S)
+    assert "cancel" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("way", "n_parallel"), WAYS)
+def test_before_a_request(way: str, n_parallel: int) -> None:
+    llm = opened(way, n_parallel)
+    llm.close()
+    with pytest.raises(ClosedError):
+        ALL[way](llm)
+
+
+@pytest.mark.parametrize("n_before", range(5))
+@pytest.mark.parametrize(("way", "n_parallel"), WAYS)
+def test_during_a_decode(way: str, n_parallel: int, n_before: int, held: Interrupted) -> None:
+    """The first ones read the prompt, in parts of 8 tokens; the others generate."""
+    llm = opened(way, n_parallel)
+    held.watch(llm, n_before)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(ALL[way], llm)
+        assert held.has_begun.wait(TIMEOUT_S)
+        llm.close()
+        refuses(running)
+
+
+@pytest.mark.parametrize("draft", ["prompt-lookup", "eagle3"])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_during_a_decode_that_verifies_a_draft(
+    draft: str, n_parallel: int, held: Interrupted
+) -> None:
+    path = str(model_path("eagle3")) if draft == "eagle3" else draft
+    llm = opened("text", n_parallel, path)
+    held.watch(llm, 4)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(GENERATING["text"], llm)
+        assert held.has_begun.wait(TIMEOUT_S)
+        llm.close()
+        with pytest.raises(ClosedError) as caught:
+            running.result(timeout=TIMEOUT_S)
+    assert caught.value.partial_tokens
+    assert caught.value.partial_text
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("n_tokens", range(3))
+def test_between_two_decodes(n_parallel: int, n_tokens: int) -> None:
+    """A callback of the request runs: the next decode never begins."""
+    llm = opened("text", n_parallel)
+    has_begun = threading.Event()
+
+    def waits(ids: Any, scores: Any) -> Any:
+        if len(ids) == len(PROMPT) + n_tokens:
+            has_begun.set()
+            while not is_closing(llm):
+                time.sleep(0.001)
+        return scores
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: llm(PROMPT, logits_processor=waits, **LONG))
+        assert has_begun.wait(TIMEOUT_S)
+        llm.close()
+        with pytest.raises(ClosedError) as caught:
+            running.result(timeout=TIMEOUT_S)
+    assert len(caught.value.partial_tokens) >= n_tokens
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("way", [*GENERATING, "eval"])
+def test_while_waiting_in_line(way: str, n_parallel: int, held: Interrupted) -> None:
+    """Others compute in every place; who waits gets the error too."""
+    llm = opened(way, n_parallel)
+    held.watch(llm, 2)
+    with ThreadPoolExecutor(n_parallel + 1) as pool:
+        running = [pool.submit(GENERATING["text"], llm) for _ in range(n_parallel)]
+        assert held.has_begun.wait(TIMEOUT_S)
+        waiting = pool.submit(ALL[way], llm)
+        time.sleep(0.02)  # it waits, or is about to: both give the error
+        llm.close()
+        for future in (*running, waiting):
+            refuses(future)
+
+
+def test_embeddings_that_wait_in_line(held: Interrupted) -> None:
+    llm = opened("embeddings", 1)
+    held.watch(llm, 1)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(ALL["embeddings"], llm)
+        assert held.has_begun.wait(TIMEOUT_S)
+        waiting = pool.submit(ALL["embeddings"], llm)
+        time.sleep(0.02)
+        llm.close()
+        refuses(running)
+        refuses(waiting)
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("n_read", range(3))
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_while_a_stream_waits_to_be_read(is_chat: bool, n_read: int, n_parallel: int) -> None:
+    llm = opened("stream", n_parallel)
+    stream: Any = (
+        llm.create_chat_completion(MESSAGES, stream=True, **LONG)
+        if is_chat
+        else llm(PROMPT, stream=True, **LONG)
+    )
+    for _ in range(n_read):
+        next(stream)
+    llm.close()
+    with pytest.raises(ClosedError):
+        list(stream)
