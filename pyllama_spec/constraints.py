@@ -62,12 +62,12 @@ def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str |
     form = _format_of(response_format)
     if grammar is None:
         return form
-    found = grammar if isinstance(grammar, (str, Guide)) else getattr(grammar, "_grammar", None)
-    if not isinstance(found, (str, Guide)):
+    held = grammar if isinstance(grammar, (str, Guide)) else getattr(grammar, "_grammar", None)
+    if not isinstance(held, (str, Guide)):
         raise ArgumentError(f"grammar takes GBNF or Lark rules as a str, not {shown(grammar)}")
     if form is not None:
         raise ArgumentError("give grammar or response_format, not both")
-    return found if isinstance(found, Guide) else _rules(found, "grammar")
+    return held if isinstance(held, Guide) else _rules(held, "grammar")
 
 
 def _rules(text: object, what: str) -> str | Guide:
@@ -80,27 +80,27 @@ def _format_of(response_format: Mapping[str, Any] | None) -> str | Guide | None:
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind in ("regex", "grammar"):
         assert response_format is not None
-        return _written(kind, response_format)
+        return _grammar_format(kind, response_format)
     schema = schema_of(response_format)
     return None if schema is None else schema_grammar(schema)
 
 
-def _written(kind: str, response_format: Mapping[str, Any]) -> str | Guide:
+def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guide:
     """Of a response_format that says a regular expression or a grammar."""
     names = ("pattern", "regex") if kind == "regex" else ("definition", "grammar")
-    given = [response_format[name] for name in names if name in response_format]
-    if len(given) != 1 or not isinstance(given[0], str) or not given[0].strip():
+    texts = [response_format[name] for name in names if name in response_format]
+    if len(texts) != 1 or not isinstance(texts[0], str) or not texts[0].strip():
         raise ArgumentError(
             f'response_format of type "{kind}" has its text as "{names[0]}", a str that is not '
             f"empty; it has {shown(response_format)}"
         )
     syntax = response_format.get("syntax", "regex" if kind == "regex" else "gbnf")
     if syntax == "gbnf":
-        return _rules(given[0], "a grammar")
+        return _rules(texts[0], "a grammar")
     if syntax == "lark":
-        return Guide("lark", given[0])
+        return Guide("lark", texts[0])
     if syntax == "regex":
-        return Guide("regex", given[0])
+        return Guide("regex", texts[0])
     raise ArgumentError(f"there is no syntax {shown(syntax)}: there are lark, regex and gbnf")
 
 
@@ -141,7 +141,7 @@ def schema_grammar(schema: Any) -> str:
     """GBNF rules for a schema, a dict or its JSON text; of True for any JSON object.
 
     Raises:
-        ArgumentError: it is no schema, or asks for what a grammar cannot hold.
+        ArgumentError: it is no schema, or has what a grammar cannot hold.
 
     """
     if schema is True:
@@ -153,7 +153,7 @@ def schema_grammar(schema: Any) -> str:
         text = schema if isinstance(schema, str) else json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"the schema cannot be written as JSON: {error}") from None
-    return _made(text)
+    return _converted(text)
 
 
 # White space between the parts of a value, as the engine has it, and as it is here: a blank at
@@ -163,7 +163,7 @@ _SPACE = 'space ::= " "?'
 
 
 @lru_cache(maxsize=64)  # an app asks for the same few forms all the time
-def _made(text: str) -> str:
+def _converted(text: str) -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

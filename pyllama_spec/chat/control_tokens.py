@@ -34,23 +34,23 @@ def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int
 class _Tokenizer:
     def __init__(self, vocab: Vocab, text: str, caller: PromptProvenance) -> None:
         self._vocab, self._text, self._caller = vocab, text, caller
-        self._given = "\0".join(caller.given).casefold()
+        self._caller_text = "\0".join(caller.caller_strings).casefold()
         self._starts = [a for a, _ in caller.spans]
         self._ends = [b for _, b in caller.spans]
 
     def run(self, start: int, end: int) -> list[int]:
         """Tokens of a stretch of the text."""
         text = self._text[start:end]
-        whole = self._vocab.tokenize(text, add_special=False, parse_special=True)
-        found = _find(text, set(self._names(whole)))
+        unsplit = self._vocab.tokenize(text, add_special=False, parse_special=True)
+        matches = _find_names(text, set(self._names(unsplit)))
         forged = [
             self._widened(start + a, start + b, start, end)
-            for name, a, b in found
+            for name, a, b in matches
             if self._is_forged(name, start + a, start + b)
         ]
         if not forged:
-            return whole
-        # Only then: cut text can give other tokens than whole text, at each cut.
+            return unsplit
+        # Only then: text that is split can give other tokens at each place where it is.
         tokens, at = [], start
         for a, b in joined(forged):
             # A name that was hidden by a longer one can come out now.
@@ -74,7 +74,7 @@ class _Tokenizer:
         if caller.located == "all":
             return False
         if not any(map(is_sign, name)):
-            return name.casefold() in self._given
+            return name.casefold() in self._caller_text
         return any(a <= start and end <= b for a, b in caller.lookups)
 
     def _may_be_forged(self, name: str) -> bool:
@@ -84,24 +84,24 @@ class _Tokenizer:
         template.
         """
         plain = name.casefold()
-        if plain in self._given:
+        if plain in self._caller_text:
             return True
-        mine, blank = self._counted
-        if mine == blank:
+        names, blank_names = self._control_names
+        if names == blank_names:
             return False
-        if all(sign in self._given for sign in plain if is_sign(sign)):
+        if all(sign in self._caller_text for sign in plain if is_sign(sign)):
             return True
-        if blank is None:  # a word may stand between the template's signs
-            return any(word in self._given.split("\0") for word in re.findall(r"\w+", plain))
-        return mine.count(name) != blank.count(name)
+        if blank_names is None:  # a word may stand between the template's signs
+            return any(word in self._caller_text.split("\0") for word in re.findall(r"\w+", plain))
+        return names.count(name) != blank_names.count(name)
 
     @cached_property
-    def _counted(self) -> tuple[list[str], list[str] | None]:
+    def _control_names(self) -> tuple[list[str], list[str] | None]:
         """The names of control tokens in the chat, and in the one without the caller's signs."""
         blank = self._caller.blank
-        return self._in_turn(self._text), None if blank is None else self._in_turn(blank)
+        return self._names_in(self._text), None if blank is None else self._names_in(blank)
 
-    def _in_turn(self, text: str) -> list[str]:
+    def _names_in(self, text: str) -> list[str]:
         return self._names(self._vocab.tokenize(text, add_special=False, parse_special=True))
 
     def _widened(self, start: int, end: int, first: int, last: int) -> Span:
@@ -116,18 +116,18 @@ class _Tokenizer:
         return self._caller.spans[bisect_right(self._ends, start) : bisect_left(self._starts, end)]
 
 
-def _find(text: str, names: Iterable[str]) -> list[tuple[str, int, int]]:
+def _find_names(text: str, names: Iterable[str]) -> list[tuple[str, int, int]]:
     """Where the names stand, as the engine looks for them: the longest first."""
-    found: list[tuple[str, int, int]] = []
+    matches: list[tuple[str, int, int]] = []
     free = [(0, len(text))]
     for name in sorted(names, key=lambda n: len(n.encode()), reverse=True):
         left: list[Span] = []
         for start, end in free:
             at = start
             while (i := text.find(name, at, end)) >= 0:
-                found.append((name, i, i + len(name)))
+                matches.append((name, i, i + len(name)))
                 left.append((at, i))
                 at = i + len(name)
             left.append((at, end))
         free = left
-    return found
+    return matches

@@ -47,7 +47,7 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
     return out
 
 
-def as_read(
+def render_messages(
     messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], T]
 ) -> tuple[T, list[dict[str, Any]]]:
     """What a template makes of messages, and the messages that it read.

@@ -98,36 +98,36 @@ def read_prompt_file(path: Path, *, are_named: bool = True) -> tuple[Prompt, ...
 
 def _parse(line: str, number: int, are_named: bool) -> Prompt:
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(entry, dict):
         raise ArgumentError(f"expected a JSON object, not {shown(line.strip())}")
-    unknown = sorted(set(found) - _KEYS)
+    unknown = sorted(set(entry) - _KEYS)
     if unknown:
         raise ArgumentError(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(_KEYS))}")
     names = {"id": f"line {number}", "category": ""}
     for key in names:
-        if key in found or are_named:
-            names[key] = _text(found, key)
-    if ("messages" in found) == ("prompt" in found):
+        if key in entry or are_named:
+            names[key] = _text(entry, key)
+    if ("messages" in entry) == ("prompt" in entry):
         raise ArgumentError("expected either 'messages' or 'prompt'")
-    if "prompt" in found:
-        return Prompt(names["id"], names["category"], text=_text(found, "prompt"))
-    return Prompt(names["id"], names["category"], _messages(found["messages"]))
+    if "prompt" in entry:
+        return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
+    return Prompt(names["id"], names["category"], _messages(entry["messages"]))
 
 
-def _text(found: Mapping[str, Any], key: str) -> str:
-    value = found.get(key)
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
     if not isinstance(value, str) or not value:
         raise ArgumentError(f"expected a text: {key!r} is {shown(value)}")
     return value
 
 
-def _messages(found: object) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(found, list) or not found:
-        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(found)}")
-    for i, message in enumerate(found):
+def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(messages, list) or not messages:
+        raise ArgumentError(f"expected a list of messages: 'messages' is {shown(messages)}")
+    for i, message in enumerate(messages):
         is_message = isinstance(message, dict) and all(
             isinstance(message.get(key), str) and message[key] for key in ("role", "content")
         )
@@ -136,4 +136,4 @@ def _messages(found: object) -> tuple[Mapping[str, Any], ...]:
                 f"expected an object with the texts 'role' and 'content': messages[{i}] is "
                 f"{shown(message)}"
             )
-    return tuple(found)
+    return tuple(messages)

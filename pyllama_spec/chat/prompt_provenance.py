@@ -6,7 +6,7 @@ of the caller is exchanged for a private-use one that neither the caller nor the
 text contains. The lengths stay, and whatever the template does, a stand-in in its output came from
 the caller. If the output, with the characters put back, is the chat as it was, every one of them is
 located. A template that treats some characters in a way of its own gives something else; then fewer
-are exchanged (PROBES), and at last it is known that nothing is known.
+are exchanged (SUBSTITUTIONS), and at last it is known that nothing is known.
 
 Names of control tokens have signs in them ("<|im_end|>", "[INST]"): to exchange the signs alone is
 enough to tell a forged name from one that the template wrote.
@@ -37,31 +37,31 @@ _ROLES = frozenset(
 )  # fmt: skip
 
 
-class Probe(NamedTuple):
-    """One way to render with stand-ins.
+class Substitution(NamedTuple):
+    """Which characters one rendering with stand-ins exchanges.
 
     Attributes:
-        tells: what is known if it gives the same text.
+        located: what is known if it gives the same text.
         signs_only: leave letters, digits and white space as they are.
         has_marks: put a mark before and after the content of each message.
         keeps_lookups: leave what the template looks for in texts, such as "</think>".
 
     """
 
-    tells: Located
+    located: Located
     signs_only: bool
     has_marks: bool
     keeps_lookups: bool
 
 
-_SIGNS = Probe("signs", signs_only=True, has_marks=False, keeps_lookups=False)
+_SIGNS = Substitution("signs", signs_only=True, has_marks=False, keeps_lookups=False)
 # From the one that tells most to the one that changes least.
-PROBES = (
-    Probe("all", signs_only=False, has_marks=False, keeps_lookups=False),
-    Probe("messages", signs_only=True, has_marks=True, keeps_lookups=False),
-    Probe("signs", signs_only=False, has_marks=False, keeps_lookups=True),
+SUBSTITUTIONS = (
+    Substitution("all", signs_only=False, has_marks=False, keeps_lookups=False),
+    Substitution("messages", signs_only=True, has_marks=True, keeps_lookups=False),
+    Substitution("signs", signs_only=False, has_marks=False, keeps_lookups=True),
     _SIGNS,
-    Probe("signs", signs_only=True, has_marks=False, keeps_lookups=True),
+    Substitution("signs", signs_only=True, has_marks=False, keeps_lookups=True),
 )
 
 
@@ -78,7 +78,7 @@ class PromptProvenance:
         spans: [start, end) of the characters that are known to be the caller's, rising.
         lookups: [start, end) of what the template looks for in texts and the caller's text has as
             well: either may have written it.
-        given: all strings of the caller.
+        caller_strings: all strings of the caller.
         blank: where nothing is located, the chat with a letter for each of the caller's signs, if
             the template takes that.
 
@@ -87,7 +87,7 @@ class PromptProvenance:
     located: Located
     spans: tuple[Span, ...] = ()
     lookups: tuple[Span, ...] = ()
-    given: tuple[str, ...] = field(default=(), repr=False)
+    caller_strings: tuple[str, ...] = field(default=(), repr=False)
     blank: str | None = field(default=None, repr=False)
 
 
@@ -97,7 +97,7 @@ def is_sign(char: str) -> bool:
 
 
 class _Alphabet(dict[int, int]):
-    """What stands for each character, for str.translate(): made when it is asked for.
+    """What stands for each character, for str.translate(): made when it is needed.
 
     Args:
         stand_in_of: of a character.
@@ -111,9 +111,9 @@ class _Alphabet(dict[int, int]):
 
     def __missing__(self, code: int) -> int:
         char = chr(code)
-        found = char if self._signs_only and not is_sign(char) else self._stand_in_of(char)
-        self[code] = ord(found)
-        return ord(found)
+        is_kept = self._signs_only and not is_sign(char)
+        self[code] = ord(char if is_kept else self._stand_in_of(char))
+        return self[code]
 
 
 class _Mask(dict[int, int]):
@@ -141,7 +141,7 @@ class StandIns:
     """The characters of one rendering, and what stands for them.
 
     Args:
-        probe: which are exchanged.
+        substitution: which are exchanged.
         taken: characters that may not stand for others.
         words: values that stay as they are, if they are words: the template compares with them.
         lookups: what the template looks for in texts.
@@ -151,28 +151,28 @@ class StandIns:
 
     def __init__(
         self,
-        probe: Probe,
+        substitution: Substitution,
         taken: set[str],
         words: frozenset[str],
         lookups: Sequence[str],
         letter: str = "",
     ) -> None:
         self._words, self._letter = words, letter
-        self._lookups = lookups if probe.keeps_lookups else ()
+        self._lookups = lookups if substitution.keeps_lookups else ()
         self._free = _free(taken)
-        self._there: dict[str, str] = {}
+        self._stand_ins_by_char: dict[str, str] = {}
         self._signs = _Alphabet(self._stand_in_of, signs_only=True)
         self._all = _Alphabet(self._stand_in_of, signs_only=False)
-        self._usual = self._signs if probe.signs_only else self._all
-        has_marks = probe.has_marks
+        self._alphabet = self._signs if substitution.signs_only else self._all
+        has_marks = substitution.has_marks
         self.open, self.close = (next(self._free), next(self._free)) if has_marks else ("", "")
 
     def _stand_in_of(self, char: str) -> str:
         if self._letter:
             return self._letter
-        if char not in self._there:
-            self._there[char] = next(self._free)
-        return self._there[char]
+        if char not in self._stand_ins_by_char:
+            self._stand_ins_by_char[char] = next(self._free)
+        return self._stand_ins_by_char[char]
 
     def value(self, value: Any, key: str = "") -> Any:
         """A value of the caller with stand-ins, in all that it holds.
@@ -192,12 +192,12 @@ class StandIns:
         raise NotTrackedError(f"a {type(value).__name__}")
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message, with marks around its content where the probe has them."""
+        """A message, with marks around its content where the substitution has them."""
         hidden: dict[str, Any] = self.value(message)
         content = hidden.get("content")
         if self.open and isinstance(content, str):
             # Inside of the white space that templates trim.
-            before, core, after = _cut(content)
+            before, core, after = _split_space(content)
             hidden["content"] = f"{before}{self.open}{core}{self.close}{after}" if core else content
         return hidden
 
@@ -212,8 +212,8 @@ class StandIns:
         if _is_word(text) and (text in self._words or (is_role and text.casefold() in _ROLES)):
             return text
         # Templates put roles between signs of their own: there a letter is enough to forge.
-        alphabet = self._all if is_role else self._usual
-        before, core, after = _cut(text)
+        alphabet = self._all if is_role else self._alphabet
+        before, core, after = _split_space(text)
         out, at = [before], 0
         for start, end in joined(list(occurrences(core, self._lookups))):
             out += [core[at:start].translate(alphabet), core[start:end]]
@@ -223,30 +223,30 @@ class StandIns:
     def json(self, text: str, *, ensure_ascii: bool) -> str:
         """JSON text made of values with stand-ins, escaped as the characters themselves are."""
         out: list[str] = []
-        back = {there: real for real, there in self._there.items()}
+        chars = {stand_in: char for char, stand_in in self._stand_ins_by_char.items()}
         for char in text:
-            real = back.get(char)
+            real = chars.get(char)
             if real is not None:
                 escaped = json.dumps(real, ensure_ascii=ensure_ascii)[1:-1]
-                out.append(escaped.translate(self._usual))
+                out.append(escaped.translate(self._alphabet))
             elif ensure_ascii and not char.isascii():
                 out.append(json.dumps(char)[1:-1])
             else:
                 out.append(char)
         return "".join(out)
 
-    def read(self, shown: str) -> tuple[str, list[Span]] | None:
+    def read(self, rendered: str) -> tuple[str, list[Span]] | None:
         """The rendering with the characters put back, and whose they are.
 
         Returns:
             The text and the spans that are the caller's; None where marks are not in pairs.
 
         """
-        pieces = [shown]
+        pieces = [rendered]
         if self.open:
-            pieces = re.split(f"([{self.open}{self.close}])", shown)
-        back = {ord(there): real for real, there in self._there.items()}
-        mask = _Mask(dict.fromkeys(back, ord("1")))
+            pieces = re.split(f"([{self.open}{self.close}])", rendered)
+        chars = {ord(stand_in): char for char, stand_in in self._stand_ins_by_char.items()}
+        mask = _Mask(dict.fromkeys(chars, ord("1")))
         texts: list[str] = []
         spans: list[Span] = []
         at, begin = 0, None
@@ -260,14 +260,14 @@ class StandIns:
                 return None
             else:
                 if begin is None:
-                    found = (match.span() for match in re.finditer("1+", piece.translate(mask)))
-                    spans += [(at + a, at + b) for a, b in found]
-                texts.append(piece.translate(back))
+                    runs = (match.span() for match in re.finditer("1+", piece.translate(mask)))
+                    spans += [(at + a, at + b) for a, b in runs]
+                texts.append(piece.translate(chars))
                 at += len(piece)
         return None if begin is not None else ("".join(texts), joined(spans))
 
 
-def _cut(text: str) -> tuple[str, str, str]:
+def _split_space(text: str) -> tuple[str, str, str]:
     """White space, the text between, white space."""
     core = text.strip()
     at = text.index(core) if core else len(text)
@@ -305,25 +305,25 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 def strings_of(value: Any) -> list[str]:
     """All strings in a value, keys too; of what is no plain data its text."""
-    found: list[str] = []
+    strings: list[str] = []
     left, seen = [value], set()
     while left:
         item = left.pop()
         if isinstance(item, str):
-            found.append(item)
+            strings.append(item)
         elif isinstance(item, (Mapping, list, tuple)):
             if id(item) in seen:
                 continue
             seen.add(id(item))
             left += [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
         elif item is not None and not isinstance(item, (bool, int, float)):
-            found.append(str(item))
-    return found
+            strings.append(str(item))
+    return strings
 
 
 def locate(
     text: str,
-    given: Sequence[str],
+    caller_strings: Sequence[str],
     *,
     source: str,
     words: frozenset[str],
@@ -334,27 +334,29 @@ def locate(
 
     Args:
         text: the chat as the template gave it.
-        given: all strings of the caller.
+        caller_strings: all strings of the caller.
         source: the template's text.
         words: strings of the template that are words.
         lookups: strings that the template looks for in texts.
         render: renders with stand-ins; None where the template fails on them.
 
     """
-    taken = set(text).union(source, *given)
-    used = tuple(word for word in lookups if any(word in one for one in given))
+    taken = set(text).union(source, *caller_strings)
+    used = tuple(word for word in lookups if any(word in one for one in caller_strings))
     try:
-        for probe in PROBES:
-            if probe.keeps_lookups and not used:
+        for substitution in SUBSTITUTIONS:
+            if substitution.keeps_lookups and not used:
                 continue
-            stand_ins = StandIns(probe, taken, words, used)
-            shown = render(stand_ins)
-            found = None if shown is None else stand_ins.read(shown)
-            if found is not None and found[0] == text:
-                either = joined(list(occurrences(text, used))) if probe.keeps_lookups else []
-                return PromptProvenance(probe.tells, tuple(found[1]), tuple(either), tuple(given))
+            stand_ins = StandIns(substitution, taken, words, used)
+            rendered = render(stand_ins)
+            restored = None if rendered is None else stand_ins.read(rendered)
+            if restored is not None and restored[0] == text:
+                either = joined(list(occurrences(text, used))) if substitution.keeps_lookups else []
+                return PromptProvenance(
+                    substitution.located, tuple(restored[1]), tuple(either), tuple(caller_strings)
+                )
     except (NotTrackedError, RecursionError):
-        return PromptProvenance("nothing", given=tuple(given))
-    letter = next((char for one in given for char in one if char.isalpha()), "x")
+        return PromptProvenance("nothing", caller_strings=tuple(caller_strings))
+    letter = next((char for one in caller_strings for char in one if char.isalpha()), "x")
     blank = render(StandIns(_SIGNS, taken, words, (), letter))
-    return PromptProvenance("nothing", given=tuple(given), blank=blank)
+    return PromptProvenance("nothing", caller_strings=tuple(caller_strings), blank=blank)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyllama_spec.chat.control_tokens import tokenize_chat
-from pyllama_spec.chat.messages import as_read, check_messages
+from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import (
     RUNNING,
     Located,
@@ -39,7 +39,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 # Asks a template whether it prints content. A private-use character: no text of people has it.
-_SIGN_OF_LIFE = "\U0010abcd"
+_CANARY = "\U0010abcd"
 
 # Any template may be asked for them; what it does not know it refuses, or leaves out by design.
 _ROLES = ("system", "user", "assistant", "tool")
@@ -61,7 +61,7 @@ class RenderedChat:
 
     Attributes:
         text: what the template gave.
-        parts: the same, cut where the caller's stretches begin and end; one part if that is not
+        parts: the same, split where the caller's stretches begin and end; one part if that is not
             known.
         starts_with_bos: whether the text begins with the name of the BOS token already.
         caller: what is known of the caller's text in it.
@@ -94,10 +94,10 @@ class RenderedChat:
 
     def tokenize(self, vocab: Vocab) -> list[int]:
         """Token ids, with one BOS if the model wants it or the template wrote it."""
-        whole = tokenize_chat(vocab, self.text, self.caller)
-        if vocab.adds_bos and vocab.bos is not None and whole[:1] != [vocab.bos]:
-            whole.insert(0, vocab.bos)
-        return whole
+        tokens = tokenize_chat(vocab, self.text, self.caller)
+        if vocab.adds_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
+            tokens.insert(0, vocab.bos)
+        return tokens
 
 
 class ChatTemplate:
@@ -198,18 +198,18 @@ class ChatTemplate:
         def strftime_now(form: str) -> str:
             return now.strftime(form)
 
-        own: dict[str, Any] = {
+        fixed_variables: dict[str, Any] = {
             "bos_token": self._bos_token, "eos_token": self._eos_token,
             "strftime_now": strftime_now, "add_generation_prompt": add_generation_prompt,
             "documents": None,
         }  # fmt: skip
-        given = {"tools": [dict(tool) for tool in tools] if tools else None, **variables}
-        text, checked = as_read(checked, lambda shown: self._run(shown, {**own, **given}))
+        caller_variables = {"tools": [dict(tool) for tool in tools] if tools else None, **variables}
 
-        def run(shown: Sequence[dict[str, Any]], values: Mapping[str, Any]) -> str:
-            return self._run(shown, {**own, **values})
+        def run(messages: Sequence[dict[str, Any]], values: Mapping[str, Any]) -> str:
+            return self._run(messages, {**fixed_variables, **values})
 
-        return self.located(text, checked, given, run)
+        text, checked = render_messages(checked, lambda messages: run(messages, caller_variables))
+        return self.located(text, checked, caller_variables, run)
 
     def _warn_of_roles(self, messages: Sequence[Mapping[str, Any]]) -> None:
         for role in dict.fromkeys(str(message["role"]) for message in messages):
@@ -224,7 +224,7 @@ class ChatTemplate:
         self,
         text: str,
         messages: Sequence[dict[str, Any]],
-        given: Mapping[str, Any],
+        caller_variables: Mapping[str, Any],
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
     ) -> RenderedChat:
         """A chat that was rendered elsewhere, with the caller's text found in it.
@@ -232,11 +232,11 @@ class ChatTemplate:
         Args:
             text: what `run` gave for these messages and variables.
             messages: as check_messages() gives them.
-            given: the variables of the template that come from the caller, tools too.
+            caller_variables: the variables of the template that come from the caller, tools too.
             run: renders this chat with other messages and variables.
 
         """
-        caller = self._locate(text, messages, given, run)
+        caller = self._locate(text, messages, caller_variables, run)
         starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
         return RenderedChat(text, _parts(text, caller), starts_with_bos, caller)
 
@@ -244,12 +244,14 @@ class ChatTemplate:
         self,
         text: str,
         messages: Sequence[dict[str, Any]],
-        given: Mapping[str, Any],
+        caller_variables: Mapping[str, Any],
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
     ) -> PromptProvenance:
         def render(stand_ins: StandIns) -> str | None:
             hidden = [stand_ins.message(message) for message in messages]
-            variables = {name: stand_ins.value(value, name) for name, value in given.items()}
+            variables = {
+                name: stand_ins.value(value, name) for name, value in caller_variables.items()
+            }
             running = RUNNING.set(stand_ins)
             try:
                 return run(hidden, variables)
@@ -260,27 +262,27 @@ class ChatTemplate:
 
         # Values alone: the names of variables are the template's.
         return locate(
-            text, strings_of([*messages, *given.values()]), source=self.source,
+            text, strings_of([*messages, *caller_variables.values()]), source=self.source,
             words=self._program.words, lookups=self._program.lookups, render=render,
         )  # fmt: skip
 
-    def _run(self, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]) -> str:
-        if self._needs_parts(given):
+    def _run(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
+        if self._needs_parts(variables):
             messages = [_with_parts(message) for message in messages]
-        return self._program.run(messages, given)
+        return self._program.run(messages, variables)
 
-    def _needs_parts(self, given: Mapping[str, Any]) -> bool:
+    def _needs_parts(self, variables: Mapping[str, Any]) -> bool:
         """Whether the template reads content only as a list of parts: tried once."""
         if self._wants_parts is None:
-            plain = {"role": "user", "content": _SIGN_OF_LIFE}
-            self._wants_parts = not self._shows(plain, given) and self._shows(
-                _with_parts(plain), given
+            plain = {"role": "user", "content": _CANARY}
+            self._wants_parts = not self._shows(plain, variables) and self._shows(
+                _with_parts(plain), variables
             )
         return self._wants_parts
 
-    def _shows(self, message: dict[str, Any], given: Mapping[str, Any]) -> bool:
+    def _shows(self, message: dict[str, Any], variables: Mapping[str, Any]) -> bool:
         try:
-            return _SIGN_OF_LIFE in self._program.run([message], given)
+            return _CANARY in self._program.run([message], variables)
         except (ArgumentError, UnsupportedError):
             return False
 

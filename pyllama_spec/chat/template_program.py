@@ -69,7 +69,7 @@ class TemplateProgram:
                 "give another as chat_template="
             ) from None
 
-    def run(self, messages: Sequence[dict[str, Any]], given: Mapping[str, Any]) -> str:
+    def run(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         """The text that it gives.
 
         Raises:
@@ -79,7 +79,7 @@ class TemplateProgram:
         """
         try:
             with limited():
-                return self._template.render(messages=messages, **given)
+                return self._template.render(messages=messages, **variables)
         except UnsupportedError:
             raise
         except _TemplateRefusal as error:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pyllama_spec.chat.messages import as_read, check_messages
+from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
@@ -21,12 +21,16 @@ Tools = Sequence[Mapping[str, Any]]
 _NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
 # What the engine lets a model say before a call that it has to make. A small one would say it to
 # the end of the answer; OpenAI's answers have none, and llama-cpp-python's neither.
-_SAID_BEFORE = re.compile(r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE)
+_TEXT_BEFORE_CALL = re.compile(
+    r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE
+)
 # White space inside of a call's JSON, which a small model would go on with as well: a blank at
 # most, as in constraints.py. What lies between the tags of a call stays the template's.
 _JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
 # The engine's grammars of calls in tags of their own take several, also where one was asked for.
-_SEVERAL = re.compile(r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE)
+_REPEATED_CALLS = re.compile(
+    r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE
+)
 # How reasoning comes out: apart, or as it stands in the text.
 REASONING = ("auto", "deepseek", "none")
 
@@ -179,7 +183,7 @@ class EngineReader:
         self.options: dict[str, Any] = {"stop": session.stops}
         if session.grammar:
             rules = _NULLABLE_LOOP.sub(r"(\1 space)*", session.grammar)
-            rules = _SEVERAL.sub(r"\1\2", rules) if single else rules
+            rules = _REPEATED_CALLS.sub(r"\1\2", rules) if single else rules
             self.options["grammar"] = _call_at_once(rules) if begins_with_call else rules
             if session.is_lazy:
                 self.options["grammar_triggers"] = session.trigger_patterns
@@ -190,19 +194,19 @@ class EngineReader:
     def read(self, tokens: Sequence[int], text: str, n_cut: int, *, partial: bool) -> Answer:
         """See AnswerReader. What no parser takes is content: text is never lost."""
         try:
-            found = self._session.parse(tokens, n_cut, partial=partial)
+            parsed = self._session.parse(tokens, n_cut, partial=partial)
         except (UnsupportedError, ArgumentError):
             return self._last if partial else Answer(text)
-        calls = [(call["name"], call["arguments"]) for call in found["tool_calls"]]
-        self._last = Answer(found["content"], found["reasoning_content"], calls)
-        if not partial and not (calls or found["content"] or found["reasoning_content"]):
+        calls = [(call["name"], call["arguments"]) for call in parsed["tool_calls"]]
+        self._last = Answer(parsed["content"], parsed["reasoning_content"], calls)
+        if not partial and not (calls or parsed["content"] or parsed["reasoning_content"]):
             return Answer(text)  # an unfinished call, or none
         return self._last
 
 
 def _call_at_once(rules: str) -> str:
     """The engine's rules, for a call that has to be: nothing before it, its JSON on one line."""
-    rules = _JSON_SPACE.sub("blank", _SAID_BEFORE.sub(r"\1", rules))
+    rules = _JSON_SPACE.sub("blank", _TEXT_BEFORE_CALL.sub(r"\1", rules))
     return f'{rules.rstrip()}\nblank ::= " "?\n'
 
 
@@ -289,17 +293,17 @@ class ToolChats:
         if schema is not None:
             base["json_schema"] = json.dumps({"type": "object"} if schema is True else schema)
 
-        def run(shown: Sequence[Mapping[str, Any]], given: Mapping[str, Any]) -> ChatSession:
-            tools = given.get("tools") or []
-            others = {name: value for name, value in given.items() if name != "tools"}
+        def run(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> ChatSession:
+            tools = values.get("tools") or []
+            others = {name: value for name, value in values.items() if name != "tools"}
             return self._parser.begin(
-                {**base, "messages": shown, "tools": tools, "variables": others}
+                {**base, "messages": messages, "tools": tools, "variables": others}
             )
 
-        given = {"tools": [dict(tool) for tool in request.offered], **variables}
-        session, checked = as_read(checked, lambda shown: run(shown, given))
+        caller_variables = {"tools": [dict(tool) for tool in request.offered], **variables}
+        session, checked = render_messages(checked, lambda read: run(read, caller_variables))
         rendered = self._template.located(
-            session.prompt, checked, given, lambda shown, values: run(shown, values).prompt
+            session.prompt, checked, caller_variables, lambda read, values: run(read, values).prompt
         )
         wants_call = request.choice not in ("auto", "none") and bool(request.tools)
         if wants_call and not session.grammar:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import ArgumentError, ChatTemplate, RenderedChat
-from pyllama_spec.chat.prompt_provenance import PROBES, StandIns
+from pyllama_spec.chat.prompt_provenance import SUBSTITUTIONS, StandIns
 from pyllama_spec.engine import Model, Vocab
 from tests.models import IM_END, IM_START, SPECIAL_IDS, model_path
 
@@ -316,7 +316,7 @@ def test_what_is_no_plain_data(vocab: Vocab) -> None:
 
 
 def test_stand_ins_are_new_in_each_rendering() -> None:
-    found = {StandIns(PROBES[1], set(), frozenset(), ()).open for _ in range(20)}
+    found = {StandIns(SUBSTITUTIONS[1], set(), frozenset(), ()).open for _ in range(20)}
     assert len(found) > 10
 
 
