@@ -9,17 +9,18 @@ up. What a callback of one request raises ends that request alone.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from pyllama_spec.errors import BusyError, CancelledError, ClosedError, is_process_end
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
 from pyllama_spec.requests.request_lock import CLOSED, COLLECT_AFTER_S
-from pyllama_spec.requests.ticket import Ticket, copy_of
 from pyllama_spec.speculative import Round, SequenceState
 from pyllama_spec.speculative.spans import n_common
 
@@ -30,6 +31,43 @@ _OPEN_STREAMS = (
     "close() it before the next request, or open the model with a larger n_parallel"
 )
 _IN_CALLBACK = "a callback of a running generation may not {what}"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request in line, or in a place.
+
+    Attributes:
+        job: the request.
+        ready: notified when there are pieces, or it is over.
+        max_ahead: how many pieces it may be ahead of its reader; None for a text that is read as a
+            whole.
+        reader: the thread that read it last.
+        pieces: computed, not read.
+        finish: why its text ends; None before.
+        error: what ended it instead.
+
+    """
+
+    job: Job
+    ready: threading.Condition
+    max_ahead: int | None
+    reader: int
+    pieces: deque[Piece] = field(default_factory=deque)
+    state: SequenceState | None = None
+    finish: str | None = None
+    error: BaseException | None = None
+    is_cancelled: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its text has come to an end, or an error."""
+        return self.finish is not None or self.error is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it waits for its reader."""
+        return self.max_ahead is not None and len(self.pieces) >= self.max_ahead
 
 
 class ParallelRunner:
@@ -359,3 +397,11 @@ class ParallelRunner:
             self._idle.append(ticket.state)
             ticket.state = None
         ticket.ready.notify_all()
+
+
+def copy_of(error: BaseException) -> BaseException:
+    """One for each request: they carry what was generated. Some exceptions cannot be copied."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001 - one of the user's
+        return error
