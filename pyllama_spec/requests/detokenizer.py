@@ -51,7 +51,7 @@ class _Group:
     def as_piece(self) -> Piece:
         return Piece(self.text, tuple(self.tokens), tuple(self.from_draft))
 
-    def cut(self, at: int) -> Piece:
+    def truncated(self, at: int) -> Piece:
         """What is left of it when the text ends before character `at`."""
         n = sum(start < at for start in self.starts)
         text = self.text[: max(at - self.start, 0)]
@@ -83,7 +83,7 @@ class Detokenizer:
         self._n_chars = 0
         # The text of the groups that are not given out yet.
         self._held = ""
-        self._whole: deque[_Group] = deque()
+        self._complete: deque[_Group] = deque()
         self._open = _Group(0)
         self.is_stopped = False
         self.n_fed = 0
@@ -101,12 +101,12 @@ class Detokenizer:
         self._held += text
         # A control token has no text: it goes with what follows it.
         if group.text and not self._decoder.getstate()[0]:
-            self._whole.append(group)
+            self._complete.append(group)
             self._open = _Group(self._n_chars)
-        found = self._find_stop() if text else -1
-        if found >= 0:
+        stop_at = self._find_stop() if text else -1
+        if stop_at >= 0:
             self.is_stopped = True
-            return self._cut(self._n_chars - len(self._held) + found)
+            return self._end_at(self._n_chars - len(self._held) + stop_at)
         return self._release(self._n_chars - self._n_uncertain())
 
     def flush(self) -> list[Piece]:
@@ -118,8 +118,8 @@ class Detokenizer:
         return pieces
 
     def _find_stop(self) -> int:
-        found = [at for at in map(self._held.find, self._stops) if at >= 0]
-        return min(found, default=-1)
+        places = [at for at in map(self._held.find, self._stops) if at >= 0]
+        return min(places, default=-1)
 
     def _n_uncertain(self) -> int:
         """The length of the longest end of the text that a stop string begins with."""
@@ -133,17 +133,17 @@ class Detokenizer:
 
     def _release(self, limit: int) -> list[Piece]:
         pieces: list[Piece] = []
-        while self._whole and self._whole[0].end <= limit:
-            group = self._whole.popleft()
+        while self._complete and self._complete[0].end <= limit:
+            group = self._complete.popleft()
             self._held = self._held[len(group.text) :]
             pieces.append(group.as_piece())
         return pieces
 
-    def _cut(self, at: int) -> list[Piece]:
-        groups = [*self._whole, self._open]
-        self._whole.clear()
+    def _end_at(self, at: int) -> list[Piece]:
+        groups = [*self._complete, self._open]
+        self._complete.clear()
         self._open, self._held = _Group(at), ""
-        return [group.cut(at) for group in groups if group.start < at]
+        return [group.truncated(at) for group in groups if group.start < at]
 
 
 class TokenByToken(Detokenizer):

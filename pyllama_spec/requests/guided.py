@@ -19,8 +19,8 @@ from pyllama_spec.engine import Context, Model, Sampler, Vocab
 from pyllama_spec.errors import ArgumentError, EngineError, UnsupportedError
 from pyllama_spec.speculative import StepSampler
 
-# What stands before the name of a control token in the bytes that llguidance is told.
-_CONTROL = b"\xff"
+# What stands before the name of a control token in the bytes that llguidance gets.
+_CONTROL_MARK = b"\xff"
 _TOKENIZERS: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()
 
 
@@ -35,7 +35,7 @@ def _library() -> Any:
     return llguidance
 
 
-class _Words:
+class _LLGuidanceVocab:
     """A vocabulary in the form in which llguidance reads one."""
 
     def __init__(self, vocab: Vocab) -> None:
@@ -44,12 +44,12 @@ class _Words:
         special = [i for i in range(n) if vocab.is_control(i) or vocab.is_eog(i)]
         hidden = set(special)
         self.tokens = [
-            (_CONTROL if i in hidden else b"") + vocab.piece(i, special=True) for i in range(n)
+            (_CONTROL_MARK if i in hidden else b"") + vocab.piece(i, special=True) for i in range(n)
         ]
         self.special_token_ids = special
         self.eos_token_id = vocab.eos if vocab.eos is not None else ends[0] if ends else 0
         self.bos_token_id = vocab.bos
-        self.ends = ends or [self.eos_token_id]
+        self.end_ids = ends or [self.eos_token_id]
         self._vocab = vocab
 
     def __call__(self, text: bytes | str) -> list[int]:
@@ -58,15 +58,15 @@ class _Words:
 
 def _tokenizer(model: Model) -> Any:
     """Of a model, made once: it takes some tenths of a second."""
-    found = _TOKENIZERS.get(model)
-    if found is None:
+    tokenizer = _TOKENIZERS.get(model)
+    if tokenizer is None:
         library = _library()
-        words = _Words(model.vocab)
-        found = library.LLTokenizer(
-            library.TokenizerWrapper(words), n_vocab=model.vocab.n_tokens, eos_token=words.ends
+        vocab = _LLGuidanceVocab(model.vocab)
+        tokenizer = library.LLTokenizer(
+            library.TokenizerWrapper(vocab), n_vocab=model.vocab.n_tokens, eos_token=vocab.end_ids
         )
-        _TOKENIZERS[model] = found
-    return found
+        _TOKENIZERS[model] = tokenizer
+    return tokenizer
 
 
 class GuidedSampler(StepSampler):
@@ -119,8 +119,8 @@ class GuidedSampler(StepSampler):
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
         allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[: logits.size]
-        found: npt.NDArray[np.float32] = np.where(allowed, logits, np.float32(-np.inf))
-        return found
+        masked: npt.NDArray[np.float32] = np.where(allowed, logits, np.float32(-np.inf))
+        return masked
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """See TokenSampler.accept. A prompt's tokens do not concern the guide."""
@@ -129,10 +129,10 @@ class GuidedSampler(StepSampler):
             self._check()
             raise EngineError(f"the grammar does not allow token {token}")
 
-    def forced(self, n_max: int) -> Sequence[int]:
+    def forced(self, max_draft: int) -> Sequence[int]:
         """Tokens that have to follow, as the vocabulary spells them: a draft like any other."""
-        found: list[int] = self._matcher.compute_ff_tokens()
-        return found[:n_max]
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens[:max_draft]
 
     def _check(self) -> None:
         if self._matcher.is_error():

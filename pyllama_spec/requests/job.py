@@ -34,8 +34,8 @@ Ids = npt.NDArray[np.int32]
 class _History:
     """The ids so far, for functions of the user's: growing costs nothing per token."""
 
-    def __init__(self, prompt: Sequence[int], n_max: int) -> None:
-        self._ids = np.empty(max(n_max, len(prompt)) + 1, dtype=np.int32)
+    def __init__(self, prompt: Sequence[int], capacity: int) -> None:
+        self._ids = np.empty(max(capacity, len(prompt)) + 1, dtype=np.int32)
         self._ids[: len(prompt)] = prompt
         self._n = len(prompt)
 
@@ -50,7 +50,7 @@ class _History:
         return ids
 
 
-def _called(function: Callable[..., Any], what: str, ids: Ids, logits: Any) -> Any:
+def _called(function: Callable[..., Any], kind: str, ids: Ids, logits: Any) -> Any:
     """What a function of the user's gives.
 
     Raises:
@@ -58,10 +58,10 @@ def _called(function: Callable[..., Any], what: str, ids: Ids, logits: Any) -> A
 
     """
     try:
-        found = function(ids, logits)
-        return bool(found) if what == "stopping criterion" else found
+        returned = function(ids, logits)
+        return bool(returned) if kind == "stopping criterion" else returned
     except (StopIteration, GeneratorExit) as error:
-        raise ArgumentError(f"the {what} {function!r} raised {type(error).__name__}") from error
+        raise ArgumentError(f"the {kind} {function!r} raised {type(error).__name__}") from error
 
 
 class RowSampler(Protocol):
@@ -110,9 +110,9 @@ class _ProcessedSampler(StepSampler):
         scores = np.array(context.logits(i))
         shape = scores.shape
         for processor in self._processors:
-            found = _called(processor, "logits processor", self._history.view(), scores)
+            returned = _called(processor, "logits processor", self._history.view(), scores)
             try:
-                scores = np.asarray(found, dtype=np.float32)
+                scores = np.asarray(returned, dtype=np.float32)
             except (TypeError, ValueError, OverflowError) as error:
                 raise ArgumentError(
                     f"the logits processor {processor!r} returned no scores: {error}"
@@ -134,12 +134,12 @@ class _Observer:
     """Sees every committed token with its row, for those requests that want to."""
 
     def __init__(
-        self, context: Context, options: RequestOptions, prompt: Sequence[int], n_max: int
+        self, context: Context, options: RequestOptions, prompt: Sequence[int], max_tokens: int
     ) -> None:
         self._context = context
         self._n_top = options.logprobs
         self._criteria = options.criteria
-        self.history = _History(prompt, len(prompt) + n_max)
+        self.history = _History(prompt, len(prompt) + max_tokens)
         self.logprobs: list[TokenLogprob] = []
         self._n_tokens = 0
         # How many tokens there were when a stopping criterion said stop.
@@ -197,19 +197,19 @@ class Job:
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(model.vocab, options.stops)
         self._texts: list[str] = []
-        self._n_given = 0
+        self._n_delivered = 0
         self._n_end: int | None = None
-        self._max_tokens = self._n_max(options.max_tokens)
+        self._max_tokens = self._token_limit(options.max_tokens)
         self._options = options
         wants_rows = options.logprobs is not None or options.criteria or options.processors
         self._observer = (
             _Observer(context, options, self.prompt, self._max_tokens) if wants_rows else None
         )
 
-    def _n_max(self, wanted: int | None) -> int:
+    def _token_limit(self, max_tokens: int | None) -> int:
         """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
         room = max(self._context.n_ctx_seq - len(self.prompt), 1)
-        return room if wanted is None or wanted <= 0 else min(wanted, room)
+        return room if max_tokens is None or max_tokens <= 0 else min(max_tokens, room)
 
     @property
     def logprobs(self) -> Sequence[TokenLogprob]:
@@ -233,13 +233,18 @@ class Job:
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:
             self._sampler.accept(token, generated=False)
-        own = self._guided or self._sampler
-        chooser: TokenSampler = own
+        row_sampler = self._guided or self._sampler
+        token_sampler: TokenSampler = row_sampler
         if self._options.processors and self._observer is not None:
             processors = self._options.processors
-            chooser = _ProcessedSampler(own, processors, self._observer.history)
+            token_sampler = _ProcessedSampler(row_sampler, processors, self._observer.history)
         run = SequenceRun(
-            state, self.prompt, chooser, self._max_tokens, self._observer, timing=Timing(load_s)
+            state,
+            self.prompt,
+            token_sampler,
+            self._max_tokens,
+            self._observer,
+            timing=Timing(load_s),
         )
         if self._guided is not None:
             run.forced = self._guided.forced
@@ -249,7 +254,7 @@ class Job:
         self.run = run
         return run
 
-    def _forced(self, n_max: int) -> Sequence[int]:
+    def _forced(self, max_draft: int) -> Sequence[int]:
         """Tokens of the text that the grammar leaves no choice about.
 
         The model may spell it with other tokens: these are a draft like any other. The last one is
@@ -261,10 +266,10 @@ class Job:
         ids = self._vocab.tokenize(text, add_special=False)
         if self._vocab.detokenize(ids) != text:  # a space before, of vocabularies that put one
             return ()
-        return ids[: min(n_max, max(len(ids) - 1, 1))]
+        return ids[: min(max_draft, max(len(ids) - 1, 1))]
 
     def take(self, step: Step) -> tuple[list[Piece], str | None, BaseException | None]:
-        """The pieces of a round, cut where the text ends, and why it ends there.
+        """The pieces of a round, up to where the text ends, and why it ends there.
 
         What a callback raised behind that end, where only a draft has led, is no error.
         """
@@ -272,8 +277,8 @@ class Job:
         self._texts += [piece.text for piece in pieces]
         if finish is not None:
             self.note_end()
-        is_behind = finish is not None and isinstance(step.error, Exception)
-        return pieces, finish, None if is_behind else step.error
+        is_past_end = finish is not None and isinstance(step.error, Exception)
+        return pieces, finish, None if is_past_end else step.error
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []
@@ -295,17 +300,17 @@ class Job:
                 self.end_token = step.tokens[-1]
         return pieces, finish
 
-    def note_given(self, piece: Piece) -> None:
-        """Before a piece is given to who reads it: the text in the memory ends with it.
+    def note_delivered(self, piece: Piece) -> None:
+        """Before a piece is delivered to its reader: the text in the memory ends with it.
 
         As without a draft its last token counts as not decoded yet.
         """
-        self._n_given += len(piece.tokens)
+        self._n_delivered += len(piece.tokens)
         if self.run is not None:
-            self.run.state.n_given = len(self.prompt) + self._n_given - 1
+            self.run.state.n_given = len(self.prompt) + self._n_delivered - 1
 
     def note_end(self) -> None:
-        """All was given: the text ends where its last round says, or before in that round."""
+        """All was delivered: the text ends where its last round says, or before in that round."""
         if self.run is not None:
             self.run.state.n_given = self._n_end
 

@@ -27,7 +27,7 @@ _RANDOM_SEEDS = (-1, 2**32 - 1)
 # The defaults of sampling are the engine's, and most names too.
 _SAMPLING = SamplerParams()
 # None is the default, as null is in OpenAI's requests.
-_NULL = (
+_NULL_IS_DEFAULT = (
     "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
     "presence_penalty",
 )  # fmt: skip
@@ -111,7 +111,7 @@ class RequestOptions:
     stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
 
     def __post_init__(self) -> None:
-        for name in _NULL:
+        for name in _NULL_IS_DEFAULT:
             if getattr(self, name) is None:
                 self._set(name, getattr(_SAMPLING, name))
         for name in ("max_tokens", "top_k", "seed"):
@@ -160,14 +160,14 @@ class RequestOptions:
     @property
     def processors(self) -> tuple[LogitsProcessor, ...]:
         """The logits processors."""
-        found: Any = self.logits_processor
-        return tuple(found or ())
+        processors: Any = self.logits_processor
+        return tuple(processors or ())
 
     @property
     def criteria(self) -> tuple[StoppingCriterion, ...]:
         """The stopping criteria."""
-        found: Any = self.stopping_criteria
-        return tuple(found or ())
+        criteria: Any = self.stopping_criteria
+        return tuple(criteria or ())
 
     @property
     def guide(self) -> Guide | None:
@@ -195,21 +195,21 @@ class RequestOptions:
         bias = _bias(self.logit_bias)
         if vocab is not None:
             vocab.check_ids(list(bias), "logit_bias")
-        alike = {name: getattr(self, name) for name in _ALIKE}
+        shared = {name: getattr(self, name) for name in _SHARED_FIELDS}
         return SamplerParams(
             **{
-                **alike,
+                **shared,
                 "grammar": None if self.guide is not None else self.grammar,
                 "dry_breakers": _as_tuple(self.dry_breakers, "dry_breakers"),
                 "logit_bias": bias,
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
-                "seed": _drawn(seed if self.seed is None else self.seed),
-                **self._uncut(),
+                "seed": _engine_seed(seed if self.seed is None else self.seed),
+                **self._without_truncation(),
             }
         )
 
-    def _uncut(self) -> dict[str, Any]:
+    def _without_truncation(self) -> dict[str, Any]:
         """What a temperature below 0 means: llama-cpp-python draws from the whole distribution."""
         if not isinstance(self.temperature, (int, float)) or not self.temperature < 0:
             return {}
@@ -219,7 +219,9 @@ class RequestOptions:
         }  # fmt: skip
 
 
-_ALIKE = sorted({f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)})
+_SHARED_FIELDS = sorted(
+    {f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)}
+)
 
 
 def check_keywords(
@@ -257,18 +259,18 @@ def check_seed(seed: object) -> int | None:
     return number
 
 
-def _drawn(seed: int | None) -> int | None:
+def _engine_seed(seed: int | None) -> int | None:
     return None if seed == -1 else seed
 
 
 def _stops(stop: object) -> tuple[str, ...]:
     if stop is None:
         return ()
-    found: tuple[Any, ...] = (stop,) if isinstance(stop, str) else _as_tuple(stop, "stop")
-    for one in found:
+    stops: tuple[Any, ...] = (stop,) if isinstance(stop, str) else _as_tuple(stop, "stop")
+    for one in stops:
         if not isinstance(one, str) or not one:
             raise ArgumentError(f"stop takes strings that are not empty, not {shown(one)}")
-    return found
+    return stops
 
 
 def _as_tuple(value: object, name: str) -> tuple[Any, ...]:
@@ -284,11 +286,11 @@ def _functions(value: object, name: str) -> tuple[Any, ...]:
     # A list comes first: llama-cpp-python's lists of processors can be called themselves.
     if value is None:
         return ()
-    found = _as_tuple(value, name) if isinstance(value, Iterable) else (value,)
-    for one in found:
+    functions = _as_tuple(value, name) if isinstance(value, Iterable) else (value,)
+    for one in functions:
         if not callable(one):
             raise ArgumentError(f"{name} takes functions, not {shown(one)}")
-    return found
+    return functions
 
 
 def _bias(bias: Mapping[int | str, float] | None) -> dict[int, float]:

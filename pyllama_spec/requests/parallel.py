@@ -88,13 +88,13 @@ class ParallelRunner:
         # statement, those under this lock included.
         self._lock = threading.RLock()
         # Notified when the thread stops computing.
-        self._quiet = threading.Condition(self._lock)
+        self._round_over = threading.Condition(self._lock)
         self._waiting: deque[Ticket] = deque()
         self._placed: list[Ticket] = []
         self._thread: threading.Thread | None = None
         self._computing: Sequence[Ticket] = ()
         self._is_computing = False
-        self._n_guests = 0
+        self._n_exclusive = 0
         self._is_closed = False
 
     # ---- for readers
@@ -125,25 +125,25 @@ class ParallelRunner:
         self._refuse_callback("make another request, or read or close one")
 
     def _submit(self, job: Job, max_ahead: int | None) -> Ticket:
-        me = threading.get_ident()
+        reader = threading.get_ident()
         self._round.target.check_process()
         self._refuse_callback("make another request")
         with self._lock:
             self._check_open()
-            ticket = Ticket(job, threading.Condition(self._lock), max_ahead, me)
+            ticket = Ticket(job, threading.Condition(self._lock), max_ahead, reader)
             job.ticket = ticket
             self._waiting.append(ticket)
-            self._wake()
+            self._ensure_thread()
             return ticket
 
     def _check_places(self, ticket: Ticket) -> None:
         """Refuses to wait for a place where all of them wait for this thread: it would not end."""
         for is_last_try in (False, True):
-            mine = [
+            held = [
                 t for t in self._placed
                 if t.reader == ticket.reader and t.max_ahead and not t.is_cancelled
             ]  # fmt: skip
-            if ticket not in self._waiting or len(mine) < self._n_places:
+            if ticket not in self._waiting or len(held) < self._n_places:
                 return
             if is_last_try:
                 raise BusyError(_OPEN_STREAMS.format(n=self._n_places))
@@ -155,17 +155,17 @@ class ParallelRunner:
         self._round.target.check_process()
         with self._lock:
             ticket.reader = threading.get_ident()
-            patience = COLLECT_AFTER_S
+            timeout_s = COLLECT_AFTER_S
             while not ticket.pieces and not ticket.is_over:
                 self._check_open()
                 self._check_places(ticket)
-                self._wake()
-                if not ticket.ready.wait(patience) and not self._is_computing:
-                    patience *= 2
+                self._ensure_thread()
+                if not ticket.ready.wait(timeout_s) and not self._is_computing:
+                    timeout_s *= 2
                     gc.collect()  # streams that were dropped, but hang in a cycle, hold the places
             if ticket.pieces:
                 piece = ticket.pieces.popleft()
-                self._wake()
+                self._ensure_thread()
                 return piece
             if ticket.error is not None:
                 raise ticket.error
@@ -182,7 +182,7 @@ class ParallelRunner:
                 job.close()
             elif ticket in self._placed:
                 self._cancel([ticket])
-                self._wake()
+                self._ensure_thread()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -201,15 +201,15 @@ class ParallelRunner:
         self._refuse_callback("use the model's memory")
         with self._lock:
             self._check_open()
-            self._n_guests += 1
+            self._n_exclusive += 1
             try:
                 while self._is_computing:
-                    self._quiet.wait()
+                    self._round_over.wait()
                 self._check_open()
                 yield
             finally:
-                self._n_guests -= 1
-                self._wake()
+                self._n_exclusive -= 1
+                self._ensure_thread()
 
     def latest(self) -> SequenceState:
         """See Runner; of requests that have ended."""
@@ -258,7 +258,7 @@ class ParallelRunner:
             self._is_closed = True
             self._cancel(self._placed)
             while self._is_computing:
-                self._quiet.wait()
+                self._round_over.wait()
             for ticket in [*self._waiting, *self._placed]:
                 self._end(ticket, ClosedError(CLOSED))
             self._waiting.clear()
@@ -270,13 +270,14 @@ class ParallelRunner:
 
     # ---- the thread
 
-    def _wake(self) -> None:
+    def _ensure_thread(self) -> None:
         """Starts the thread if there is something for it to do."""
-        if self._thread is None and not self._is_closed and not self._n_guests and self._todo():
+        is_allowed = not self._is_closed and not self._n_exclusive
+        if self._thread is None and is_allowed and self._has_work():
             self._thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
             self._thread.start()
 
-    def _todo(self) -> bool:
+    def _has_work(self) -> bool:
         has_place = bool(self._waiting) and len(self._placed) < self._n_places
         return has_place or any(t.is_cancelled or not t.is_paused for t in self._placed)
 
@@ -287,40 +288,40 @@ class ParallelRunner:
         except BaseException as error:
             with self._lock:
                 for ticket in list(self._placed):
-                    ticket.error = copy_of(error)
+                    ticket.error = _error_of_its_own(error)
                     self._placed.remove(ticket)
                     with contextlib.suppress(Exception):  # its reader must not wait
                         self._end(ticket, ticket.error)
                     ticket.ready.notify_all()
                 self._stop()
                 if not is_process_end(error):
-                    self._wake()  # for those in line
+                    self._ensure_thread()  # for those in line
             if is_process_end(error):
                 raise
 
     def _one_round(self) -> bool:
         """Lets requests in, computes a round and hands out what it gave; False at the end."""
         with self._lock:
-            if self._is_closed or self._n_guests or not self._todo():
+            if self._is_closed or self._n_exclusive or not self._has_work():
                 self._stop()
                 return False
-            new = self._admit()
+            admitted = self._admit()
             self._computing = [t for t in self._placed if t.is_cancelled or not t.is_paused]
             self._is_computing = True
         round_ = self._round
-        failed = [(ticket, error) for ticket in new if (error := self._begin(ticket))]
+        failed = [(ticket, error) for ticket in admitted if (error := self._begin(ticket))]
         tickets = {id(t.job.run): t for t in self._computing if t.job.run and not t.job.run.is_over}
         steps = round_.step([t.job.run for t in tickets.values() if t.job.run])
-        taken = [(tickets[id(run)], tickets[id(run)].job.take(step)) for run, step in steps]
+        outcomes = [(tickets[id(run)], tickets[id(run)].job.take(step)) for run, step in steps]
         with self._lock:
             round_.target.cancel(False)
             self._computing = ()
             for ticket, error in failed:
                 self._end(ticket, error)
-            self._hand_out(taken)
+            self._hand_out(outcomes)
             # Held by whoever waits for it, under the same lock: it is over when this is left.
             self._is_computing = False
-            self._quiet.notify_all()
+            self._round_over.notify_all()
         return True
 
     def _stop(self) -> None:
@@ -330,18 +331,18 @@ class ParallelRunner:
         if not self._is_closed:
             target.cancel(False)  # of a round that did not get to its end
         self._computing, self._is_computing, self._thread = (), False, None
-        self._quiet.notify_all()
+        self._round_over.notify_all()
 
     def _admit(self) -> list[Ticket]:
         """Gives places to those in line, each the one that holds most of its prompt."""
-        new = []
+        admitted = []
         while self._waiting and len(self._placed) < self._n_places:
             ticket = self._waiting.popleft()
             ticket.state = self._place_for(ticket.job.prompt)
             self._idle.remove(ticket.state)
             self._placed.append(ticket)
-            new.append(ticket)
-        return new
+            admitted.append(ticket)
+        return admitted
 
     def _place_for(self, prompt: Sequence[int]) -> SequenceState:
         """The idle sequence with the longest common beginning, if that is half of what it holds.
@@ -369,15 +370,16 @@ class ParallelRunner:
         return None
 
     def _hand_out(
-        self, taken: Sequence[tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]]
+        self,
+        outcomes: Sequence[tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]],
     ) -> None:
-        given: set[int] = set()
-        for ticket, (pieces, finish, error) in taken:
+        raised: set[int] = set()
+        for ticket, (pieces, finish, error) in outcomes:
             ticket.pieces.extend(pieces)
-            if error is not None and id(error) in given:
-                error = copy_of(error)
+            if error is not None and id(error) in raised:
+                error = _error_of_its_own(error)
             if error is not None:
-                given.add(id(error))
+                raised.add(id(error))
             if finish is not None or error is not None:
                 self._end(ticket, error, finish)
             else:
@@ -399,7 +401,7 @@ class ParallelRunner:
         ticket.ready.notify_all()
 
 
-def copy_of(error: BaseException) -> BaseException:
+def _error_of_its_own(error: BaseException) -> BaseException:
     """One for each request: they carry what was generated. Some exceptions cannot be copied."""
     try:
         return copy.copy(error)

@@ -64,30 +64,30 @@ class RequestLock:
         """Whether close() was called."""
         return self._is_closed
 
-    def is_held_by(self, turn: Lease) -> bool:
-        """Whether the turn is this one's."""
-        return self._owner is turn
+    def is_held_by(self, lease: Lease) -> bool:
+        """Whether the turn is this request's."""
+        return self._owner is lease
 
-    def acquire(self, turn: Lease) -> None:
+    def acquire(self, lease: Lease) -> None:
         """Waits for the turn.
 
         Args:
-            turn: made by the caller, so that Ctrl-C in here cannot lose it.
+            lease: made by the caller, so that Ctrl-C in here cannot lose it.
 
         Raises:
             BusyError: this thread holds it itself.
             ClosedError: the model is closed, or was closed meanwhile.
 
         """
-        me = threading.get_ident()
+        thread = threading.get_ident()
         with self._condition:
-            has_collected, patience = False, COLLECT_AFTER_S
+            has_collected, timeout_s = False, COLLECT_AFTER_S
             while self._owner is not None and not self._is_closed:
-                if self._owner.thread != me:
-                    is_told = self._condition.wait(patience)
+                if self._owner.thread != thread:
+                    was_notified = self._condition.wait(timeout_s)
                     # It may have been given back since, while this thread waited to wake up.
-                    if not is_told and self._owner is not None and not self._owner.is_running:
-                        patience *= 2
+                    if not was_notified and self._owner is not None and not self._owner.is_running:
+                        timeout_s *= 2
                         gc.collect()
                 elif self._owner.is_running or has_collected:
                     raise BusyError(_OPEN_STREAM)
@@ -97,37 +97,37 @@ class RequestLock:
                     gc.collect()
             self._check_open()
             self._settle()
-            self._owner = turn
+            self._owner = lease
 
-    def release(self, turn: Lease, *, is_dropped: bool = False) -> None:
+    def release(self, lease: Lease, *, is_dropped: bool = False) -> None:
         """Gives the turn back; nothing if it was given back before.
 
         Args:
-            turn: the turn.
+            lease: of the request.
             is_dropped: it may be the garbage collector that calls, which may have freed the context
                 already: the engine is left alone, until settle() or the next turn.
 
         """
         with self._condition:
-            turn.is_running = False
-            if self._owner is turn:
+            lease.is_running = False
+            if self._owner is lease:
                 self._owner = None
-                self._is_interrupted |= turn.is_cancelled
+                self._is_interrupted |= lease.is_cancelled
                 if not is_dropped:
                     self._settle()
                 self._condition.notify_all()
 
-    def settle(self, then: Callable[[], None]) -> None:
+    def settle(self, action: Callable[[], None]) -> None:
         """Allows decodes again after a request that was cancelled and dropped.
 
         Args:
-            then: called if nobody has the turn, and before anybody can take it.
+            action: called if nobody has the turn, and before anybody can take it.
 
         """
         with self._condition:
             if self._owner is None:
                 self._settle()
-                then()
+                action()
 
     def _settle(self) -> None:
         if self._is_interrupted and not self._is_closed:
@@ -135,7 +135,7 @@ class RequestLock:
             self._is_interrupted = False
 
     @contextmanager
-    def running(self, turn: Lease) -> Iterator[None]:
+    def running(self, lease: Lease) -> Iterator[None]:
         """Around everything that uses the context.
 
         close() and cancel() both interrupt a decode, which raises CancelledError. The caller gets
@@ -148,9 +148,9 @@ class RequestLock:
         """
         with self._condition:
             self._check_open()
-            if turn.is_cancelled:
+            if lease.is_cancelled:
                 raise CancelledError("the generation was cancelled")
-            turn.is_running, turn.thread = True, threading.get_ident()
+            lease.is_running, lease.thread = True, threading.get_ident()
         try:
             yield
         except CancelledError as error:
@@ -160,19 +160,19 @@ class RequestLock:
             raise
         finally:
             with self._condition:
-                turn.is_running = False
+                lease.is_running = False
                 self._condition.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """A turn for one short piece of work."""
-        turn = Lease()
+        lease = Lease()
         try:
-            self.acquire(turn)
-            with self.running(turn):
+            self.acquire(lease)
+            with self.running(lease):
                 yield
         finally:
-            self.release(turn)
+            self.release(lease)
 
     def cancel(self) -> None:
         """Cancels the request whose turn it is; nothing if there is none."""

@@ -97,7 +97,7 @@ class SerialRunner:
             while finish is None:
                 pieces, finish = self._advance(job, lease)
                 for piece in pieces:
-                    job.note_given(piece)
+                    job.note_delivered(piece)
                     yield piece
             job.note_end()
         except GeneratorExit:
