@@ -172,10 +172,12 @@ def test_a_stream_waits_for_its_reader() -> None:
     with open_wide(n_ctx=512) as llm:
         stream = llm(PROMPT, max_tokens=400, stream=True, logits_processor=count, **GREEDY)
         text = text_of(next(stream))
-        n_last = -1
-        while n_last != len(drawn):
-            n_last = len(drawn)
-            time.sleep(0.2)
+        runner: Any = llm._runtime.runner
+        deadline = time.monotonic() + 60
+        while runner._thread is not None:  # it ends where there is nothing to compute
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        n_last = len(drawn)
         assert 20 < n_last < 150, "some pieces ahead of its reader, and no more"
         assert text_of(llm(PROMPT, max_tokens=20, **GREEDY))
         assert len(drawn) == n_last

@@ -22,7 +22,7 @@ from tests.faces.parallel_tools import (
     open_wide,
     request,
 )
-from tests.faces.tools import GREEDY, PROMPT, lasting
+from tests.faces.tools import GREEDY, PROMPT, first_decode, lasting
 
 __all__ = ["nothing_stays_behind"]
 
@@ -68,11 +68,15 @@ def test_cancel_ends_what_runs() -> None:
         assert llm(PROMPT, max_tokens=5)["usage"]["completion_tokens"] == 5
 
 
-def test_cancel_while_prompts_are_read() -> None:
+def test_cancel_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [97 + i * i % 26 for i in range(12_000)]
     with open_wide(n_parallel=2, n_ctx=16_384) as llm, ThreadPoolExecutor(2) as pool:
+        has_begun = first_decode(monkeypatch)
         running = [pool.submit(ask, llm, [*prompt, i], max_tokens=1) for i in range(2)]
-        time.sleep(0.3)
+        assert has_begun.wait(60)
+        runner: Any = llm._runtime.runner
+        while len(runner._placed) < 2:  # in line it would outlive cancel()
+            time.sleep(0.001)
         start = time.perf_counter()
         llm.cancel()
         for one in running:

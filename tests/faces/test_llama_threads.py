@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import BusyError, CancelledError, ClosedError, PromptLookup
 from pyllama_spec.engine import Batch
-from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, first_decode, lasting, open_tiny, text_of
 from tests.oracles import tiny, tiny_context
 
 
@@ -136,12 +136,13 @@ def test_cancel_from_another_thread() -> None:
             )
 
 
-def test_cancel_while_the_prompt_is_read() -> None:
+def test_cancel_while_the_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [97 + i * i % 26 for i in range(12_000)]
     with open_tiny(n_ctx=16_384, n_ubatch=512) as llm, ThreadPoolExecutor(1) as pool:
-        start = time.perf_counter()
+        has_begun = first_decode(monkeypatch)
         running = pool.submit(llm, prompt, max_tokens=1)
-        time.sleep(0.3)
+        assert has_begun.wait(60)
+        start = time.perf_counter()
         llm.cancel()
         with pytest.raises(CancelledError):
             running.result(timeout=300)

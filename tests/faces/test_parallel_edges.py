@@ -143,9 +143,16 @@ class Broken:
         return scores
 
 
+def lingering(ids: Any, scores: Any) -> Any:
+    """A logits processor that keeps a text of 1000 tokens from its end for some seconds."""
+    time.sleep(0.005)
+    return scores
+
+
 def test_a_started_request_is_withdrawn_by_close() -> None:
     with side_by_side() as llm:
-        generation = llm.generate_steps(PROMPT, max_tokens=1000, **GREEDY)
+        options = {"max_tokens": 1000, "logits_processor": lingering, **GREEDY}
+        generation = llm.generate_steps(PROMPT, **options)
         generation.start()
         generation.close()
         generation.close()
@@ -242,18 +249,16 @@ def test_numbers_that_do_not_go_together(options: dict[str, Any], words: str) ->
 def test_ctrl_c_in_a_reader_brings_its_text() -> None:
     """And its place is free again."""
 
-    def slow(ids: Any, scores: Any) -> Any:
-        time.sleep(0.005)
-        return scores
+    def interrupts(ids: Any, scores: Any) -> Any:
+        if len(ids) == N + 20:
+            os.kill(os.getpid(), signal.SIGINT)
+        return lingering(ids, scores)
 
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with side_by_side() as llm:
-            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
             with pytest.raises(KeyboardInterrupt) as caught:
-                llm(PROMPT, max_tokens=1000, logits_processor=slow, **GREEDY)
-            timer.join()
+                llm(PROMPT, max_tokens=1000, logits_processor=interrupts, **GREEDY)
             text = caught.value.partial_text  # type: ignore[attr-defined]
             assert text
             assert plain(PROMPT, 1000).replace("\ufffd", "").startswith(text)
@@ -274,7 +279,8 @@ def test_cancel_reaches_a_request_that_is_just_beginning() -> None:
     for delay in (0.0, 0.0005, 0.001, 0.002):
         with side_by_side() as llm, ThreadPoolExecutor(1) as pool:
             runner: Any = llm._runtime.runner
-            running = pool.submit(asked, llm, PROMPT, {**GREEDY, "max_tokens": 1000})
+            options = {"max_tokens": 1000, "logits_processor": lingering, **GREEDY}
+            running = pool.submit(asked, llm, PROMPT, options)
             while not runner._placed:
                 time.sleep(0)
             time.sleep(delay)
