@@ -140,7 +140,7 @@ def test_an_empty_line_does_not_end_it(at_terminal: Terminal) -> None:
 def test_what_is_left_in_the_terminal_reaches_no_shell() -> None:
     """The paste's rest would be run as commands once the program has ended."""
     main, side = pty.openpty()
-    code = "import sys, time; print('up', flush=True); time.sleep(0.5)\n"
+    code = "import select, sys; print('up', flush=True); select.select([sys.stdin], [], [], 60)\n"
     code += "from pyllama_spec.cli.line_editor import open_editor; open_editor().close()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdin=side, stdout=side, stderr=subprocess.DEVNULL

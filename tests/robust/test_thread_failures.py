@@ -54,6 +54,13 @@ def damage(path: Path, at: int) -> Callable[[], None]:
     return lambda: write(healthy)
 
 
+def cpu_s_of_a_second() -> float:
+    """Seconds of processors that this process takes while it does nothing for one."""
+    before = time.process_time()
+    time.sleep(1.0)
+    return time.process_time() - before
+
+
 def fails_and_goes_on(path: Path, n_threads: int, at: int) -> None:
     """A typed error, no thread that spins, and a pool that computes for others as before."""
     build_eagle3(path, n_draft_vocab=N_DRAFT)
@@ -68,10 +75,8 @@ def fails_and_goes_on(path: Path, n_threads: int, at: int) -> None:
     for _ in range(2):
         with pytest.raises(EngineError, match=r"stopped at .*GGML_ASSERT|unknown state"):
             draft.decode(batch)
-    time.sleep(0.3)  # awake threads wait for work for some 0.1 s
-    before = time.process_time()
-    time.sleep(1.0)
-    assert time.process_time() - before < 0.3
+    # Awake threads wait for work for some 0.1 s of a processor: longer where others have it too.
+    assert any(cpu_s_of_a_second() < 0.1 for _ in range(5)), "a thread spins"
     heal()
     for _ in range(20):
         target.memory.clear()
