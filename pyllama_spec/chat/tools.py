@@ -170,7 +170,7 @@ class AnswerReader(Protocol):
 
     options: dict[str, Any]
 
-    def read(self, tokens: Sequence[int], text: str, n_cut: int, *, partial: bool) -> Answer:
+    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
         """What the answer says so far: its tokens, its text, and what of the tokens is no text."""
 
 
@@ -191,10 +191,10 @@ class EngineReader:
             else:
                 self.options["grammar_prefill"] = session.prefill
 
-    def read(self, tokens: Sequence[int], text: str, n_cut: int, *, partial: bool) -> Answer:
+    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
         """See AnswerReader. What no parser takes is content: text is never lost."""
         try:
-            parsed = self._session.parse(tokens, n_cut, partial=partial)
+            parsed = self._session.parse(tokens, n_bytes_cut, partial=partial)
         except (UnsupportedError, ArgumentError):
             return self._last if partial else Answer(text)
         calls = [(call["name"], call["arguments"]) for call in parsed["tool_calls"]]
@@ -219,7 +219,7 @@ class ForcedReader:
         schema = function.get("parameters") or {"type": "object", "properties": {}}
         self.options: dict[str, Any] = {"grammar": schema_grammar(schema)}
 
-    def read(self, tokens: Sequence[int], text: str, n_cut: int, *, partial: bool) -> Answer:
+    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
         """See AnswerReader."""
         return Answer(calls=[(self._name, text)])
 
@@ -241,7 +241,7 @@ class AnyReader:
         ]
         self.options: dict[str, Any] = {"grammar": schema_grammar({"anyOf": cases})}
 
-    def read(self, tokens: Sequence[int], text: str, n_cut: int, *, partial: bool) -> Answer:
+    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
         """See AnswerReader. Names come before arguments, so that a part can be read as well."""
         try:
             call = json.loads(text)
