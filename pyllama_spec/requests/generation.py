@@ -95,6 +95,7 @@ class Generation(Closeable, Iterator[Piece]):
         BusyError: this thread has as many streams of the model open as it has places.
         ContextFullError: the prompt does not fit.
         CancelledError: Llama.cancel() was called.
+        ClosedError: Llama.close() was called, before it or meanwhile.
         Exception: what a logits processor or a stopping criterion raised.
             All of them carry partial_text and partial_tokens.
 
