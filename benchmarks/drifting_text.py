@@ -100,14 +100,14 @@ def main() -> None:
         for side in sides.values():
             side.close()
     medians = {
-        name: [statistics.median(runs[i] for runs in found) for i in range(len(TEMPERATURES))]
-        for name, found in seconds.items()
+        name: [statistics.median(runs[i] for runs in sweeps) for i in range(len(TEMPERATURES))]
+        for name, sweeps in seconds.items()
     }
     plain = medians["plain"]
     print("temperature " + " ".join(f"{t:6.1f}" for t in TEMPERATURES) + "    all")
-    for name, found in medians.items():
-        ratios = [a / b for a, b in zip(plain, found, strict=True)]
-        row = " ".join(f"{ratio:6.2f}" for ratio in (*ratios, sum(plain) / sum(found)))
+    for name, side_s in medians.items():
+        ratios = [a / b for a, b in zip(plain, side_s, strict=True)]
+        row = " ".join(f"{ratio:6.2f}" for ratio in (*ratios, sum(plain) / sum(side_s)))
         print(f"{name:11} {row}")
     print("tokens a round, the controller: " + " ".join(f"{n:.2f}" for n in lengths))
     if args.json is not None:

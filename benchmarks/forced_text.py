@@ -40,13 +40,13 @@ def main(path: str) -> None:
     last: dict[str, Any] = {}
     for _ in range(N_REPEAT):
         for name, llm in [*sides.items(), ("free", sides["none"])]:
-            found = llm.create_chat_completion(
+            response = llm.create_chat_completion(
                 MESSAGES, temperature=0.0, max_tokens=200,
                 response_format=None if name == "free" else form,
             )  # fmt: skip
-            n = found["usage"]["completion_tokens"]
-            seconds.setdefault(name, []).append(found["timing"]["decode_s"] / n)
-            last[name] = found
+            n = response["usage"]["completion_tokens"]
+            seconds.setdefault(name, []).append(response["timing"]["decode_s"] / n)
+            last[name] = response
     texts = {last[name]["choices"][0]["message"]["content"] for name in sides}
     assert len(texts) == 1, "the text depends on the draft"
     json.loads(texts.pop())

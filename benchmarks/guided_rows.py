@@ -72,18 +72,22 @@ def main(path: str) -> None:
     start = perf_counter()
     guided(model, SCHEMAS[0])
     first_s = perf_counter() - start
-    found: dict[str, list[tuple[float, float, float]]] = {"plain": [], "GBNF": [], "llguidance": []}
+    seconds: dict[str, list[tuple[float, float, float]]] = {
+        "plain": [],
+        "GBNF": [],
+        "llguidance": [],
+    }
     for schema in SCHEMAS:
         rules = schema_grammar(schema)
         tokens = written(model, rules, rows)
-        found["plain"].append(costs(lambda: plain, rows, tokens[:20]))
+        seconds["plain"].append(costs(lambda: plain, rows, tokens[:20]))
         params = SamplerParams(grammar=rules, **GREEDY)
-        found["GBNF"].append(costs(lambda p=params: Sampler(model, p), rows, tokens))  # type: ignore[misc]
-        found["llguidance"].append(costs(lambda s=schema: guided(model, s), rows, tokens))  # type: ignore[misc]
+        seconds["GBNF"].append(costs(lambda p=params: Sampler(model, p), rows, tokens))  # type: ignore[misc]
+        seconds["llguidance"].append(costs(lambda s=schema: guided(model, s), rows, tokens))  # type: ignore[misc]
     print(f"{model.path.name}: the first matcher of a model takes {first_s:.2f} s")
     print("| | made (ms) | worst | row, allowed (us) | worst | row, masked (us) | worst |")
     print("|---|---|---|---|---|---|---|")
-    for name, each in found.items():
+    for name, each in seconds.items():
         cells = []
         for values, unit in zip(zip(*each, strict=True), (1e3, 1e6, 1e6), strict=True):
             cells += [f"{unit * statistics.median(values):.1f}", f"{unit * max(values):.1f}"]

@@ -150,7 +150,7 @@ def one_cache(model: Model, n: int) -> dict[str, Any]:
     """Texts of eight sequences in a unified cache, and in streams, that are not those alone."""
     words = _TEXT_B.split()
     prompts = [model.vocab.tokenize(" ".join(words[i:] + words[:i])) for i in range(16)]
-    found: dict[str, Any] = {"n_texts": len(prompts)}
+    n_different: dict[str, Any] = {"n_texts": len(prompts)}
     with Context(model, n_ctx=256) as context:
         round_, alone = Round(context, NoDrafter()), []
         for prompt in prompts:
@@ -169,8 +169,8 @@ def one_cache(model: Model, n: int) -> dict[str, Any]:
                 finish(round_, runs)
                 texts += [run.state.tokens for run in runs]
         differ = sum(a != b for a, b in zip(texts, alone, strict=True))
-        found["unified" if is_unified else "streams"] = differ
-    return found
+        n_different["unified" if is_unified else "streams"] = differ
+    return n_different
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -119,9 +119,9 @@ def table(times: Times) -> dict[str, Any]:
     return out
 
 
-def show(repeat: int, found: dict[str, Any]) -> None:
+def show(repeat: int, by_side: dict[str, Any]) -> None:
     """A line for each side."""
-    for name, row in found.items():
+    for name, row in by_side.items():
         print(
             f"{repeat} {name:8} {row['total']:.3f} ({row['low']:.3f} .. "
             f"{row['high']:.3f}) worst {row['worst']:.3f} {row['worst_prompt']}, "
@@ -140,8 +140,8 @@ def merge(paths: list[Path]) -> None:
             side = times.setdefault(name, {})
             for key, rows in runs.items():
                 side.setdefault(key, []).extend(Seen(**row) for row in rows)
-    found = table(times)
-    show(min(len(runs) for runs in times["plain"].values()), found)
+    by_side = table(times)
+    show(min(len(runs) for runs in times["plain"].values()), by_side)
     worst = {
         key: rate(runs) / rate(times["plain"][key])
         for key, runs in times["profit"].items() if runs[0].n_decoded
@@ -201,8 +201,8 @@ def main() -> None:
                 for name in [*names[turn:], *names[:turn]]:
                     seen = Seen.of(sides[name].run(tokens, args.max_tokens))
                     times[name].setdefault(key, []).append(seen)
-            found = table(times)
-            show(repeat + 1, found)
+            by_side = table(times)
+            show(repeat + 1, by_side)
         described = sides["profit"].runtime.round.scheduler.controller.describe()
         print(json.dumps(described))
         if args.json is not None:
@@ -210,7 +210,7 @@ def main() -> None:
                 name: {key: [asdict(run) for run in runs] for key, runs in side.items()}
                 for name, side in times.items()
             }
-            out = {"table": found, "controller": described, "times": raw}
+            out = {"table": by_side, "controller": described, "times": raw}
             args.json.write_text(json.dumps(out, indent=1))
 
 

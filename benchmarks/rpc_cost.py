@@ -37,7 +37,7 @@ def server() -> Iterator[str]:
 
 def measure(proxy: Proxy, llm: Llama, n_tokens: int, repeats: int) -> dict[str, float]:
     """Figures of a round, the median of the repeats."""
-    found: list[dict[str, float]] = []
+    figures: list[dict[str, float]] = []
     for turn in range(repeats + 1):
         proxy.reset()
         generation = llm.generate_steps(_PROMPT, max_tokens=n_tokens, temperature=0.0)
@@ -47,7 +47,7 @@ def measure(proxy: Proxy, llm: Llama, n_tokens: int, repeats: int) -> dict[str, 
             continue  # it reads the prompt, and makes the graphs
         timing, stats = generation.record.timing, generation.record.stats
         n = stats.rounds or timing.n_decoded
-        found.append({
+        figures.append({
             "ms": 1000 * timing.decode_s / n,
             "tokens": timing.n_decoded / n,
             "messages": sum(proxy.messages.values()) / n,
@@ -56,7 +56,7 @@ def measure(proxy: Proxy, llm: Llama, n_tokens: int, repeats: int) -> dict[str, 
             "sent": proxy.sent / n / 1000,
             "received": proxy.received / n / 1000,
         })  # fmt: skip
-    return {key: median(one[key] for one in found) for key in found[0]}
+    return {key: median(one[key] for one in figures) for key in figures[0]}
 
 
 def main() -> None:

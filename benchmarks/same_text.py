@@ -54,12 +54,12 @@ def compare(path: Path, args: argparse.Namespace, options: RequestOptions) -> di
         prompts = [p.as_chat(None) for p in load_prompts(args.prompts)][: args.n_prompts]
         for prompt in prompts:
             ids = prompt.tokens(model.vocab, template)
-            expected, found = (side.run(ids, args.n) for side in (plain, drafted))
-            if expected.tokens != found.tokens:
+            expected, speculative = (side.run(ids, args.n) for side in (plain, drafted))
+            if expected.tokens != speculative.tokens:
                 differ.append(prompt.id)
             n_tokens += len(expected.tokens)
-            n_rounds += len(found.rounds)
-            n_committed += found.n_decoded
+            n_rounds += len(speculative.rounds)
+            n_committed += speculative.n_decoded
     return {
         "equal": len(prompts) - len(differ), "texts": len(prompts), "differ": differ,
         "tokens": n_tokens, "tokens_per_round": n_committed / max(n_rounds, 1),

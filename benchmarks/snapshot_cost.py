@@ -80,14 +80,15 @@ def main() -> None:
         benches = [Bench(model, n, args.rows) for _, n in cases]
         times: list[list[float]] = [[] for _ in cases]
         for i in range(args.repeats + 1):
-            for (kind, _), bench, found in zip(cases, benches, times, strict=True):
+            for (kind, _), bench, times_ms in zip(cases, benches, times, strict=True):
                 ms = bench.round(kind)
                 if i:
-                    found.append(ms)
+                    times_ms.append(ms)
         plain = times[0]
-        for (kind, n), found in zip(cases, times, strict=True):
-            ratio = statistics.median(b / a for a, b in zip(plain, found, strict=True))
-            print(f"{kind:<7} n_rs_seq {n:>2}  {statistics.median(found):8.2f} ms  x {ratio:.3f}")
+        for (kind, n), times_ms in zip(cases, times, strict=True):
+            ratio = statistics.median(b / a for a, b in zip(plain, times_ms, strict=True))
+            ms = statistics.median(times_ms)
+            print(f"{kind:<7} n_rs_seq {n:>2}  {ms:8.2f} ms  x {ratio:.3f}")
 
 
 if __name__ == "__main__":

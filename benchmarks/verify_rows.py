@@ -76,7 +76,7 @@ class Bench:
 
 def measure(path: Path, n_threads: int, n_repeats: int) -> dict[str, dict[int, float]]:
     """Median seconds by side and width."""
-    found: dict[str, dict[int, list[float]]] = {side: {} for side in ("ours", "stock")}
+    seconds: dict[str, dict[int, list[float]]] = {side: {} for side in ("ours", "stock")}
     with Model(path) as model:
         bench = Bench(model, n_threads)
         for repeat in range(n_repeats + 1):
@@ -86,22 +86,22 @@ def measure(path: Path, n_threads: int, n_repeats: int) -> dict[str, dict[int, f
                     with stock_kernels() if side == "stock" else contextlib.nullcontext():
                         taken = bench.seconds(width)
                     if repeat:  # the first one warms up
-                        found[side].setdefault(width, []).append(taken)
+                        seconds[side].setdefault(width, []).append(taken)
         bench.context.close()
     return {
         side: {width: statistics.median(times) for width, times in by_width.items()}
-        for side, by_width in found.items()
+        for side, by_width in seconds.items()
     }
 
 
-def show(kind: str, path: Path, found: dict[str, dict[int, float]]) -> dict[str, Any]:
+def show(kind: str, path: Path, medians: dict[str, dict[int, float]]) -> dict[str, Any]:
     """Prints the lines of a type; returns their figures."""
     n_bytes = path.stat().st_size
     with Model(path) as model:
         n_params = model.info.n_params
-    ours, stock = found["ours"], found["stock"]
+    ours, stock = medians["ours"], medians["stock"]
     row: dict[str, Any] = {
-        "type": kind, "ms": {side: [1e3 * t for t in x.values()] for side, x in found.items()},
+        "type": kind, "ms": {side: [1e3 * t for t in x.values()] for side, x in medians.items()},
         "ours": [ours[w] / ours[1] for w in WIDTHS],
         "stock": [stock[w] / stock[1] for w in WIDTHS],
         "beside_stock": [ours[w] / stock[w] for w in WIDTHS],

@@ -26,8 +26,8 @@ def vectors(llm: Llama, texts: list[str]) -> npt.NDArray[np.float64]:
     """A row of length 1 for each text, without what all of these texts have in common."""
     rows = np.array([item["embedding"] for item in llm.create_embedding(texts)["data"]])
     centred = rows - rows.mean(axis=0)
-    found: npt.NDArray[np.float64] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
-    return found
+    unit_rows: npt.NDArray[np.float64] = centred / np.linalg.norm(centred, axis=1, keepdims=True)
+    return unit_rows
 
 
 def main(model_path: str) -> list[str]:

@@ -26,8 +26,8 @@ def lazy_names(
             return import_module(f"{package}.{name}")
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        own[name] = found = getattr(import_module(names[name]), name)
-        return found
+        own[name] = value = getattr(import_module(names[name]), name)
+        return value
 
     return get, public_names(package, packages)
 

@@ -61,9 +61,9 @@ def _link_faults() -> list[str]:
 
 def _run_faults() -> list[str]:
     """What it finds, and where it computes."""
-    faults, found, has_gpu = [], backends(), supports_gpu()
-    print(f"devices by backend: {found}")
-    if "CUDA" not in found or bool(found["CUDA"]) != has_gpu:
+    faults, devices, has_gpu = [], backends(), supports_gpu()
+    print(f"devices by backend: {devices}")
+    if "CUDA" not in devices or bool(devices["CUDA"]) != has_gpu:
         faults.append(f"supports_gpu() says {has_gpu}")
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")

@@ -72,21 +72,23 @@ class Totals:
 
 def total(runs: Iterable[Run]) -> Totals:
     """The sums of some runs."""
-    found = list(runs)
-    rounds = [one for run in found for one in run.rounds]
+    all_runs = list(runs)
+    rounds = [one for run in all_runs for one in run.rounds]
     return Totals(
-        n_texts=len(found),
-        n_tokens=sum(run.n_decoded for run in found),
-        prompt_s=sum(run.prompt_s for run in found),
-        decode_s=sum(run.decode_s for run in found),
-        draft_s=sum(run.draft_s for run in found),
-        verify_s=sum(run.verify_s for run in found),
-        cpu_s=sum(run.cpu_s for run in found),
+        n_texts=len(all_runs),
+        n_tokens=sum(run.n_decoded for run in all_runs),
+        prompt_s=sum(run.prompt_s for run in all_runs),
+        decode_s=sum(run.decode_s for run in all_runs),
+        draft_s=sum(run.draft_s for run in all_runs),
+        verify_s=sum(run.verify_s for run in all_runs),
+        cpu_s=sum(run.cpu_s for run in all_runs),
         rounds=len(rounds),
         drafted=sum(drafted for drafted, _ in rounds),
         accepted=sum(accepted for _, accepted in rounds),
         rounds_without_draft=sum(drafted == 0 for drafted, _ in rounds),
-        transfers=functools.reduce(Transfers.plus, (run.transfers for run in found), NO_TRANSFERS),
+        transfers=functools.reduce(
+            Transfers.plus, (run.transfers for run in all_runs), NO_TRANSFERS
+        ),
     )
 
 
@@ -101,8 +103,8 @@ class Spread:
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Median, minimum and maximum of what was measured; None if nothing was."""
-    found = [value for value in values if value is not None]
-    return Spread(statistics.median(found), min(found), max(found)) if found else None
+    measured = [value for value in values if value is not None]
+    return Spread(statistics.median(measured), min(measured), max(measured)) if measured else None
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -148,8 +150,8 @@ class Comparison:
 
 def compare(pairs: Iterable[Pair]) -> Comparison:
     """The totals of both sides."""
-    found = list(pairs)
-    return Comparison(total(p.plain for p in found), total(p.spec for p in found))
+    all_pairs = list(pairs)
+    return Comparison(total(p.plain for p in all_pairs), total(p.spec for p in all_pairs))
 
 
 @dataclass(frozen=True, slots=True)

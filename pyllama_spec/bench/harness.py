@@ -219,16 +219,16 @@ class _Measurement:
             self._step(n_steps)
         # Kept before the peer is asked: its answer may never come.
         for results, spec in zip(self.results, specs, strict=True):
-            found = results.get(prompt.id)
-            if found is None:
-                found = PromptResult(prompt.id, prompt.category, len(tokens), ())
-            pairs = (*found.pairs, Pair(plain, spec))
-            results[prompt.id] = replace(found, pairs=pairs, fork=find_fork(pairs))
+            result = results.get(prompt.id)
+            if result is None:
+                result = PromptResult(prompt.id, prompt.category, len(tokens), ())
+            pairs = (*result.pairs, Pair(plain, spec))
+            results[prompt.id] = replace(result, pairs=pairs, fork=find_fork(pairs))
         if self.config.peer is not None:
             said = self._ask(prompt, n)
             if said is not None:
-                found = self.results[0][prompt.id]
-                self.results[0][prompt.id] = replace(found, peer=(*found.peer, said))
+                result = self.results[0][prompt.id]
+                self.results[0][prompt.id] = replace(result, peer=(*result.peer, said))
             self._step(n_steps)
         if self.on_prompt is not None:
             self.on_prompt(self.results[0][prompt.id])
@@ -249,11 +249,11 @@ class _Measurement:
     def _explain_fork(self, prompt: Prompt, tokens: Sequence[int]) -> None:
         """Where a prompt's texts part, looks at the gap between plain decoding's top two."""
         for results in self.results:
-            found = results[prompt.id]
-            if found.fork is not None:
-                gap = self._top2_gap(found.pairs[found.fork.repeat], found.fork, tokens)
-                fork = replace(found.fork, top2_gap=gap)
-                results[prompt.id] = replace(found, fork=fork)
+            result = results[prompt.id]
+            if result.fork is not None:
+                gap = self._top2_gap(result.pairs[result.fork.repeat], result.fork, tokens)
+                fork = replace(result.fork, top2_gap=gap)
+                results[prompt.id] = replace(result, fork=fork)
 
     def _top2_gap(self, pair: Pair, fork: Fork, tokens: Sequence[int]) -> float | None:
         """Decodes plainly once more up to the fork, and looks at the logits there."""
@@ -270,7 +270,7 @@ class _Measurement:
 
     def result(self, setups: Sequence[Setup]) -> BenchResult:
         """What there is."""
-        found = [
+        by_setup = [
             BenchResult(
                 config=self.config,
                 setup=setup,
@@ -285,7 +285,7 @@ class _Measurement:
                 zip(setups, self.specs, self.results, strict=True)
             )
         ]
-        return replace(found[0], others=tuple(found[1:]))
+        return replace(by_setup[0], others=tuple(by_setup[1:]))
 
 
 def _speculate(side: Side, tokens: Sequence[int], n: int, answer: Run, key: str) -> Run:

@@ -95,9 +95,9 @@ def _cache_bytes() -> int:
     """The largest cache of the first core; 0 if the system does not say."""
     sizes = [0]
     for file in _CACHE_FOLDER.glob("index*/size"):
-        found = re.fullmatch(r"(\d+)([KM]?)", _text(file))
-        if found:
-            sizes.append(int(found[1]) * {"": 1, "K": 1024, "M": _MIB}[found[2]])
+        size = re.fullmatch(r"(\d+)([KM]?)", _text(file))
+        if size:
+            sizes.append(int(size[1]) * {"": 1, "K": 1024, "M": _MIB}[size[2]])
     return max(sizes)
 
 

@@ -85,8 +85,8 @@ class Peer:
 
         """
         try:
-            found = self._request("/v1/models", None, _CONNECT_TIMEOUT_S)
-            self.model = str(found["data"][0]["id"])
+            models = self._request("/v1/models", None, _CONNECT_TIMEOUT_S)
+            self.model = str(models["data"][0]["id"])
         except PeerUnreachableError:
             raise
         except (PeerError, LookupError, TypeError):
@@ -109,22 +109,22 @@ class Peer:
             path, body["prompt"] = "/v1/completions", prompt.text
         start = perf_counter()
         try:
-            found = self._request(path, {**body, **self._extra}, self._timeout_s)
+            completion = self._request(path, {**body, **self._extra}, self._timeout_s)
         except _RefusedError:
             if not self._extra:
                 raise
             self._extra = {}
             start = perf_counter()
-            found = self._request(path, body, self._timeout_s)
-        return self._run(found, perf_counter() - start)
+            completion = self._request(path, body, self._timeout_s)
+        return self._run(completion, perf_counter() - start)
 
-    def _run(self, found: Mapping[str, Any], wall_s: float) -> PeerRun:
+    def _run(self, completion: Mapping[str, Any], wall_s: float) -> PeerRun:
         try:
-            choice = found["choices"][0]
+            choice = completion["choices"][0]
             text = choice["message"]["content"] if "message" in choice else choice["text"]
         except (LookupError, TypeError):
-            raise PeerError(f"{self.url} answered without a choice: {found!r:.200}") from None
-        timings = found.get("timings")
+            raise PeerError(f"{self.url} answered without a choice: {completion!r:.200}") from None
+        timings = completion.get("timings")
         if isinstance(timings, Mapping) and _is_positive(timings.get("predicted_ms")):
             # llama-server's clock starts with the first token, which it counts.
             n = int(timings.get("predicted_n") or 0) - 1
@@ -133,7 +133,7 @@ class Peer:
                 _count(timings.get("draft_n")), _count(timings.get("draft_n_accepted")),
             )  # fmt: skip
         else:
-            n = _count((found.get("usage") or {}).get("completion_tokens")) or 0
+            n = _count((completion.get("usage") or {}).get("completion_tokens")) or 0
             run = PeerRun(str(text or ""), n, wall_s, False, wall_s)
         if run.n_tokens < 1:
             raise PeerError(
@@ -164,12 +164,12 @@ class Peer:
                 f"cannot reach {self.url}{path}: {reason}; is the server running?"
             ) from None
         try:
-            found = json.loads(raw)
+            answer = json.loads(raw)
         except ValueError:
             raise PeerError(f"{self.url}{path} answered no JSON but {raw[:60]!r}") from None
-        if not isinstance(found, dict):
-            raise PeerError(f"{self.url}{path} answered {found!r:.60}, not an object")
-        return found
+        if not isinstance(answer, dict):
+            raise PeerError(f"{self.url}{path} answered {answer!r:.60}, not an object")
+        return answer
 
 
 class _RefusedError(PeerError):

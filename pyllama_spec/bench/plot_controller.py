@@ -65,13 +65,13 @@ def _draw_calibration(axes: Any, turns: list[TurnCounts]) -> None:
             cell[0] += turn.expected
             cell[1] += turn.accepted
             cell[2] += 1.0
-    found = [(c[0] / c[2], c[1] / c[2], c[2]) for _, c in sorted(cells.items())]
-    most = max((max(x, y) for x, y, _ in found), default=1.0)
-    axes.plot([0, most], [0, most], color=_GREY, linestyle="--", linewidth=1)
-    if found:
-        n_most = max(n for _, _, n in found)
-        sizes = [10.0 + 190.0 * n / n_most for _, _, n in found]
-        axes.scatter([x for x, _, _ in found], [y for _, y, _ in found], s=sizes, color=_BLUE)
+    points = [(c[0] / c[2], c[1] / c[2], c[2]) for _, c in sorted(cells.items())]
+    highest = max((max(x, y) for x, y, _ in points), default=1.0)
+    axes.plot([0, highest], [0, highest], color=_GREY, linestyle="--", linewidth=1)
+    if points:
+        max_rounds = max(n for _, _, n in points)
+        sizes = [10.0 + 190.0 * n / max_rounds for _, _, n in points]
+        axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], s=sizes, color=_BLUE)
     axes.set_xlabel("accepted tokens expected of a round")
     axes.set_ylabel("accepted, mean")
     axes.set_title("calibration (size: rounds)")

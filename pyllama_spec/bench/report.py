@@ -121,8 +121,8 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
     }
 
 
-def _spread(found: Spread | None) -> dict[str, float] | None:
-    return None if found is None else {"median": found.median, "min": found.low, "max": found.high}
+def _spread(of: Spread | None) -> dict[str, float] | None:
+    return None if of is None else {"median": of.median, "min": of.low, "max": of.high}
 
 
 def _time(totals: Totals) -> dict[str, float]:
@@ -194,8 +194,8 @@ def _answers(answers: Sequence[PeerRun]) -> dict[str, Any] | None:
 
 def peer_tps(answers: Iterable[PeerRun]) -> float | None:
     """Total tokens / total seconds; None without answers."""
-    found = list(answers)
-    return ratio(sum(answer.n_tokens for answer in found), sum(answer.seconds for answer in found))
+    runs = list(answers)
+    return ratio(sum(answer.n_tokens for answer in runs), sum(answer.seconds for answer in runs))
 
 
 def _off(result: BenchResult) -> list[str]:

@@ -110,10 +110,10 @@ class Side(Closeable):
     @property
     def draft_placement(self) -> dict[str, int] | None:
         """Layers of the draft by device; None where it is no model."""
-        found: dict[str, int] | None = None
+        placement: dict[str, int] | None = None
         if self._drafter is not None:
-            found = self._drafter.describe().get("placement")
-        return found
+            placement = self._drafter.describe().get("placement")
+        return placement
 
     def run(self, prompt: Sequence[int], n_tokens: int, observe: RowObserver | None = None) -> Run:
         """Generates once, from an empty memory: nothing of an earlier prompt is reused.

@@ -181,10 +181,10 @@ def _transfers(result: BenchResult) -> list[str]:
     ]
     rows = []
     for name, totals in (("plain", both.plain), ("spec", both.spec)):
-        found, n = totals.transfers, totals.rounds
-        sizes = (found.bytes_to_device, found.bytes_to_host, found.bytes_between)
-        copies = found.copies_to_device + found.copies_to_host + found.copies_between
-        counts = (copies, found.synchronisations, found.graphs)
+        transfers, n = totals.transfers, totals.rounds
+        sizes = (transfers.bytes_to_device, transfers.bytes_to_host, transfers.bytes_between)
+        copies = transfers.copies_to_device + transfers.copies_to_host + transfers.copies_between
+        counts = (copies, transfers.synchronisations, transfers.graphs)
         rows.append([
             name, *(_number(ratio(size / 1e3, n), 2) for size in sizes),
             *(_number(ratio(count, n), 1) for count in counts),

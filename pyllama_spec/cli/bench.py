@@ -78,12 +78,12 @@ def add_bench(commands: _Commands) -> None:
 
 def _probabilities(text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(word) for word in text.split(","))
+        probabilities = tuple(float(word) for word in text.split(","))
     except ValueError:
-        found = ()
-    if not found or not all(0.0 <= p <= 1.0 for p in found):
+        probabilities = ()
+    if not probabilities or not all(0.0 <= p <= 1.0 for p in probabilities):
         raise argparse.ArgumentTypeError(f"{text!r}: expected numbers from 0 to 1 such as 0.8,0.6")
-    return found
+    return probabilities
 
 
 def run_bench(args: argparse.Namespace) -> int:

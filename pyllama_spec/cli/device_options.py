@@ -10,10 +10,10 @@ _AUTO = {"auto": None, "on": True, "off": False}
 
 def names(text: str) -> tuple[str, ...]:
     """A type of arguments: names with commas between them."""
-    found = tuple(word.strip() for word in text.split(","))
-    if not all(found):
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
         raise argparse.ArgumentTypeError(f"{text!r}: expected names with commas between them")
-    return found
+    return words
 
 
 class _Servers(argparse.Action):

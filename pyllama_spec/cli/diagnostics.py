@@ -190,8 +190,8 @@ def _opening(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int
         controller = ProfitController()
         controller.attach(ControllerLimits(drafter.max_draft, drafter.is_stepwise, max_rows=n_most))
         controller.learn_costs(measure_rows(context, n_most))
-        found: dict[int, float] = controller.describe()["verify_ms"]
-    return found
+        verify_ms: dict[int, float] = controller.describe()["verify_ms"]
+    return verify_ms
 
 
 def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[str, float]]:

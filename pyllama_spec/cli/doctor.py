@@ -106,8 +106,8 @@ def _draft_options(args: argparse.Namespace) -> DraftOptions:
 def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
     if args.rpc_timeout is not None:
         set_rpc_timeout(args.rpc_timeout)
-    found = (server_devices(endpoint) for endpoint in args.rpc_servers or ())
-    return [asdict(device) for devices in found for device in devices]
+    devices_by_server = (server_devices(endpoint) for endpoint in args.rpc_servers or ())
+    return [asdict(device) for devices in devices_by_server for device in devices]
 
 
 def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def _print_system(result: dict[str, Any]) -> None:
         _field(key, result[key])
     kernels = ", ".join(f"{kind} {name}" for kind, name in result["row_kernels"].items())
     _field("row kernels", kernels or "none: n rows cost nearly n times as much as one")
-    found = result["backends"].items()
+    backends = result["backends"].items()
     # Of servers none is looked for.
-    lines = (name if n or name == "RPC" else f"{name} (finds no device)" for name, n in found)
+    lines = (name if n or name == "RPC" else f"{name} (finds no device)" for name, n in backends)
     _field("backends", ", ".join(lines))
     for device in result["devices"]:
         total = device["total_bytes"] / 1e9

@@ -159,7 +159,7 @@ def _run_quantize(args: argparse.Namespace) -> int:
     quantize(args.input, args.output, args.type, n_threads=args.threads, pure=args.pure)
     before, after = args.input.stat().st_size, args.output.stat().st_size
     sizes = f"{after / 1e6:.1f} MB (was {before / 1e6:.1f} MB)"
-    found = shares_by_type(args.output).items()
-    shares = ", ".join(f"{share:.0%} {name}" for name, share in found if share > _LEAST_SHARE)
+    by_type = shares_by_type(args.output).items()
+    shares = ", ".join(f"{share:.0%} {name}" for name, share in by_type if share > _LEAST_SHARE)
     print(fitted(f"{args.output}: {args.type.upper()}, {sizes}; {shares}", sys.stdout, 2))
     return EXIT_OK

@@ -46,23 +46,23 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> argparse.Namespace:
         """As argparse's; an unknown option is the command's fault, and has a guess beside it."""
-        found: argparse.Namespace
-        found, unknown = self.parse_known_args(args, namespace)
+        parsed: argparse.Namespace
+        parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            command = self._command(found)
+            command = self._command(parsed)
             known = [word for action in command._actions for word in action.option_strings]
             guess = meant(unknown[0].partition("=")[0], known)
             command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
-        return found
+        return parsed
 
-    def _command(self, found: argparse.Namespace) -> argparse.ArgumentParser:
+    def _command(self, parsed: argparse.Namespace) -> argparse.ArgumentParser:
         """The parser of the command that was given, down to the last one."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
-                name = getattr(found, action.dest, None)
+                name = getattr(parsed, action.dest, None)
                 inner = action.choices.get(name) if isinstance(name, str) else None
                 if isinstance(inner, Parser):
-                    return inner._command(found)
+                    return inner._command(parsed)
         return self
 
     def error(self, message: str) -> NoReturn:
@@ -105,12 +105,12 @@ def with_options(message: str, args: argparse.Namespace) -> str:
                 return known
         return f"--{name.replace('_', '-')}" if name in own else None
 
-    def with_value(found: re.Match[str]) -> str:
-        known = option(found[1])
-        return found[0] if known is None else f"{known}{found[2] and ' '}{found[2]}"
+    def with_value(match: re.Match[str]) -> str:
+        known = option(match[1])
+        return match[0] if known is None else f"{known}{match[2] and ' '}{match[2]}"
 
-    def alone(found: re.Match[str]) -> str:
-        return option(found[0]) or found[0]
+    def alone(match: re.Match[str]) -> str:
+        return option(match[0]) or match[0]
 
     message = re.sub(r"\b([a-z][a-z_]*[a-z])=([^\s;,.]?)", with_value, message)
     return re.sub(r"(?<![^\s(])[a-z]+(?:_[a-z]+)+(?=[\s;,)]|$)", alone, message)

@@ -70,16 +70,16 @@ def read_json(path: Path) -> Json:
 
     """
     try:
-        found = json.loads(read_plain(path))
+        values = json.loads(read_plain(path))
     except FileNotFoundError:
         raise ConversionError(f"{path} does not exist; a checkpoint needs it") from None
     except OSError as error:
         raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
         raise ConversionError(f"{path} is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConversionError(f"{path} holds a {type(found).__name__}, not an object")
-    return found
+    if not isinstance(values, dict):
+        raise ConversionError(f"{path} holds a {type(values).__name__}, not an object")
+    return values
 
 
 _Reader = Callable[[Path], dict[str, SourceTensor]]

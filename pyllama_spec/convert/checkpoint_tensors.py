@@ -50,15 +50,15 @@ class CheckpointTensors:
 
     def layers(self) -> set[int]:
         """Numbers of the decoder layers that are there."""
-        found = (re.match(r"layers\.(\d+)\.", name) for name in self._left)
-        return {int(match[1]) for match in found if match}
+        matches = (re.match(r"layers\.(\d+)\.", name) for name in self._left)
+        return {int(match[1]) for match in matches if match}
 
     def check_layers(self, n_layer: int) -> None:
         """Raises ConversionError when there are more or fewer layers than config.json says."""
-        if (found := self.layers()) != set(range(n_layer)):
+        if (present := self.layers()) != set(range(n_layer)):
             raise ConversionError(
                 f"config.json says num_hidden_layers {n_layer}, the tensors are of the layers "
-                f"{sorted(found)}"
+                f"{sorted(present)}"
             )
 
     def take(self, name: str, *shape: int) -> SourceTensor:

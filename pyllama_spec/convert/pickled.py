@@ -99,8 +99,8 @@ def _read(
                 raise ConversionError(f"{path.name} {_why_no_zip(file)}")
             archive = zipfile.ZipFile(file)
             _check_stored(archive)
-            root, found = _unpickle(archive)
-            values = pick(found)
+            root, content = _unpickle(archive)
+            values = pick(content)
             for name, value in values.items():
                 if isinstance(value, _View):
                     _check(archive, root, name, value)
@@ -218,27 +218,27 @@ def _check_program(program: bytes) -> None:
             raise pickle.UnpicklingError(f"it notes a value at place {argument}")
 
 
-def _views(found: Any) -> dict[str, _View | int]:
+def _views(content: Any) -> dict[str, _View | int]:
     """What a state dict holds: tensors alone."""
-    values = _values(found)
+    values = _values(content)
     for name, value in values.items():
         if not isinstance(value, _View):
             raise TypeError(f"{name!r} is a {type(value).__name__}, not a tensor")
     return values
 
 
-def _views_and_numbers(found: Any) -> dict[str, _View | int]:
-    values: dict[str, Any] = {"": found} if isinstance(found, _View) else _values(found)
+def _views_and_numbers(content: Any) -> dict[str, _View | int]:
+    values: dict[str, Any] = {"": content} if isinstance(content, _View) else _values(content)
     for name, value in values.items():
         if not isinstance(value, _View) and type(value) is not int:
             raise TypeError(f"{name!r} is a {type(value).__name__}, no tensor and no integer")
     return values
 
 
-def _values(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ValueError(f"it holds a {type(found).__name__}, no tensors by their names")
-    return found
+def _values(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ValueError(f"it holds a {type(content).__name__}, no tensors by their names")
+    return content
 
 
 def _place(root: str, view: _View) -> str:

@@ -41,12 +41,12 @@ def read_tokenizer(folder: Path, n_vocab: int, *configs: Fields) -> dict[str, Gg
     path = folder / "tokenizer.json"
     if not path.exists():
         raise ConversionError(f"{folder} has no tokenizer.json; {_INSTEAD}")
-    found = read_json(path)
-    model = found.get("model")
+    content = read_json(path)
+    model = content.get("model")
     if not isinstance(model, dict):
         raise ConversionError(f"{path} has no model; {_INSTEAD}")
-    is_byte_level = _mentions_byte_level(found)
-    tokens, kinds, scores = _tokens(path, found, model, n_vocab)
+    is_byte_level = _mentions_byte_level(content)
+    tokens, kinds, scores = _tokens(path, content, model, n_vocab)
     keys = {
         "tokenizer.ggml.model": _text("gpt2" if is_byte_level else "llama"),
         "tokenizer.ggml.pre": _text("default"),
@@ -64,9 +64,9 @@ def _text(value: str) -> GgufKey:
     return GgufKey(STRING, None, value.encode("utf-8"))
 
 
-def _mentions_byte_level(found: Json) -> bool:
+def _mentions_byte_level(content: Json) -> bool:
     """Whether a step before or after the model maps bytes to characters."""
-    steps: list[Any] = [found.get("pre_tokenizer"), found.get("decoder")]
+    steps: list[Any] = [content.get("pre_tokenizer"), content.get("decoder")]
     while steps:
         step = steps.pop()
         if not isinstance(step, dict):
@@ -79,7 +79,7 @@ def _mentions_byte_level(found: Json) -> bool:
 
 
 def _tokens(
-    path: Path, found: Json, model: Json, n_vocab: int
+    path: Path, content: Json, model: Json, n_vocab: int
 ) -> tuple[list[str], list[int], list[float]]:
     """Texts, kinds and scores by id."""
     texts: dict[int, str] = {}
@@ -88,13 +88,13 @@ def _tokens(
         _put(path, texts, token, text, n_vocab)
         scores[token] = score
     kinds = [_NORMAL if i in texts else _UNUSED for i in range(n_vocab)]
-    if not _mentions_byte_level(found):
+    if not _mentions_byte_level(content):
         for token, text in texts.items():
             if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
                 kinds[token] = _BYTE
         if (unknown := _unknown(model, texts)) is not None:
             kinds[unknown] = _UNKNOWN
-    for token, text, is_special in _added_tokens(path, found):
+    for token, text, is_special in _added_tokens(path, content):
         # llama.cpp keeps the spaces of tokens that are looked for in the text itself.
         _put(path, texts, token, text if is_special else text.replace(_SPACE, " "), n_vocab, True)
         if kinds[token] != _UNKNOWN:
@@ -140,9 +140,9 @@ def _unknown(model: Json, texts: Mapping[int, str]) -> int | None:
     return next((token for token, text in texts.items() if name and text == name), None)
 
 
-def _added_tokens(path: Path, found: Json) -> list[tuple[int, str, bool]]:
+def _added_tokens(path: Path, content: Json) -> list[tuple[int, str, bool]]:
     """Id, text and whether it is special, of each token outside the model."""
-    added = found.get("added_tokens") or []
+    added = content.get("added_tokens") or []
     try:
         tokens = [(token["id"], token["content"], bool(token.get("special"))) for token in added]
     except (TypeError, KeyError, AttributeError):

@@ -121,8 +121,8 @@ class ChatSession:
             self._handle.pointer, ids, len(tokens), int32(n_bytes_cut, "n_bytes_cut"), partial, out
         )
         check(code, "cannot read the answer")
-        found: dict[str, Any] = json.loads(_taken(out))
-        return found
+        message: dict[str, Any] = json.loads(_taken(out))
+        return message
 
 
 def _json(value: Any, what: str) -> bytes:

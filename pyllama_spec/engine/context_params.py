@@ -137,6 +137,6 @@ class ContextParams:
 
 def _type_id(name: str) -> int:
     """The engine's number for a type."""
-    found: int = lib.llama_spec_type_id(name.encode())
-    check(min(found, 0), f"cannot use the type {name}")
-    return found
+    type_id: int = lib.llama_spec_type_id(name.encode())
+    check(min(type_id, 0), f"cannot use the type {name}")
+    return type_id

@@ -14,10 +14,10 @@ _CUDA = re.compile(r"lib(cublas|cublasLt|cudart)\.so\.(?P<major>\d+)$")
 
 def explained(error: ImportError) -> ImportError:
     """The same error with the remedy, where it names a library that a backend needs."""
-    found = _MISSING.search(str(error))
-    if found is None:
+    match = _MISSING.search(str(error))
+    if match is None:
         return error
-    name = found["name"]
+    name = match["name"]
     return ImportError(
         f"{name} was not found, which this build of pyllama_spec needs: {_remedy(name)}",
         name=error.name, path=error.path,

@@ -213,8 +213,8 @@ class Model(Closeable):
     def chat_template(self, name: str | None = None) -> str | None:
         """The Jinja text of the model's chat template; None if it has none."""
         raw = ffi.NULL if name is None else text(name, "the template's name").encode()
-        found = lib.llama_spec_model_chat_template(self.handle, raw)
-        return None if found == ffi.NULL else str(ffi.string(found).decode(errors="replace"))
+        template = lib.llama_spec_model_chat_template(self.handle, raw)
+        return None if template == ffi.NULL else str(ffi.string(template).decode(errors="replace"))
 
     @property
     def target_layers(self) -> tuple[int, ...]:

@@ -29,14 +29,14 @@ def device_names(devices: Sequence[str] | None) -> list[Any]:
 
 def placement(handle: Any) -> dict[str, int]:
     """How many layers each device has, the output counted as one; {} of a vocabulary."""
-    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
     name, n_layers = ffi.new("char **"), ffi.new("int32_t *")
     while True:
-        code = lib.llama_spec_model_device(handle, len(found), name, n_layers)
+        code = lib.llama_spec_model_device(handle, len(layers), name, n_layers)
         check(code, "cannot read where the layers lie")
         if name[0] == ffi.NULL:
-            return found
-        found[ffi.string(name[0]).decode(errors="replace")] = n_layers[0]
+            return layers
+        layers[ffi.string(name[0]).decode(errors="replace")] = n_layers[0]
 
 
 def in_words(placed: dict[str, int]) -> str:

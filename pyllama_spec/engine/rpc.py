@@ -98,15 +98,15 @@ def server_devices(endpoint: str) -> tuple[Device, ...]:
 
     """
     (address,) = server_names([endpoint])
-    found: list[Device] = []
+    devices: list[Device] = []
     name, free, total = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("uint64_t *")
     while True:
-        code = lib.llama_spec_server_device(address, len(found), name, free, total)
+        code = lib.llama_spec_server_device(address, len(devices), name, free, total)
         check(code, "cannot read a server's devices")
         if name[0] == ffi.NULL:
-            return tuple(found)
+            return tuple(devices)
         called = ffi.string(name[0]).decode(errors="replace")
-        found.append(Device(called, f"on {endpoint}", free[0], total[0]))
+        devices.append(Device(called, f"on {endpoint}", free[0], total[0]))
 
 
 class RpcServer:
@@ -272,12 +272,12 @@ def _has_greeted(client: socket.socket, timeout_s: float) -> bool:
     while (left := until - time.monotonic()) > 0:
         client.settimeout(left)
         try:
-            found = client.recv(_HELLO_BYTES, socket.MSG_PEEK)
+            greeting = client.recv(_HELLO_BYTES, socket.MSG_PEEK)
         except TimeoutError:
             return False
-        if not found or found[0] != _HELLO:
+        if not greeting or greeting[0] != _HELLO:
             return False
-        if len(found) == _HELLO_BYTES:
+        if len(greeting) == _HELLO_BYTES:
             client.settimeout(None)
             return True
         time.sleep(_SOON_S)

@@ -23,25 +23,25 @@ class Device:
 
 def devices() -> tuple[Device, ...]:
     """The devices of this build on this machine."""
-    found: list[Device] = []
+    all_devices: list[Device] = []
     name, description = ffi.new("char **"), ffi.new("char **")
     free, total = ffi.new("uint64_t *"), ffi.new("uint64_t *")
     for i in range(lib.llama_spec_n_devices()):
         check(lib.llama_spec_device(i, name, description, free, total), "cannot read a device")
-        found.append(Device(_text(name[0]), _text(description[0]), free[0], total[0]))
-    return tuple(found)
+        all_devices.append(Device(_text(name[0]), _text(description[0]), free[0], total[0]))
+    return tuple(all_devices)
 
 
 def backends() -> dict[str, int]:
     """How many devices each backend of this build finds here, as in {"CUDA": 0, "CPU": 1}."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     name, n_devices = ffi.new("char **"), ffi.new("int32_t *")
     while True:
-        code = lib.llama_spec_backend(len(found), name, n_devices)
+        code = lib.llama_spec_backend(len(counts), name, n_devices)
         check(code, "cannot read the backends")
         if name[0] == ffi.NULL:
-            return found
-        found[_text(name[0])] = n_devices[0]
+            return counts
+        counts[_text(name[0])] = n_devices[0]
 
 
 def engine_version() -> str:

@@ -35,8 +35,8 @@ class Vocab:
         if not isinstance(name, str) or name not in _SPECIAL:
             known = ", ".join(_SPECIAL)
             raise ArgumentError(f"no special token is called {shown(name)}; {known} are")
-        found: int = lib.llama_spec_vocab_special(self._handle.pointer, name.encode())
-        return found if found >= 0 else None
+        token: int = lib.llama_spec_vocab_special(self._handle.pointer, name.encode())
+        return token if token >= 0 else None
 
     def tokenize(
         self, text: str | bytes, *, add_special: bool = True, parse_special: bool = False

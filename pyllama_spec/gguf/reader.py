@@ -101,9 +101,9 @@ def read_key(path: Path, wanted: str) -> GgufKey | None:
     header = check_header(path)
     with _opened(path, header) as cursor:
         for _ in range(header.n_keys):
-            found = _read_keys(cursor, 1, lambda name: name == wanted)
-            if found:
-                return found[wanted]
+            keys = _read_keys(cursor, 1, lambda name: name == wanted)
+            if keys:
+                return keys[wanted]
     return None
 
 

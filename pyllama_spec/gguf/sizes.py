@@ -45,12 +45,12 @@ def shares_by_type(path: Path) -> dict[str, float]:
 
     """
     names = {number: name for name, number in TENSOR_TYPES.items()}
-    file, found = read_gguf(path, lambda _: False), Counter[str]()
+    file, bytes_by_type = read_gguf(path, lambda _: False), Counter[str]()
     for name, n_bytes in _sizes(file).items():
         kind = file.tensors[name].type_id
-        found[names.get(kind, f"type {kind}")] += n_bytes
-    total = max(sum(found.values()), 1)
-    return {name: n_bytes / total for name, n_bytes in found.most_common()}
+        bytes_by_type[names.get(kind, f"type {kind}")] += n_bytes
+    total = max(sum(bytes_by_type.values()), 1)
+    return {name: n_bytes / total for name, n_bytes in bytes_by_type.most_common()}
 
 
 def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> int:

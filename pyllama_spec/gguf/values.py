@@ -60,12 +60,12 @@ def read_ids(path: Path, tensor: GgufTensor) -> Ids:
 def _read(path: Path, tensor: GgufTensor, dtype: np.dtype[Any], shape: Any) -> Any:
     n = math.prod(shape)
     try:
-        found: NDArray[Any] = np.fromfile(path, dtype, n, offset=tensor.offset)
+        values: NDArray[Any] = np.fromfile(path, dtype, n, offset=tensor.offset)
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}") from None
-    if len(found) != n:
+    if len(values) != n:
         raise ModelLoadError(f"{path} is cut off in {tensor.name}; download it again")
-    return found.reshape(shape)
+    return values.reshape(shape)
 
 
 def _unknown(path: Path, tensor: GgufTensor, what: str) -> ModelLoadError:

@@ -44,10 +44,10 @@ def langchain(model: str, extra: Extra) -> Calls:
         tool_choice={"type": "function", "function": {"name": "Person"}},
     )
 
-    def message(found: Any) -> dict[str, Any]:
+    def message(reply: Any) -> dict[str, Any]:
         return {
-            "content": found.content, "metadata": found.response_metadata,
-            "calls": [(one["name"], one["args"]) for one in found.tool_calls],
+            "content": reply.content, "metadata": reply.response_metadata,
+            "calls": [(one["name"], one["args"]) for one in reply.tool_calls],
         }  # fmt: skip
 
     return {
@@ -98,7 +98,7 @@ def instructor(model: str, extra: Extra) -> Calls:
     llm = Llama(model, n_ctx=1024, n_threads=1, verbose=False, logits_all=False, **extra)
     asked = [{"role": "user", "content": "Extract: Jason is 25 years old."}]
 
-    def found(mode: Any) -> dict[str, Any]:
+    def extracted(mode: Any) -> dict[str, Any]:
         create = library.patch(create=llm.create_chat_completion_openai_v1, mode=mode)
         made = create(
             messages=asked, response_model=person, temperature=0.0, max_tokens=128, max_retries=1
@@ -106,7 +106,7 @@ def instructor(model: str, extra: Extra) -> Calls:
         return dict(made.model_dump())
 
     return {
-        "schema": lambda: found(library.Mode.JSON_SCHEMA),
+        "schema": lambda: extracted(library.Mode.JSON_SCHEMA),
         "openai_v1": lambda: llm.create_chat_completion_openai_v1(
             asked, temperature=0.0, max_tokens=7
         ),
@@ -135,11 +135,11 @@ def haystack(model: str, extra: Extra) -> Calls:
     pieces: list[str] = []
 
     def tools() -> Any:
-        found = chat.run(
+        reply = chat.run(
             asked, tools=[weather],
             generation_kwargs={"tool_choice": chosen, "temperature": 0.0, "max_tokens": 48},
         )["replies"][0]  # fmt: skip
-        return [(one.tool_name, one.arguments) for one in found.tool_calls]
+        return [(one.tool_name, one.arguments) for one in reply.tool_calls]
 
     def streamed() -> str:
         chat.run(asked, streaming_callback=lambda chunk: pieces.append(chunk.content))

@@ -143,20 +143,22 @@ def main(argv: list[str]) -> int:
     for app in args.apps:
         wheel = str(environments.real_wheel())
         python = environments.made(app, *OURS, wheel, *PACKAGES[app][1])
-        found: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+        runs_by_side: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for _ in range(args.repeat):
-            for side, runs in found.items():
+            for side, runs in runs_by_side.items():
                 words = (app, side, model, environments.engine(), str(args.threads))
                 runs.append(run(python, *words))
-        _report(app, found)
+        _report(app, runs_by_side)
     return 0
 
 
-def _report(app: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    own = {repr(one["texts"]) for side, runs in found.items() if "ours" in side for one in runs}
+def _report(app: str, runs_by_side: dict[str, list[dict[str, Any]]]) -> None:
+    own = {
+        repr(one["texts"]) for side, runs in runs_by_side.items() if "ours" in side for one in runs
+    }
     if len(own) != 1:
         raise SystemExit(f"{app}: the text depends on the draft")
-    seconds = {side: [one["seconds"] for one in runs] for side, runs in found.items()}
+    seconds = {side: [one["seconds"] for one in runs] for side, runs in runs_by_side.items()}
     median = {side: statistics.median(each) for side, each in seconds.items()}
     for side, each in seconds.items():
         theirs, ours = median["llama-cpp-python"] / median[side], median["ours"] / median[side]

@@ -61,15 +61,15 @@ def run_app(python: Path, app: str, side: str) -> dict[str, Any]:
 
 def compare_app(theirs: dict[str, Any], ours: dict[str, Any]) -> dict[str, Verdict]:
     """A verdict for each call; one that a side did not come to has failed there."""
-    found = {}
+    verdicts = {}
     for name in {**theirs, **ours}:
         stopped = [
             side.get("opening", {"error": ["Missing"], "says": ""}) for side in (theirs, ours)
         ]
-        found[name] = judge(
+        verdicts[name] = judge(
             theirs.get(name, stopped[0]), ours.get(name, stopped[1]), MARKS.get(name, "")
         )
-    return found
+    return verdicts
 
 
 def main(argv: list[str]) -> int:

@@ -75,14 +75,14 @@ def top(scores, n=3):
 
 def read() -> list[Call]:
     """All of them, in the file's order."""
-    group, found = "", []
+    group, calls = "", []
     for line in Path(__file__).with_name("calls.txt").read_text("utf-8").splitlines():
         if line.startswith("## "):
             group = line[3:].strip()
         elif line.strip():
             code, _, mark = line.partition("  ## ")
-            found.append((group, code.strip(), mark.strip()))
-    return found
+            calls.append((group, code.strip(), mark.strip()))
+    return calls
 
 
 CALLS = read()

@@ -64,14 +64,14 @@ class World:
 
     def names(self) -> dict[str, Any]:
         """For the calls."""
-        found: dict[str, Any] = {
+        namespace: dict[str, Any] = {
             "llama_cpp": self.llama_cpp, "open": self.open, "kept": self.kept,
             "models": self.models, "folder": tempfile.mkdtemp(),
         }  # fmt: skip
         for part in PARTS:
-            found[part] = importlib.import_module(f"{self.llama_cpp.__name__}.{part}")
-        exec(SETTING, found)
-        return found
+            namespace[part] = importlib.import_module(f"{self.llama_cpp.__name__}.{part}")
+        exec(SETTING, namespace)
+        return namespace
 
 
 def run(code: str, names: dict[str, Any]) -> Any:
@@ -88,17 +88,17 @@ def attempt(code: str, names: dict[str, Any]) -> dict[str, Any]:
     """What a call gives, or how it fails."""
     start = time.perf_counter()
     try:
-        found: dict[str, Any] = {"value": shape_of(run(code, names))}
+        outcome: dict[str, Any] = {"value": shape_of(run(code, names))}
     except Exception as error:  # noqa: BLE001 - whatever fails is a result
         kinds = [kind.__name__ for kind in type(error).__mro__ if kind is not object]
-        found = {"error": kinds, "says": str(error)[:300]}
-    found["seconds"] = round(time.perf_counter() - start, 3)
-    return found
+        outcome = {"error": kinds, "says": str(error)[:300]}
+    outcome["seconds"] = round(time.perf_counter() - start, 3)
+    return outcome
 
 
 def signatures(names: dict[str, Any]) -> dict[str, list[list[str]]]:
     """The parameters of every function that is public, with their kinds and defaults."""
-    found: dict[str, list[list[str]]] = {}
+    parameters: dict[str, list[list[str]]] = {}
     for part in PARTS:
         module = names[part]
         for name, thing in vars(module).items():
@@ -106,10 +106,10 @@ def signatures(names: dict[str, Any]) -> dict[str, list[list[str]]]:
             if name.startswith("_") or not own.startswith(("llama_cpp.", "pyllama_spec.")):
                 continue
             if inspect.isfunction(thing):
-                found[f"{part}.{name}"] = _parameters(thing)
+                parameters[f"{part}.{name}"] = _parameters(thing)
             elif inspect.isclass(thing) and not hasattr(thing, "__total__"):
-                found.update(_of_class(f"{part}.{name}", thing))
-    return found
+                parameters.update(_of_class(f"{part}.{name}", thing))
+    return parameters
 
 
 def _of_class(path: str, kind: type) -> Iterator[tuple[str, list[list[str]]]]:
@@ -125,12 +125,12 @@ def _of_class(path: str, kind: type) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _parameters(function: Any) -> list[list[str]]:
-    found = []
+    parameters = []
     for one in inspect.signature(function).parameters.values():
         default = "" if one.default is one.empty else repr(one.default)
         if one.name != "self":
-            found.append([one.name, one.kind.name, default])
-    return found
+            parameters.append([one.name, one.kind.name, default])
+    return parameters
 
 
 def done_before(out: Path) -> set[str]:

@@ -65,10 +65,10 @@ def vocabulary() -> Path:
 def real_wheel() -> Path:
     """Its wheel, built from source the first time, as the index has no other."""
     folder = cache_directory() / "wheels" / "beside"
-    if not (found := list(folder.glob("*.whl"))):
+    if not (wheels := list(folder.glob("*.whl"))):
         _pip(sys.executable, "wheel", "--no-deps", "-w", folder, source(), CMAKE_ARGS=_OPTIONS)
-        found = list(folder.glob("*.whl"))
-    return found[0]
+        wheels = list(folder.glob("*.whl"))
+    return wheels[0]
 
 
 def real_python() -> Path:

@@ -53,7 +53,7 @@ def models() -> dict[str, str]:
     }  # fmt: skip
 
 
-def run_side(python: Path, side: str, found: dict[str, str], only: str) -> dict[str, Any]:
+def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[str, Any]:
     """What one side gives for every call; a call that ends the process is one that fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
@@ -61,7 +61,7 @@ def run_side(python: Path, side: str, found: dict[str, str], only: str) -> dict[
             **os.environ, "BESIDE_ONLY": only, "PYLLAMA_SPEC_COSTS": "off", "HF_HUB_OFFLINE": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
         }  # fmt: skip
-        command = [str(python), "-m", "tools.comparison.child", side, json.dumps(found), str(out)]
+        command = [str(python), "-m", "tools.comparison.child", side, json.dumps(paths), str(out)]
         command.append(environments.engine())
         for _ in CALLS:
             done = subprocess.run(
@@ -98,11 +98,11 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
         "where two tokens are nearly as likely, the two builds' kernels round to different texts,"
         " as two builds of the engine do."
     )
-    found = (
+    summary = (
         f"{len(verdicts)} calls; {n_there} work there. Of those {n_good} are the same or better "
         f"here ({n_good / max(n_there, 1):.1%})."
     )
-    lines = [f"# Call by call, beside llama-cpp-python {version}", "", made, "", found, ""]
+    lines = [f"# Call by call, beside llama-cpp-python {version}", "", made, "", summary, ""]
     lines += ["| | calls | |", "|---|---|---|"]
     lines += [f"| {word} | {counted[word]} | {what} |" for word, what in WORDS.items()]
     lines.append(f"| fails there | {counted['fails there']} | works here alone |")
@@ -148,13 +148,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "parity-table.md")
     parser.add_argument("--recorded", action="store_true", help="beside what was kept")
     args = parser.parse_args(argv)
-    found = models()
+    paths = models()
     if args.recorded:
         theirs, real = recorded(), Path(sys.executable)
     else:
         real = args.real or environments.real_python()
-        theirs = run_side(real, "theirs", found, args.only)
-    ours = run_side(real, "ours", found, args.only)
+        theirs = run_side(real, "theirs", paths, args.only)
+    ours = run_side(real, "ours", paths, args.only)
     verdicts = verdicts_of(theirs, ours)
     compared = compare_signatures(theirs["signatures"], ours["signatures"])
     for code, one in verdicts.items():

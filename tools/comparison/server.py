@@ -69,23 +69,23 @@ def answers() -> dict[str, dict[str, Any]]:
         lines = out.read_text().splitlines() if out.is_file() else []
     if done.returncode or len(lines) != len(jobs):
         raise SystemExit(f"{len(lines)} of {len(jobs)} answers:\n{done.stderr[-3000:]}")
-    found = {}
+    read_answers = {}
     for case, n_prompt, line in zip(cases(), lengths, lines, strict=True):
         response = json.loads(line)
         if "error" in response:
-            found[case.key] = {"refused": response["error"]}
+            read_answers[case.key] = {"refused": response["error"]}
             continue
         if response["usage"]["prompt_tokens"] != n_prompt:
             raise SystemExit(f"{case.key}: {n_prompt} tokens here, {response['usage']} there")
-        found[case.key] = read(response)
-    return found
+        read_answers[case.key] = read(response)
+    return read_answers
 
 
 def main() -> int:
     """Keeps them."""
-    found = answers()
-    RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    print(f"{len(found)} answers in {RECORD}")
+    record = answers()
+    RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(record)} answers in {RECORD}")
     return 0
 
 

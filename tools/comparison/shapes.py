@@ -28,8 +28,8 @@ def shape_of(value: Any, depth: int = 0) -> Shape:
     if hasattr(value, "model_dump"):
         return {"type": kind, "keys": shape_of(value.model_dump(), depth + 1)["keys"]}
     if isinstance(value, Mapping):
-        found = {str(key): shape_of(one, depth + 1) for key, one in value.items()}
-        return {"type": "dict", "keys": found}
+        keys = {str(key): shape_of(one, depth + 1) for key, one in value.items()}
+        return {"type": "dict", "keys": keys}
     if hasattr(value, "dtype") and not value.shape:
         return shape_of(value.item(), depth)  # a number is a number, NumPy's too
     if hasattr(value, "dtype") and hasattr(value, "shape"):

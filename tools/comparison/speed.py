@@ -50,7 +50,7 @@ def _variables() -> dict[str, str]:
 
 def measure_imports(real: Path, repeat: int) -> None:
     """Prints a table: processor seconds of an import in a fresh process, in turns."""
-    found: dict[str, list[float]] = {name: [] for name in IMPORTED}
+    seconds: dict[str, list[float]] = {name: [] for name in IMPORTED}
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "pyllama_spec"
         shutil.copytree(ROOT / "pyllama_spec", package, ignore=shutil.ignore_patterns("__pyc*"))
@@ -63,9 +63,9 @@ def measure_imports(real: Path, repeat: int) -> None:
                     capture_output=True, text=True,
                 )  # fmt: skip
                 if turn:  # the first one writes the .pyc files
-                    found[name].append(float(done.stdout.splitlines()[-1]))
+                    seconds[name].append(float(done.stdout.splitlines()[-1]))
     print(f"| import, {repeat} times | median (s) | least (s) |\n|---|---|---|")
-    for name, runs in found.items():
+    for name, runs in seconds.items():
         print(f"| {name} | {statistics.median(runs):.3f} | {min(runs):.3f} |")
 
 
@@ -96,11 +96,11 @@ def main(argv: list[str]) -> int:
     print("| weights | | import (s) | load (s) | prompt (tokens/s) | decoding (tokens/s) |")
     print("|---|---|---|---|---|---|")
     for kind in args.kinds:
-        found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        runs_by_side: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
         for _ in range(args.repeat):
             for side in SIDES:
-                found[side].append(measure(real, side, kind))
-        for side, runs in found.items():
+                runs_by_side[side].append(measure(real, side, kind))
+        for side, runs in runs_by_side.items():
             cells = [f"{statistics.median(run[name] for run in runs):.2f}" for name in FIGURES]
             print(f"| {kind} | {side} | {' | '.join(cells)} |", flush=True)
     return 0

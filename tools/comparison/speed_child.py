@@ -22,8 +22,8 @@ N_PROMPT, N_TEXT = 512, 96
 def timed(call: Callable[[], Any], clock: Callable[[], float] = process_time) -> tuple[Any, float]:
     """What a call gives, and the processor seconds that it took."""
     start = clock()
-    found = call()
-    return found, clock() - start
+    value = call()
+    return value, clock() - start
 
 
 def main(side: str, model: str, engine: str, draft: str) -> int:

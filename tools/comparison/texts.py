@@ -39,7 +39,7 @@ def child(side: str, model: str, engine: str) -> None:
         name = "pyllama_spec.llama_cpp"
     module: Any = __import__(name, fromlist=["Llama"])
     llm = module.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
-    found = []
+    answers = []
     for asked in ASKED:
         options: dict[str, Any] = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
         if side == "ours":
@@ -51,8 +51,8 @@ def child(side: str, model: str, engine: str) -> None:
         margins = [one["top_logprobs"][0]["logprob"] - one["top_logprobs"][1]["logprob"]
                    for one in parts]  # fmt: skip
         tokens = [one["token"] for one in parts]
-        found.append({"text": choice["message"]["content"], "tokens": tokens, "margins": margins})
-    print(json.dumps(found))
+        answers.append({"text": choice["message"]["content"], "tokens": tokens, "margins": margins})
+    print(json.dumps(answers))
 
 
 def run(python: Path, side: str, model: Path, engine: str) -> list[dict[str, Any]]:

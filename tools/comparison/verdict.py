@@ -58,10 +58,10 @@ def judge(theirs: Mapping[str, Any], ours: Mapping[str, Any], mark: str) -> Verd
         is_refusal = {"UnsupportedError", "ArgumentError"} & set(ours["error"])
         why = f"{ours['error'][0]}: {ours['says']}"
         return Verdict("refused" if is_refusal else "missing", why)
-    found = difference(theirs["value"], ours["value"], values=mark != "any")
-    if not found:
+    gap = difference(theirs["value"], ours["value"], values=mark != "any")
+    if not gap:
         return Verdict("same")
-    return Verdict(word, reason) if word in ("better", "differs") else Verdict("worse", found)
+    return Verdict(word, reason) if word in ("better", "differs") else Verdict("worse", gap)
 
 
 def difference(there: Shape, here: Shape, at: str = "", *, values: bool = True) -> str:
@@ -86,11 +86,11 @@ def _of_keys(there: dict[str, Shape], here: dict[str, Shape], at: str, values: b
     for key, one in there.items():
         if key in FILLED and one["type"] == "NoneType":
             continue
-        found = key in here and difference(
+        gap = key in here and difference(
             one, here[key], f"{at}.{key}".strip("."), values=values and key not in OWN
         )
-        if found:
-            return found
+        if gap:
+            return gap
     return ""
 
 
@@ -102,8 +102,8 @@ def _of_items(there: Shape, here: Shape, at: str, values: bool) -> str:
         near = _cosine(*rows)
         return f"{at or 'it'} points elsewhere: {near:.3f}" if values and near < COSINE else ""
     for i, (one, other) in enumerate(zip(there["items"], here["items"], strict=False)):
-        if found := difference(one, other, f"{at}[{i}]", values=values):
-            return found
+        if gap := difference(one, other, f"{at}[{i}]", values=values):
+            return gap
     return ""
 
 
@@ -120,8 +120,8 @@ def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> 
         *(("chunk", middle[0], chunk) for chunk in here[1:-1]),
     ):  # fmt: skip
         exact = values and name == "last chunk"
-        if found := difference(one, other, f"{at} {name}", values=exact):
-            return found
+        if gap := difference(one, other, f"{at} {name}", values=exact):
+            return gap
     said = [text_of(one) for one in (there, here)]
     if values and said[0] != said[1]:
         return f"{at}: {said[0]!r} there, {said[1]!r} here"
@@ -130,12 +130,12 @@ def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> 
 
 def text_of(chunks: list[Shape]) -> str:
     """What the chunks of a stream say together."""
-    found = []
+    pieces = []
     for chunk in chunks:
         for choice in chunk.get("keys", {}).get("choices", {}).get("items", []):
             keys = {**choice["keys"], **choice["keys"].get("delta", {}).get("keys", {})}
-            found += [keys[key].get("value") or "" for key in ("text", "content") if key in keys]
-    return "".join(map(str, found))
+            pieces += [keys[key].get("value") or "" for key in ("text", "content") if key in keys]
+    return "".join(map(str, pieces))
 
 
 def _cosine(one: list[float], other: list[float]) -> float:

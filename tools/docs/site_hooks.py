@@ -140,6 +140,6 @@ def begun(text: str) -> str:
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Warns of what a reader's browser would load from elsewhere."""
     del config
-    for found in _FROM_ELSEWHERE.findall(output):
-        _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, found)
+    for address in _FROM_ELSEWHERE.findall(output):
+        _LOG.warning("%s loads from elsewhere: %s", page.file.src_uri, address)
     return output

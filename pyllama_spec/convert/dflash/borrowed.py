@@ -144,15 +144,15 @@ def target_matrix(
         tensors = read_gguf(path, lambda _: False).tensors
     except ModelLoadError as error:
         raise ConversionError(f"the target cannot be read: {error}") from None
-    found = next((tensors[name] for name in names if name in tensors), None)
-    if found is None or found.shape != (target.n_vocab, target.n_embd):
-        shape = None if found is None else list(found.shape)
+    tensor = next((tensors[name] for name in names if name in tensors), None)
+    if tensor is None or tensor.shape != (target.n_vocab, target.n_embd):
+        shape = None if tensor is None else list(tensor.shape)
         raise ConversionError(
             f"{why}: that needs {names[0]} [{target.n_vocab}, {target.n_embd}] of the target, and "
             f"{path.name} has {shape}; of a split model give the merged file"
         )
-    notes.append(f"{why}: {found.name} of the target is copied into the file")
-    return _gguf_source(path, found, notes)
+    notes.append(f"{why}: {tensor.name} of the target is copied into the file")
+    return _gguf_source(path, tensor, notes)
 
 
 def _gguf_source(path: Path, tensor: GgufTensor, notes: list[str]) -> SourceTensor:

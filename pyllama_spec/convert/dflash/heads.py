@@ -87,15 +87,15 @@ def _selector(options: Options, shelf: CheckpointTensors, n_embd: int) -> dict[s
         if key := next((key for key in _SELECTOR_KEYS if options.has(key)), None):
             raise options.refuse(key, f"the tensor {SELECTOR} is missing")
         return {}
-    found = {key: options.at(key).size(key) for key in _SELECTOR_KEYS}
-    group, top_k = found["conv_group_size"], found["selector_top_k"]
+    sizes = {key: options.at(key).size(key) for key in _SELECTOR_KEYS}
+    group, top_k = sizes["conv_group_size"], sizes["selector_top_k"]
     if n_embd % group:
         raise options.refuse("conv_group_size", f"hidden_size {n_embd} is no multiple of it")
     if n_embd < top_k * (top_k + 1):
         raise options.refuse(
             "selector_top_k", f"its scores do not fit into a row of {n_embd} numbers"
         )
-    return found
+    return sizes
 
 
 def _markov_rank(options: Options, shelf: CheckpointTensors) -> int | None:

@@ -59,7 +59,7 @@ class Options:
     """
 
     def __init__(self, top: Fields, body: Fields, is_speculators: bool) -> None:
-        inner = [found for key in INNER if (found := top.inner(key)).values]
+        inner = [fields for key in INNER if (fields := top.inner(key)).values]
         self._places = (*inner, top) if top is body else (*inner, top, body)
         for place in inner:
             self._check(place, _READ | _IGNORED)
@@ -92,14 +92,14 @@ class Options:
             ConversionError: two places differ.
 
         """
-        found = [place for place in self._places if place.has(key)]
-        for other in found[1:]:
-            if other.values[key] != found[0].values[key]:
+        holders = [place for place in self._places if place.has(key)]
+        for other in holders[1:]:
+            if other.values[key] != holders[0].values[key]:
                 raise ConversionError(
-                    f"config.json: {found[0].where}{key} is {found[0].values[key]!r} and "
+                    f"config.json: {holders[0].where}{key} is {holders[0].values[key]!r} and "
                     f"{other.where}{key} is {other.values[key]!r}"
                 )
-        return found[0] if found else self._places[0]
+        return holders[0] if holders else self._places[0]
 
     def refuse(self, key: str, why: str) -> ConversionError:
         """The error that an option asks for something that is not there."""

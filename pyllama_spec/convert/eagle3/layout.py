@@ -118,10 +118,10 @@ def _features(
         ("norm_before_fc", "input_norm.weight", config.norm_before_fc),
         ("fc_norm", "fc_norm.0.weight", config.fc_norm),
     ):
-        found = shelf.find(name)
-        if found is not None and not is_on:
+        tensor = shelf.find(name)
+        if tensor is not None and not is_on:
             raise ConversionError(
-                f"there is {found.name}, but config.json does not say {option}: true"
+                f"there is {tensor.name}, but config.json does not say {option}: true"
             )
     planned = [plain("fc.weight", shelf.take("fc.weight", config.n_embd, n_layers * width))]
     if shelf.find("fc.bias") is not None:
@@ -226,9 +226,9 @@ def _attention(config: DraftConfig, shelf: CheckpointTensors, index: int) -> lis
 
 def _has_bias(config: DraftConfig, shelf: CheckpointTensors, src: str) -> bool:
     """Whether q, k and v have biases; that of o may be missing, as in Qwen2's attention."""
-    found = [t for part in "qkvo" if (t := shelf.find(f"{src}{part}_proj.bias")) is not None]
-    if found and config.has_attn_bias is False:
+    biases = [t for part in "qkvo" if (t := shelf.find(f"{src}{part}_proj.bias")) is not None]
+    if biases and config.has_attn_bias is False:
         raise ConversionError(
-            f"there is {found[0].name}, but config.json says attention_bias: false"
+            f"there is {biases[0].name}, but config.json says attention_bias: false"
         )
-    return bool(found) or config.has_attn_bias is True
+    return bool(biases) or config.has_attn_bias is True

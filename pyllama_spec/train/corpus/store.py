@@ -189,24 +189,24 @@ def load_corpus(store: CorpusStore, n_answer: int) -> Corpus:
     """The beginning of a store that has n_answer answer tokens, or all of it."""
     sequences: list[TextSequence] = []
     places: list[tuple[int, int]] = []
-    found = 0
+    n_loaded = 0
     for shard in range(store.n_shards):
         for i, sequence in enumerate(store.read(shard)):
-            if found >= n_answer:
+            if n_loaded >= n_answer:
                 break
             sequences.append(sequence)
             places.append((shard, i))
-            found += sequence.n_answer
+            n_loaded += sequence.n_answer
     return Corpus(sequences, places, hash_tokens(sequences))
 
 
 def check_same(
-    found: dict[str, Any], wanted: dict[str, Any], where: Path, remedy: str = ""
+    present: dict[str, Any], wanted: dict[str, Any], where: Path, remedy: str = ""
 ) -> None:
     """Raises unless two sets of facts are equal.
 
     Args:
-        found: the facts that are there, by name.
+        present: the facts that are there, by name.
         wanted: those of this run.
         where: the file or folder that they were found in.
         remedy: what else helps than the same command or another folder.
@@ -215,8 +215,8 @@ def check_same(
         CheckpointError: naming the first fact that differs and both its values.
 
     """
-    for name in sorted({*found, *wanted}):
-        a, b = found.get(name), wanted.get(name)
+    for name in sorted({*present, *wanted}):
+        a, b = present.get(name), wanted.get(name)
         if a != b:
             raise CheckpointError(
                 f"{where} was made with {name}={a!r}, and this run has {b!r}; give the same as "

@@ -63,14 +63,14 @@ def coverage(
     looked for in the other half. What is frequent by chance would look covered else.
     """
     kept = sorted({*always})
-    total, found = 0, np.zeros(n_vocab, np.int64)
+    total, by_rank = 0, np.zeros(n_vocab, np.int64)
     for half in (0, 1):
         weight, _ = token_weights(sequences[half::2], n_vocab)
         weight[kept] = np.inf
         _, answers = token_weights(sequences[1 - half :: 2], n_vocab)
-        found += answers[np.lexsort((np.arange(n_vocab), -weight))]
+        by_rank += answers[np.lexsort((np.arange(n_vocab), -weight))]
         total += int(answers.sum())
-    return np.concatenate([[0.0], np.cumsum(found) / max(total, 1)])
+    return np.concatenate([[0.0], np.cumsum(by_rank) / max(total, 1)])
 
 
 def choose_size(

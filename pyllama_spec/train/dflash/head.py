@@ -196,8 +196,8 @@ class DFlashHead(DraftHead):
         low = self.followers(before)
         assert low is not None
         row = torch.cat((y.detach(), low.detach().to(y.dtype)), dim=-1)
-        found: Tensor = self._linear(row, "conf_proj.weight")[:, 0] + self.weight("conf_proj.bias")
-        return found
+        logits: Tensor = self._linear(row, "conf_proj.weight")[:, 0] + self.weight("conf_proj.bias")
+        return logits
 
 
 def _as(pair: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:

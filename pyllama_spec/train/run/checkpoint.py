@@ -58,8 +58,8 @@ class Checkpoints:
         if not known:
             raise CheckpointError(f"{path} is of another version; --restart begins again")
         check_same(identity, self._identity, path, ", or --restart to train from the beginning")
-        found: dict[str, Any] = state
-        return found
+        checkpoint: dict[str, Any] = state
+        return checkpoint
 
     def clear(self) -> None:
         """Removes them."""

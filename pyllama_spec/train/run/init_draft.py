@@ -155,8 +155,8 @@ def _check_tensors(path: Path, shape: DraftShape, tensors: Mapping[str, Any]) ->
         raise TrainError(_unlike(path, f"{unknown[0]} is in one of them and not in the other"))
     for name, size in wanted.items():
         if tensors[name].shape != size:
-            found = tensors[name].shape
-            raise TrainError(_unlike(path, f"{name} is of {found}, not {size}"))
+            read = tensors[name].shape
+            raise TrainError(_unlike(path, f"{name} is of {read}, not {size}"))
         if not np.isfinite(tensors[name]).all():
             raise TrainError(f"{path.name} is damaged: {name} has a number that is not finite")
 

@@ -135,10 +135,10 @@ def _count(tokens: Ints, places: _Places, n: int) -> _Found:
     return _Found(keys_of(hashes[first[last]])[kept], best[kept], best_p[kept], total[kept])
 
 
-def _table(found: Sequence[_Found], n_max: int) -> NgramArrays:
-    keys = np.concatenate([f.keys for f in found])
-    ids, p = np.concatenate([f.ids for f in found]), np.concatenate([f.p for f in found])
-    n = np.concatenate([f.n for f in found])
+def _table(parts: Sequence[_Found], n_max: int) -> NgramArrays:
+    keys = np.concatenate([f.keys for f in parts])
+    ids, p = np.concatenate([f.ids for f in parts]), np.concatenate([f.p for f in parts])
+    n = np.concatenate([f.n for f in parts])
     most = np.sort(np.lexsort((-p, -n))[:n_max])
     # Two contexts may share a key, one in some ten thousand: the shorter one stays.
     keys, first = np.unique(keys[most], return_index=True)
@@ -205,9 +205,9 @@ def table_of(
     """
     if not n_max:
         return []
-    found = count_ngrams(sequences, n_max)
+    ngrams = count_ngrams(sequences, n_max)
     if init is not None and init.ngrams is not None:
         n_new = sum(sequence.n_answer for sequence in sequences)
-        found = merge_ngrams(init.ngrams, found, n_new / (n_new + init.n_text), n_max)
-    reporter.line(f"n-gram table: {len(found.keys)} contexts")
-    return ngram_tensors(found)
+        ngrams = merge_ngrams(init.ngrams, ngrams, n_new / (n_new + init.n_text), n_max)
+    reporter.line(f"n-gram table: {len(ngrams.keys)} contexts")
+    return ngram_tensors(ngrams)

@@ -136,10 +136,10 @@ def soft_cross_entropy(
     y: Tensor, output: Tensor, ids: Tensor, p: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """SoftCrossEntropy without a second part of the logits, and without labels."""
-    found: tuple[Tensor, Tensor, Tensor] = SoftCrossEntropy.apply(
+    losses: tuple[Tensor, Tensor, Tensor] = SoftCrossEntropy.apply(
         y, output, None, None, Targets(ids, p), dtype
     )
-    return found
+    return losses
 
 
 def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:

@@ -68,8 +68,8 @@ def _owner(config: RunConfig, place: str) -> tuple[Any, str]:
 
 
 def _default(kind: type, name: str) -> Any:
-    found = next(field for field in fields(kind) if field.name == name)
-    return None if found.default is MISSING else found.default
+    option = next(field for field in fields(kind) if field.name == name)
+    return None if option.default is MISSING else option.default
 
 
 def _word(value: Any) -> str:
