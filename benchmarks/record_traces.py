@@ -68,13 +68,15 @@ def main() -> None:
         with Llama(
             args.model, draft=args.draft, n_draft=args.n_draft, controller=recorder, n_ctx=1024
         ) as llm:
-            said = prompt.as_chat(None)
-            if said.messages:
+            request = prompt.as_chat(None)
+            if request.messages:
                 steps = llm.generate_chat_steps(
-                    said.messages, max_tokens=args.max_tokens, temperature=0.0
+                    request.messages, max_tokens=args.max_tokens, temperature=0.0
                 )
             else:
-                steps = llm.generate_steps(said.text, max_tokens=args.max_tokens, temperature=0.0)
+                steps = llm.generate_steps(
+                    request.text, max_tokens=args.max_tokens, temperature=0.0
+                )
             for _ in steps:
                 pass
         traces[prompt.id] = trace_of(recorder.drafts)

@@ -107,10 +107,10 @@ class ProgressBar:
         percent, width = f"{int(100 * fraction):3d}%", _BAR_WIDTH
         columns = columns_of(self._stream)
         if columns:
-            room = columns - 1 - len(f"{self._label} [] {percent} {end}")
-            width = max(min(_BAR_WIDTH, room - len(note)), _LEAST_BAR)
-            if len(note) > room - width:
-                note = f"{note[: max(room - width - 3, 0)]}..."
+            n_free = columns - 1 - len(f"{self._label} [] {percent} {end}")
+            width = max(min(_BAR_WIDTH, n_free - len(note)), _LEAST_BAR)
+            if len(note) > n_free - width:
+                note = f"{note[: max(n_free - width - 3, 0)]}..."
         filled = int(width * min(max(fraction, 0.0), 1.0))
         bar = "#" * filled + "." * (width - filled)
         state = f"{percent} {note}{end}".rstrip()

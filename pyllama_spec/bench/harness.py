@@ -225,10 +225,10 @@ class _Measurement:
             pairs = (*result.pairs, Pair(plain, spec))
             results[prompt.id] = replace(result, pairs=pairs, fork=find_fork(pairs))
         if self.config.peer is not None:
-            said = self._ask(prompt, n)
-            if said is not None:
+            peer_run = self._ask(prompt, n)
+            if peer_run is not None:
                 result = self.results[0][prompt.id]
-                self.results[0][prompt.id] = replace(result, peer=(*result.peer, said))
+                self.results[0][prompt.id] = replace(result, peer=(*result.peer, peer_run))
             self._step(n_steps)
         if self.on_prompt is not None:
             self.on_prompt(self.results[0][prompt.id])

@@ -117,8 +117,8 @@ def _draw_depths(axes: Any, result: BenchResult) -> None:
     axes.plot(x, reached, "o-", color=_BLUE, label="if those before it were")
     axes.plot(x, drafted, "s--", color=_ORANGE, label="of all drafted")
     if result.is_synthetic:
-        asked = result.config.synthetic_acceptance
-        axes.plot(range(1, len(asked) + 1), asked, "x", color=_GREY, label="asked for")
+        acceptance = result.config.synthetic_acceptance
+        axes.plot(range(1, len(acceptance) + 1), acceptance, "x", color=_GREY, label="asked for")
     axes.set_xticks(x)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("depth in the draft")

@@ -26,11 +26,11 @@ def table(result: BenchResult) -> str:
     own = "\n\n".join("\n".join(lines) for lines in blocks if lines)
     if not result.others:
         return own
-    parts = [own, *(table(one) for one in result.others), "\n".join(_beside(result))]
+    parts = [own, *(table(one) for one in result.others), "\n".join(_compared(result))]
     return "\n\n\n".join(parts)
 
 
-def _beside(result: BenchResult) -> list[str]:
+def _compared(result: BenchResult) -> list[str]:
     """The drafts of one run, a line each."""
     head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
             "accepted", "per round", "draft", "verify", "same text"]  # fmt: skip

@@ -133,8 +133,8 @@ def run_bench(args: argparse.Namespace) -> int:
         return _EXIT_INTERRUPTED
     if result.failure is not None:
         raise PyllamaSpecError(f"{result.failure} (what was measured before is kept)")
-    for prompt_id, said in result.peer_failures.items():
-        raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {said} (the rest is kept)")
+    for prompt_id, reason in result.peer_failures.items():
+        raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {reason} (the rest is kept)")
     return _EXIT_OK
 
 

@@ -171,25 +171,27 @@ def describe_draft(
     """
     drafter.check(target)
     draft_ms = _measure_drafts(drafter, target, repeats, n_threads)
-    opening = _opening(drafter, target, n_threads)
+    initial_costs = _initial_costs(drafter, target, n_threads)
     return {
         **drafter.describe(),
         "max_draft": drafter.max_draft,
         "is_stepwise": drafter.is_stepwise,
         "step_ms": draft_ms[-1] / len(draft_ms),
         "draft_ms": draft_ms,
-        "opening": pays_above(opening, draft_ms),
+        "opening": pays_above(initial_costs, draft_ms),
     }
 
 
-def _opening(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
+def _initial_costs(drafter: Drafter, target: Model, n_threads: int | None) -> dict[int, float]:
     """Milliseconds of verify batches by rows, as the controller begins with them."""
-    n_most = 1 + drafter.max_draft
+    max_rows = 1 + drafter.max_draft
     layers = tuple(drafter.target_layers)
     with Context(target, n_ctx=2 * _N_PREFIX, n_threads=n_threads, target_layers=layers) as context:
         controller = ProfitController()
-        controller.attach(ControllerLimits(drafter.max_draft, drafter.is_stepwise, max_rows=n_most))
-        controller.learn_costs(measure_rows(context, n_most))
+        controller.attach(
+            ControllerLimits(drafter.max_draft, drafter.is_stepwise, max_rows=max_rows)
+        )
+        controller.learn_costs(measure_rows(context, max_rows))
         verify_ms: dict[int, float] = controller.describe()["verify_ms"]
     return verify_ms
 
@@ -220,7 +222,7 @@ def _measure_drafts(
     drafter: Drafter, target: Model, repeats: int, n_threads: int | None
 ) -> list[float]:
     """Median milliseconds of drafts of 1, 2 ... tokens, after a short prefix."""
-    layers, most = tuple(drafter.target_layers), max(drafter.max_draft, 1)
+    layers, max_draft = tuple(drafter.target_layers), max(drafter.max_draft, 1)
 
     def measure(n: int, tokens: list[int]) -> float:
         """Of drafts of n tokens, by token."""
@@ -241,9 +243,9 @@ def _measure_drafts(
         tokens.append(token)
         drafter.commit([Committed(0, tokens, 0, rows)])
         if drafter.is_stepwise:
-            step = measure(most, tokens)
-            return [step * n for n in range(1, most + 1)]
-        return [measure(n, tokens) * n for n in range(1, most + 1)]
+            step = measure(max_draft, tokens)
+            return [step * n for n in range(1, max_draft + 1)]
+        return [measure(n, tokens) * n for n in range(1, max_draft + 1)]
 
 
 def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> Iterator[float]:

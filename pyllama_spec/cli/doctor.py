@@ -11,7 +11,7 @@ from typing import Any
 
 from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.device_options import add_layer_options
-from pyllama_spec.cli.wording import file_name, whole
+from pyllama_spec.cli.wording import file_name, whole_number
 from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
@@ -33,12 +33,13 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("-d", "--draft", type=Path, help="a draft's GGUF: does it fit, its cost")
     parser.add_argument(
-        "--max-rows", type=whole(2, 64), default=diagnostics.MAX_ROWS, metavar="N",
+        "--max-rows", type=whole_number(2, 64), default=diagnostics.MAX_ROWS, metavar="N",
         help="the widest verify batch that is measured, 2 to 64",
     )  # fmt: skip
     parser.add_argument(
-        "--repeat", type=whole(1, 10**6), default=5, metavar="N", help="passes over all widths"
-    )
+        "--repeat", type=whole_number(1, 10**6), default=5, metavar="N",
+        help="passes over all widths",
+    )  # fmt: skip
     parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
     )
@@ -58,8 +59,8 @@ def _run_doctor(args: argparse.Namespace) -> int:
         raise ArgumentError(
             f"-d takes a draft's GGUF: {args.draft} needs none, and fits every model"
         )
-    said = not args.json
-    if said:
+    is_text = not args.json
+    if is_text:
         _print_system(result)
     if args.model is not None:
         bar = ProgressBar("loading the model")
@@ -70,7 +71,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
         )  # fmt: skip
         bar.clear()
         result["model"] = diagnostics.describe_model(model)
-        if said:
+        if is_text:
             _print_model(result["model"])
         if args.draft is not None:
             result["draft"] = _measure_draft(args, model)

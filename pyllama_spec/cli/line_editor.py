@@ -70,9 +70,9 @@ class _Toolkit:
         keys.add("enter")(lambda event: event.current_buffer.validate_and_handle())
         # Not Ctrl-J too: it is what Enter sends while the answer before it is still being written.
         keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
-        kept = histories.FileHistory(str(history)) if history is not None else None
+        file_history = histories.FileHistory(str(history)) if history is not None else None
         self._session = toolkit.PromptSession(
-            multiline=True, key_bindings=keys, history=kept, prompt_continuation=_GOES_ON
+            multiline=True, key_bindings=keys, history=file_history, prompt_continuation=_GOES_ON
         )
 
     def read(self) -> str | None:

@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from pyllama_spec.cli.device_options import names
-from pyllama_spec.cli.wording import whole
+from pyllama_spec.cli.wording import whole_number
 from pyllama_spec.engine.rpc import DEFAULT_CLIENT_TIMEOUT_S, DEFAULT_PORT, RpcServer
 
 
@@ -25,7 +25,7 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
     parser.add_argument(
-        "--port", type=whole(0, 65535), default=DEFAULT_PORT, help="0: any that is free"
+        "--port", type=whole_number(0, 65535), default=DEFAULT_PORT, help="0: any that is free"
     )
     parser.add_argument(
         "-dev", "--devices", type=names, default=None, metavar="NAME,...",

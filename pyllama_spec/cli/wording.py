@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; {self.prog} --help tells all options\n")
 
 
-def whole(low: int, high: int) -> Callable[[str], int]:
+def whole_number(low: int, high: int) -> Callable[[str], int]:
     """A type of arguments: a whole number from low to high."""
 
     def read(text: str) -> int:

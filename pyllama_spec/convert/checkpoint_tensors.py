@@ -108,14 +108,14 @@ def first_rows(name: str, source: SourceTensor, n: int) -> PlannedTensor:
     return PlannedTensor(name, (n, *source.shape[1:]), source, rows)
 
 
-def mlp(sizes: Sizes, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
+def mlp(sizes: Sizes, tensors: CheckpointTensors, index: int) -> list[PlannedTensor]:
     """The gated MLP of a decoder layer."""
     n_embd, n_ff = sizes.n_embd, sizes.n_ff
     shapes = {"gate": (n_ff, n_embd), "up": (n_ff, n_embd), "down": (n_embd, n_ff)}
     return [
         plain(
             f"blk.{index}.ffn_{part}.weight",
-            shelf.take(f"layers.{index}.mlp.{part}_proj.weight", *shape),
+            tensors.take(f"layers.{index}.mlp.{part}_proj.weight", *shape),
         )
         for part, shape in shapes.items()
     ]

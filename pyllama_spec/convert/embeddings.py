@@ -53,12 +53,12 @@ class Vocabulary:
 
 
 def take_vocabulary(
-    shelf: CheckpointTensors, n_draft_vocab: int | None, sizes: Sizes, n_target: int
+    tensors: CheckpointTensors, n_draft_vocab: int | None, sizes: Sizes, n_target: int
 ) -> Vocabulary:
     """Reads d2t and t2d.
 
     Args:
-        shelf: the tensors.
+        tensors: the tensors.
         n_draft_vocab: config.json's draft_vocab_size, None where it does not say.
         sizes: the draft's.
         n_target: the target's vocabulary.
@@ -67,7 +67,7 @@ def take_vocabulary(
         ConversionError: a table is missing, wrong, or contradicts the other one.
 
     """
-    head = shelf.find("lm_head.weight")
+    head = tensors.find("lm_head.weight")
     n_draft = n_draft_vocab or sizes.n_vocab
     if n_draft_vocab is None and head is not None and head.shape[:1] != (n_draft,):
         raise ConversionError(
@@ -75,14 +75,14 @@ def take_vocabulary(
             f"high as the vocabulary, {n_draft}"
         )
     mapped = map_vocabulary(
-        shelf.take_ids("d2t"), shelf.take_ids("t2d"),
+        tensors.take_ids("d2t"), tensors.take_ids("t2d"),
         n_draft=n_draft, n_trained=sizes.n_vocab, n_vocab=n_target, has_output=head is not None,
     )  # fmt: skip
     return Vocabulary(n_draft, sizes.n_vocab, n_target, mapped.target_ids, mapped.notes)
 
 
 def take_embedding(
-    shelf: CheckpointTensors, sizes: Sizes, notes: list[str], n_vocab: int
+    tensors: CheckpointTensors, sizes: Sizes, notes: list[str], n_vocab: int
 ) -> SourceTensor:
     """The draft's own embedding, whose first n_vocab rows are those of the target's tokens.
 
@@ -90,7 +90,7 @@ def take_embedding(
         ConversionError: it is of another shape, or knows fewer tokens than the target.
 
     """
-    embedding = shelf.take("embed_tokens.weight", sizes.n_vocab, sizes.n_embd)
+    embedding = tensors.take("embed_tokens.weight", sizes.n_vocab, sizes.n_embd)
     if sizes.n_vocab < n_vocab:
         raise ConversionError(
             f"{embedding.name} has {sizes.n_vocab} rows, fewer than the target's {n_vocab} "
@@ -102,12 +102,12 @@ def take_embedding(
 
 
 def take_output(
-    shelf: CheckpointTensors, sizes: Sizes, vocabulary: Vocabulary, notes: list[str]
+    tensors: CheckpointTensors, sizes: Sizes, vocabulary: Vocabulary, notes: list[str]
 ) -> PlannedTensor | None:
     """The draft's own output, None where it has none."""
-    if shelf.find("lm_head.weight") is None:
+    if tensors.find("lm_head.weight") is None:
         return None
-    head = shelf.take("lm_head.weight", vocabulary.n_draft, sizes.n_embd)
+    head = tensors.take("lm_head.weight", vocabulary.n_draft, sizes.n_embd)
     n_rows = vocabulary.n_rows
     if n_rows < vocabulary.n_draft:
         notes.append(f"{head.name} is cut from {vocabulary.n_draft} to the target's {n_rows} rows")

@@ -51,12 +51,12 @@ def to_inputs(
             f"config.json names {len(written)} layers of the target ({list(written)}), and "
             f"fc.weight reads {n_wanted}"
         )
-    least, most = (0, n_layer) if counted == "input" else (least_output, n_layer - 1)
+    least, greatest = (0, n_layer) if counted == "input" else (least_output, n_layer - 1)
     for k in written:
-        if not least <= k <= most:
+        if not least <= k <= greatest:
             raise ConversionError(
                 f"layer id {k} of {list(written)}, counted as {counted}s, is outside "
-                f"{least} .. {most}: "
+                f"{least} .. {greatest}: "
                 f"the target has {n_layer} layers"
             )
     if len(set(written)) != len(written):

@@ -69,7 +69,7 @@ def map_vocabulary(
         if d2t is not None:
             notes = ("d2t is all zero; its ids are taken from t2d",)
     elif n_draft == n_trained:
-        return _whole(n_draft, n_vocab) if has_output else VocabularyMap(None)
+        return _full_vocabulary(n_draft, n_vocab) if has_output else VocabularyMap(None)
     else:
         lost = "d2t is all zero" if d2t is not None else "there is neither d2t nor t2d"
         raise ConversionError(
@@ -131,7 +131,7 @@ def _check(ids: Ids, n_vocab: int) -> None:
         raise ConversionError(f"d2t maps two draft tokens to target token {twice}")
 
 
-def _whole(n_draft: int, n_vocab: int) -> VocabularyMap:
+def _full_vocabulary(n_draft: int, n_vocab: int) -> VocabularyMap:
     """Draft id i is target id i; only the padding at the end may differ."""
     if n_draft >= n_vocab:
         return VocabularyMap(None)

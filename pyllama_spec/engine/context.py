@@ -270,13 +270,13 @@ class Context(Closeable):
         self._adapters = tuple(adapters)  # alive as long as they are in use
 
     def draft_candidates(
-        self, i: int, given: int = -1
+        self, i: int, previous: int = -1
     ) -> tuple[tuple[int, ...], tuple[float, ...], Rows]:
         """What a draft proposes for token i of the last batch, likeliest first.
 
         Args:
             i: which token of the batch.
-            given: what was chosen for the token before, where there is one; some kinds look back.
+            previous: the id chosen for the token before, -1 for none; some kinds look back.
 
         Returns:
             The tokens, as ids of the target; their probabilities in the draft's own distribution;
@@ -290,7 +290,7 @@ class Context(Closeable):
         """
         ids, probabilities, n = self._candidates
         code = lib.llama_spec_draft_candidates(
-            self.handle, int32(i, "row"), given, len(ids), ids, probabilities, n, self._row
+            self.handle, int32(i, "row"), previous, len(ids), ids, probabilities, n, self._row
         )
         check(code, f"cannot read the candidates of row {i}")
         row = self._view((self._n_draft_row,))
@@ -316,13 +316,13 @@ class Context(Closeable):
         if n_rows == 0:
             return np.zeros((0, n_embd), dtype=np.float32)
         address = int(ffi.cast("uintptr_t", self._row[0]))
-        known = self._layer_views.get(index)
-        if known is None or known[0] != address or len(known[1]) != n_rows:
-            if known is not None:
+        view = self._layer_views.get(index)
+        if view is None or view[0] != address or len(view[1]) != n_rows:
+            if view is not None:
                 # All of them: a buffer that was replaced is freed once no view is left.
                 self._layer_views.clear()
-            known = self._layer_views[index] = address, self._view((n_rows, n_embd))
-        return known[1]
+            view = self._layer_views[index] = address, self._view((n_rows, n_embd))
+        return view[1]
 
     def _view(self, shape: tuple[int, ...]) -> Rows:
         address = int(ffi.cast("uintptr_t", self._row[0]))

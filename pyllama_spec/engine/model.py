@@ -197,8 +197,8 @@ class Model(Closeable):
         """
         import hashlib  # loads a library of its own
 
-        said = repr((self.description, sorted(self.metadata.items())))
-        return hashlib.sha256(said.encode(errors="replace")).hexdigest()[:32]
+        identity = repr((self.description, sorted(self.metadata.items())))
+        return hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:32]
 
     def _text(self, function: Any, i: int) -> str:
         size = 256

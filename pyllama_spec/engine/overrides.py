@@ -57,7 +57,7 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
                 "the file; tokenizer.ggml.*, context_length, rope.*, expert_used_count and the "
                 "like may"
             )
-        raw.key = _kept(text(key, "a key of kv_overrides"), keep)
+        raw.key = _c_string(text(key, "a key of kv_overrides"), keep)
         _fill(raw, key, value, keep)
     return RawOverrides(array if overrides else ffi.NULL, keep)
 
@@ -68,7 +68,7 @@ def _fill(raw: Any, key: str, value: object, keep: list[Any]) -> None:
     elif isinstance(value, str):
         if len(text(value, f"kv_overrides: {key}").encode()) > _MAX_BYTES:
             raise ArgumentError(f"kv_overrides: the text of {key} has more than {_MAX_BYTES} bytes")
-        raw.kind, raw.text = _TEXT, _kept(value, keep)
+        raw.kind, raw.text = _TEXT, _c_string(value, keep)
     elif hasattr(value, "__index__"):
         raw.kind, raw.whole = _INT, int32(value, f"kv_overrides: {key}")
         if raw.whole < 1 and key.endswith(("expert_used_count", "context_length")):
@@ -77,6 +77,6 @@ def _fill(raw: Any, key: str, value: object, keep: list[Any]) -> None:
         raw.kind, raw.real = _REAL, real(value, f"kv_overrides: {key}")
 
 
-def _kept(value: str, keep: list[Any]) -> Any:
+def _c_string(value: str, keep: list[Any]) -> Any:
     keep.append(ffi.new("char[]", value.encode()))
     return keep[-1]

@@ -48,22 +48,23 @@ def in_words(placed: dict[str, int]) -> str:
     return ", ".join([f"{first} layers", *rest])
 
 
-def warn_of_fewer(name: str, n_asked: int, n_placed: int, n_layers: int) -> None:
+def warn_of_fewer(name: str, n_gpu_layers: int, n_placed: int, n_layers: int) -> None:
     """Says it where fewer layers lie on devices than were asked for.
 
     Args:
         name: the model's file.
-        n_asked: n_gpu_layers; below 0 all of them, 0 none.
+        n_gpu_layers: n_gpu_layers; below 0 all of them, 0 none.
         n_placed: how many there are.
         n_layers: of the model, the output counted as one; 0 of a vocabulary.
 
     """
-    n_wanted = n_layers if n_asked < 0 else min(n_asked, n_layers)
+    n_wanted = n_layers if n_gpu_layers < 0 else min(n_gpu_layers, n_layers)
     if n_placed >= n_wanted:
         return
     why = "" if lib.llama_spec_supports_gpu() else ": this build finds no GPU (see doctor)"
     where = "all are on the CPU" if not n_placed else f"{n_placed} of them are there"
     warnings.warn(
-        f"n_gpu_layers={n_asked} puts {n_wanted} layers of {name} on a device, but {where}{why}",
+        f"n_gpu_layers={n_gpu_layers} puts {n_wanted} layers of {name} on a device, "
+        f"but {where}{why}",
         stacklevel=4,
     )

@@ -15,24 +15,25 @@ def default_n_threads() -> int:
     return max(len({_siblings(cpu) for cpu in usable}), 1)
 
 
-def bounded_n_threads(asked: int | None) -> int:
+def bounded_n_threads(n_threads: int | None) -> int:
     """The number of a context's threads: what was asked for, and no more than there are cores.
 
     Threads wait for one another at each step of a graph, and spin meanwhile, so that one without a
     core of its own makes all of them wait: three on two busy cores took 12 s for a token. Hardware
     threads count as cores here.
     """
-    if asked is None:
+    if n_threads is None:
         return default_n_threads()
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    most = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
-    if asked > most:
+    n_cores = max(len(usable) if usable is not None else os.cpu_count() or 1, 1)
+    if n_threads > n_cores:
         warnings.warn(
-            f"n_threads={asked}: this process may use {most} core{'s' * (most > 1)}, so that "
-            f"{most} {'are' if most > 1 else 'is'} made; more would only wait for one another",
+            f"n_threads={n_threads}: this process may use {n_cores} "
+            f"core{'s' * (n_cores > 1)}, so that {n_cores} {'are' if n_cores > 1 else 'is'} made; "
+            "more would only wait for one another",
             stacklevel=2,
         )
-    return min(asked, most)
+    return min(n_threads, n_cores)
 
 
 def _siblings(cpu: int) -> str:

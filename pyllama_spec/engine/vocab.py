@@ -59,17 +59,17 @@ class Vocab:
         data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
         if len(data) > _MAX_TEXT_BYTES:
             raise ArgumentError(f"the text has {len(data)} bytes; at most {_MAX_TEXT_BYTES} fit")
-        n_max = len(data) + 8
+        capacity = len(data) + 8
         for _ in range(2):
-            out = ffi.new("int32_t[]", n_max)
+            out = ffi.new("int32_t[]", capacity)
             n: int = lib.llama_spec_tokenize(
-                self._handle.pointer, data, len(data), out, n_max, add_special, parse_special
+                self._handle.pointer, data, len(data), out, capacity, add_special, parse_special
             )
             # In any case: Ctrl-C may have come though the text was read to its end.
             check(lib.LLAMA_SPEC_ENGINE if n == _INT32_MIN else 0, "cannot tokenize the text")
             if n >= 0:
                 return list(ffi.unpack(out, n)) if n else []
-            n_max = -n
+            capacity = -n
         raise ArgumentError("the text could not be tokenized")
 
     def piece(self, token: int, *, special: bool = False) -> bytes:

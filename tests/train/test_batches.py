@@ -19,7 +19,7 @@ from pyllama_spec.train.corpus.selection import (
     split,
 )
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore, TextSequence
-from pyllama_spec.train.run.texts import repeats, without_copies
+from pyllama_spec.train.run.texts import repeats, with_fewer_lookups
 from tests.corpus.tools import (
     LAYERS,
     N_TOP,
@@ -121,15 +121,15 @@ def test_what_repeats_has_stood_before_as_a_whole() -> None:
 
 def test_chains_that_would_be_copied_are_thinned_out() -> None:
     texts = random_texts([300, 300], 4)
-    texts.copied = torch.rand(600, generator=torch.Generator().manual_seed(1)) < 0.4
+    texts.lookup_hits = torch.rand(600, generator=torch.Generator().manual_seed(1)) < 0.4
     starts = texts.starts
-    is_copied = texts.copied[starts + 1]
+    is_copied = texts.lookup_hits[starts + 1]
     generator = torch.Generator().manual_seed(2)
-    assert without_copies(texts, 0.0, generator).starts.tolist() == starts[~is_copied].tolist()
-    assert without_copies(texts, 1.0, generator).starts.tolist() == starts.tolist()
-    kept = set(without_copies(texts, 0.3, generator).starts.tolist())
+    assert with_fewer_lookups(texts, 0.0, generator).starts.tolist() == starts[~is_copied].tolist()
+    assert with_fewer_lookups(texts, 1.0, generator).starts.tolist() == starts.tolist()
+    kept = set(with_fewer_lookups(texts, 0.3, generator).starts.tolist())
     assert set(starts[~is_copied].tolist()) <= kept
     assert 0.2 < sum(s in kept for s in starts[is_copied].tolist()) / int(is_copied.sum()) < 0.4
     # A batch of nothing but a loop is learned from as it is.
-    texts.copied[:] = True
-    assert without_copies(texts, 0.0, generator).starts.tolist() == starts.tolist()
+    texts.lookup_hits[:] = True
+    assert with_fewer_lookups(texts, 0.0, generator).starts.tolist() == starts.tolist()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pyllama_spec.train.dflash.head import DFlashHead, initialise
-from pyllama_spec.train.dflash.induction_heads import begin_with_copying
+from pyllama_spec.train.dflash.induction_heads import set_induction_heads
 from pyllama_spec.train.dflash.objective import count_accepted
 from pyllama_spec.train.run.attention import spans_of
 from pyllama_spec.train.run.texts import Texts
@@ -52,7 +52,7 @@ def first_picks(head: DFlashHead) -> float:
         features=torch.from_numpy(np.concatenate(rows_of(head, ids), axis=1)),
         starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
         target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
-        in_vocab=torch.ones(n, dtype=torch.bool), copied=torch.zeros(n, dtype=torch.bool),
+        in_vocab=torch.ones(n, dtype=torch.bool), lookup_hits=torch.zeros(n, dtype=torch.bool),
     )  # fmt: skip
     return float((count_accepted(head, texts) > 0).float().mean())
 
@@ -64,7 +64,7 @@ def begin(head: DFlashHead, *, tells: bool = True) -> float:
     if not tells:
         first = rng.standard_normal(first.shape).astype(np.float32)
     rms, counts = np.ones(2 * WIDTH, np.float32), np.ones(N_VOCAB, np.int64)
-    return begin_with_copying(head, first, tokens, last, counts, rms, 1)
+    return set_induction_heads(head, first, tokens, last, counts, rms, 1)
 
 
 def test_an_untrained_draft_repeats_what_it_sees_again(head: DFlashHead) -> None:

@@ -15,7 +15,7 @@ from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.head import Eagle3Head, initialise
-from pyllama_spec.train.eagle3.induction_heads import begin_with_copying
+from pyllama_spec.train.eagle3.induction_heads import set_induction_heads
 from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
@@ -77,7 +77,7 @@ def right_after_a_repetition(head: Eagle3Head) -> float:
         tokens=tokens, positions=torch.arange(n), lengths=[n], features=torch.from_numpy(rows),
         starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
         target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
-        in_vocab=torch.ones(n, dtype=torch.bool), copied=torch.zeros(n, dtype=torch.bool),
+        in_vocab=torch.ones(n, dtype=torch.bool), lookup_hits=torch.zeros(n, dtype=torch.bool),
     )  # fmt: skip
     with torch.no_grad():
         step = next(run_chains(head, texts, 1))
@@ -92,7 +92,7 @@ def test_an_untrained_head_repeats_what_it_sees_again(name: str) -> None:
     tokens, rows = texts_and_rows(40, 64)
     first = np.concatenate(rows)[:, :WIDTH]
     counts = np.ones(N_VOCAB, np.int64)
-    told = begin_with_copying(head, first, np.concatenate(tokens), counts, 1)
+    told = set_induction_heads(head, first, np.concatenate(tokens), counts, 1)
     assert told > 0.5
     assert before < 0.15
     assert right_after_a_repetition(head) > 0.6
@@ -104,7 +104,7 @@ def test_nothing_changes_where_rows_do_not_tell_their_token() -> None:
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((2000, WIDTH)).astype(np.float32)
     tokens = rng.integers(0, 256, 2000)
-    assert begin_with_copying(head, rows, tokens, np.ones(N_VOCAB, np.int64), 1) < 0.5
+    assert set_induction_heads(head, rows, tokens, np.ones(N_VOCAB, np.int64), 1) < 0.5
     assert all(np.array_equal(before[name], value) for name, value in head.tensors().items())
 
 
@@ -117,4 +117,4 @@ def test_grouped_heads_are_left_alone() -> None:
     tokens, rows = texts_and_rows(4, 64)
     counts = np.ones(N_VOCAB, np.int64)
     first = np.concatenate(rows)[:, :WIDTH]
-    assert begin_with_copying(head, first, np.concatenate(tokens), counts, 1) == 0.0
+    assert set_induction_heads(head, first, np.concatenate(tokens), counts, 1) == 0.0

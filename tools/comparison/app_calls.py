@@ -29,15 +29,15 @@ def langchain(model: str, extra: Extra) -> Calls:
     from langchain_community.embeddings import LlamaCppEmbeddings
     from langchain_community.llms import LlamaCpp
 
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model_path": model, "n_ctx": 512, "n_batch": 512, "n_threads": 1, "temperature": 0.0,
         "max_tokens": 7, "rope_freq_base": 100000.0, "verbose": False, "seed": 1,
         "model_kwargs": extra,
     }  # fmt: skip
-    llm, chat = LlamaCpp(**given), ChatLlamaCpp(**given)
-    ruled = LlamaCpp(**given, grammar=YES)
+    llm, chat = LlamaCpp(**options), ChatLlamaCpp(**options)
+    ruled = LlamaCpp(**options, grammar=YES)
     embedded = LlamaCppEmbeddings(model_path=model, n_ctx=128, n_threads=1, verbose=False)
-    longer = ChatLlamaCpp(**{**given, "max_tokens": 64})
+    longer = ChatLlamaCpp(**{**options, "max_tokens": 64})
     structured = longer.with_structured_output(PERSON)
     with_tools = longer.bind_tools(
         [{"type": "function", "function": {"name": "Person", "parameters": PERSON}}],
@@ -96,19 +96,19 @@ def instructor(model: str, extra: Extra) -> Calls:
 
     person = create_model("Person", name=(str, ...), age=(int, ...))
     llm = Llama(model, n_ctx=1024, n_threads=1, verbose=False, logits_all=False, **extra)
-    asked = [{"role": "user", "content": "Extract: Jason is 25 years old."}]
+    messages = [{"role": "user", "content": "Extract: Jason is 25 years old."}]
 
     def extracted(mode: Any) -> dict[str, Any]:
         create = library.patch(create=llm.create_chat_completion_openai_v1, mode=mode)
-        made = create(
-            messages=asked, response_model=person, temperature=0.0, max_tokens=128, max_retries=1
+        extraction = create(
+            messages=messages, response_model=person, temperature=0.0, max_tokens=128, max_retries=1
         )
-        return dict(made.model_dump())
+        return dict(extraction.model_dump())
 
     return {
         "schema": lambda: extracted(library.Mode.JSON_SCHEMA),
         "openai_v1": lambda: llm.create_chat_completion_openai_v1(
-            asked, temperature=0.0, max_tokens=7
+            messages, temperature=0.0, max_tokens=7
         ),
     }
 
@@ -131,23 +131,23 @@ def haystack(model: str, extra: Extra) -> Calls:
         },
     )  # fmt: skip
     chosen = {"type": "function", "function": {"name": "get_weather"}}
-    asked = [ChatMessage.from_user(ASKED)]
+    messages = [ChatMessage.from_user(ASKED)]
     pieces: list[str] = []
 
     def tools() -> Any:
         reply = chat.run(
-            asked, tools=[weather],
+            messages, tools=[weather],
             generation_kwargs={"tool_choice": chosen, "temperature": 0.0, "max_tokens": 48},
         )["replies"][0]  # fmt: skip
         return [(one.tool_name, one.arguments) for one in reply.tool_calls]
 
     def streamed() -> str:
-        chat.run(asked, streaming_callback=lambda chunk: pieces.append(chunk.content))
+        chat.run(messages, streaming_callback=lambda chunk: pieces.append(chunk.content))
         return "".join(pieces)
 
     return {
-        "chat": lambda: chat.run(asked)["replies"][0].text,
-        "chat meta": lambda: chat.run(asked)["replies"][0].meta,
+        "chat": lambda: chat.run(messages)["replies"][0].text,
+        "chat meta": lambda: chat.run(messages)["replies"][0].meta,
         "tools": tools,
         "stream": streamed,
     }
@@ -181,13 +181,13 @@ def llm_gguf(model: str, extra: Extra) -> Calls:
     chat = library.GgufChatModel("small", model, n_ctx=64)
     embedded = library.GgufEmbeddingModel("small-embed", model)
 
-    def said(stream: bool) -> str:
+    def reply_text(stream: bool) -> str:
         # It has no limit but the context, where the model is no longer sure.
         return str(chat.prompt(ASKED, stream=stream).text())[:30]
 
     return {
-        "chat": lambda: said(False),
-        "stream": lambda: said(True),
+        "chat": lambda: reply_text(False),
+        "stream": lambda: reply_text(True),
         "embed": lambda: len(embedded.embed("Hello")),
     }
 

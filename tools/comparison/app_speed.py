@@ -59,15 +59,15 @@ PROGRAMS = (
 ASKED = "Repeat this Python code exactly, and add a docstring to each function:\n\n```python\n{}```"
 
 
-def langchain(given: dict[str, Any], extra: dict[str, Any]) -> Callable[[str], str]:
+def langchain(options: dict[str, Any], extra: dict[str, Any]) -> Callable[[str], str]:
     """A chat model of langchain-community."""
     from langchain_community.chat_models import ChatLlamaCpp
 
-    chat = ChatLlamaCpp(**given, max_tokens=MAX_TOKENS, temperature=0.0, model_kwargs=extra)
+    chat = ChatLlamaCpp(**options, max_tokens=MAX_TOKENS, temperature=0.0, model_kwargs=extra)
     return lambda text: str(chat.invoke(text).content)
 
 
-def llama_index(given: dict[str, Any], extra: dict[str, Any]) -> Callable[[str], str]:
+def llama_index(options: dict[str, Any], extra: dict[str, Any]) -> Callable[[str], str]:
     """A chat model of llama-index."""
     from llama_index.core.llms import ChatMessage
     from llama_index.llms.llama_cpp import LlamaCPP
@@ -76,9 +76,9 @@ def llama_index(given: dict[str, Any], extra: dict[str, Any]) -> Callable[[str],
         turns = [f"<|im_start|>{m.role.value}\n{m.content}<|im_end|>\n" for m in messages]
         return "".join([*turns, "<|im_start|>assistant\n"])
 
-    kwargs = {name: value for name, value in given.items() if name not in ("model_path", "n_ctx")}
+    kwargs = {name: value for name, value in options.items() if name not in ("model_path", "n_ctx")}
     llm = LlamaCPP(
-        model_path=given["model_path"], context_window=given["n_ctx"], temperature=0.0,
+        model_path=options["model_path"], context_window=options["n_ctx"], temperature=0.0,
         max_new_tokens=MAX_TOKENS, messages_to_prompt=prompt, verbose=False,
         model_kwargs={**kwargs, **extra},
     )  # fmt: skip
@@ -95,8 +95,8 @@ def child(app: str, side: str, model: str, engine: str, threads: int) -> None:
         from pyllama_spec import llama_cpp
 
         llama_cpp.install()
-    given = {"model_path": model, "n_ctx": 2048, "n_threads": threads, "verbose": False}
-    ask = APPS[app](given, SIDES[side])
+    options = {"model_path": model, "n_ctx": 2048, "n_threads": threads, "verbose": False}
+    ask = APPS[app](options, SIDES[side])
     ask("Hello!")
     texts, seconds = [], 0.0
     for program in PROGRAMS:
@@ -142,7 +142,7 @@ def main(argv: list[str]) -> int:
     model = str(smollm2(args.kind))
     for app in args.apps:
         wheel = str(environments.real_wheel())
-        python = environments.made(app, *OURS, wheel, *PACKAGES[app][1])
+        python = environments.environment(app, *OURS, wheel, *PACKAGES[app][1])
         runs_by_side: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
         for _ in range(args.repeat):
             for side, runs in runs_by_side.items():

@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     for app in args.apps or APPS:
         _, packages, has_draft = APPS[app]
         wheel = str(environments.real_wheel())
-        python = environments.made(app, *OURS, wheel, *packages)
+        python = environments.environment(app, *OURS, wheel, *packages)
         theirs = run_app(python, app, "theirs")
         plain = compare_app(theirs, run_app(python, app, "ours"))
         drafted = compare_app(theirs, run_app(python, app, "draft")) if has_draft else {}

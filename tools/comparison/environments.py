@@ -42,24 +42,24 @@ def engine() -> str:
 
 def source() -> Path:
     """Its source package."""
-    kept = cache_directory() / f"llama_cpp_python-{VERSION}.tar.gz"
-    if not kept.is_file():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        words = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", kept.parent)
+    archive = cache_directory() / f"llama_cpp_python-{VERSION}.tar.gz"
+    if not archive.is_file():
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        words = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", archive.parent)
         _pip(sys.executable, "download", *words, PACKAGE)
-    return kept
+    return archive
 
 
 def vocabulary() -> Path:
     """The one model that its source package has: a vocabulary."""
-    kept = cache_directory() / Path(_VOCABULARY).name
-    if not kept.is_file():
+    path = cache_directory() / Path(_VOCABULARY).name
+    if not path.is_file():
         with tarfile.open(source()) as archive:
             name = next(one for one in archive.getnames() if one.endswith(_VOCABULARY))
             data = archive.extractfile(name)
             assert data is not None
-            kept.write_bytes(data.read())
-    return kept
+            path.write_bytes(data.read())
+    return path
 
 
 def real_wheel() -> Path:
@@ -73,10 +73,10 @@ def real_wheel() -> Path:
 
 def real_python() -> Path:
     """The interpreter of an environment with llama-cpp-python, and what its optional parts need."""
-    return made(f"real-{VERSION}", str(real_wheel()), "openai", "huggingface_hub", "cffi")
+    return environment(f"real-{VERSION}", str(real_wheel()), "openai", "huggingface_hub", "cffi")
 
 
-def made(name: str, *packages: str, **variables: str) -> Path:
+def environment(name: str, *packages: str, **variables: str) -> Path:
     """The interpreter of an environment of that name, with these packages."""
     folder = cache_directory() / "environments" / name
     python, done = folder / "bin" / "python", folder / "packages.txt"

@@ -60,11 +60,11 @@ def answers() -> dict[str, dict[str, Any]]:
             }
         )  # fmt: skip
         lengths.append(n_prompt)
-    python = environments.made("server", f"xllamacpp=={version()}")
+    python = environments.environment("server", f"xllamacpp=={version()}")
     with tempfile.TemporaryDirectory() as folder:
-        given, out = Path(folder) / "jobs.json", Path(folder) / "out.jsonl"
-        given.write_text(json.dumps(jobs))
-        command = [str(python), "-c", _CHILD, str(given), str(out)]
+        jobs_file, out = Path(folder) / "jobs.json", Path(folder) / "out.jsonl"
+        jobs_file.write_text(json.dumps(jobs))
+        command = [str(python), "-c", _CHILD, str(jobs_file), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         lines = out.read_text().splitlines() if out.is_file() else []
     if done.returncode or len(lines) != len(jobs):

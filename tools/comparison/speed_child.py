@@ -32,10 +32,12 @@ def main(side: str, model: str, engine: str, draft: str) -> int:
         find_engine(engine)
     name = "llama_cpp" if side == "theirs" else "pyllama_spec.llama_cpp"
     module, import_s = timed(lambda: importlib.import_module(name), thread_time)
-    given: dict[str, Any] = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    options: dict[str, Any] = {
+        "n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False,
+    }  # fmt: skip
     if side == "draft":
-        given["draft"] = draft
-    llm, load_s = timed(lambda: module.Llama(model, **given))
+        options["draft"] = draft
+    llm, load_s = timed(lambda: module.Llama(model, **options))
     ids = llm.tokenize(WORDS.encode())[:N_PROMPT]
     assert len(ids) == N_PROMPT
     llm(ids[:8], max_tokens=1, temperature=0.0)

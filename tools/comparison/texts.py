@@ -40,12 +40,12 @@ def child(side: str, model: str, engine: str) -> None:
     module: Any = __import__(name, fromlist=["Llama"])
     llm = module.Llama(model, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
     answers = []
-    for asked in ASKED:
+    for question in ASKED:
         options: dict[str, Any] = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
         if side == "ours":
             options.update(logprobs=True, top_logprobs=2)
         llm.reset()
-        messages = [{"role": "user", "content": asked}]
+        messages = [{"role": "user", "content": question}]
         choice = llm.create_chat_completion(messages, **options)["choices"][0]
         parts = (choice.get("logprobs") or {}).get("content") or []
         margins = [one["top_logprobs"][0]["logprob"] - one["top_logprobs"][1]["logprob"]
@@ -100,8 +100,8 @@ def main(argv: list[str]) -> int:
         model = smollm2(kind)
         sides = [run(real, side, model, environments.engine()) for side in ("theirs", "ours")]
         print(f"| {kind} | text | margin (nats) |\n|---|---|---|")
-        for asked, theirs, ours in zip(ASKED, *sides, strict=True):
-            print(f"| {asked} | {parting(theirs['text'], ours)} |", flush=True)
+        for question, theirs, ours in zip(ASKED, *sides, strict=True):
+            print(f"| {question} | {parting(theirs['text'], ours)} |", flush=True)
     return 0
 
 

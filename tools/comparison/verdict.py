@@ -122,9 +122,9 @@ def _of_chunks(there: list[Shape], here: list[Shape], at: str, values: bool) -> 
         exact = values and name == "last chunk"
         if gap := difference(one, other, f"{at} {name}", values=exact):
             return gap
-    said = [text_of(one) for one in (there, here)]
-    if values and said[0] != said[1]:
-        return f"{at}: {said[0]!r} there, {said[1]!r} here"
+    texts = [text_of(one) for one in (there, here)]
+    if values and texts[0] != texts[1]:
+        return f"{at}: {texts[0]!r} there, {texts[1]!r} here"
     return ""
 
 

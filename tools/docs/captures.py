@@ -165,8 +165,8 @@ def prepare(folder: Path) -> None:
 
 def main(names: list[str]) -> None:
     """Takes those captures, or all."""
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         prepare(folder)
         for name in names or CAPTURES:
             text = take(CAPTURES[name], folder)

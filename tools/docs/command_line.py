@@ -40,10 +40,10 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.A
     for action in parser._actions:
         if not isinstance(action, argparse._SubParsersAction):
             continue
-        said = {choice.dest: choice.help or "" for choice in action._choices_actions}
+        about = {choice.dest: choice.help or "" for choice in action._choices_actions}
         for name, command in action.choices.items():
             below = list(_commands(command))
-            yield from below or [(said.get(name, ""), command)]
+            yield from below or [(about.get(name, ""), command)]
 
 
 def _cell(text: str) -> str:
@@ -57,34 +57,34 @@ def _value(action: argparse.Action) -> str:
     return str(action.metavar or action.dest.upper())
 
 
-def _default(action: argparse.Action, said: str) -> str:
+def _default(action: argparse.Action, help_text: str) -> str:
     """The default, in the words of the help where it has them."""
     if action.required:
         return "required"
-    if said.endswith("]"):
-        return said[said.rindex("[") + 1 : -1]
+    if help_text.endswith("]"):
+        return help_text[help_text.rindex("[") + 1 : -1]
     if not action.option_strings or action.default in (None, argparse.SUPPRESS, [], ()):
         return ""
     return "off" if action.nargs == 0 and action.default is False else str(action.default)
 
 
 def _row(action: argparse.Action) -> str:
-    said = _cell((action.help or "") % {**vars(action), "prog": "pyllama-spec"})
-    default = _default(action, said)
-    if said.endswith("]"):
-        said = said[: said.rindex("[")].rstrip()
+    help_text = _cell((action.help or "") % {**vars(action), "prog": "pyllama-spec"})
+    default = _default(action, help_text)
+    if help_text.endswith("]"):
+        help_text = help_text[: help_text.rindex("[")].rstrip()
     if action.choices is not None and action.nargs != 0:
         choices = ", ".join(f"`{one}`" for one in action.choices)
-        said = f"{said} ({choices})" if said else choices
+        help_text = f"{help_text} ({choices})" if help_text else choices
     *others, last = action.option_strings or [""]
     names = [*others, f"{last} {_value(action)}".strip()]
     shown = ", ".join(f"`{name}`" for name in names)
-    return f"| {_cell(shown)} | {said} | {default} |"
+    return f"| {_cell(shown)} | {help_text} | {default} |"
 
 
-def _section(said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+def _section(help_text: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"\n## {parser.prog}"
-    about = parser.description or said
+    about = parser.description or help_text
     yield f"{about[:1].upper()}{about[1:]}{'' if about.endswith('.') else '.'}\n"
     if parser.epilog:
         yield f"{parser.epilog}\n"
@@ -103,8 +103,8 @@ def _section(said: str, parser: argparse.ArgumentParser) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     parts = [_HEAD.rstrip()]
-    for said, parser in _commands(command_parser()):
-        parts += _section(said, parser)
+    for help_text, parser in _commands(command_parser()):
+        parts += _section(help_text, parser)
     return "\n".join(parts).rstrip() + "\n"
 
 

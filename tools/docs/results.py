@@ -101,14 +101,14 @@ def _depths(run: Result) -> Iterator[str]:
 def _section(path: Path, run: Result) -> Iterator[str]:
     yield f"\n## {_name(run)}"
     yield f"```text\n{run['command']}\n```\n"
-    said = f"{run['started'][:10]}; {_machine(run)}. All figures: docs/results/{path.name}."
+    line = f"{run['started'][:10]}; {_machine(run)}. All figures: docs/results/{path.name}."
     spread = run["summary"]["speedup_over_repeats"]
     if spread is not None and run["settings"]["repeats"] > 1:
-        said += (
+        line += (
             f" Speed-up of each of {run['settings']['repeats']} repeats over all prompts: median "
             f"{spread['median']:.2f} ({spread['min']:.2f} .. {spread['max']:.2f})."
         )
-    yield said
+    yield line
     for note in run["notes"]:
         yield f"\nNote: {note.replace(_OFF, 'on some prompts the draft was off in the end:')}."
     yield f"\n| prompts | {_COLUMNS} |\n{_RULE}"

@@ -88,13 +88,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     pages = [file for file in files if file.src_uri.endswith(".md")]
     waiting = [(file.content_string, f"{DOCS}/{file.src_uri}") for file in pages]
-    taken: set[str] = set()
+    linked_files: set[str] = set()
     while waiting:
         text, source = waiting.pop()
         for path in linked(text, source):
-            if path in taken:
+            if path in linked_files:
                 continue
-            taken.add(path)
+            linked_files.add(path)
             place = place_on_site(path)
             if path.endswith(_IMAGES):
                 files.append(File.generated(config, place, abs_src_path=str(ROOT / path)))

@@ -75,16 +75,16 @@ def read_attention(options: Options, n_layer: int, is_speculators: bool) -> Atte
     """
     kinds = _layer_types(options, n_layer)
     by_type = tuple(kind == _SLIDING for kind in kinds)
-    asked = options.at("use_sliding_window").optional_flag("use_sliding_window")
+    use_sliding_window = options.at("use_sliding_window").optional_flag("use_sliding_window")
     is_muse = options.at("model_type").values.get("model_type") == _MUSE
     use_swa = options.at("use_swa").flag("use_swa")
-    if any(by_type) and not (asked or use_swa or is_muse):
+    if any(by_type) and not (use_sliding_window or use_swa or is_muse):
         raise options.refuse(
             "use_sliding_window",
             "layer_types has sliding_attention, and readers disagree on what a window is then; "
             "say true or false for both in config.json",
         )
-    if asked and not any(by_type) and not use_swa and not options.has("layer_types"):
+    if use_sliding_window and not any(by_type) and not use_swa and not options.has("layer_types"):
         raise options.refuse("use_sliding_window", "layer_types does not say in which layers")
     is_sliding = (True,) * n_layer if use_swa and not any(by_type) else by_type
     window = _window(options) if any(is_sliding) else None
@@ -111,15 +111,15 @@ def _window(options: Options) -> int:
 
 
 def _causal(options: Options, by_type: tuple[bool, ...], is_speculators: bool) -> tuple[bool, ...]:
-    said = [
+    declared = [
         (key, value)
         for key in ("is_causal", "causal")
         if (value := options.at(key).optional_flag(key)) is not None
     ]
-    if len({value for _, value in said}) > 1:
-        raise options.refuse("is_causal", f"causal is {said[1][1]}")
-    if said:
-        return (said[0][1],) * len(by_type)
+    if len({value for _, value in declared}) > 1:
+        raise options.refuse("is_causal", f"causal is {declared[1][1]}")
+    if declared:
+        return (declared[0][1],) * len(by_type)
     key = "sliding_window_non_causal"
     if is_speculators and options.at(key).flag(key):
         return (False,) * len(by_type)

@@ -176,14 +176,14 @@ def _has_sinks(options: Options, body: Fields) -> bool:
 
 
 def _is_interleaved(body: Fields) -> bool:
-    said = {
+    declared = {
         value
         for key in ("rope_is_neox_style", "is_neox_style")
         if (value := body.optional_flag(key)) is not None
     }
-    if len(said) > 1:
+    if len(declared) > 1:
         raise body.fail("is_neox_style", "what rope_is_neox_style is")
-    return said == {False}
+    return declared == {False}
 
 
 def _number(options: Options, key: str) -> float | None:

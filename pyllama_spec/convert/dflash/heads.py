@@ -65,7 +65,7 @@ class Heads:
 
 
 def read_heads(
-    options: Options, shelf: CheckpointTensors, is_speculators: bool, n_embd: int
+    options: Options, tensors: CheckpointTensors, is_speculators: bool, n_embd: int
 ) -> Heads:
     """The heads, by config.json and by the tensors, which must agree.
 
@@ -73,17 +73,17 @@ def read_heads(
         ConversionError: they do not, or ask for a head that the engine does not have.
 
     """
-    selector = _selector(options, shelf, n_embd)
-    rank = _markov_rank(options, shelf)
+    selector = _selector(options, tensors, n_embd)
+    rank = _markov_rank(options, tensors)
     if selector and rank is not None:
         raise ConversionError("there are a selector and a Markov head: the engine has one or other")
-    has_confidence, notes = _confidence(options, shelf, rank)
+    has_confidence, notes = _confidence(options, tensors, rank)
     anchor = _sample_from_anchor(options, rank, is_speculators)
     return Heads(rank, has_confidence, anchor, selector, notes)
 
 
-def _selector(options: Options, shelf: CheckpointTensors, n_embd: int) -> dict[str, int]:
-    if shelf.find(SELECTOR) is None:
+def _selector(options: Options, tensors: CheckpointTensors, n_embd: int) -> dict[str, int]:
+    if tensors.find(SELECTOR) is None:
         if key := next((key for key in _SELECTOR_KEYS if options.has(key)), None):
             raise options.refuse(key, f"the tensor {SELECTOR} is missing")
         return {}
@@ -98,10 +98,10 @@ def _selector(options: Options, shelf: CheckpointTensors, n_embd: int) -> dict[s
     return sizes
 
 
-def _markov_rank(options: Options, shelf: CheckpointTensors) -> int | None:
+def _markov_rank(options: Options, tensors: CheckpointTensors) -> int | None:
     place = options.at("markov_rank")
     rank = place.values.get("markov_rank")
-    has_head = shelf.find(W1) is not None
+    has_head = tensors.find(W1) is not None
     if not has_head and rank in (None, 0):
         return None
     if has_head and rank in (None, 0):
@@ -113,11 +113,11 @@ def _markov_rank(options: Options, shelf: CheckpointTensors) -> int | None:
 
 
 def _confidence(
-    options: Options, shelf: CheckpointTensors, rank: int | None
+    options: Options, tensors: CheckpointTensors, rank: int | None
 ) -> tuple[bool, tuple[str, ...]]:
     key = "enable_confidence_head"
     is_asked = options.at(key).optional_flag(key)
-    if shelf.find(CONFIDENCE) is None:
+    if tensors.find(CONFIDENCE) is None:
         missing = f"{key} is true, and the file has no confidence head"
         return False, (missing,) if is_asked else ()
     if is_asked is False:
@@ -134,14 +134,14 @@ def _confidence(
 
 def _sample_from_anchor(options: Options, rank: int | None, is_speculators: bool) -> bool:
     key = "sample_from_anchor"
-    said = options.at(key).optional_flag(key)
+    declared = options.at(key).optional_flag(key)
     if rank is None:
         # DeepSpec's DFlash drafts have markov_rank 0, and are trained like its DSpark drafts.
-        return options.has("markov_rank") if said is None else said
-    if said is None and is_speculators:
+        return options.has("markov_rank") if declared is None else declared
+    if declared is None and is_speculators:
         raise ConversionError(
             f"config.json has no {key}: DSpark drafts of this layout exist with and without, and "
             "one read as the other is hardly ever accepted; write true or false into it (the "
             "model card knows; files of before July 2026 are false)"
         )
-    return said is not False
+    return declared is not False

@@ -75,7 +75,7 @@ def half_rows(n_head: int, head_size: int) -> Rows:
 
 def plan_tensors(
     config: DflashConfig,
-    tensors: Mapping[str, SourceTensor],
+    source_tensors: Mapping[str, SourceTensor],
     *,
     n_target_layers: int,
     n_vocab: int,
@@ -84,7 +84,7 @@ def plan_tensors(
 
     Args:
         config: the draft's config.json.
-        tensors: by their names in the files.
+        source_tensors: by their names in the files.
         n_target_layers: how many layers of the target the draft reads.
         n_vocab: the target's vocabulary.
 
@@ -92,36 +92,36 @@ def plan_tensors(
         ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
 
     """
-    shelf = CheckpointTensors(tensors, common_name)
-    shelf.check_layers(config.n_layer)
-    heads = read_heads(config.options, shelf, config.is_speculators, config.n_embd)
+    tensors = CheckpointTensors(source_tensors, common_name)
+    tensors.check_layers(config.n_layer)
+    heads = read_heads(config.options, tensors, config.is_speculators, config.n_embd)
     n_embd = config.n_embd
     planned = [
-        plain("fc.weight", shelf.take("fc.weight", n_embd, n_target_layers * n_embd)),
-        plain("enc.output_norm.weight", shelf.take("hidden_norm.weight", n_embd)),
-        plain("output_norm.weight", shelf.take("norm.weight", n_embd)),
+        plain("fc.weight", tensors.take("fc.weight", n_embd, n_target_layers * n_embd)),
+        plain("enc.output_norm.weight", tensors.take("hidden_norm.weight", n_embd)),
+        plain("output_norm.weight", tensors.take("norm.weight", n_embd)),
     ]
-    vocabulary = take_vocabulary(shelf, config.n_draft_vocab, config, n_vocab)
+    vocabulary = take_vocabulary(tensors, config.n_draft_vocab, config, n_vocab)
     notes = [*vocabulary.notes, *heads.notes]
     embedding = None
-    if shelf.find("embed_tokens.weight") is not None:
-        embedding = take_embedding(shelf, config, notes, n_vocab)
-    output = take_output(shelf, config, vocabulary, notes)
+    if tensors.find("embed_tokens.weight") is not None:
+        embedding = take_embedding(tensors, config, notes, n_vocab)
+    output = take_output(tensors, config, vocabulary, notes)
     if output is None and not vocabulary.is_whole:
         raise ConversionError(
             "the tensor lm_head.weight is missing: the draft has a vocabulary of its own, and the "
             "target's output has another"
         )
-    planned += vocabulary.tensors + _heads(config, heads, shelf, vocabulary)
+    planned += vocabulary.tensors + _heads(config, heads, tensors, vocabulary)
     for index in range(config.n_layer):
-        planned += _layer(config, heads, shelf, index)
-    shelf.check_empty()
+        planned += _layer(config, heads, tensors, index)
+    tensors.check_empty()
     planned += [PlannedTensor(n, v.shape, values=v) for n, v in config.rope.tensors.items()]
     return Plan(tuple(planned), embedding, output, heads, vocabulary, tuple(notes))
 
 
 def _heads(
-    config: DflashConfig, heads: Heads, shelf: CheckpointTensors, vocabulary: Vocabulary
+    config: DflashConfig, heads: Heads, tensors: CheckpointTensors, vocabulary: Vocabulary
 ) -> list[PlannedTensor]:
     """Markov and confidence head, or selector. Their tables have a row per token of the target."""
     n_vocab, n_embd, planned = vocabulary.n_target, config.n_embd, list[PlannedTensor]()
@@ -132,19 +132,19 @@ def _heads(
                 f"{source} has {n} rows, fewer than the target's {n_rows} tokens; is this the "
                 "target that the draft was made for?"
             )
-        planned.append(first_rows(name, shelf.take(source, n, rank), n_rows))
+        planned.append(first_rows(name, tensors.take(source, n, rank), n_rows))
 
     if (rank := heads.markov_rank) is not None:
         table("markov_w1.weight", W1, config.n_vocab, n_vocab, rank)
         table("markov_w2.weight", W2, vocabulary.n_draft, vocabulary.n_rows, rank)
         if heads.has_confidence:
-            planned.append(plain("conf_proj.weight", shelf.take(CONFIDENCE, 1, n_embd + rank)))
+            planned.append(plain("conf_proj.weight", tensors.take(CONFIDENCE, 1, n_embd + rank)))
             bias = CONFIDENCE.replace("weight", "bias")
-            if shelf.find(bias) is not None:
-                planned.append(plain("conf_proj.bias", shelf.take(bias, 1)))
+            if tensors.find(bias) is not None:
+                planned.append(plain("conf_proj.bias", tensors.take(bias, 1)))
     if heads.selector:
         rank = heads.selector["selector_rank"]
-        planned.append(plain("selector_hidden.weight", shelf.take(SELECTOR, rank, n_embd)))
+        planned.append(plain("selector_hidden.weight", tensors.take(SELECTOR, rank, n_embd)))
         for part in ("predecessor", "successor"):
             source = f"candidate_selector.{part}_codebook"
             table(f"selector_{part}.weight", source, config.n_vocab, n_vocab, rank)
@@ -152,28 +152,28 @@ def _heads(
 
 
 def _layer(
-    config: DflashConfig, heads: Heads, shelf: CheckpointTensors, index: int
+    config: DflashConfig, heads: Heads, tensors: CheckpointTensors, index: int
 ) -> list[PlannedTensor]:
     """One decoder layer."""
     blk, src, n_embd = f"blk.{index}.", f"layers.{index}.", config.n_embd
     norms = (("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm"))
     planned = [
-        plain(f"{blk}{name}.weight", shelf.take(f"{src}{source}.weight", n_embd))
+        plain(f"{blk}{name}.weight", tensors.take(f"{src}{source}.weight", n_embd))
         for name, source in norms
     ]
-    planned += _attention(config, shelf, index) + mlp(config, shelf, index)
+    planned += _attention(config, tensors, index) + mlp(config, tensors, index)
     if heads.selector:
         kernel = heads.selector["conv_kernel_size"]
         n_out = 2 * kernel * (n_embd // heads.selector["conv_group_size"])
         for name, source in (("attn", "attention"), ("ffn", "mlp")):
-            base = shelf.take(f"{src}{source}_conv.base_kernel", 2, kernel, n_embd)
-            weight = shelf.take(f"{src}{source}_conv.kernel_projection.weight", n_out, n_embd)
+            base = tensors.take(f"{src}{source}_conv.base_kernel", 2, kernel, n_embd)
+            weight = tensors.take(f"{src}{source}_conv.kernel_projection.weight", n_out, n_embd)
             planned.append(plain(f"{blk}{name}_conv_base", base))
             planned.append(plain(f"{blk}{name}_conv_proj.weight", weight))
     return planned
 
 
-def _attention(config: DflashConfig, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
+def _attention(config: DflashConfig, tensors: CheckpointTensors, index: int) -> list[PlannedTensor]:
     blk, src = f"blk.{index}.", f"layers.{index}.self_attn."
     size, n_embd = config.head_size, config.n_embd
     n_q, n_kv = config.n_head * size, config.n_head_kv * size
@@ -189,14 +189,14 @@ def _attention(config: DflashConfig, shelf: CheckpointTensors, index: int) -> li
     for part, name, shape, n_turned in parts:
         rows = half_rows(n_turned, size) if n_turned and config.is_interleaved else None
         planned.append(
-            plain(f"{blk}{name}.weight", shelf.take(f"{src}{part}.weight", *shape), rows)
+            plain(f"{blk}{name}.weight", tensors.take(f"{src}{part}.weight", *shape), rows)
         )
         source = f"{src}{part}.bias"
         is_needed = config.has_bias and part != "o_proj"
-        if part.endswith("_proj") and (is_needed or shelf.find(source) is not None):
+        if part.endswith("_proj") and (is_needed or tensors.find(source) is not None):
             bias = half_rows(n_turned, size) if n_turned and config.is_interleaved else None
-            planned.append(plain(f"{blk}{name}.bias", shelf.take(source, shape[0]), bias))
+            planned.append(plain(f"{blk}{name}.bias", tensors.take(source, shape[0]), bias))
     if config.has_sinks:
-        sinks = shelf.take(f"{src}sinks", config.n_head)
+        sinks = tensors.take(f"{src}sinks", config.n_head)
         planned.append(plain(f"{blk}attn_sinks.weight", sinks))
     return planned

@@ -64,7 +64,7 @@ def neighbour_rows(n_head: int, head_size: int, n_between: int = 0) -> Rows:
 
 def plan_tensors(
     config: DraftConfig,
-    tensors: Mapping[str, SourceTensor],
+    source_tensors: Mapping[str, SourceTensor],
     *,
     n_target_layers: int,
     target_n_embd: int,
@@ -74,7 +74,7 @@ def plan_tensors(
 
     Args:
         config: the head's config.json.
-        tensors: by their names in the files.
+        source_tensors: by their names in the files.
         n_target_layers: how many layers of the target the head reads.
         target_n_embd: width of the target's rows.
         n_vocab: the target's vocabulary.
@@ -83,74 +83,76 @@ def plan_tensors(
         ConversionError: a tensor is missing, left over, of a wrong shape, or contradicts an option.
 
     """
-    shelf = CheckpointTensors(tensors, common_name)
-    has_midlayer = any(re.match(r"(model\.)?midlayer\.", name) for name in tensors)
-    n_layer, notes = _count_layers(config, shelf, has_midlayer)
-    planned = _features(config, shelf, n_target_layers, target_n_embd)
-    vocabulary = take_vocabulary(shelf, config.n_draft_vocab, config, n_vocab)
-    outer, outer_notes = _outer(config, shelf, vocabulary, config.n_embd == target_n_embd)
-    planned += outer
+    tensors = CheckpointTensors(source_tensors, common_name)
+    has_midlayer = any(re.match(r"(model\.)?midlayer\.", name) for name in source_tensors)
+    n_layer, notes = _count_layers(config, tensors, has_midlayer)
+    planned = _features(config, tensors, n_target_layers, target_n_embd)
+    vocabulary = take_vocabulary(tensors, config.n_draft_vocab, config, n_vocab)
+    embeddings, embedding_notes = _embeddings(
+        config, tensors, vocabulary, config.n_embd == target_n_embd
+    )
+    planned += embeddings
     for index in range(n_layer):
-        planned += _layer(config, shelf, index)
-    shelf.check_empty()
+        planned += _layer(config, tensors, index)
+    tensors.check_empty()
     planned += [PlannedTensor(n, v.shape, values=v) for n, v in config.rope.tensors.items()]
-    notes += [*vocabulary.notes, *outer_notes]
+    notes += [*vocabulary.notes, *embedding_notes]
     return Plan(tuple(planned), n_layer, vocabulary.n_reduced, tuple(notes))
 
 
 def _count_layers(
-    config: DraftConfig, shelf: CheckpointTensors, has_midlayer: bool
+    config: DraftConfig, tensors: CheckpointTensors, has_midlayer: bool
 ) -> tuple[int, list[str]]:
-    if has_midlayer and shelf.layers() == {0}:
+    if has_midlayer and tensors.layers() == {0}:
         if config.n_layer == 1:
             return 1, []
         # yuhuili/EAGLE3-Vicuna1.3-13B: the number is the target's.
         return 1, [f"one layer, though config.json says num_hidden_layers {config.n_layer}"]
-    shelf.check_layers(config.n_layer)
+    tensors.check_layers(config.n_layer)
     return config.n_layer, []
 
 
 def _features(
-    config: DraftConfig, shelf: CheckpointTensors, n_layers: int, width: int
+    config: DraftConfig, tensors: CheckpointTensors, n_layers: int, width: int
 ) -> list[PlannedTensor]:
     """fc, and the norms before it."""
     for option, name, is_on in (
         ("norm_before_fc", "input_norm.weight", config.norm_before_fc),
         ("fc_norm", "fc_norm.0.weight", config.fc_norm),
     ):
-        tensor = shelf.find(name)
+        tensor = tensors.find(name)
         if tensor is not None and not is_on:
             raise ConversionError(
                 f"there is {tensor.name}, but config.json does not say {option}: true"
             )
-    planned = [plain("fc.weight", shelf.take("fc.weight", config.n_embd, n_layers * width))]
-    if shelf.find("fc.bias") is not None:
-        planned.append(plain("fc.bias", shelf.take("fc.bias", config.n_embd)))
+    planned = [plain("fc.weight", tensors.take("fc.weight", config.n_embd, n_layers * width))]
+    if tensors.find("fc.bias") is not None:
+        planned.append(plain("fc.bias", tensors.take("fc.bias", config.n_embd)))
     if config.norm_before_fc:
-        source = shelf.take("input_norm.weight", n_layers * width)
+        source = tensors.take("input_norm.weight", n_layers * width)
         planned.append(plain("enc.output_norm.weight", source))
     for index in range(n_layers if config.fc_norm else 0):
-        source = shelf.take(f"fc_norm.{index}.weight", width)
+        source = tensors.take(f"fc_norm.{index}.weight", width)
         planned.append(plain(f"enc.output_norm.{index}.weight", source))
     return planned
 
 
-def _outer(
-    config: DraftConfig, shelf: CheckpointTensors, vocabulary: Vocabulary, can_share: bool
+def _embeddings(
+    config: DraftConfig, tensors: CheckpointTensors, vocabulary: Vocabulary, can_share: bool
 ) -> tuple[list[PlannedTensor], list[str]]:
     """Token embedding, output, its norm and d2t."""
-    planned = [plain("output_norm.weight", shelf.take("norm.weight", config.n_embd))]
+    planned = [plain("output_norm.weight", tensors.take("norm.weight", config.n_embd))]
     notes: list[str] = []
     embedding = None
-    if shelf.find("embed_tokens.weight") is not None:
-        embedding = take_embedding(shelf, config, notes, vocabulary.n_target)
+    if tensors.find("embed_tokens.weight") is not None:
+        embedding = take_embedding(tensors, config, notes, vocabulary.n_target)
         planned.append(first_rows("token_embd.weight", embedding, vocabulary.n_target))
     elif not can_share:
         raise ConversionError(
             "the tensor embed_tokens.weight is missing, and the target's cannot be used: the head "
             f"is {config.n_embd} wide and the target is not"
         )
-    output = take_output(shelf, config, vocabulary, notes)
+    output = take_output(tensors, config, vocabulary, notes)
     if output is not None:
         planned.append(output)
     else:
@@ -181,21 +183,23 @@ def _shared_output(
     return []
 
 
-def _layer(config: DraftConfig, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
+def _layer(config: DraftConfig, tensors: CheckpointTensors, index: int) -> list[PlannedTensor]:
     """One decoder layer; the first one reads a token and a row side by side."""
     blk, src = f"blk.{index}.", f"layers.{index}."
     n_embd = config.n_embd
-    planned = [plain(f"{blk}attn_norm.weight", shelf.take(f"{src}input_layernorm.weight", n_embd))]
+    planned = [
+        plain(f"{blk}attn_norm.weight", tensors.take(f"{src}input_layernorm.weight", n_embd))
+    ]
     if index == 0:
-        source = shelf.take(f"{src}hidden_norm.weight", n_embd)
+        source = tensors.take(f"{src}hidden_norm.weight", n_embd)
         planned.append(plain(f"{blk}attn_norm_2.weight", source))
-    planned += _attention(config, shelf, index)
-    source = shelf.take(f"{src}post_attention_layernorm.weight", n_embd)
+    planned += _attention(config, tensors, index)
+    source = tensors.take(f"{src}post_attention_layernorm.weight", n_embd)
     planned.append(plain(f"{blk}ffn_norm.weight", source))
-    return planned + mlp(config, shelf, index)
+    return planned + mlp(config, tensors, index)
 
 
-def _attention(config: DraftConfig, shelf: CheckpointTensors, index: int) -> list[PlannedTensor]:
+def _attention(config: DraftConfig, tensors: CheckpointTensors, index: int) -> list[PlannedTensor]:
     blk, src = f"blk.{index}.", f"layers.{index}.self_attn."
     size, n_in = config.head_size, config.n_embd * (2 if index == 0 else 1)
     q_rows = neighbour_rows(config.n_head, size, size if config.output_gate else 0)
@@ -208,25 +212,25 @@ def _attention(config: DraftConfig, shelf: CheckpointTensors, index: int) -> lis
         ("o", "attn_output", config.n_embd, config.n_head * size, None),
     )
     planned = []
-    has_bias = _has_bias(config, shelf, src)
+    has_bias = _has_bias(config, tensors, src)
     for part, name, n_out, n_columns, rows in parts:
-        weight = shelf.take(f"{src}{part}_proj.weight", n_out, n_columns)
+        weight = tensors.take(f"{src}{part}_proj.weight", n_out, n_columns)
         planned.append(plain(f"{blk}{name}.weight", weight, rows))
-        if has_bias and (part != "o" or shelf.find(f"{src}o_proj.bias") is not None):
-            bias = shelf.take(f"{src}{part}_proj.bias", n_out)
+        if has_bias and (part != "o" or tensors.find(f"{src}o_proj.bias") is not None):
+            bias = tensors.take(f"{src}{part}_proj.bias", n_out)
             planned.append(plain(f"{blk}{name}.bias", bias, rows))
-    norms = [shelf.find(f"{src}{part}_norm.weight") for part in "qk"]
+    norms = [tensors.find(f"{src}{part}_norm.weight") for part in "qk"]
     if config.has_qk_norm or any(norms):
         for part in "qk":
-            norm = shelf.take(f"{src}{part}_norm.weight", size)
+            norm = tensors.take(f"{src}{part}_norm.weight", size)
             rows = neighbour_rows(1, size)
             planned.append(plain(f"{blk}attn_{part}_norm.weight", norm, rows))
     return planned
 
 
-def _has_bias(config: DraftConfig, shelf: CheckpointTensors, src: str) -> bool:
+def _has_bias(config: DraftConfig, tensors: CheckpointTensors, src: str) -> bool:
     """Whether q, k and v have biases; that of o may be missing, as in Qwen2's attention."""
-    biases = [t for part in "qkvo" if (t := shelf.find(f"{src}{part}_proj.bias")) is not None]
+    biases = [t for part in "qkvo" if (t := tensors.find(f"{src}{part}_proj.bias")) is not None]
     if biases and config.has_attn_bias is False:
         raise ConversionError(
             f"there is {biases[0].name}, but config.json says attention_bias: false"

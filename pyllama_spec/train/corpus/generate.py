@@ -125,12 +125,12 @@ class _Collector(Drafter):
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Takes rows; those of all sequences are made float16 at once."""
-        told = [c for c in done if c.features]
-        if not told:
+        with_features = [c for c in done if c.features]
+        if not with_features:
             return
-        layers = zip(*(c.features for c in told), strict=True)
+        layers = zip(*(c.features for c in with_features), strict=True)
         rows, start = join_rows([np.concatenate(parts) for parts in layers]), 0
-        for c in told:
+        for c in with_features:
             n, features = len(c.features[0]), self.of(c.seq)
             if features is not None:
                 features.rows[c.first_row : c.first_row + n] = rows[start : start + n]
@@ -280,15 +280,15 @@ class Generator:
         """Begins to generate behind a prompt: the user's turn, or the answer."""
         config, task = self._config, place.task
         assert task is not None
-        room = config.n_ctx - len(prompt)
+        n_left = config.n_ctx - len(prompt)
         if place.in_user:
             features, temperature = None, config.user_temperature
-            most = config.max_user if task.max_user is None else task.max_user
-            room = min(most, room - len(self._source.after_user))
+            max_user = config.max_user if task.max_user is None else task.max_user
+            n_left = min(max_user, n_left - len(self._source.after_user))
         else:
             features, temperature = self._collector.of(place.state.seq_id), task.temperature
         sampler = _TaskSampler(task, config.n_candidates, temperature, place.state, features)
-        place.run = SequenceRun(place.state, list(prompt), sampler, max(room, 1))
+        place.run = SequenceRun(place.state, list(prompt), sampler, max(n_left, 1))
         self._round.begin(place.run)
 
     def _finish(self, place: _Place, step: Step) -> str | None:
@@ -313,8 +313,8 @@ class Generator:
         elif step.finish_reason is None:
             return None  # a longer one is cut off: people send such texts too
         # Without room for an answer there is nothing to learn from.
-        room = config.n_ctx - len(tokens) - len(after)
-        if len(tokens) - place.n_user < config.min_user or room < config.min_answer:
+        n_left = config.n_ctx - len(tokens) - len(after)
+        if len(tokens) - place.n_user < config.min_user or n_left < config.min_answer:
             return "user"
         tokens.extend(after)
         place.n_prompt, place.in_user = len(tokens), False
@@ -336,5 +336,5 @@ class Generator:
 def join_rows(layers: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float16]:
     """Layer inputs side by side in float16, within its range: [n, n_layers * n_embd]."""
     rows: npt.NDArray[np.float32] = np.concatenate(list(layers), axis=1)
-    most = np.float32(np.finfo(np.float16).max)
-    return np.clip(rows, -most, most).astype(np.float16)
+    limit = np.float32(np.finfo(np.float16).max)
+    return np.clip(rows, -limit, limit).astype(np.float16)

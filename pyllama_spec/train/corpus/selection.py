@@ -21,7 +21,7 @@ def _bucket(sequence: TextSequence) -> int:
     return int.from_bytes(fingerprint(prompt.tolist()), "little") % _BUCKETS
 
 
-def split(corpus: Corpus, share: float, most: int) -> tuple[list[int], list[int]]:
+def split(corpus: Corpus, share: float, max_tokens: int) -> tuple[list[int], list[int]]:
     """Sequences to train on, and greedy ones to measure on, of at most about `most` tokens.
 
     A greedy chain is compared with greedy text: sampled answers to held-out prompts are neither.
@@ -30,7 +30,7 @@ def split(corpus: Corpus, share: float, most: int) -> tuple[list[int], list[int]
     Args:
         corpus: the sequences.
         share: of all prompts, how many are held out.
-        most: tokens to measure on.
+        max_tokens: tokens to measure on.
 
     """
     buckets = [_bucket(sequence) for sequence in corpus.sequences]
@@ -42,7 +42,7 @@ def split(corpus: Corpus, share: float, most: int) -> tuple[list[int], list[int]
     n = 0
     for i, (bucket, sequence) in enumerate(pairs):
         is_wanted = bucket < limit or not train
-        if is_wanted and sequence.is_greedy and n < most:
+        if is_wanted and sequence.is_greedy and n < max_tokens:
             held.append(i)
             n += len(sequence.tokens)
     return train or list(range(len(pairs))), held
@@ -124,15 +124,15 @@ def batches_from(
 ) -> Iterator[list[int]]:
     """The batches of a whole run from number `first` on; a part of an epoch is its beginning."""
     number, epoch = 0, 0
-    left = n_epochs
-    while left > 0:
+    epochs_left = n_epochs
+    while epochs_left > 0:
         batches = plan(lengths, batch_tokens, seed, epoch)
-        count = len(batches) if left >= 1 else max(round(left * len(batches)), 1)
+        count = len(batches) if epochs_left >= 1 else max(round(epochs_left * len(batches)), 1)
         for batch in batches[:count]:
             if number >= first:
                 yield batch
             number += 1
-        epoch, left = epoch + 1, left - 1
+        epoch, epochs_left = epoch + 1, epochs_left - 1
 
 
 def count_batches(lengths: Sequence[int], batch_tokens: int, seed: int, n_epochs: float) -> int:

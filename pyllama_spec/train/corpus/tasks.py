@@ -162,14 +162,14 @@ class FilePrompts:
         self._config = config
         self.after_user: list[int] = []
         template = ChatTemplate.of_model(model)
-        most = config.n_ctx - config.min_answer
+        max_prompt = config.n_ctx - config.min_answer
         prompts = [_tokens(prompt, template, model.vocab) for prompt in read_prompts(path)]
-        self.n_too_long = sum(len(prompt) > most for prompt in prompts)
-        prompts = [prompt for prompt in prompts if 0 < len(prompt) <= most]
+        self.n_too_long = sum(len(prompt) > max_prompt for prompt in prompts)
+        prompts = [prompt for prompt in prompts if 0 < len(prompt) <= max_prompt]
         if not prompts:
             raise TrainError(
-                f"no prompt of {path} is shorter than {most} tokens (n_ctx={config.n_ctx} less "
-                f"min_answer={config.min_answer}); give a larger n_ctx"
+                f"no prompt of {path} is shorter than {max_prompt} tokens "
+                f"(n_ctx={config.n_ctx} less min_answer={config.min_answer}); give a larger n_ctx"
             )
         order = np.random.default_rng(config.seed).permutation(len(prompts))
         self._prompts = [prompts[i] for i in order]

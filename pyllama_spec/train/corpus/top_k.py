@@ -41,8 +41,8 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
         above = ids[values > edge]
         ids = np.concatenate((above, ids[values == edge][: k - len(above)]))
     ids = ids[np.lexsort((ids, -logits[ids]))]
-    most = logits[ids[0]]
-    log_sum = most + np.log(np.exp(logits - most).sum())
+    highest = logits[ids[0]]
+    log_sum = highest + np.log(np.exp(logits - highest).sum())
     return TopK(ids, logits[ids] - log_sum)
 
 

@@ -62,11 +62,11 @@ def coverage(
     Counted in answers that had no part in the choice: the tokens of either half of the texts are
     looked for in the other half. What is frequent by chance would look covered else.
     """
-    kept = sorted({*always})
+    included = sorted({*always})
     total, by_rank = 0, np.zeros(n_vocab, np.int64)
     for half in (0, 1):
         weight, _ = token_weights(sequences[half::2], n_vocab)
-        weight[kept] = np.inf
+        weight[included] = np.inf
         _, answers = token_weights(sequences[1 - half :: 2], n_vocab)
         by_rank += answers[np.lexsort((np.arange(n_vocab), -weight))]
         total += int(answers.sum())
@@ -90,9 +90,9 @@ def choose_size(
     if n_vocab <= least:
         return n_vocab
     sizes: list[int] = [*range(least, n_vocab, _STEP), n_vocab]
-    room = _SHARE_OF_TARGET * target_bytes
-    if weighs.of(least) <= room:
-        sizes = [size for size in sizes if weighs.of(size) <= room]
+    max_bytes = _SHARE_OF_TARGET * target_bytes
+    if weighs.of(least) <= max_bytes:
+        sizes = [size for size in sizes if weighs.of(size) <= max_bytes]
 
     def per_byte(size: int) -> float:
         rate = _RATE * float(covered[size])

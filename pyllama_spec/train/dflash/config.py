@@ -48,10 +48,10 @@ class DFlashHeadConfig(HeadSettings):
         count(self.n_layer, "n_layer", 1)
         count(self.block_size, "block_size", 2)
         count(self.markov_rank, "markov_rank", 0)
-        most = _MAX_CHAIN if self.markov_rank else _MAX_BLOCK
-        if self.block_size > most:
+        max_block = _MAX_CHAIN if self.markov_rank else _MAX_BLOCK
+        if self.block_size > max_block:
             what = " with a markov_rank" if self.markov_rank else ""
-            raise ArgumentError(f"block_size={self.block_size} is above {most}{what}")
+            raise ArgumentError(f"block_size={self.block_size} is above {max_block}{what}")
         for name in ("confidence", "sample_from_anchor"):
             if getattr(self, name) and not self.markov_rank:
                 raise ArgumentError(f"{name} needs a markov_rank above 0")

@@ -123,14 +123,14 @@ class DFlashHead(DraftHead):
 
         """
         rows = self._norm(self._linear(features, "fc.weight"), "enc.output_norm.weight")
-        turn = self._angles(positions)
-        return [self._keys_values(rows, f"blk.{i}", turn) for i in range(self.shape.n_layer)]
+        rotation = self._angles(positions)
+        return [self._keys_values(rows, f"blk.{i}", rotation) for i in range(self.shape.n_layer)]
 
     def _keys_values(
-        self, x: Tensor, block: str, turn: tuple[Tensor, Tensor]
+        self, x: Tensor, block: str, rotation: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         keys = self._norm(self._heads(x, f"{block}.attn_k.weight"), f"{block}.attn_k_norm.weight")
-        return _turned(keys, turn), self._heads(x, f"{block}.attn_v.weight")
+        return _rotated(keys, rotation), self._heads(x, f"{block}.attn_v.weight")
 
     def blocks(
         self,
@@ -155,15 +155,15 @@ class DFlashHead(DraftHead):
         slots = torch.arange(shape.block_size, device=anchors.device)
         ids = torch.full((len(anchors), len(slots)), shape.mask_token, device=anchors.device)
         ids[:, 0] = anchors
-        turn = self._angles(positions[:, None] + slots)
+        rotation = self._angles(positions[:, None] + slots)
         hidden = slots > slots[:, None] if shape.causal else None
         h = self.embedding[ids]
         for i in range(shape.n_layer):
             block = f"blk.{i}"
             x = self._norm(h, f"{block}.attn_norm.weight")
             q = self._heads(x, f"{block}.attn_q.weight")
-            q = _turned(self._norm(q, f"{block}.attn_q_norm.weight"), turn)
-            own = self._keys_values(x, block, turn)
+            q = _rotated(self._norm(q, f"{block}.attn_q_norm.weight"), rotation)
+            own = self._keys_values(x, block, rotation)
             attended = attend(q.to(own[1].dtype), _as(injected[i], own[1]), _as(own, own[1]),
                               spans, hidden)  # fmt: skip
             h = h + self._linear(attended.flatten(-2), f"{block}.attn_output.weight").float()
@@ -204,9 +204,9 @@ def _as(pair: tuple[Tensor, Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
     return pair[0].to(like.dtype), pair[1].to(like.dtype)
 
 
-def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """RoPE: x is [..., n_head, size], turn of DraftHead._angles()."""
-    cos, sin = turn
+    cos, sin = rotation
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, low * sin + high * cos), dim=-1)
 

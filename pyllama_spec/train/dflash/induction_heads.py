@@ -1,4 +1,4 @@
-"""Attention heads that begin by copying what the target said after this token the last time.
+"""Induction heads: attention that begins by copying what followed this token the last time.
 
 The row of a token x[j] says in its first layer input which token that is, and in its last one what
 the target says next, which is x[j+1] where the text is greedy. So heads of the first layer, whose
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pyllama_spec.train.dflash.head import DFlashHead
-from pyllama_spec.train.run.token_directions import MIN_TOLD, equal_directions, normed, told_map
+from pyllama_spec.train.run.token_directions import MIN_R2, equal_directions, fit_token_map, normed
 
 # Of the heads; the others are free for all else.
 _SHARE = 2 / 3
@@ -36,7 +36,7 @@ _MIN_SURE = 0.98
 _PAIRS = 4
 
 
-def begin_with_copying(
+def set_induction_heads(
     head: DFlashHead,
     rows: npt.NDArray[np.float32],
     tokens: npt.NDArray[np.int64],
@@ -45,7 +45,7 @@ def begin_with_copying(
     channel_rms: npt.NDArray[np.float32],
     seed: int,
 ) -> float:
-    """Lets two thirds of the heads copy, and look at the row before the block.
+    """Sets two thirds of the heads as induction heads that also look at the row before the block.
 
     That is where the first layer input tells the token.
 
@@ -74,23 +74,23 @@ def begin_with_copying(
     directions = equal_directions(embedding, weights / weights.sum(), n, seed)
     scale = torch.from_numpy(np.maximum(channel_rms[:d], 1e-6)).double()
     x = torch.from_numpy(rows).double() / scale
-    told, share = told_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
-    if share < MIN_TOLD:
-        return share
+    token_map, r2 = fit_token_map(x, (embedding @ directions.T)[torch.from_numpy(tokens)])
+    if r2 < MIN_R2:
+        return r2
     weights[shape.mask_token] = weights.sum()  # as often as all others: it is in most slots
     upright = _one_of(embedding, weights)
     end_scale = torch.from_numpy(np.maximum(channel_rms[-d:], 1e-6)).double()
     both = torch.cat((x, torch.from_numpy(last).double() / end_scale), dim=1)
     one = _one_of(both, None)
     space = _Space(upright / upright.norm(), used, n, seed)
-    _copy(head, space, directions, told / scale, torch.from_numpy(last))
+    _set_first_layer(head, space, directions, token_map / scale, torch.from_numpy(last))
     with torch.no_grad():
         fc = head.weight("fc.weight")
         fc[:, :d] -= torch.outer(space.upright, one[:d] / scale).float()
         fc[:, -d:] -= torch.outer(space.upright, one[d:] / end_scale).float()
     if shape.n_layer > 1 and _is_sure(embedding, weights, upright) and _is_sure(both, None, one):
-        _look_back(head, space, seed)
-    return share
+        _set_second_layer(head, space, seed)
+    return r2
 
 
 def _one_of(x: Tensor, weights: Tensor | None) -> Tensor:
@@ -114,43 +114,45 @@ class _Space:
         upright: [n_embd], which slots are on one side of, and rows of features on the other.
         axes: [n_embd, n_embd - 1], the others.
         used: numbers of the heads that are set.
-        n_told, n_said: how many axes tell the token, and how many behind them what was said.
+        n_token, n_next: how many axes tell the token, and how many behind them the token after it.
 
     """
 
-    def __init__(self, upright: Tensor, used: int, n_told: int, seed: int) -> None:
+    def __init__(self, upright: Tensor, used: int, n_token: int, seed: int) -> None:
         d = len(upright)
         generator = torch.Generator().manual_seed(seed + 1)
         drawn = torch.randn(d, d - 1, generator=generator, dtype=torch.float64)
         self.upright = upright
         self.axes = torch.linalg.qr(torch.cat((upright[:, None], drawn), dim=1)).Q[:, 1:]
-        self.used, self.n_told = used, n_told
-        self.n_said = min(used, d - 1 - n_told)
+        self.used, self.n_token = used, n_token
+        self.n_next = min(used, d - 1 - n_token)
 
 
-def _copy(head: DFlashHead, space: _Space, directions: Tensor, told: Tensor, last: Tensor) -> None:
+def _set_first_layer(
+    head: DFlashHead, space: _Space, directions: Tensor, token_map: Tensor, last: Tensor
+) -> None:
     """Sets the first layer, and what a row of features is made of.
 
     Args:
         head: the draft.
         space: where things stand in a row.
         directions: [n, n_embd], by which tokens are told apart.
-        told: [n, n_embd_target], the map from the first layer input to them.
-        last: as for begin_with_copying().
+        token_map: [n, n_embd_target], the map from the first layer input to them.
+        last: as for set_induction_heads().
 
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
-    n, n_said = space.n_told, space.n_said
+    n, n_next = space.n_token, space.n_next
     output = head.weight("output.weight").detach().double()
-    widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_said].float()
-    said = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
+    widest = torch.linalg.eigh(output.T @ output).eigenvectors.flip(1)[:, :n_next].float()
+    rms = (last @ widest).square().mean().sqrt().clamp(min=1e-6)
     axes = space.axes.float()
     with torch.no_grad():
         # A row of features: which token it belongs to, and what the target said there.
         fc = head.weight("fc.weight")
         fc.zero_()
-        fc[:, :d] = axes[:, :n] @ told.float()
-        fc[:, -d:] += axes[:, n : n + n_said] @ widest.T / said
+        fc[:, :d] = axes[:, :n] @ token_map.float()
+        fc[:, -d:] += axes[:, n : n + n_next] @ widest.T / rms
         # In the half of a head's numbers that RoPE turns slowest: number i goes with i + size / 2.
         numbers = torch.arange(used).view(-1, 2, size // 2)
         slow = numbers[..., size // 2 - size // 4 :].reshape(len(numbers), -1).flatten()
@@ -160,9 +162,9 @@ def _copy(head: DFlashHead, space: _Space, directions: Tensor, told: Tensor, las
         k[slow] = axes[:, : len(slow)].T
         v, out = head.weight("blk.0.attn_v.weight"), head.weight("blk.0.attn_output.weight")
         v[:used] = 0
-        v[:n_said] = axes[:, n : n + n_said].T
+        v[:n_next] = axes[:, n : n + n_next].T
         out[:, :used] = 0
-        out[:, :n_said] = _STRENGTH * widest
+        out[:, :n_next] = _STRENGTH * widest
         for part in ("q", "k"):
             head.weight(f"blk.0.attn_{part}_norm.weight").fill_(_SHARPNESS)
         for i in range(head.shape.n_layer):
@@ -171,14 +173,14 @@ def _copy(head: DFlashHead, space: _Space, directions: Tensor, told: Tensor, las
                 head.weight(f"blk.{i}.attn_output.weight").mul_(_NOISE)
 
 
-def _look_back(head: DFlashHead, space: _Space, seed: int) -> None:
+def _set_second_layer(head: DFlashHead, space: _Space, seed: int) -> None:
     """Lets heads of the second layer hand on the row just before the block.
 
     All its queries are one vector and so are all keys of features, turned by RoPE so that a row at
     a distance of one fits best; keys of slots are the opposite.
     """
     d, size, used = head.shape.n_embd, head.shape.head_size, space.used
-    n, n_said = space.n_told, space.n_said
+    n, n_next = space.n_token, space.n_next
     upright = space.upright.float()
     angles = head.frequencies[:_PAIRS].cpu()
     query, key = torch.zeros(2, size // 2), torch.zeros(2, size // 2)
@@ -186,7 +188,7 @@ def _look_back(head: DFlashHead, space: _Space, seed: int) -> None:
     query[0, : len(angles)], query[1, : len(angles)] = angles.cos(), -angles.sin()
     n_heads = used // size
     generator = torch.Generator().manual_seed(seed + 2)
-    spread = torch.linalg.qr(torch.randn(d, n_said, generator=generator)).Q
+    spread = torch.linalg.qr(torch.randn(d, n_next, generator=generator)).Q
     with torch.no_grad():
         # What the first layer adds leaves this direction alone.
         for name in ("attn_output", "ffn_down"):
@@ -197,7 +199,7 @@ def _look_back(head: DFlashHead, space: _Space, seed: int) -> None:
         k[:used] = -_SURE * torch.outer(key.flatten().repeat(n_heads), upright)
         v, out = head.weight("blk.1.attn_v.weight"), head.weight("blk.1.attn_output.weight")
         v[:used], out[:, :used] = 0, 0
-        v[:n_said] = space.axes[:, n : n + n_said].T.float()
-        out[:, :n_said] = _LAST_ROW * spread
+        v[:n_next] = space.axes[:, n : n + n_next].T.float()
+        out[:, :n_next] = _LAST_ROW * spread
         for part in ("q", "k"):
             head.weight(f"blk.1.attn_{part}_norm.weight").fill_(_SHARPNESS)

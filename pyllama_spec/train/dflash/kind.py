@@ -13,7 +13,7 @@ from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
-from pyllama_spec.train.dflash.induction_heads import begin_with_copying
+from pyllama_spec.train.dflash.induction_heads import set_induction_heads
 from pyllama_spec.train.dflash.mask_token import choose_mask_token
 from pyllama_spec.train.dflash.objective import block_losses, count_accepted, with_fewer
 from pyllama_spec.train.progress import Reporter
@@ -21,7 +21,7 @@ from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
 from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
-from pyllama_spec.train.run.texts import Texts, without_copies
+from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
 
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 # Sequences whose rows say how large a layer's input is.
@@ -89,11 +89,11 @@ class DFlashKind(Kind[DFlashHead]):
         some = start.train[:_SAMPLE_SEQUENCES]
         seen = sample(some, start.corpus, start.source, len(start.layers))
         initialise(head, weights.output, weights.output_norm, seen.channel_rms, config.fit.seed)
-        told = begin_with_copying(
+        r2 = set_induction_heads(
             head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, config.fit.seed
         )
         if wanted.from_anchor:
-            reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
+            reporter.line(f"the first layer input tells {100 * max(r2, 0):.0f}% of its token")
         piece = start.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
         reporter.line(f"mask token: {mask} ({piece!r})")
         return head
@@ -110,7 +110,7 @@ class DFlashKind(Kind[DFlashHead]):
         """Blocks from some of the places where decoding asks the draft."""
         fit = self._config.fit
         share = _COPIED_SHARE if fit.copied_share is None else fit.copied_share
-        texts = with_fewer(without_copies(texts, share, generator), fit.anchor_share, generator)
+        texts = with_fewer(with_fewer_lookups(texts, share, generator), fit.anchor_share, generator)
         return block_losses(head, texts, fit, dtype, generator)
 
     def n_accepted(self, head: DFlashHead, texts: Texts) -> Tensor:

@@ -114,12 +114,12 @@ def block_losses(
         by_depth[depth] = float(step.losses.detach().sum() / step.mass.sum().clamp(min=1e-6))
         hits[depth] = float(right_pick.float().mean())
         if head.shape.confidence:
-            told = reached[blocks]
-            logit = head.confidence(y[told], texts.tokens[at[told]])
+            is_reached = reached[blocks]
+            logit = head.confidence(y[is_reached], texts.tokens[at[is_reached]])
             doubt = doubt + nnf.binary_cross_entropy_with_logits(
-                logit.float(), step.right[told].float(), reduction="sum"
+                logit.float(), step.right[is_reached].float(), reduction="sum"
             )
-            n_doubt += int(told.sum())
+            n_doubt += int(is_reached.sum())
         right = torch.zeros_like(goes_on)
         right[blocks] = step.right
         reached = reached & right

@@ -1,4 +1,4 @@
-"""Attention heads that begin by copying: what followed the present token the last time.
+"""Induction heads: attention that begins by copying what followed this token the last time.
 
 Text repeats itself, and a draft that sees it is right for as long as it does. A head of one layer
 can: the row of x[P] says x[P] in its low layers, so that a query made of the token x[P+1] finds
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pyllama_spec.train.eagle3.head import Eagle3Head
-from pyllama_spec.train.run.token_directions import MIN_TOLD, equal_directions, normed, told_map
+from pyllama_spec.train.run.token_directions import MIN_R2, equal_directions, fit_token_map, normed
 
 # Of the heads; the others are free for all else.
 _SHARE = 2 / 3
@@ -29,18 +29,18 @@ _SHARPNESS = 16.0
 _STRENGTH = 6.0
 
 
-def begin_with_copying(
+def set_induction_heads(
     head: Eagle3Head,
     rows: npt.NDArray[np.float32],
     tokens: npt.NDArray[np.int64],
     counts: npt.NDArray[np.int64],
     seed: int,
 ) -> float:
-    """Lets two thirds of the attention heads copy, if the first layer input tells the token.
+    """Sets two thirds of the attention heads as induction heads, if the input tells the token.
 
     Each of them compares tokens along directions of its own, which are scaled to equal spread so
     that frequent tokens do not look alike. Queries and keys are in the half of a head's numbers
-    that RoPE turns slowest. What is found is added along the widest directions of the output's
+    that RoPE turns slowest. The copied token is added along the widest directions of the output's
     rows.
 
     Args:
@@ -64,15 +64,15 @@ def begin_with_copying(
     weights = torch.from_numpy(counts).double() + 0.1
     weights /= weights.sum()
     directions = equal_directions(embedding, weights, n, seed)
-    told, told_share = _fit(head, rows, tokens, embedding @ directions.T)
-    if told_share < MIN_TOLD:
-        return told_share
+    token_map, r2 = _fit(head, rows, tokens, embedding @ directions.T)
+    if r2 < MIN_R2:
+        return r2
     with torch.no_grad():
         d, used = shape.n_embd, n_heads * shape.head_size
         # The first n numbers of a row made of features say which token it belongs to.
         fc = head.weight("fc.weight")
         fc[:n] = 0
-        fc[:n, :d] = told.float()
+        fc[:n, :d] = token_map.float()
         slow = torch.arange(used).view(n_heads, -1)[:, half:].flatten()
         gain = math.sqrt(_SHARPNESS)
         q, k = head.weight("blk.0.attn_q.weight"), head.weight("blk.0.attn_k.weight")
@@ -84,7 +84,7 @@ def begin_with_copying(
         v[:used] = 0
         v[:used, :d] = (widest @ to_output).float()
         out[:, :used] = _STRENGTH * widest.T.float()
-    return told_share
+    return r2
 
 
 def _fit(
@@ -94,7 +94,7 @@ def _fit(
     x = torch.from_numpy(rows.astype(np.float64))
     if head.shape.fc_norm:
         x = normed(x, head.shape.rms_eps)
-    return told_map(x, wanted[torch.from_numpy(tokens)])
+    return fit_token_map(x, wanted[torch.from_numpy(tokens)])
 
 
 def _output_map(

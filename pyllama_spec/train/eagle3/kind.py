@@ -12,14 +12,14 @@ from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.eagle3.induction_heads import begin_with_copying
+from pyllama_spec.train.eagle3.induction_heads import set_induction_heads
 from pyllama_spec.train.eagle3.objective import chain_losses, count_accepted
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
 from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
-from pyllama_spec.train.run.texts import Texts, without_copies
+from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
 
 # Sequences whose rows say how large a layer's input is, and how the first one tells its token.
 _SAMPLE_SEQUENCES = 64
@@ -73,15 +73,15 @@ class Eagle3Kind(Kind[Eagle3Head]):
         return self._shape(start).sizes()
 
     def new_head(self, start: Start, reporter: Reporter) -> Eagle3Head:
-        """A head that begins with copying, and with what the target was about to say."""
+        """A head that begins with induction heads, and with what the target was about to say."""
         config, weights, shape = self._config, start.weights, self._shape(start)
         head = Eagle3Head(shape, weights.embedding, start.vocab.d2t)
         train, seed = start.train, config.fit.seed
         seen = sample(train[:_SAMPLE_SEQUENCES], start.corpus, start.source, len(start.layers))
         initialise(head, weights.output, weights.output_norm, seen.rms, seed)
         counts = token_counts(start.corpus, train, shape.n_vocab)
-        told = begin_with_copying(head, seen.rows, seen.tokens, counts, seed)
-        reporter.line(f"the first layer input tells {100 * max(told, 0):.0f}% of its token")
+        r2 = set_induction_heads(head, seen.rows, seen.tokens, counts, seed)
+        reporter.line(f"the first layer input tells {100 * max(r2, 0):.0f}% of its token")
         return head
 
     def known_head(self, start: Start, init: InitDraft) -> Eagle3Head:
@@ -96,7 +96,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
         fit = self._config.fit
         default = 1.0 if head.shape.is_plain else _COPIED_SHARE
         share = default if fit.copied_share is None else fit.copied_share
-        texts = without_copies(texts, share, generator)
+        texts = with_fewer_lookups(texts, share, generator)
         return chain_losses(
             head, texts, fit.n_steps, fit.step_decay, dtype, fit.missed_share, generator
         )

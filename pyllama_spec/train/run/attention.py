@@ -95,8 +95,8 @@ def attend(
         scores = (flat @ keys).float() * scale  # [n_head, n * b, m]
         late = torch.arange(m, device=q.device) > span.seen[:, None]
         scores = scores.view(n_head, n, b, m).masked_fill(late[:, None], float("-inf"))
-        mine = own_scores[span.drafts].transpose(0, 1)  # [n_head, n, b, e]
-        weights = torch.cat([scores, mine], dim=-1).softmax(-1).to(q.dtype)
+        drafted_scores = own_scores[span.drafts].transpose(0, 1)  # [n_head, n, b, e]
+        weights = torch.cat([scores, drafted_scores], dim=-1).softmax(-1).to(q.dtype)
         mixed = weights[..., :m].reshape(n_head, n * b, m) @ values
         mixed = mixed.view(n_head, n, b, size).transpose(0, 1)  # [n, n_head, b, size]
         if own_k.numel():

@@ -135,13 +135,13 @@ class Keys:
 
 
 def _check_target(path: Path, shape: DraftShape, target: ModelInfo) -> None:
-    for what, mine, its in (
+    for what, own, its in (
         ("a vocabulary", shape.n_vocab, target.n_vocab),
         ("rows", shape.n_embd_target, target.n_embd),
     ):
-        if mine != its:
+        if own != its:
             raise TrainError(
-                f"{path.name} was made for a target with {what} of {mine}, this one has {its}; "
+                f"{path.name} was made for a target with {what} of {own}, this one has {its}; "
                 "begin without --init"
             )
     if shape.n_embd != target.n_embd:

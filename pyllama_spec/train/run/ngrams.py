@@ -60,7 +60,7 @@ class _Places:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Contexts:
     """Contexts of one length that are kept."""
 
     keys: npt.NDArray[np.uint32]
@@ -69,36 +69,38 @@ class _Found:
     n: Ints
 
 
-def count_ngrams(sequences: Sequence[TextSequence], n_max: int) -> NgramArrays:
+def count_ngrams(sequences: Sequence[TextSequence], max_contexts: int) -> NgramArrays:
     """Makes the table from the answers of some texts; contexts may reach into their prompts.
 
     Args:
         sequences: the texts.
-        n_max: the most contexts to keep: those that occur most often.
+        max_contexts: the most contexts to keep: those that occur most often.
 
     """
     tokens = np.concatenate(
         [np.zeros(0, np.int64), *(s.tokens.astype(np.int64) for s in sequences)]
     )
     places = _places(sequences, tokens)
-    return _table([_count(tokens, places, n) for n in range(1, MAX_CONTEXT + 1)], n_max)
+    return _table([_count(tokens, places, n) for n in range(1, MAX_CONTEXT + 1)], max_contexts)
 
 
 def _places(sequences: Sequence[TextSequence], tokens: Ints) -> _Places:
     mask = np.concatenate([np.zeros(0, np.bool_), *(s.mask for s in sequences)])
-    room = np.concatenate([np.zeros(0, np.int64), *(np.arange(len(s.tokens)) for s in sequences)])
-    at = np.flatnonzero(mask & (room > 0))
+    n_before = np.concatenate(
+        [np.zeros(0, np.int64), *(np.arange(len(s.tokens)) for s in sequences)]
+    )
+    at = np.flatnonzero(mask & (n_before > 0))
     counts = np.bincount(tokens[at], minlength=1)
     share = counts / max(len(at), 1)
     best = int(counts.argmax())
     n = len(at)
     return _Places(
-        at, room[at], np.zeros(n, np.uint64), share[tokens[at]],
+        at, n_before[at], np.zeros(n, np.uint64), share[tokens[at]],
         np.full(n, best), np.full(n, share[best]), np.full(n, -1), np.zeros(n),
     )  # fmt: skip
 
 
-def _count(tokens: Ints, places: _Places, n: int) -> _Found:
+def _count(tokens: Ints, places: _Places, n: int) -> _Contexts:
     """Takes one token more into every context, and puts the new probabilities into `places`."""
     on = np.flatnonzero(places.room >= n)
     at = places.at[on]
@@ -132,21 +134,23 @@ def _count(tokens: Ints, places: _Places, n: int) -> _Found:
     places.p[on] = p[pair_of]
     places.best[on], places.best_p[on] = best[context_of], best_p[context_of]
     places.said[on], places.said_p[on] = said[context_of], said_p[context_of]
-    return _Found(keys_of(hashes[first[last]])[kept], best[kept], best_p[kept], total[kept])
+    return _Contexts(keys_of(hashes[first[last]])[kept], best[kept], best_p[kept], total[kept])
 
 
-def _table(parts: Sequence[_Found], n_max: int) -> NgramArrays:
+def _table(parts: Sequence[_Contexts], max_contexts: int) -> NgramArrays:
     keys = np.concatenate([f.keys for f in parts])
     ids, p = np.concatenate([f.ids for f in parts]), np.concatenate([f.p for f in parts])
     n = np.concatenate([f.n for f in parts])
-    most = np.sort(np.lexsort((-p, -n))[:n_max])
+    top = np.sort(np.lexsort((-p, -n))[:max_contexts])
     # Two contexts may share a key, one in some ten thousand: the shorter one stays.
-    keys, first = np.unique(keys[most], return_index=True)
-    scaled = np.rint(p[most][first] * P_SCALE).clip(0, P_SCALE)
-    return NgramArrays(keys, ids[most][first].astype(np.int32), scaled.astype(np.int8))
+    keys, first = np.unique(keys[top], return_index=True)
+    scaled = np.rint(p[top][first] * P_SCALE).clip(0, P_SCALE)
+    return NgramArrays(keys, ids[top][first].astype(np.int32), scaled.astype(np.int8))
 
 
-def merge_ngrams(old: NgramArrays, new: NgramArrays, share: float, n_max: int) -> NgramArrays:
+def merge_ngrams(
+    old: NgramArrays, new: NgramArrays, share: float, max_contexts: int
+) -> NgramArrays:
     """Two tables as one, without the texts that they were counted from.
 
     A context that both know says what both together think likeliest, by how much text each has
@@ -156,7 +160,7 @@ def merge_ngrams(old: NgramArrays, new: NgramArrays, share: float, n_max: int) -
         old: the one table.
         new: the other.
         share: of all text that the new one was counted from, 0 .. 1.
-        n_max: the most contexts to keep: those of both, then those that say the likeliest.
+        max_contexts: the most contexts to keep: those of both, then those that say the likeliest.
 
     """
     _, i, j = np.intersect1d(old.keys, new.keys, return_indices=True)
@@ -172,8 +176,8 @@ def merge_ngrams(old: NgramArrays, new: NgramArrays, share: float, n_max: int) -
         np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "ids", "p")
     )
     is_single = np.arange(len(keys)) >= len(both.keys)
-    most = np.lexsort((keys, -p.astype(np.int64), is_single))[:n_max]
-    rising = most[np.argsort(keys[most])]
+    top = np.lexsort((keys, -p.astype(np.int64), is_single))[:max_contexts]
+    rising = top[np.argsort(keys[top])]
     return NgramArrays(keys[rising], ids[rising], p[rising])
 
 
@@ -192,22 +196,22 @@ def ngram_tensors(ngrams: NgramArrays | None) -> list[PlannedTensor]:
 
 
 def table_of(
-    sequences: Sequence[TextSequence], init: InitDraft | None, n_max: int, reporter: Reporter
+    sequences: Sequence[TextSequence], init: InitDraft | None, max_contexts: int, reporter: Reporter
 ) -> list[PlannedTensor]:
     """The tensors of a table of the texts, with that of the draft that training began with.
 
     Args:
         sequences: the texts that were learned from.
         init: that draft, if there is one.
-        n_max: the most contexts; 0 for no table.
+        max_contexts: the most contexts; 0 for no table.
         reporter: is told how many there are.
 
     """
-    if not n_max:
+    if not max_contexts:
         return []
-    ngrams = count_ngrams(sequences, n_max)
+    ngrams = count_ngrams(sequences, max_contexts)
     if init is not None and init.ngrams is not None:
         n_new = sum(sequence.n_answer for sequence in sequences)
-        ngrams = merge_ngrams(init.ngrams, ngrams, n_new / (n_new + init.n_text), n_max)
+        ngrams = merge_ngrams(init.ngrams, ngrams, n_new / (n_new + init.n_text), max_contexts)
     reporter.line(f"n-gram table: {len(ngrams.keys)} contexts")
     return ngram_tensors(ngrams)

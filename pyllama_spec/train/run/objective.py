@@ -95,12 +95,12 @@ class SoftCrossEntropy(torch.autograd.Function):
             if more is not None:
                 logits += (more[0][part] @ more[1].T).float()
             expected = (p[part] * logits.gather(1, ids[part])).sum(-1)
-            most, best[part] = logits.max(-1)
+            highest, best[part] = logits.max(-1)
             if targets.label is not None:
                 log_q[part] = logits.gather(1, targets.label[part, None])[:, 0]
-            e = logits.sub_(most[:, None]).exp_()
+            e = logits.sub_(highest[:, None]).exp_()
             sums = e.sum(-1)
-            log_sum = most + sums.log()
+            log_sum = highest + sums.log()
             losses[part] = weight[part] * log_sum - expected
             log_q[part] -= log_sum
             e.mul_((weight[part] / sums)[:, None]).scatter_add_(1, ids[part], -p[part])
@@ -144,8 +144,10 @@ def soft_cross_entropy(
 
 def is_likeliest(best: Tensor, ids: Tensor, p: Tensor) -> Tensor:
     """Where a pick [c] is the likeliest of a target's tokens [c, k] that can be drafted, [c]."""
-    most = p.max(-1)
-    right: Tensor = (best == ids.gather(1, most.indices[:, None])[:, 0]) & (most.values > 0)
+    likeliest = p.max(-1)
+    right: Tensor = (best == ids.gather(1, likeliest.indices[:, None])[:, 0]) & (
+        likeliest.values > 0
+    )
     return right
 
 

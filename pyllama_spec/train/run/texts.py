@@ -34,7 +34,7 @@ class Texts:
         target_ids: [n, k] int64, draft ids of the likeliest tokens after each token.
         target_p: [n, k] float32, their probabilities; those outside the draft vocabulary 0.
         in_vocab: [n] bool: whether the token itself can be drafted.
-        copied: [n] bool: whether decoding would copy after this token, because it and those before
+        lookup_hits: [n] bool: whether decoding would copy after this token, as it and those before
             it have stood in the text already.
 
     """
@@ -48,7 +48,7 @@ class Texts:
     target_ids: Tensor
     target_p: Tensor
     in_vocab: Tensor
-    copied: Tensor
+    lookup_hits: Tensor
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Where each sequence ends, [n_sequences], and to which one each token belongs, [n]."""
@@ -102,7 +102,7 @@ def load(
         target_ids=to(np.maximum(ids, 0)),
         target_p=to(p),
         in_vocab=to(vocab.t2d[tokens] >= 0),
-        copied=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
+        lookup_hits=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
     )
 
 
@@ -116,7 +116,7 @@ def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
     return out
 
 
-def without_copies(texts: Texts, share: float, generator: torch.Generator) -> Texts:
+def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
     """The same texts with fewer drafts: of those that begin where decoding would copy, a share.
 
     Args:
@@ -127,5 +127,5 @@ def without_copies(texts: Texts, share: float, generator: torch.Generator) -> Te
     """
     drawn = torch.rand(len(texts.starts), generator=generator).to(texts.starts.device) < share
     # A draft from P0 knows x[P0+1].
-    kept = texts.starts[~texts.copied[texts.starts + 1] | drawn]
-    return replace(texts, starts=kept) if len(kept) else texts
+    starts = texts.starts[~texts.lookup_hits[texts.starts + 1] | drawn]
+    return replace(texts, starts=starts) if len(starts) else texts

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 # The share of a token's direction that the first layer input must tell, else nothing can be found.
-MIN_TOLD = 0.5
+MIN_R2 = 0.5
 _RIDGE = 1e-2
 
 
@@ -32,7 +32,7 @@ def equal_directions(embedding: Tensor, weights: Tensor, n: int, seed: int) -> T
     return mixed
 
 
-def told_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
+def fit_token_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     """The linear map [n, width] from rows x [m, width] to y [m, n], and its R^2.
 
     That is on the last fifth of the rows, which it was not fitted to.
@@ -45,5 +45,5 @@ def told_map(x: Tensor, y: Tensor) -> tuple[Tensor, float]:
     rest = y[n_fit:]
     missed = (x[n_fit:] @ solved - rest).square().mean()
     spread = (rest - rest.mean(0)).square().mean()
-    told = 1 - float(missed / spread.clamp(min=1e-12)) if len(rest) else 0.0
-    return solved.T, told
+    r2 = 1 - float(missed / spread.clamp(min=1e-12)) if len(rest) else 0.0
+    return solved.T, r2
