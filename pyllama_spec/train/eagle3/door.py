@@ -8,7 +8,7 @@ from pyllama_spec.engine import ModelInfo
 from pyllama_spec.engine.checks import instance
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.progress import Reporter
-from pyllama_spec.train.run.door import Opening, run_training
+from pyllama_spec.train.api import Opening, run_training
 from pyllama_spec.train.run.target_weights import default_layers
 
 if TYPE_CHECKING:
