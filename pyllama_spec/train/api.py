@@ -1,4 +1,8 @@
-"""What every kind of draft looks at before it computes: the files, the target, the packages."""
+"""Training a draft for a target from its GGUF alone: train_eagle3() and train_dflash().
+
+Both check the files, the target and the packages before anything is computed. What needs PyTorch,
+which is optional, is imported after that.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.engine import Model, ModelInfo
+from pyllama_spec.engine.checks import instance
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
 from pyllama_spec.llama.loading import check_target
 from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.tasks import read_prompts
+from pyllama_spec.train.dflash.config import DFlashTrainConfig
+from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.errors import need
 from pyllama_spec.train.progress import Reporter, SilentReporter
 from pyllama_spec.train.run.lock import locked
+from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 if TYPE_CHECKING:
     from pyllama_spec.train.run.head import DraftShape
@@ -23,12 +31,73 @@ if TYPE_CHECKING:
     from pyllama_spec.train.run.pipeline import TrainReport
 
 
+def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) -> TrainReport:
+    """Trains an EAGLE-3 head and writes it as GGUF.
+
+    All that is made on the way lies in config.work_dir: text, features, checkpoints, curves. An
+    interrupted run is gone on with by calling this again with the same configuration, and gives the
+    same file.
+
+    Args:
+        config: of the run.
+        reporter: is told how it goes; None for silence.
+
+    Returns:
+        What came out: the file, and how its drafts fare.
+
+    Raises:
+        ModelLoadError: the target cannot be read.
+        ArgumentError: a setting is out of range, or the output cannot be written there.
+        UnsupportedError: the target gives no layer inputs, or does not generate text.
+        CheckpointError: the work folder is of another target, or of other settings.
+        DivergedError: the loss is no number any more; the last good checkpoint is kept.
+        TrainError: a package is missing, the prompts file is empty, the disk is full, ...
+        KeyboardInterrupt: after Ctrl-C, with everything so far kept.
+
+    """
+    instance(config, Eagle3TrainConfig, "config")
+
+    def layers(info: ModelInfo) -> tuple[int, ...]:
+        return default_layers(info.n_layer, is_plain=config.head.is_plain)
+
+    def load_kind() -> _LoadedKind:
+        from pyllama_spec.train.eagle3.kind import Eagle3Kind, shape_of
+
+        return _LoadedKind(Eagle3Kind(config), shape_of)
+
+    return _train(config, reporter, layers, load_kind)
+
+
+def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) -> TrainReport:
+    """Trains a DFlash draft and writes it as GGUF.
+
+    By the same pipeline as train_eagle3(), which says what lies where and what is raised; text and
+    features of the one serve the other in the same work folder.
+
+    Args:
+        config: of the run.
+        reporter: is told how it goes; None for silence.
+
+    """
+    instance(config, DFlashTrainConfig, "config")
+
+    def layers(info: ModelInfo) -> tuple[int, ...]:
+        return block_layers(info.n_layer)
+
+    def load_kind() -> _LoadedKind:
+        from pyllama_spec.train.dflash.kind import DFlashKind, shape_of
+
+        return _LoadedKind(DFlashKind(config), shape_of)
+
+    return _train(config, reporter, layers, load_kind)
+
+
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A kind, once PyTorch is known to be there.
+class _LoadedKind:
+    """A kind of draft, imported once PyTorch is known to be there.
 
     Attributes:
-        kind: of the draft.
+        kind: what trains and writes it.
         shape_of: reads the shape of an earlier draft; see read_init_draft().
 
     """
@@ -37,25 +106,25 @@ class Opening:
     shape_of: Callable[[Keys, int], DraftShape]
 
 
-def run_training(
+def _train(
     config: RunConfig,
     reporter: Reporter | None,
-    default_layers: Callable[[ModelInfo], tuple[int, ...]],
-    opening: Callable[[], Opening],
+    layers_of: Callable[[ModelInfo], tuple[int, ...]],
+    load_kind: Callable[[], _LoadedKind],
 ) -> TrainReport:
-    """Trains a draft of any kind; the doors of the kinds say what it does and raises.
+    """Trains a draft of any kind; train_eagle3() says what it does and raises.
 
     Args:
         config: of the run.
         reporter: is told how it goes; None for silence.
-        default_layers: layer inputs to read where the configuration names none.
-        opening: imports what needs PyTorch.
+        layers_of: layer inputs to read where the configuration names none.
+        load_kind: imports what needs PyTorch.
 
     """
     _check_files(config)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
-        layers = config.head.target_layers or default_layers(model.info)
+        layers = config.head.target_layers or layers_of(model.info)
         if config.init is None:
             model.check_layer_inputs(layers)
         need("torch", "gguf")
@@ -63,15 +132,15 @@ def run_training(
         from pyllama_spec.train.run.init_draft import read_init_draft
         from pyllama_spec.train.run.pipeline import Pipeline
 
-        opened, init_draft = opening(), None
-        kind = opened.kind
+        loaded, init_draft = load_kind(), None
+        kind = loaded.kind
         if config.init is not None:
-            init_draft = read_init_draft(config.init, model.info, kind.arch, opened.shape_of)
+            init_draft = read_init_draft(config.init, model.info, kind.arch, loaded.shape_of)
             layers = init_draft.shape.target_layers
             model.check_layer_inputs(layers)
         with locked(config.work_dir):
-            told = reporter or SilentReporter()
-            return Pipeline(kind, config, model, layers, told, init_draft).run()
+            reporter = reporter or SilentReporter()
+            return Pipeline(kind, config, model, layers, reporter, init_draft).run()
 
 
 def _check_files(config: RunConfig) -> None:

@@ -1,4 +1,4 @@
-"""The stages of a training run. It imports PyTorch; the door says if that is missing."""
+"""The stages of a training run. It imports PyTorch; train/api.py says if that is missing."""
 
 from __future__ import annotations
 
