@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec import Llama
-from pyllama_spec.bench.prompt_file import load_prompts
+from pyllama_spec.bench.config import load_prompts
 from pyllama_spec.speculative.controller import Controller, Spent, Turn
 
 

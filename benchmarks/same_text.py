@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.bench.prompt_file import load_prompts
+from pyllama_spec.bench.config import load_prompts
 from pyllama_spec.bench.sides import Side
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import DraftOptions, NoDrafter, make_drafter

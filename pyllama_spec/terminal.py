@@ -1,14 +1,13 @@
-"""Colours and progress bars, for people at a terminal."""
+"""Colours and progress bars, for people at a terminal or in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import textwrap
 from typing import Any, TextIO
-
-from pyllama_spec.notebook import is_notebook, notebook_bar
 
 _BAR_WIDTH, _LEAST_BAR = 24, 8
 # Where it is narrower still, the terminal breaks lines as it likes.
@@ -139,3 +138,22 @@ class ProgressBar:
             self._stream.flush()
         except (OSError, ValueError):  # the terminal is gone: no reason to lose what is computed
             self._is_shown = False
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    # Who runs in one has imported it.
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def notebook_bar(label: str) -> Any:
+    """A bar of 100 steps of tqdm.notebook, or of its text where widgets are missing; else None."""
+    if not is_notebook():
+        return None
+    options: dict[str, Any] = {"total": 100, "desc": label, "leave": False}
+    options["bar_format"] = "{desc}: {percentage:3.0f}% {bar} {postfix}"
+    for name in ("tqdm.notebook", "tqdm"):
+        with contextlib.suppress(ImportError):  # tqdm's own too, where widgets are missing
+            return importlib.import_module(name).tqdm(**options)
+    return None

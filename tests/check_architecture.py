@@ -23,7 +23,7 @@ LOOP = ("pyllama_spec/speculative/round.py", ("step",), 120)
 
 # The package's folders, from the ground up: imports go to a lower layer, or stay in the folder.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "_version", "lazy_imports", "notebook"),
+    ("errors", "_version", "lazy_imports"),
     ("files", "terminal"),
     ("gguf",),
     ("engine",),

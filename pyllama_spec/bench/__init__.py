@@ -1,11 +1,10 @@
 """The benchmark: plain and speculative decoding side by side, and how the figures came about."""
 
-from pyllama_spec.bench.config import BenchConfig
+from pyllama_spec.bench.config import BenchConfig, load_prompts
 from pyllama_spec.bench.figures import PromptResult
 from pyllama_spec.bench.harness import run
 from pyllama_spec.bench.peer import PeerError
 from pyllama_spec.bench.plot import check_plot, plot
-from pyllama_spec.bench.prompt_file import load_prompts
 from pyllama_spec.bench.report import to_json
 from pyllama_spec.bench.result import BenchResult
 from pyllama_spec.bench.table import table

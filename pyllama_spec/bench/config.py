@@ -1,15 +1,19 @@
-"""What a benchmark is to measure."""
+"""What a benchmark is to measure, and on which prompts."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
+from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ControllerChoice
+
+OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,3 +158,14 @@ def check_probabilities(probabilities: object) -> None:
     for i, p in enumerate(probabilities):
         if not 0.0 <= real(p, f"synthetic_acceptance[{i}]") <= 1.0:
             raise ArgumentError(f"synthetic_acceptance[{i}]={p!r} is not a probability: 0 .. 1")
+
+
+def load_prompts(path: str | os.PathLike[str] | None = None) -> tuple[Prompt, ...]:
+    """Reads a prompts file; without a path the package's own: 24 in six categories and "field".
+
+    Raises:
+        ArgumentError: the file cannot be read, holds no prompt, or a line is malformed; the message
+            names the line.
+
+    """
+    return read_prompt_file(OWN_PROMPTS if path is None else Path(path))

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyllama_spec.engine.binding import check, lib
 from pyllama_spec.engine.checks import one_of, real, shown
-from pyllama_spec.engine.resources import bounded_n_threads
+from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.errors import ArgumentError
 
 # What a KV cache can be made of, by the engine's names.

@@ -20,8 +20,7 @@ from typing import Any
 from pyllama_spec.engine.binding import check, ffi, last_error, lib
 from pyllama_spec.engine.checks import count, real, shown, text
 from pyllama_spec.engine.placement import device_names
-from pyllama_spec.engine.resources import bounded_n_threads
-from pyllama_spec.engine.system import Device, devices
+from pyllama_spec.engine.system import Device, bounded_n_threads, devices
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 DEFAULT_PORT = 50052

@@ -20,8 +20,8 @@ from pyllama_spec.train.corpus.tasks import read_prompts
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.errors import need
+from pyllama_spec.train.files import locked
 from pyllama_spec.train.progress import Reporter, SilentReporter
-from pyllama_spec.train.run.lock import locked
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 if TYPE_CHECKING:

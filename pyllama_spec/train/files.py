@@ -1,10 +1,11 @@
-"""The files of a work folder: JSON and arrays, whole or not there."""
+"""The files of a work folder, JSON and arrays, whole or not there; and the folder's lock."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +14,11 @@ import numpy.typing as npt
 
 from pyllama_spec.files import open_plain, read_plain, whole_file
 from pyllama_spec.train.errors import TrainError, writing
+
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are the user's own risk there
+    fcntl = None  # type: ignore[assignment, unused-ignore]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -107,3 +113,30 @@ def hash_file(path: Path) -> str:
 def hash_json(value: object) -> str:
     """SHA-256 of a value's JSON, in hexadecimal: the same for equal settings."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds a folder until the block ends; the system lets go of it when the process dies.
+
+    Raises:
+        TrainError: another process works in it, or it cannot be made.
+
+    """
+    path = folder / ".lock"
+    with writing(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        if fcntl is not None:
+            _lock(fcntl, file, folder)
+        yield
+
+
+def _lock(module: Any, file: Any, folder: Path) -> None:
+    try:
+        module.flock(file, module.LOCK_EX | module.LOCK_NB)
+    except OSError:
+        raise TrainError(
+            f"another process is training in {folder}; wait for it, or give another --work folder"
+        ) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyllama_spec.bench.prompt_file import OWN_PROMPTS
+from pyllama_spec.bench.config import OWN_PROMPTS
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.train import CheckpointError, TrainError

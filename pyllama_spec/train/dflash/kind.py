@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from pyllama_spec.engine import Vocab
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.corpus.store import TextSequence
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.dflash.head import DFlashHead, DFlashShape, initialise
 from pyllama_spec.train.dflash.induction_heads import set_induction_heads
-from pyllama_spec.train.dflash.mask_token import choose_mask_token
 from pyllama_spec.train.dflash.objective import block_losses, count_accepted, with_fewer
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
@@ -26,6 +28,9 @@ from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 # Sequences whose rows say how large a layer's input is.
 _SAMPLE_SEQUENCES = 64
+# Rows of the embedding that are shorter than this share of the usual length were never trained:
+# a norm makes noise of them.
+_MIN_LENGTH = 0.1
 _COPIED_SHARE = 0.1
 
 
@@ -126,3 +131,32 @@ class DFlashKind(Kind[DFlashHead]):
     def keys(self, head: DFlashHead) -> dict[str, Any]:
         """The mask, in place of one that the target's tokenizer may name."""
         return {MASK_KEY: head.shape.mask_token}
+
+
+def choose_mask_token(
+    vocab: Vocab, counts: npt.NDArray[np.int64], embedding: npt.NDArray[np.float32]
+) -> int:
+    """A token that no text has: its row in the target's embedding becomes the mask's.
+
+    A mask that the vocabulary names is taken first, then the last control token that neither ends a
+    text nor stands in one, then the last ordinary one, then the rarest.
+
+    Args:
+        vocab: the target's.
+        counts: [n_vocab] int64, how often each token stands in the text.
+        embedding: [n_vocab, n_embd] float32, the target's.
+
+    """
+    mask = vocab.special("mask")
+    if mask is not None:
+        return mask
+    lengths = np.linalg.norm(embedding, axis=1)
+    usable = lengths > _MIN_LENGTH * np.median(lengths)
+    ids = np.arange(len(counts))
+    control = np.array([vocab.is_control(int(t)) for t in ids])
+    ending = np.array([vocab.is_eog(int(t)) for t in ids])
+    starting = ids == (-1 if vocab.bos is None else vocab.bos)
+    free = usable & ~ending & ~starting
+    # Sorted by what matters most last: unseen, control, high.
+    order = np.lexsort((ids, control, -counts, free))
+    return int(order[-1])
