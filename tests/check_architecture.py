@@ -11,13 +11,47 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "pyllama_spec"
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
+MIN_MODULE_LINES = 60
+# Why a file is longer, or a module of the package shorter; "path:function" for a longer function.
+# ruff's limits of complexity (C901, PLR0912, PLR0915) know no reason.
+REASONS = {
+    "pyllama_spec/_version.py": "read when it is asked for: reading it takes a while",
+    "pyllama_spec/lazy_imports.py": "on the ground floor: every package's __init__ uses it",
+    "pyllama_spec/convert/refusals.py": "what both kinds of draft refuse",
+    "pyllama_spec/convert/target.py": "both kinds of draft read their target with it",
+    "pyllama_spec/drafters/choice.py": "the arithmetic of a pick, without the engine",
+    "pyllama_spec/drafters/dflash/opener.py": "imported once a file of this kind is opened",
+    "pyllama_spec/drafters/eagle3/opener.py": "imported once a file of this kind is opened",
+    "pyllama_spec/drafters/fingerprint.py": "several drafters save states by it",
+    "pyllama_spec/drafters/grammar_only.py": "a drafter of its own",
+    "pyllama_spec/drafters/saved_state.py": "several drafters save states by it",
+    "pyllama_spec/engine/adapter.py": "owns one C object, as Model and Context do",
+    "pyllama_spec/engine/baseline.py": "what benchmarks compare with; nothing else imports it",
+    "pyllama_spec/engine/closeable.py": "five floors use it",
+    "pyllama_spec/engine/transfers.py": "public figures of a context and of the bench",
+    "pyllama_spec/engine/errors.py": "the name by which programs of version 0.1 import them",
+    "pyllama_spec/engine/exactness.py": "what the engine promises of rows; three floors ask",
+    "pyllama_spec/engine/framing.py": "the engine's states and the drafters' have one header",
+    "pyllama_spec/engine/libraries.py": "works before the compiled module can be loaded",
+    "pyllama_spec/engine/log.py": "the one place that sets the engine's log level",
+    "pyllama_spec/llama/seeds.py": "the seeds of every kind of request",
+    "pyllama_spec/llama_cpp/install.py": "changes sys.modules, and nothing else may",
+    "pyllama_spec/llama_cpp/llama_cache.py": "a module of llama-cpp-python by its name",
+    "pyllama_spec/llama_cpp/llama_speculative.py": "a module of llama-cpp-python by its name",
+    "pyllama_spec/llama_cpp/llama_tokenizer.py": "a module of llama-cpp-python by its name",
+    "pyllama_spec/speculative/controller/choice.py": "knows every controller; none knows it",
+    "pyllama_spec/train/errors.py": "every module of training raises them",
+    "pyllama_spec/train/interrupt.py": "text, features and fit hold Ctrl-C by it",
+    "pyllama_spec/train/corpus/prompt_seeds.py": "belongs to the two text files of its name",
+    "pyllama_spec/train/run/token_directions.py": "the induction heads of both kinds use it",
+}
 # One round, whoever shares it.
 LOOP = ("pyllama_spec/speculative/round.py", ("step",), 120)
 
@@ -112,9 +146,22 @@ def imported(tree: ast.AST, path: str, modules: set[str]) -> Iterator[tuple[int,
 
 
 def size_faults(path: str, text: str) -> Iterator[str]:
-    """Files that are too long to be held in the head."""
-    if path.endswith((".py", ".cpp", ".h")) and (n := text.count("\n")) > MAX_FILE_LINES:
-        yield f"{path}: {n} lines; a file has at most {MAX_FILE_LINES}"
+    """Files that are too long to be held in the head, and modules that are hardly one."""
+    n = text.count("\n")
+    if path in REASONS:
+        return
+    if path.endswith((".py", ".cpp", ".h")) and n > MAX_FILE_LINES:
+        yield f"{path}: {n} lines; more than {MAX_FILE_LINES} need a reason in REASONS"
+    is_module = path.startswith(f"{PACKAGE}/") and path.endswith(".py")
+    if is_module and n < MIN_MODULE_LINES and not Path(path).name.startswith("__"):
+        yield f"{path}: {n} lines; less than {MIN_MODULE_LINES} need a home or a reason in REASONS"
+
+
+def reason_faults(files: Collection[str]) -> Iterator[str]:
+    """Reasons for what is not there any more."""
+    for place in REASONS:
+        if place.partition(":")[0] not in files:
+            yield f"{place}: is gone; its reason in tests/check_architecture.py goes with it"
 
 
 def function_faults(path: str, tree: ast.AST) -> Iterator[str]:
@@ -124,7 +171,7 @@ def function_faults(path: str, tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             n = (node.end_lineno or node.lineno) - node.lineno + 1
             sizes[node.name] = n
-            if n > MAX_FUNCTION_LINES:
+            if n > MAX_FUNCTION_LINES and f"{path}:{node.name}" not in REASONS:
                 yield f"{path}:{node.lineno}: {node.name}() has {n} lines, not {MAX_FUNCTION_LINES}"
     loop, names, most = LOOP
     if path == loop and (missing := [name for name in names if name not in sizes]):
@@ -272,17 +319,18 @@ def faults() -> Iterator[str]:
             if path.startswith(f"{PACKAGE}/"):
                 names = {name for _, name in imported(at_run_time(tree), path, modules)}
                 graph[module_name(path)] = (names & modules) - {module_name(path)}
+    yield from reason_faults(files)
     yield from circle_faults(graph)
 
 
 def main() -> int:
     """Prints the faults; 1 when there are any."""
-    found = list(faults())
-    for fault in found:
+    all_faults = list(faults())
+    for fault in all_faults:
         print(fault)
-    if not found:
+    if not all_faults:
         print(f"the architecture holds: {len(listed_files())} files")
-    return 1 if found else 0
+    return 1 if all_faults else 0
 
 
 if __name__ == "__main__":
