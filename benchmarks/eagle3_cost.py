@@ -86,13 +86,13 @@ def prompt_cost(model: Model, head: Path, n_prompt: int, repeats: int) -> None:
     )
 
 
-def round_cost(model: Model, head: Path, n_rounds: int, n_draft: int, repeats: int) -> None:
+def round_cost(model: Model, head: Path, n_rounds: int, max_draft: int, repeats: int) -> None:
     """Prints a round's time, split, and the raw decodes' sum."""
-    drafter = Timed(head, n_draft)
+    drafter = Timed(head, max_draft)
     layers = drafter.target_layers
     prompt = model.vocab.tokenize("The history of the bicycle begins with")
-    context = Context(model, n_ctx=1024, target_layers=layers, n_outputs_max=n_draft + 1)
-    loop, seq = SpeculativeLoop(context, drafter, n_draft), SequenceState()
+    context = Context(model, n_ctx=1024, target_layers=layers, n_outputs_max=max_draft + 1)
+    loop, seq = SpeculativeLoop(context, drafter, max_draft), SequenceState()
     loop.prefill(seq, prompt)
     drafter.n_fed.clear()
     sampler = Sampler(model, SamplerParams(temperature=0))
@@ -104,15 +104,15 @@ def round_cost(model: Model, head: Path, n_rounds: int, n_draft: int, repeats: i
     n, ms = stats.rounds, 1e3 / stats.rounds
     fed = round(statistics.mean(drafter.n_fed)) or 1
     print(
-        f"round of {n_draft} drafted, {stats.tokens_per_round:.2f} tokens committed, {n} rounds: "
+        f"round of {max_draft} drafted, {stats.tokens_per_round:.2f} tokens committed, {n} rounds: "
         f"{timing.decode_s * ms:.2f} ms = draft {timing.draft_s * ms:.2f} "
         f"(of it decodes {drafter.decode_s * ms:.2f}) + verify {timing.verify_s * ms:.2f} "
         f"+ rest {timing.overhead_s * ms:.2f}"
     )
     verify, feed, step = raw_decodes(loop, seq, drafter, fed, repeats)
-    total = verify + feed + (n_draft - 1) * step
+    total = verify + feed + (max_draft - 1) * step
     print(
-        f"raw decodes: verify {verify:.2f} + feeding {fed} {feed:.2f} + {n_draft - 1} steps of "
+        f"raw decodes: verify {verify:.2f} + feeding {fed} {feed:.2f} + {max_draft - 1} steps of "
         f"{step:.2f} = {total:.2f} ms; the round is {timing.decode_s * ms / total:.3f} of it"
     )
 
@@ -123,12 +123,12 @@ def raw_decodes(
     """Milliseconds of a verify batch, of a feeding call and of a step with an own row."""
     target, head = loop.target, drafter.context
     assert head is not None
-    at, n_draft = seq.n_decoded, drafter.max_draft
+    at, max_draft = seq.n_decoded, drafter.max_draft
 
     def verify() -> None:
         target.memory.rollback(0, at)
-        batch = Batch(n_draft + 1)
-        batch.extend([50] * (n_draft + 1), at, output_all=True)
+        batch = Batch(max_draft + 1)
+        batch.extend([50] * (max_draft + 1), at, output_all=True)
         target.decode(batch)
 
     feed, step = drafter.feed, drafter._step

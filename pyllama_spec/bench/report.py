@@ -53,7 +53,7 @@ def to_json(result: BenchResult) -> dict[str, Any]:
         "peer": _peer(result),
         "settings": {
             "target": setup.target, "drafter": setup.drafter, "n_tokens": config.n_tokens,
-            "repeats": config.repeats, "n_draft": setup.n_draft, "p_min": config.p_min,
+            "repeats": config.repeats, "n_draft": setup.max_draft, "p_min": config.p_min,
             "lookup": config.lookup, "chat": config.chat, "temperature": config.temperature,
             "seed": config.seed, "n_ctx": setup.n_ctx, "n_threads": setup.n_threads,
             "n_gpu_layers": config.n_gpu_layers, "placement": setup.placement,
@@ -245,5 +245,5 @@ def notes(result: BenchResult) -> list[str]:
     if result.failure is not None:
         out.append(f"ended by an error: {result.failure}")
     out += _off(result)
-    out += [f"peer, prompt {key!r}: {said}" for key, said in result.peer_failures.items()]
+    out += [f"peer, prompt {key!r}: {reason}" for key, reason in result.peer_failures.items()]
     return out

@@ -19,7 +19,7 @@ class Setup:
         target: the engine's description of the target.
         drafter: its name.
         n_ctx, n_threads: of both contexts.
-        n_draft: the most tokens that a round drafts.
+        max_draft: the most tokens that a round drafts.
         weight_bytes: of weights that a plain token reads.
         weight_basis: where that number comes from.
         streaming: of this machine's memory; None where the weights lie on a GPU.
@@ -34,7 +34,7 @@ class Setup:
     drafter: str
     n_ctx: int
     n_threads: int
-    n_draft: int
+    max_draft: int
     weight_bytes: int
     weight_basis: str
     streaming: Streaming | None

@@ -199,7 +199,7 @@ def _open_spec(
     options: RequestOptions,
 ) -> Side:
     """The side of one draft."""
-    n_draft = config.max_draft
+    max_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.
         is_file = not isinstance(draft, Drafter) and Path(draft).is_file()
@@ -214,7 +214,7 @@ def _open_spec(
         )
         drafter = make_drafter(
             draft,
-            DraftOptions(n_draft, p_min, lookup, is_adaptive=controller.wants_costs, **place),
+            DraftOptions(max_draft, p_min, lookup, is_adaptive=controller.wants_costs, **place),
         )
         own = None if drafter is draft else drafter
         if own is not None:
@@ -224,7 +224,9 @@ def _open_spec(
             synthetic = SyntheticDrafter(
                 drafter, config.synthetic_acceptance, model.info.n_vocab, config.seed
             )
-        runtime = open_runtime(model, params, synthetic or drafter, n_draft, controller=controller)
+        runtime = open_runtime(
+            model, params, synthetic or drafter, max_draft, controller=controller
+        )
         side = Side(runtime, options, own, synthetic)
         stack.pop_all()
     return side

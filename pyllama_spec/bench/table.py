@@ -59,7 +59,7 @@ def _head(result: BenchResult) -> list[str]:
     loads = " and ".join(_NOTHING if one is None else f"{one[0]:.2f}" for one in load)
     lines = [f"NOTE: {note}" for note in notes(result)]
     lines += [
-        f"{names} ({setup.target}), drafter {setup.drafter}, at most {setup.n_draft} per round",
+        f"{names} ({setup.target}), drafter {setup.drafter}, at most {setup.max_draft} per round",
         f"{len(result.prompts)} prompts x {config.repeats} repeats of {config.n_tokens} tokens, "
         + how,
         f"{setup.n_threads} threads; load average {loads} at start and end",

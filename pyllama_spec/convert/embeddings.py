@@ -16,15 +16,15 @@ class Vocabulary:
     """What a draft's output knows.
 
     Attributes:
-        n_draft: rows of the output.
+        n_output: rows of the output.
         n_trained: the vocabulary that the draft was trained for, config.json's vocab_size.
         n_target: that of the target's GGUF, which may be padded differently.
-        target_ids: of each row, int64 `[n_draft]`; None where row i is token i.
+        target_ids: of each row, int64 `[n_output]`; None where row i is token i.
         notes: what the user should know.
 
     """
 
-    n_draft: int
+    n_output: int
     n_trained: int
     n_target: int
     target_ids: Ids | None
@@ -33,17 +33,17 @@ class Vocabulary:
     @property
     def is_whole(self) -> bool:
         """Whether a matrix of the target's vocabulary could be its output."""
-        return self.n_draft == self.n_trained and self.target_ids is None
+        return self.n_output == self.n_trained and self.target_ids is None
 
     @property
     def n_reduced(self) -> int | None:
         """Rows of a reduced output, None for the whole vocabulary."""
-        return None if self.target_ids is None else self.n_draft
+        return None if self.target_ids is None else self.n_output
 
     @property
     def n_rows(self) -> int:
         """Rows of the GGUF's output: those of a reduced one, or one per token of the target."""
-        return self.n_target if self.target_ids is None else self.n_draft
+        return self.n_target if self.target_ids is None else self.n_output
 
     @property
     def tensors(self) -> list[PlannedTensor]:
@@ -68,17 +68,17 @@ def take_vocabulary(
 
     """
     head = tensors.find("lm_head.weight")
-    n_draft = n_draft_vocab or sizes.n_vocab
-    if n_draft_vocab is None and head is not None and head.shape[:1] != (n_draft,):
+    n_output = n_draft_vocab or sizes.n_vocab
+    if n_draft_vocab is None and head is not None and head.shape[:1] != (n_output,):
         raise ConversionError(
             f"config.json has no draft_vocab_size, and {head.name} {list(head.shape)} is not as "
-            f"high as the vocabulary, {n_draft}"
+            f"high as the vocabulary, {n_output}"
         )
     mapped = map_vocabulary(
         tensors.take_ids("d2t"), tensors.take_ids("t2d"),
-        n_draft=n_draft, n_trained=sizes.n_vocab, n_vocab=n_target, has_output=head is not None,
+        n_output=n_output, n_trained=sizes.n_vocab, n_vocab=n_target, has_output=head is not None,
     )  # fmt: skip
-    return Vocabulary(n_draft, sizes.n_vocab, n_target, mapped.target_ids, mapped.notes)
+    return Vocabulary(n_output, sizes.n_vocab, n_target, mapped.target_ids, mapped.notes)
 
 
 def take_embedding(
@@ -107,8 +107,8 @@ def take_output(
     """The draft's own output, None where it has none."""
     if tensors.find("lm_head.weight") is None:
         return None
-    head = tensors.take("lm_head.weight", vocabulary.n_draft, sizes.n_embd)
+    head = tensors.take("lm_head.weight", vocabulary.n_output, sizes.n_embd)
     n_rows = vocabulary.n_rows
-    if n_rows < vocabulary.n_draft:
-        notes.append(f"{head.name} is cut from {vocabulary.n_draft} to the target's {n_rows} rows")
+    if n_rows < vocabulary.n_output:
+        notes.append(f"{head.name} is cut from {vocabulary.n_output} to the target's {n_rows} rows")
     return first_rows("output.weight", head, n_rows)

@@ -34,7 +34,7 @@ def map_vocabulary(
     d2t: Ids | None,
     t2d: Ids | None,
     *,
-    n_draft: int,
+    n_output: int,
     n_trained: int,
     n_vocab: int,
     has_output: bool = True,
@@ -42,9 +42,9 @@ def map_vocabulary(
     """The target id of each draft id.
 
     Args:
-        d2t: int64 `[n_draft]` offsets, None where the checkpoint has none.
+        d2t: int64 `[n_output]` offsets, None where the checkpoint has none.
         t2d: int64 `[n_trained]` of 0 and 1, None where the checkpoint has none.
-        n_draft: rows of the head's output.
+        n_output: rows of the head's output.
         n_trained: the vocabulary that the head was trained for, config.json's vocab_size.
         n_vocab: the target's vocabulary, which may be padded differently.
         has_output: the head brings its own output; the target's knows all tokens.
@@ -55,29 +55,29 @@ def map_vocabulary(
 
     """
     marked = _marked(t2d, n_trained)
-    if d2t is not None and d2t.shape != (n_draft,):
+    if d2t is not None and d2t.shape != (n_output,):
         raise ConversionError(
-            f"d2t has the shape {list(d2t.shape)}, not [{n_draft}], one entry per draft token"
+            f"d2t has the shape {list(d2t.shape)}, not [{n_output}], one entry per draft token"
         )
-    if marked is not None and len(marked) == n_trained and n_draft == n_trained:
+    if marked is not None and len(marked) == n_trained and n_output == n_trained:
         marked = None  # every token: a mask that says nothing
     notes: tuple[str, ...] = ()
     if d2t is not None and d2t.any():
         ids, notes = _from_offsets(d2t, marked, n_vocab)
     elif marked is not None:
-        ids = _from_mask(marked, n_draft)
+        ids = _from_mask(marked, n_output)
         if d2t is not None:
             notes = ("d2t is all zero; its ids are taken from t2d",)
-    elif n_draft == n_trained:
-        return _full_vocabulary(n_draft, n_vocab) if has_output else VocabularyMap(None)
+    elif n_output == n_trained:
+        return _full_vocabulary(n_output, n_vocab) if has_output else VocabularyMap(None)
     else:
         lost = "d2t is all zero" if d2t is not None else "there is neither d2t nor t2d"
         raise ConversionError(
-            f"the head knows {n_draft} of {n_trained} tokens, and {lost}: the table that says "
+            f"the head knows {n_output} of {n_trained} tokens, and {lost}: the table that says "
             "which is lost, and no draft would be accepted"
         )
     _check(ids, n_vocab)
-    is_whole = n_draft == n_vocab and bool(np.array_equal(ids, np.arange(n_vocab)))
+    is_whole = n_output == n_vocab and bool(np.array_equal(ids, np.arange(n_vocab)))
     return VocabularyMap(None if is_whole else ids, notes)
 
 
@@ -94,10 +94,10 @@ def _marked(t2d: Ids | None, n_trained: int) -> Ids | None:
     return np.flatnonzero(t2d).astype(np.int64)
 
 
-def _from_mask(marked: Ids, n_draft: int) -> Ids:
-    if len(marked) != n_draft:
+def _from_mask(marked: Ids, n_output: int) -> Ids:
+    if len(marked) != n_output:
         raise ConversionError(
-            f"t2d marks {len(marked)} tokens, and the head knows {n_draft}; d2t does not help: "
+            f"t2d marks {len(marked)} tokens, and the head knows {n_output}; d2t does not help: "
             "it is missing or all zero"
         )
     return marked
@@ -131,9 +131,9 @@ def _check(ids: Ids, n_vocab: int) -> None:
         raise ConversionError(f"d2t maps two draft tokens to target token {twice}")
 
 
-def _full_vocabulary(n_draft: int, n_vocab: int) -> VocabularyMap:
+def _full_vocabulary(n_output: int, n_vocab: int) -> VocabularyMap:
     """Draft id i is target id i; only the padding at the end may differ."""
-    if n_draft >= n_vocab:
+    if n_output >= n_vocab:
         return VocabularyMap(None)
-    note = f"the head knows the first {n_draft} of {n_vocab} tokens, the rest is padding"
-    return VocabularyMap(np.arange(n_draft, dtype=np.int64), (note,))
+    note = f"the head knows the first {n_output} of {n_vocab} tokens, the rest is padding"
+    return VocabularyMap(np.arange(n_output, dtype=np.int64), (note,))

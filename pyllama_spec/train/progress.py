@@ -50,11 +50,11 @@ class TerminalReporter:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._given, self._stream = stream, stream or sys.stderr
+        self._bar_stream, self._stream = stream, stream or sys.stderr
         self._stage, self._started, self._from = "", 0.0, 0.0
         self._bar = ProgressBar("", stream)
         self._has_bar = self._bar.is_shown
-        self._said = 0.0
+        self._shown_at = 0.0
 
     def line(self, text: str) -> None:
         """Prints it, in place of the bar."""
@@ -69,12 +69,12 @@ class TerminalReporter:
             if self._stage:
                 self._bar.clear()
             self._stage, self._started, self._from = stage, now, fraction
-            self._bar = ProgressBar(stage, self._given)
+            self._bar = ProgressBar(stage, self._bar_stream)
             # A bar is there at once; stages of seconds leave no line in a file.
-            self._said = -math.inf if self._has_bar else now
-        if now - self._said < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
+            self._shown_at = -math.inf if self._has_bar else now
+        if now - self._shown_at < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
             return
-        self._said = now
+        self._shown_at = now
         left = self._left(now, fraction)
         if self._has_bar:
             self._bar.draw(fraction, note, left)

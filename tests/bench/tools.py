@@ -53,7 +53,7 @@ def made_up_run(
 def made_up_result(prompts: Sequence[PromptResult], **options: Any) -> BenchResult:
     """A result with a machine that is made up too."""
     setup = Setup(
-        target="a model", drafter="a drafter", n_ctx=256, n_threads=2, n_draft=3,
+        target="a model", drafter="a drafter", n_ctx=256, n_threads=2, max_draft=3,
         weight_bytes=50_000_000, weight_basis="made up", streaming=Streaming(2, 2**28, 2e10, 1e10),
         provenance={"machine": {"last_level_cache_bytes": 2**25}, "files": {}},
     )  # fmt: skip

@@ -87,7 +87,7 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
     counted = Counter(one.word for one in verdicts.values())
     n_there = sum(counted[word] for word in WORDS)
     n_good = counted["same"] + counted["better"]
-    made = (
+    origin = (
         "Made by `python -m tools.comparison.probe`, which makes every call below in both "
         "packages, in one environment and two processes, on SmolLM2-135M in Q4_0 and on toys, "
         "and compares types, keys and values; floats to a quarter, streams by their text. "
@@ -102,7 +102,7 @@ def table(verdicts: dict[str, Verdict], signatures: list[str], version: str) -> 
         f"{len(verdicts)} calls; {n_there} work there. Of those {n_good} are the same or better "
         f"here ({n_good / max(n_there, 1):.1%})."
     )
-    lines = [f"# Call by call, beside llama-cpp-python {version}", "", made, "", summary, ""]
+    lines = [f"# Call by call, beside llama-cpp-python {version}", "", origin, "", summary, ""]
     lines += ["| | calls | |", "|---|---|---|"]
     lines += [f"| {word} | {counted[word]} | {what} |" for word, what in WORDS.items()]
     lines.append(f"| fails there | {counted['fails there']} | works here alone |")

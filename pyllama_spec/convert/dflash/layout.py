@@ -136,7 +136,7 @@ def _heads(
 
     if (rank := heads.markov_rank) is not None:
         table("markov_w1.weight", W1, config.n_vocab, n_vocab, rank)
-        table("markov_w2.weight", W2, vocabulary.n_draft, vocabulary.n_rows, rank)
+        table("markov_w2.weight", W2, vocabulary.n_output, vocabulary.n_rows, rank)
         if heads.has_confidence:
             planned.append(plain("conf_proj.weight", tensors.take(CONFIDENCE, 1, n_embd + rank)))
             bias = CONFIDENCE.replace("weight", "bias")

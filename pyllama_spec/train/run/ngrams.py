@@ -41,22 +41,22 @@ class _Places:
 
     Attributes:
         at: [n] where the token stands in `tokens`.
-        room: [n] how many tokens of its text stand before it.
+        n_before: [n] how many tokens of its text stand before it.
         hashes: [n] of the context.
         p: [n] the token's own probability.
         best, best_p: [n] the likeliest token in its place, and its probability.
-        said, said_p: [n] what the table says there.
+        predicted, predicted_p: [n] what the table says there.
 
     """
 
     at: Ints
-    room: Ints
+    n_before: Ints
     hashes: npt.NDArray[np.uint64]
     p: Floats
     best: Ints
     best_p: Floats
-    said: Ints
-    said_p: Floats
+    predicted: Ints
+    predicted_p: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _places(sequences: Sequence[TextSequence], tokens: Ints) -> _Places:
 
 def _count(tokens: Ints, places: _Places, n: int) -> _Contexts:
     """Takes one token more into every context, and puts the new probabilities into `places`."""
-    on = np.flatnonzero(places.room >= n)
+    on = np.flatnonzero(places.n_before >= n)
     at = places.at[on]
     hashes = extend_hashes(places.hashes[on], tokens[at - n].astype(np.uint64))
     places.hashes[on] = hashes
@@ -127,13 +127,15 @@ def _count(tokens: Ints, places: _Places, n: int) -> _Contexts:
     elsewhere = rest * places.best_p[place]
     best = np.where(elsewhere > best_p, places.best[place], best)
     best_p = np.maximum(best_p, elsewhere)
-    news = (best != places.said[place]) | (np.abs(best_p - places.said_p[place]) >= _MIN_CHANGE)
+    news = (best != places.predicted[place]) | (
+        np.abs(best_p - places.predicted_p[place]) >= _MIN_CHANGE
+    )
     kept = (n == 1) | (news & (best_p >= _MIN_P))
-    said = np.where(kept, best, places.said[place])
-    said_p = np.where(kept, best_p, places.said_p[place])
+    predicted = np.where(kept, best, places.predicted[place])
+    predicted_p = np.where(kept, best_p, places.predicted_p[place])
     places.p[on] = p[pair_of]
     places.best[on], places.best_p[on] = best[context_of], best_p[context_of]
-    places.said[on], places.said_p[on] = said[context_of], said_p[context_of]
+    places.predicted[on], places.predicted_p[on] = predicted[context_of], predicted_p[context_of]
     return _Contexts(keys_of(hashes[first[last]])[kept], best[kept], best_p[kept], total[kept])
 
 
