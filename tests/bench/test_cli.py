@@ -44,9 +44,9 @@ def test_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert len(lines) == 2 * len(json.loads(out.read_text())["prompts"])
     assert all("tokens per second" in line for line in lines)
     assert lines[0].startswith("chat, repeat 1: ") and "one repeat" not in shown.out
-    found = json.loads(out.read_text())
-    assert found["format"] == FORMAT
-    assert found["command"].endswith("-n 16 --repeat 2 -t 1 --temp 0 --seed 1")
+    report = json.loads(out.read_text())
+    assert report["format"] == FORMAT
+    assert report["command"].endswith("-n 16 --repeat 2 -t 1 --temp 0 --seed 1")
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -112,9 +112,9 @@ def test_ctrl_c_writes_what_there_is(
     monkeypatch.setattr(Side, "run", interrupted)
     out = tmp_path / "out.json"
     assert main(arguments(tmp_path, "--json", out)) == 130
-    found = json.loads(out.read_text())
-    assert found["interrupted"] is True
-    assert [prompt["id"] for prompt in found["prompts"]] == ["chat"]
+    report = json.loads(out.read_text())
+    assert report["interrupted"] is True
+    assert [prompt["id"] for prompt in report["prompts"]] == ["chat"]
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -274,11 +274,11 @@ def test_a_file_is_described_by_its_hash(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_streaming_is_measured(n_threads: int) -> None:
-    found = machine.measure_streaming(n_threads, 2**20)
-    assert found.buffer_bytes == 2**20
-    assert min(found.sum_bytes_per_s, found.copy_bytes_per_s) > 0
-    assert found.bytes_per_s == max(found.sum_bytes_per_s, found.copy_bytes_per_s)
-    assert "1 MiB" in found.method and f"{n_threads} thread" in found.method
+    speed = machine.measure_streaming(n_threads, 2**20)
+    assert speed.buffer_bytes == 2**20
+    assert min(speed.sum_bytes_per_s, speed.copy_bytes_per_s) > 0
+    assert speed.bytes_per_s == max(speed.sum_bytes_per_s, speed.copy_bytes_per_s)
+    assert "1 MiB" in speed.method and f"{n_threads} thread" in speed.method
 
 
 def test_tensor_sizes_are_those_of_the_file() -> None:

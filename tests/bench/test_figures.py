@@ -73,9 +73,9 @@ def test_speedup_is_the_ratio_of_the_totals() -> None:
 
 
 def test_spread_is_median_minimum_maximum() -> None:
-    found = spread([1.5, None, 1.0, 4.0])
-    assert found is not None
-    assert (found.median, found.low, found.high) == (1.5, 1.0, 4.0)
+    figures = spread([1.5, None, 1.0, 4.0])
+    assert figures is not None
+    assert (figures.median, figures.low, figures.high) == (1.5, 1.0, 4.0)
     even = spread([1.0, 2.0])
     assert even is not None and even.median == 1.5
 
@@ -146,20 +146,20 @@ def test_peers_rate_is_of_the_totals_too() -> None:
 
 
 def test_json_of_nothing_measured_is_json() -> None:
-    found = json.loads(
+    report = json.loads(
         json.dumps(to_json(made_up_result([], is_interrupted=True)), allow_nan=False)
     )
-    assert found["interrupted"] is True
-    assert found["prompts"] == []
-    assert found["summary"]["speedup"] is None
+    assert report["interrupted"] is True
+    assert report["prompts"] == []
+    assert report["summary"]["speedup"] is None
     assert "interrupted" in table(made_up_result([], is_interrupted=True))
 
 
 def test_synthetic_marks_stand_everywhere() -> None:
     result = made_up_result([one_prompt(pair(10, 1.0, 0.5))], synthetic=(0.8, 0.6), n_off_script=2)
-    found = to_json(result)
-    assert found["synthetic"] == {"probabilities": [0.8, 0.6], "seed": 1, "rounds_off_script": 2}
-    assert any("SYNTHETIC" in note for note in found["notes"])
+    report = to_json(result)
+    assert report["synthetic"] == {"probabilities": [0.8, 0.6], "seed": 1, "rounds_off_script": 2}
+    assert any("SYNTHETIC" in note for note in report["notes"])
     assert table(result).count("SYNTHETIC") >= 3
     honest = made_up_result([one_prompt(pair(10, 1.0, 0.5))])
     assert to_json(honest)["synthetic"] is None
@@ -189,8 +189,8 @@ def test_table_shows_a_fork_with_its_gap() -> None:
 @pytest.mark.parametrize(("cpu_s", "is_busy"), [(0.0, False), (1.9, False), (1.0, True)])
 def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool) -> None:
     run = made_up_run([(0, 0)] * 9, 0.5, cpu_s=cpu_s)  # a second in all, of two threads
-    found = made_up_result([one_prompt(Pair(run, run), Pair(run, run))])
-    assert any("busy" in note for note in notes(found)) == is_busy
+    result = made_up_result([one_prompt(Pair(run, run), Pair(run, run))])
+    assert any("busy" in note for note in notes(result)) == is_busy
 
 
 def test_a_drafter_that_was_off_at_the_end_is_said_with_how_long_it_was_on() -> None:
@@ -198,9 +198,9 @@ def test_a_drafter_that_was_off_at_the_end_is_said_with_how_long_it_was_on() -> 
         made_up_run([(1, 1)] * 6, 1.0, asked=3, reason_off="it does not pay"),
         made_up_run([(1, 1)] * 6, 1.0, asked=6),
     ]
-    found = made_up_result([one_prompt(*(Pair(made_up_run([(0, 0)] * 12, 2.0), r) for r in runs))])
+    result = made_up_result([one_prompt(*(Pair(made_up_run([(0, 0)] * 12, 2.0), r) for r in runs))])
     assert (
         "the drafter was off at the end of 1 of 2 texts, and on in 50% of their rounds: "
         "it does not pay"
-    ) in notes(found)
-    assert "off at the end" in table(found)
+    ) in notes(result)
+    assert "off at the end" in table(result)

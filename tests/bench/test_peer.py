@@ -102,9 +102,9 @@ CHAT_PROMPT = Prompt("a", "c", tuple(CHAT))
 
 def test_the_servers_own_timings_are_taken(server: _FakeServer) -> None:
     peer = connected(server)
-    found = peer.ask(CHAT_PROMPT, 20, 0.0, 7)
-    assert (found.n_tokens, found.seconds, found.is_own_timing) == (10, 0.5, True)
-    assert (found.drafted, found.accepted, found.text) == (8, 6, "hello")
+    answer = peer.ask(CHAT_PROMPT, 20, 0.0, 7)
+    assert (answer.n_tokens, answer.seconds, answer.is_own_timing) == (10, 0.5, True)
+    assert (answer.drafted, answer.accepted, answer.text) == (8, 6, "hello")
     ((path, body),) = server.asked
     assert path == "/v1/chat/completions"
     assert body["messages"] == CHAT
@@ -115,9 +115,9 @@ def test_the_servers_own_timings_are_taken(server: _FakeServer) -> None:
 
 def test_without_timings_the_clock_counts(server: _FakeServer) -> None:
     server.mood = "plain"
-    found = connected(server).ask(Prompt("a", "c", text="go on"), 20, 0.0, 7)
-    assert (found.n_tokens, found.is_own_timing, found.drafted) == (11, False, None)
-    assert found.seconds == found.wall_s > 0
+    answer = connected(server).ask(Prompt("a", "c", text="go on"), 20, 0.0, 7)
+    assert (answer.n_tokens, answer.is_own_timing, answer.drafted) == (11, False, None)
+    assert answer.seconds == answer.wall_s > 0
     assert server.asked[0][0] == "/v1/completions"
     assert server.asked[0][1]["prompt"] == "go on"
 
@@ -168,13 +168,13 @@ def test_an_address_where_nothing_answers_is_known_before_the_run(
 
 def test_both_stand_side_by_side(server: _FakeServer, tmp_path: Path) -> None:
     result = bench.run(tiny_config(tmp_path, peer=server.url))
-    found = bench.to_json(result)
-    summary = found["peer"]["summary"]
+    report = bench.to_json(result)
+    summary = report["peer"]["summary"]
     assert (summary["tps"], summary["n_texts"], summary["n_tokens"]) == (20.0, 4, 40)
     assert summary["acceptance_rate"] == 0.75
     assert "own timings" in summary["timed_by"]
-    assert [prompt["peer"]["tps"] for prompt in found["prompts"]] == [20.0, 20.0]
-    assert found["peer"]["failures"] == {}
+    assert [prompt["peer"]["tps"] for prompt in report["prompts"]] == [20.0, 20.0]
+    assert report["peer"]["failures"] == {}
     # A warm-up, then each prompt in each repeat.
     assert len(server.asked) == 5
     text = bench.table(result)
@@ -184,11 +184,11 @@ def test_both_stand_side_by_side(server: _FakeServer, tmp_path: Path) -> None:
 def test_a_peer_that_fails_costs_its_column_only(server: _FakeServer, tmp_path: Path) -> None:
     server.mood = "broken"
     result = bench.run(tiny_config(tmp_path, peer=server.url))
-    found = bench.to_json(result)
-    assert set(found["peer"]["failures"]) == {"chat", "text"}
-    assert "out of memory" in found["peer"]["failures"]["chat"]
-    assert found["peer"]["summary"] is None
-    assert found["summary"]["n_texts"] == 4
+    report = bench.to_json(result)
+    assert set(report["peer"]["failures"]) == {"chat", "text"}
+    assert "out of memory" in report["peer"]["failures"]["chat"]
+    assert report["peer"]["summary"] is None
+    assert report["summary"]["n_texts"] == 4
     assert "out of memory" in bench.table(result)
 
 

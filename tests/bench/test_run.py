@@ -33,13 +33,13 @@ SUMMARY_KEYS = {"plain_tps", "spec_tps", "speedup", "acceptance_rate", "tokens_p
 
 
 def test_the_controllers_counts_are_those_of_the_runs(result: bench.BenchResult) -> None:
-    found = bench.to_json(result)["prompts"]
-    for prompt, line in zip(result.prompts, found, strict=True):
+    report = bench.to_json(result)["prompts"]
+    for prompt, line in zip(result.prompts, report, strict=True):
         runs = [pair.spec for pair in prompt.pairs]
         for key in ("asked", "probes", "proposed"):
             assert line[key] == sum(getattr(run, key) for run in runs)
-    assert sum(line["asked"] for line in found) > 0, "the drafter was asked"
-    assert sum(line["proposed"] for line in found) > 0
+    assert sum(line["asked"] for line in report) > 0, "the drafter was asked"
+    assert sum(line["proposed"] for line in report) > 0
     (head,) = [line for line in bench.table(result).split("\n") if line.startswith("drafts ")]
     assert head.split(maxsplit=8)[1:] == [
         "rounds", "asked", "probes", "proposed", "verified", "accepted", "expected",
@@ -53,9 +53,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> bench.BenchResult:
 
 
 def test_json_holds_what_the_design_says(result: bench.BenchResult) -> None:
-    found = json.loads(json.dumps(bench.to_json(result), allow_nan=False))
-    assert [prompt["id"] for prompt in found["prompts"]] == ["chat", "text"]
-    for prompt in found["prompts"]:
+    report = json.loads(json.dumps(bench.to_json(result), allow_nan=False))
+    assert [prompt["id"] for prompt in report["prompts"]] == ["chat", "text"]
+    for prompt in report["prompts"]:
         assert set(prompt) >= PROMPT_KEYS
         assert prompt["same_text"] is True and prompt["fork"] is None
         assert prompt["plain_tps"] > 0 and prompt["spec_tps"] > 0
@@ -64,40 +64,40 @@ def test_json_holds_what_the_design_says(result: bench.BenchResult) -> None:
         assert 0 <= prompt["probes"] <= prompt["asked"] <= prompt["rounds"]
         assert prompt["accepted"] <= prompt["drafted"] <= prompt["proposed"]
         assert 0.0 <= prompt["expected"] <= prompt["drafted"]
-    assert set(found["summary"]) >= SUMMARY_KEYS
-    assert set(found["categories"]) == {"a", "b"}
-    assert set(found["versions"]) >= {"pyllama_spec", "engine", "python", "numpy"}
-    assert found["machine"]["cpu_model"]
-    assert found["command"].startswith("pyllama-spec bench -m ")
-    assert len(found["files"]["target"]["sha256"]) == 64
-    assert found["interrupted"] is False
-    assert found["failure"] is None
-    assert found["started"] <= found["finished"]
-    assert {"load_average_start", "load_average_end"} <= set(found)
+    assert set(report["summary"]) >= SUMMARY_KEYS
+    assert set(report["categories"]) == {"a", "b"}
+    assert set(report["versions"]) >= {"pyllama_spec", "engine", "python", "numpy"}
+    assert report["machine"]["cpu_model"]
+    assert report["command"].startswith("pyllama-spec bench -m ")
+    assert len(report["files"]["target"]["sha256"]) == 64
+    assert report["interrupted"] is False
+    assert report["failure"] is None
+    assert report["started"] <= report["finished"]
+    assert {"load_average_start", "load_average_end"} <= set(report)
 
 
 def test_the_figures_belong_together(result: bench.BenchResult) -> None:
-    found = bench.to_json(result)
-    summary, time = found["summary"], found["time"]
+    report = bench.to_json(result)
+    summary, time = report["summary"], report["time"]
     n = summary["n_tokens"]
     assert n == 2 * 3 * 39, "both prompts, three repeats, all tokens but the first"
     assert summary["plain_tps"] == pytest.approx(n / time["plain"]["decode_s"])
     assert summary["spec_tps"] == pytest.approx(n / time["spec"]["decode_s"])
     assert summary["accepted"] + summary["rounds"] == n
-    assert sum(found["accepted_histogram"]) == summary["rounds"]
-    assert sum(i * k for i, k in enumerate(found["accepted_histogram"])) == summary["accepted"]
-    assert found["acceptance_by_depth"][0]["depth"] == 1
-    assert sum(d["accepted"] for d in found["acceptance_by_depth"]) == summary["accepted"]
-    assert sum(d["drafted"] for d in found["acceptance_by_depth"]) == summary["drafted"]
+    assert sum(report["accepted_histogram"]) == summary["rounds"]
+    assert sum(i * k for i, k in enumerate(report["accepted_histogram"])) == summary["accepted"]
+    assert report["acceptance_by_depth"][0]["depth"] == 1
+    assert sum(d["accepted"] for d in report["acceptance_by_depth"]) == summary["accepted"]
+    assert sum(d["drafted"] for d in report["acceptance_by_depth"]) == summary["drafted"]
     for side in time.values():
         parts = side["draft_s"] + side["verify_s"] + side["rest_s"]
         assert parts == pytest.approx(side["decode_s"])
         assert side["cpu_s"] > 0
     assert summary["acceptance_rate"] > 0.5, "the text repeats itself"
-    assert found["settings"]["drafter"] == "prompt-lookup"
-    assert found["settings"]["n_threads"] == 1
-    assert found["bandwidth"]["plain_bytes_per_s"] == pytest.approx(
-        summary["plain_tps"] * found["bandwidth"]["weight_bytes_per_token"]
+    assert report["settings"]["drafter"] == "prompt-lookup"
+    assert report["settings"]["n_threads"] == 1
+    assert report["bandwidth"]["plain_bytes_per_s"] == pytest.approx(
+        summary["plain_tps"] * report["bandwidth"]["weight_bytes_per_token"]
     )
 
 
@@ -112,15 +112,15 @@ def test_the_table_has_a_row_per_prompt(result: bench.BenchResult) -> None:
 def test_both_sides_give_the_ids_of_llama(tmp_path: Path, temperature: float) -> None:
     target = model_path("llama")
     config = tiny_config(tmp_path, model_path=target, temperature=temperature, seed=11, repeats=1)
-    found = bench.run(config)
+    result = bench.run(config)
     options: dict[str, Any] = {"temperature": temperature, "seed": 11}
     options["max_tokens"] = config.n_tokens
-    with Llama(target, n_threads=1, n_ctx=found.setup.n_ctx) as llm:
+    with Llama(target, n_threads=1, n_ctx=result.setup.n_ctx) as llm:
         steps = [
             llm.generate_chat_steps(CHAT, **options),
             llm.generate_steps(LINES[1]["prompt"], **options),
         ]
-        for generation, prompt in zip(steps, found.prompts, strict=True):
+        for generation, prompt in zip(steps, result.prompts, strict=True):
             assert list(generation)[-1].finish_reason == "length"
             assert prompt.n_prompt == len(generation.record.prompt_tokens)
             (pair,) = prompt.pairs
@@ -153,9 +153,9 @@ def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
             tmp_path, model_path=model_path("llama"), repeats=1, p_min=p_min,
             draft=model_path("eagle3", output_scale=0.1),
         )  # fmt: skip
-        found = bench.to_json(bench.run(config))
-        assert found["settings"]["p_min"] == p_min
-        n_drafted.append(sum(prompt["drafted"] for prompt in found["prompts"]))
+        report = bench.to_json(bench.run(config))
+        assert report["settings"]["p_min"] == p_min
+        n_drafted.append(sum(prompt["drafted"] for prompt in report["prompts"]))
     assert n_drafted[0] > 0
     assert n_drafted[1] == 0
 
@@ -187,12 +187,12 @@ def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"), repeats=1
     )
-    found = bench.to_json(bench.run(config))
-    assert found["settings"]["drafter"] == "eagle3"
-    assert found["summary"]["acceptance_rate"] == 1.0
-    assert found["summary"]["same_text"] is True
-    assert found["time"]["spec"]["draft_s"] > 0
-    assert found["files"]["draft"]["name"] == config_name(config)
+    report = bench.to_json(bench.run(config))
+    assert report["settings"]["drafter"] == "eagle3"
+    assert report["summary"]["acceptance_rate"] == 1.0
+    assert report["summary"]["same_text"] is True
+    assert report["time"]["spec"]["draft_s"] > 0
+    assert report["files"]["draft"]["name"] == config_name(config)
 
 
 def config_name(config: bench.BenchConfig) -> str:
@@ -216,11 +216,11 @@ def test_every_run_pays_its_prompt_and_the_order_changes(
     lines = [LINES[1], {**LINES[1], "id": "again"}]
     progress: list[float] = []
     config = tiny_config(tmp_path, prompts=write_prompts(tmp_path, lines))
-    found = bench.run(config, progress.append)
+    result = bench.run(config, progress.append)
     one, other = "none", "prompt-lookup"
     assert calls == [one, other, one, other, one, other, other, one, other, one]
     assert set(held) == {0}, "nothing of an earlier text is reused"
-    assert found.pairs[0].plain.tokens == found.pairs[3].plain.tokens
+    assert result.pairs[0].plain.tokens == result.pairs[3].plain.tokens
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
 
@@ -249,20 +249,20 @@ def n_proposals(config: bench.BenchConfig) -> int:
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
     drafter = _Interrupts(n_proposals(config), KeyboardInterrupt())
-    found = bench.run(replace(config, draft=drafter, repeats=50))
-    assert found.is_interrupted
-    assert [len(prompt.pairs) for prompt in found.prompts] == [1, 1]
-    as_json = bench.to_json(found)
+    result = bench.run(replace(config, draft=drafter, repeats=50))
+    assert result.is_interrupted
+    assert [len(prompt.pairs) for prompt in result.prompts] == [1, 1]
+    as_json = bench.to_json(result)
     assert as_json["interrupted"] is True
     assert as_json["summary"]["plain_tps"] > 0
-    assert "interrupted" in bench.table(found)
+    assert "interrupted" in bench.table(result)
 
 
 def test_ctrl_c_in_the_warm_up_leaves_an_empty_result(tmp_path: Path) -> None:
-    found = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, KeyboardInterrupt())))
-    assert found.is_interrupted
-    assert found.prompts == ()
-    assert bench.to_json(found)["summary"]["speedup"] is None
+    result = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, KeyboardInterrupt())))
+    assert result.is_interrupted
+    assert result.prompts == ()
+    assert bench.to_json(result)["summary"]["speedup"] is None
 
 
 def test_an_error_while_measuring_keeps_what_was_measured(
@@ -278,20 +278,20 @@ def test_an_error_while_measuring_keeps_what_was_measured(
         return run(self, prompt, n_tokens, observe)
 
     monkeypatch.setattr(Side, "run", failing)
-    found = bench.run(tiny_config(tmp_path))
-    assert found.failure == "the device is gone"
-    assert [prompt.id for prompt in found.prompts] == ["chat"]
-    assert "the device is gone" in bench.table(found)
-    assert bench.to_json(found)["failure"] == "the device is gone"
+    result = bench.run(tiny_config(tmp_path))
+    assert result.failure == "the device is gone"
+    assert [prompt.id for prompt in result.prompts] == ["chat"]
+    assert "the device is gone" in bench.table(result)
+    assert bench.to_json(result)["failure"] == "the device is gone"
 
 
 def test_a_drafter_that_fails_is_reported(tmp_path: Path) -> None:
-    found = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, RuntimeError("no idea"))))
+    result = bench.run(tiny_config(tmp_path, draft=_Interrupts(1, RuntimeError("no idea"))))
     # It failed in the warm-up; its second try, in the first prompt, went well.
-    assert found.comparison.spec.accepted > 0
+    assert result.comparison.spec.accepted > 0
     drafter = _Interrupts(n_proposals(tiny_config(tmp_path)) - 6, RuntimeError("no idea"))
-    found = bench.run(tiny_config(tmp_path, draft=drafter, repeats=1))
-    assert any("no idea" in note for note in bench.to_json(found)["notes"])
+    result = bench.run(tiny_config(tmp_path, draft=drafter, repeats=1))
+    assert any("no idea" in note for note in bench.to_json(result)["notes"])
 
 
 def test_a_fork_is_shown_with_plain_decodings_gap(
@@ -307,14 +307,14 @@ def test_a_fork_is_shown_with_plain_decodings_gap(
         return replace(got, tokens=wrong)
 
     monkeypatch.setattr(Side, "run", forking)
-    found = bench.run(tiny_config(tmp_path, model_path=model_path("perm")))
-    fork = found.prompts[1].fork
+    result = bench.run(tiny_config(tmp_path, model_path=model_path("perm")))
+    fork = result.prompts[1].fork
     assert fork is not None
     assert (fork.repeat, fork.position) == (0, 7)
-    assert fork.plain_token == found.prompts[1].pairs[0].plain.tokens[7]
+    assert fork.plain_token == result.prompts[1].pairs[0].plain.tokens[7]
     # PERM's choice has a logit of 16, everything else 0.
     assert fork.top2_gap == pytest.approx(16.0, rel=1e-3)
-    assert bench.to_json(found)["summary"]["same_text"] is False
+    assert bench.to_json(result)["summary"]["same_text"] is False
 
 
 def test_chat_and_no_chat(tmp_path: Path) -> None:
@@ -329,8 +329,8 @@ def test_chat_and_no_chat(tmp_path: Path) -> None:
 
 def test_a_model_without_a_template_is_noted(tmp_path: Path) -> None:
     target = model_path("llama", chat_template=None)
-    found = bench.run(tiny_config(tmp_path, model_path=target, repeats=1, n_tokens=4))
-    assert any("ChatML" in note for note in found.setup.notes)
+    result = bench.run(tiny_config(tmp_path, model_path=target, repeats=1, n_tokens=4))
+    assert any("ChatML" in note for note in result.setup.notes)
 
 
 def test_what_cannot_run_is_refused_before_it_runs(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def test_the_command_line_takes_several(tmp_path: Path, capsys: pytest.CaptureFi
     assert shown.count("tokens per second of decoding") == 2
     last = shown[shown.index("drafts, beside the same plain texts") :].splitlines()
     assert [line.split()[0] for line in last[1:3]] == ["prompt-lookup", "none"]
-    found = json.loads(out.read_text())
-    assert "-d prompt-lookup -d none" in found["command"]
+    report = json.loads(out.read_text())
+    assert "-d prompt-lookup -d none" in report["command"]
 
 
 def test_made_up_acceptance_is_of_one_draft(tmp_path: Path) -> None:

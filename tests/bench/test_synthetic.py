@@ -36,22 +36,22 @@ def rounds(result: bench.BenchResult) -> list[tuple[tuple[int, int], ...]]:
 @pytest.mark.parametrize("draft", ["none", "prompt-lookup", "eagle3"])
 def test_the_rates_are_those_asked_for(tmp_path: Path, draft: str) -> None:
     files: dict[str, Any] = {"model_path": model_path("perm"), "draft": model_path("perm_eagle3")}
-    found = measured(tmp_path, **(files if draft == "eagle3" else {"draft": draft}))
-    depths = acceptance_by_depth(pair.spec for pair in found.pairs)
+    result = measured(tmp_path, **(files if draft == "eagle3" else {"draft": draft}))
+    depths = acceptance_by_depth(pair.spec for pair in result.pairs)
     assert len(depths) == len(RATES)
     for depth, p in zip(depths, RATES, strict=True):
         assert depth.reached > 150
         # Four standard deviations of a binomial; the coins are seeded, so this never flickers.
         assert abs(depth.accepted - p * depth.reached) <= 4 * math.sqrt(depth.reached * p * (1 - p))
-    assert found.n_off_script == 0
-    assert all(pair.is_same for pair in found.pairs), "the text stays the target's"
-    assert found.setup.drafter == f"synthetic({draft})"
-    assert bench.to_json(found)["synthetic"]["probabilities"] == list(RATES)
+    assert result.n_off_script == 0
+    assert all(pair.is_same for pair in result.pairs), "the text stays the target's"
+    assert result.setup.drafter == f"synthetic({draft})"
+    assert bench.to_json(result)["synthetic"]["probabilities"] == list(RATES)
 
 
 def test_rounds_are_as_long_as_the_list(tmp_path: Path) -> None:
-    found = measured(tmp_path, repeats=1)
-    drafted = {n for run in rounds(found) for n, _ in run[:-3]}
+    result = measured(tmp_path, repeats=1)
+    drafted = {n for run in rounds(result) for n, _ in run[:-3]}
     assert drafted == {3}
     fewer = measured(tmp_path, repeats=1, n_draft=2)
     assert {n for run in rounds(fewer) for n, _ in run[:-3]} == {2}
@@ -74,9 +74,9 @@ def test_certain_coins(tmp_path: Path) -> None:
 
 
 def test_sampled_text_can_be_scripted_too(tmp_path: Path) -> None:
-    found = measured(tmp_path, model_path=model_path("llama"), temperature=0.8, repeats=1)
-    assert found.n_off_script == 0
-    assert all(pair.is_same for pair in found.pairs)
+    result = measured(tmp_path, model_path=model_path("llama"), temperature=0.8, repeats=1)
+    assert result.n_off_script == 0
+    assert all(pair.is_same for pair in result.pairs)
 
 
 class _Asked(NoDrafter):

@@ -269,11 +269,11 @@ def convert_written(
 
 def check_equal(path: Path, expected: Tensors) -> None:
     """Every tensor of the file is an expected one, bit by bit, and there is no other one."""
-    found = gguf_tensors(path)
-    assert set(found) == set(expected)
+    tensors = gguf_tensors(path)
+    assert set(tensors) == set(expected)
     for name, array in expected.items():
         kind, raw = stored(array, "BF16" if array.ndim == 2 else "F32")
-        assert found[name] == (kind, array.shape, raw), name
+        assert tensors[name] == (kind, array.shape, raw), name
 
 
 def numbers(path: Path, name: str) -> Array:

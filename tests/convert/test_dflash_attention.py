@@ -30,8 +30,8 @@ def masks(tmp_path: Path, draft: DflashDraft, layout: str = "zlab") -> Json:
     report = convert_written(tmp_path, layout, draft)
     keys = gguf_keys(report.path)
     names = ("causal", "causal_pattern", "sliding_window", "sliding_window_pattern")
-    found = {name: keys.get(f"dflash.attention.{name}") for name in names}
-    return found | {"notes": report.notes}
+    by_name = {name: keys.get(f"dflash.attention.{name}") for name in names}
+    return by_name | {"notes": report.notes}
 
 
 MIXED = {"layer_types": [SLIDING, FULL], **WINDOW}
@@ -64,9 +64,9 @@ ALL_SLIDING = {"layer_types": [SLIDING, SLIDING], **WINDOW}
 def test_masks(
     tmp_path: Path, config: Json, window: int | None, sliding: Any, causal: bool, pattern: Any
 ) -> None:
-    found = masks(tmp_path, draft_with(**config))
-    notes = found.pop("notes")
-    assert found == {
+    mask_keys = masks(tmp_path, draft_with(**config))
+    notes = mask_keys.pop("notes")
+    assert mask_keys == {
         "sliding_window": window, "sliding_window_pattern": sliding, "causal": causal,
         "causal_pattern": pattern,
     }  # fmt: skip
@@ -78,8 +78,8 @@ def test_masks_of_speculators(tmp_path: Path) -> None:
     draft = draft_with(**MIXED)
     assert masks(tmp_path, draft, "speculators")["causal_pattern"] == [True, False]
     draft.more = {"sliding_window_non_causal": True}
-    found = masks(tmp_path, draft, "speculators")
-    assert (found["causal"], found["causal_pattern"]) == (False, None)
+    mask_keys = masks(tmp_path, draft, "speculators")
+    assert (mask_keys["causal"], mask_keys["causal_pattern"]) == (False, None)
     # Older files have these keys at the top, and null beside the sizes.
     older = draft_with()
     older.more = {"layer_types": [FULL, SLIDING], **WINDOW}

@@ -144,9 +144,9 @@ def test_a_confidence_head_may_have_no_bias(tmp_path: Path) -> None:
 def test_kernels_are_f32_whatever_the_type(tmp_path: Path) -> None:
     """The engine adds them to F32, and knows no other type there."""
     draft = make_draft("dflash2")
-    found = gguf_tensors(convert_written(tmp_path, "zlab", draft, kind="q8_0").path)
-    assert found["blk.1.attn_conv_base"][0] == found["blk.0.ffn_conv_base"][0] == "F32"
-    assert found["blk.0.attn_conv_proj.weight"][0] == found["fc.weight"][0] == "Q8_0"
+    tensors = gguf_tensors(convert_written(tmp_path, "zlab", draft, kind="q8_0").path)
+    assert tensors["blk.1.attn_conv_base"][0] == tensors["blk.0.ffn_conv_base"][0] == "F32"
+    assert tensors["blk.0.attn_conv_proj.weight"][0] == tensors["fc.weight"][0] == "Q8_0"
 
 
 def test_sinks(tmp_path: Path) -> None:
@@ -187,23 +187,23 @@ def test_interleaved_heads_are_put_into_halves(tmp_path: Path) -> None:
     ours = {part: numbers(path, f"blk.1.attn_{part}.weight") for part in
             ("q", "k", "q_norm", "k_norm")}  # fmt: skip
     theirs = score(src["q_proj"], src["k_proj"], (src["q_norm"], src["k_norm"]), neighbours)
-    found = score(ours["q"], ours["k"], (ours["q_norm"], ours["k_norm"]), halves)
-    assert found == pytest.approx(theirs, rel=1e-5)
+    scores = score(ours["q"], ours["k"], (ours["q_norm"], ours["k_norm"]), halves)
+    assert scores == pytest.approx(theirs, rel=1e-5)
     assert np.array_equal(numbers(path, "blk.1.attn_v.weight"), draft.gguf["blk.1.attn_v.weight"])
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
 def test_types(tmp_path: Path, kind: Any) -> None:
     draft = make_draft("dspark")
-    found = gguf_tensors(convert_written(tmp_path, "specforge", draft, kind=kind).path)
-    assert found["fc.weight"][0] == kind.upper()
-    assert found["output_norm.weight"] == (
+    tensors = gguf_tensors(convert_written(tmp_path, "specforge", draft, kind=kind).path)
+    assert tensors["fc.weight"][0] == kind.upper()
+    assert tensors["output_norm.weight"] == (
         "F32",
         (32,),
         stored(draft.gguf["output_norm.weight"], "F32")[1],
     )
     # Rows of six numbers are no multiple of 32.
-    assert found["markov_w1.weight"][0] == ("F16" if kind == "q8_0" else kind.upper())
+    assert tensors["markov_w1.weight"][0] == ("F16" if kind == "q8_0" else kind.upper())
 
 
 def test_padding_is_cut(tmp_path: Path) -> None:

@@ -82,9 +82,9 @@ def write_mask(
 
 
 def test_nothing_is_written_that_is_shared(tmp_path: Path) -> None:
-    found = gguf_tensors(convert_written(tmp_path, "zlab", make_draft()).path)
-    assert "token_embd.weight" not in found
-    assert "output.weight" not in found
+    tensors = gguf_tensors(convert_written(tmp_path, "zlab", make_draft()).path)
+    assert "token_embd.weight" not in tensors
+    assert "output.weight" not in tensors
 
 
 def test_a_tied_draft_without_matrices_shares_both(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_tied_draft_without_matrices_shares_both(tmp_path: Path) -> None:
 def test_a_tied_embedding_is_the_output(tmp_path: Path) -> None:
     draft = make_draft(own=("token_embd",))
     draft.config["tie_word_embeddings"] = True
-    found = gguf_tensors(convert_written(tmp_path, "zlab", draft).path)
-    assert found["output.weight"] == found["token_embd.weight"]
+    tensors = gguf_tensors(convert_written(tmp_path, "zlab", draft).path)
+    assert tensors["output.weight"] == tensors["token_embd.weight"]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -121,8 +121,8 @@ def test_a_quantised_output_becomes_f16(tmp_path: Path) -> None:
     folder = write_draft(tmp_path / "draft", "zlab", make_draft(own=("token_embd",)))
     values = target_with(tmp_path / "target.gguf", "Q8_0")
     report = convert(folder, target=tmp_path / "target.gguf")
-    found = numbers(report.path, "output.weight")
-    assert np.array_equal(found, values["output.weight"].astype(np.float16).astype(np.float32))
+    written = numbers(report.path, "output.weight")
+    assert np.array_equal(written, values["output.weight"].astype(np.float16).astype(np.float32))
     assert "output.weight of the target is quantised, and copied as F16" in report.notes
 
 
@@ -161,10 +161,10 @@ def test_a_mask_may_be_a_tensor_alone(tmp_path: Path, shape: tuple[int, ...]) ->
     draft = make_draft(own=("token_embd", "output"))
     folder = write_draft(tmp_path / "draft", "zlab", draft)
     write_bare_tensor(folder / "mask_embedding.pt", VECTOR.reshape(shape))
-    found = numbers(convert(folder).path, "token_embd.weight")
+    values = numbers(convert(folder).path, "token_embd.weight")
     expected = draft.gguf["token_embd.weight"].copy()
     expected[MASK] = VECTOR
-    assert np.array_equal(found, expected)
+    assert np.array_equal(values, expected)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -173,12 +173,12 @@ def test_the_mask_in_an_own_embedding(tmp_path: Path, tied: bool) -> None:
     draft.config["tie_word_embeddings"] = tied
     folder = write_draft(tmp_path / "draft", "zlab", draft)
     write_mask(folder)
-    found = gguf_tensors(convert(folder).path)
+    tensors = gguf_tensors(convert(folder).path)
     expected = draft.gguf["token_embd.weight"].copy()
     output = expected if tied else draft.gguf["output.weight"]
-    assert found["output.weight"][2] == stored(output)[1], "the output has no mask"
+    assert tensors["output.weight"][2] == stored(output)[1], "the output has no mask"
     expected[MASK] = VECTOR
-    assert found["token_embd.weight"][2] == stored(expected)[1]
+    assert tensors["token_embd.weight"][2] == stored(expected)[1]
 
 
 def test_a_mask_of_another_type_is_rounded(tmp_path: Path) -> None:
@@ -191,8 +191,8 @@ def test_a_mask_of_another_type_is_rounded(tmp_path: Path) -> None:
     other = write_draft(tmp_path / "other", "zlab", make_draft())
     write_mask(other)
     target_with(tmp_path / "target.gguf", "F16")
-    found = numbers(convert(other, target=tmp_path / "target.gguf").path, "token_embd.weight")
-    assert np.array_equal(found[MASK], VECTOR.astype(np.float16).astype(np.float32))
+    values = numbers(convert(other, target=tmp_path / "target.gguf").path, "token_embd.weight")
+    assert np.array_equal(values[MASK], VECTOR.astype(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_embedding_scale(
     draft.config["dflash_config"] |= options
     target = write_target(tmp_path / "t.gguf", arch, embedding_length=N_EMBD)
     keys = gguf_keys(convert_written(tmp_path, "zlab", draft, target=target).path)
-    found = keys.get("dflash.embedding_scale")
-    assert found == (None if scale is None else pytest.approx(scale))
+    scale_key = keys.get("dflash.embedding_scale")
+    assert scale_key == (None if scale is None else pytest.approx(scale))
 
 
 def test_speculators_trains_with_a_plain_table(tmp_path: Path) -> None:
@@ -258,5 +258,7 @@ def test_speculators_trains_with_a_plain_table(tmp_path: Path) -> None:
 def test_mrope_targets(tmp_path: Path, sections: list[int]) -> None:
     keys = {"embedding_length": N_EMBD, "rope.dimension_sections": sections}
     target = write_target(tmp_path / "t.gguf", "qwen35", **keys)
-    found = gguf_keys(convert_written(tmp_path, "zlab", make_draft(), target=target).path)
-    assert found.get("dflash.rope.dimension_sections") == ([8, 0, 0, 0] if any(sections) else None)
+    written = gguf_keys(convert_written(tmp_path, "zlab", make_draft(), target=target).path)
+    assert written.get("dflash.rope.dimension_sections") == (
+        [8, 0, 0, 0] if any(sections) else None
+    )

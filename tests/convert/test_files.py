@@ -63,15 +63,15 @@ def test_every_kind_of_number(
     tmp_path: Path, name: str, write: Callable[..., None], read: Reader, floats: str
 ) -> None:
     write(tmp_path / name, MIXED, floats)
-    found = read(tmp_path / name)
-    assert set(found) == set(MIXED)
+    tensors = read(tmp_path / name)
+    assert set(tensors) == set(MIXED)
     for key, array in MIXED.items():
-        assert found[key].shape == array.shape
-        assert np.array_equal(numbers(found[key]), array), key
+        assert tensors[key].shape == array.shape
+        assert np.array_equal(numbers(tensors[key]), array), key
     kinds = ["F64", "F16", "I64", "I32", "BOOL", floats, floats, floats]
-    assert sorted(t.dtype for t in found.values()) == sorted(kinds)
-    assert found["mask"].integers().tolist() == [1, 0, 1]
-    assert found["ids"].integers().tolist() == MIXED["ids"].tolist()
+    assert sorted(t.dtype for t in tensors.values()) == sorted(kinds)
+    assert tensors["mask"].integers().tolist() == [1, 0, 1]
+    assert tensors["ids"].integers().tolist() == MIXED["ids"].tolist()
 
 
 @by_format
@@ -230,8 +230,8 @@ def test_views_of_one_storage(tmp_path: Path) -> None:
         return b"(J" + struct.pack("<i", a) + b"J" + struct.pack("<i", b) + b"t"
 
     data = data.replace(pair(5, 6) + pair(6, 1), pair(6, 5) + pair(1, 6))
-    found = read_torch(pickled(tmp_path / "b.bin", data, **{"data/0": raw}))
-    assert np.array_equal(found["a"].read(), FLOATS.T)
+    tensors = read_torch(pickled(tmp_path / "b.bin", data, **{"data/0": raw}))
+    assert np.array_equal(tensors["a"].read(), FLOATS.T)
 
 
 @pytest.mark.parametrize(

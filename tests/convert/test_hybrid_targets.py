@@ -153,14 +153,14 @@ def test_a_published_chain_draft(tmp_path: Path, name: str) -> None:
     assert "eagle3.rope.dimension_sections" not in keys
     with Eagle3(report.path, 6) as drafter:
         check_text(options, drafter)
-        found = cold_proposal(tiny(**dict(options)), drafter, TEXT)
+        proposed = cold_proposal(tiny(**dict(options)), drafter, TEXT)
     # Number by number those of the file that the tests' own builder writes of the same head.
     built = write_eagle3(tmp_path / "built.gguf", head.cfg, head.gguf)
     with Eagle3(built, 6) as drafter:
-        assert cold_proposal(tiny(**dict(options)), drafter, TEXT) == found
+        assert cold_proposal(tiny(**dict(options)), drafter, TEXT) == proposed
     shifted = [k + 1 for k in head.cfg.target_layers]
     head.config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": shifted}
     write_head(folder, "safeailab", head, "F32")
     other = convert(folder, tmp_path / "shifted.gguf", target=path).path
     with Eagle3(other, 6) as drafter:
-        assert cold_proposal(tiny(**dict(options)), drafter, TEXT) != found
+        assert cold_proposal(tiny(**dict(options)), drafter, TEXT) != proposed

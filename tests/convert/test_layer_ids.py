@@ -43,8 +43,8 @@ Ids = tuple[int, ...]
 def test_ids_are_read(
     flat: Ids | None, nested: Ids | None, n_layer: int, expected: Ids, counted: str
 ) -> None:
-    found = resolve(WrittenIds(flat, nested), n_layer, len(expected), None)
-    assert (found.target_layers, found.counted) == (expected, counted)
+    resolved = resolve(WrittenIds(flat, nested), n_layer, len(expected), None)
+    assert (resolved.target_layers, resolved.counted) == (expected, counted)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_the_final_output_needs_a_block(tmp_path: Path) -> None:
 def test_defaults_of_both_counts_are_the_same_layers(n_layer: int) -> None:
     """SGLang's and ModelOpt's [1, n/2-1, n-4] in outputs is the reference's default."""
     outputs = (1, n_layer // 2 - 1, n_layer - 4)
-    found = resolve(WrittenIds(None, outputs), n_layer, 3, None)
-    assert found.target_layers == default_inputs(n_layer)
+    resolved = resolve(WrittenIds(None, outputs), n_layer, 3, None)
+    assert resolved.target_layers == default_inputs(n_layer)
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 1])

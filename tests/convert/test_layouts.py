@@ -49,11 +49,11 @@ OPTIONS: list[dict[str, Any]] = [
 
 def check_equal(path: Path, head: Head) -> None:
     """Every tensor of the file is the head's, bit by bit, and there is no other one."""
-    found = gguf_tensors(path)
-    assert set(found) == set(head.gguf)
+    tensors = gguf_tensors(path)
+    assert set(tensors) == set(head.gguf)
     for name, array in head.gguf.items():
         kind, raw = stored(array, "BF16" if array.ndim == 2 else "F32")
-        assert found[name] == (kind, array.shape, raw), name
+        assert tensors[name] == (kind, array.shape, raw), name
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -202,8 +202,8 @@ def test_gate_rows_stay(tmp_path: Path) -> None:
 def test_tied_output_is_the_embedding(tmp_path: Path) -> None:
     head = make_head(n_draft_vocab=None, own_output=False)
     head.config["tie_word_embeddings"] = True
-    found = gguf_tensors(convert_head(tmp_path, "specforge", head).path)
-    assert found["output.weight"] == found["token_embd.weight"]
+    tensors = gguf_tensors(convert_head(tmp_path, "specforge", head).path)
+    assert tensors["output.weight"] == tensors["token_embd.weight"]
 
 
 def test_tied_flag_does_not_replace_an_output(tmp_path: Path) -> None:

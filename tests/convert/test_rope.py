@@ -64,10 +64,10 @@ def test_default_base() -> None:
 @pytest.mark.parametrize("type_key", ["type", "rope_type"])
 def test_linear(name: str, type_key: str) -> None:
     config: dict[str, Any] = {name: {type_key: "linear", "factor": 2.5}}
-    found = keys_of(**config)
-    assert found["rope.scaling.type"] == "linear"
-    assert found["rope.scaling.factor"] == 2.5
-    assert len(found) == 4
+    keys = keys_of(**config)
+    assert keys["rope.scaling.type"] == "linear"
+    assert keys["rope.scaling.factor"] == 2.5
+    assert len(keys) == 4
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_linear(name: str, type_key: str) -> None:
     ],
 )  # fmt: skip
 def test_yarn(more: dict[str, Any], scale: float) -> None:
-    found = keys_of(rope_scaling=YARN | more)
-    assert found["rope.scaling.type"] == "yarn"
-    assert found["rope.scaling.factor"] == 4.0
-    assert found["rope.scaling.original_context_length"] == 512
+    keys = keys_of(rope_scaling=YARN | more)
+    assert keys["rope.scaling.type"] == "yarn"
+    assert keys["rope.scaling.factor"] == 4.0
+    assert keys["rope.scaling.original_context_length"] == 512
     # The engine scales cos and sin by 0.1 ln(factor) + 1, and by this key.
     own = 0.1 * LOG4 + 1
-    assert own * found.get("rope.scaling.attn_factor", 1.0) == pytest.approx(scale)
+    assert own * keys.get("rope.scaling.attn_factor", 1.0) == pytest.approx(scale)
 
 
 def llama3_by_loop(base: float, head_size: int, scaling: dict[str, Any]) -> NDArray[np.float64]:
@@ -115,41 +115,41 @@ def llama3_by_loop(base: float, head_size: int, scaling: dict[str, Any]) -> NDAr
 @pytest.mark.parametrize("original", [256, 8192])
 def test_llama3(base: float, original: int) -> None:
     scaling = LLAMA3 | {"original_max_position_embeddings": original}
-    found = keys_of(128, rope_theta=base, rope_scaling=scaling)
-    factors = found["rope_freqs.weight"]
+    keys = keys_of(128, rope_theta=base, rope_scaling=scaling)
+    factors = keys["rope_freqs.weight"]
     frequencies = base ** (-np.arange(0, 128, 2) / 128) / factors
     assert frequencies == pytest.approx(llama3_by_loop(base, 128, scaling), rel=1e-6)
     assert factors.dtype == np.float32
     assert 1 < len(set(factors.tolist())) < 64
-    assert not any(key.startswith("rope.scaling") for key in found)
+    assert not any(key.startswith("rope.scaling") for key in keys)
 
 
 @pytest.mark.parametrize("name", ["longrope", "su"])
 def test_longrope(name: str) -> None:
-    found = keys_of(rope_scaling=LONG | {"rope_type": name})
-    assert found["rope.scaling.type"] == "longrope"
-    assert found["rope.scaling.original_context_length"] == 512
+    keys = keys_of(rope_scaling=LONG | {"rope_type": name})
+    assert keys["rope.scaling.type"] == "longrope"
+    assert keys["rope.scaling.original_context_length"] == 512
     scale = math.sqrt(1 + math.log(4) / math.log(512))
-    assert found["rope.scaling.attn_factor"] == pytest.approx(scale)
-    assert found["rope_factors_long.weight"].tolist() == LONG["long_factor"]
-    assert found["rope_factors_short.weight"].tolist() == LONG["short_factor"]
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(scale)
+    assert keys["rope_factors_long.weight"].tolist() == LONG["long_factor"]
+    assert keys["rope_factors_short.weight"].tolist() == LONG["short_factor"]
     # The engine would apply a factor beside the tensors.
-    assert "rope.scaling.factor" not in found
+    assert "rope.scaling.factor" not in keys
 
 
 def test_longrope_as_phi_writes_it() -> None:
     scaling = {
         k: v for k, v in LONG.items() if k not in ("factor", "original_max_position_embeddings")
     }
-    found = keys_of(rope_scaling=scaling, original_max_position_embeddings=512)
+    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=512)
     scale = math.sqrt(1 + math.log(2048 / 512) / math.log(512))
-    assert found["rope.scaling.attn_factor"] == pytest.approx(scale)
-    found = keys_of(
+    assert keys["rope.scaling.attn_factor"] == pytest.approx(scale)
+    keys = keys_of(
         rope_scaling=scaling | {"attention_factor": 1.5}, original_max_position_embeddings=512
     )
-    assert found["rope.scaling.attn_factor"] == 1.5
-    found = keys_of(rope_scaling=scaling, original_max_position_embeddings=2048)
-    assert found["rope.scaling.attn_factor"] == 1.0
+    assert keys["rope.scaling.attn_factor"] == 1.5
+    keys = keys_of(rope_scaling=scaling, original_max_position_embeddings=2048)
+    assert keys["rope.scaling.attn_factor"] == 1.0
 
 
 def without(scaling: dict[str, Any], key: str) -> dict[str, Any]:
@@ -230,13 +230,13 @@ def test_llama3_in_a_file(tmp_path: Path, layout: str) -> None:
     if layout == "speculators":
         head.config["rope_scaling"] = None
         head.config["rope_theta"] = 10000.0
-    found = convert_head(tmp_path, layout, head).path
+    path = convert_head(tmp_path, layout, head).path
     if layout == "specforge":
         rope = RopeScaling("llama3", factor=8.0, original_context=256)
         expected = eagle3_tensors(Eagle3Config(rope=rope))["rope_freqs.weight"]
-        kind, shape, raw = gguf_tensors(found)["rope_freqs.weight"]
+        kind, shape, raw = gguf_tensors(path)["rope_freqs.weight"]
         assert (kind, shape) == ("F32", expected.shape)
         assert np.frombuffer(raw, np.float32) == pytest.approx(expected, rel=1e-6)
     else:
-        assert "rope_freqs.weight" not in gguf_tensors(found)
-        assert gguf_keys(found)["eagle3.rope.freq_base"] == 10000.0
+        assert "rope_freqs.weight" not in gguf_tensors(path)
+        assert gguf_keys(path)["eagle3.rope.freq_base"] == 10000.0

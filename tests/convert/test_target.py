@@ -79,8 +79,8 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     target.write_bytes(data.replace(word, b"\xff\xfe\x00\x80"))
     folder = write_head(tmp_path / "draft", "specforge", make_head())
     out = convert(folder, target=target).path
-    found = read_keys(out, lambda name: name == "tokenizer.ggml.tokens")
-    assert b"\xff\xfe\x00\x80" in found["tokenizer.ggml.tokens"].value
+    keys = read_keys(out, lambda name: name == "tokenizer.ggml.tokens")
+    assert b"\xff\xfe\x00\x80" in keys["tokenizer.ggml.tokens"].value
 
 
 def test_sizes_of_a_gguf(tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_a_unigram_folder(tmp_path: Path) -> None:
 
 def broken_json(**model: Any) -> Json:
     """A byte-level tokenizer with another model."""
-    found = byte_level_json()
-    return {**found, "model": {**found["model"], **model}}
+    tokenizer = byte_level_json()
+    return {**tokenizer, "model": {**tokenizer["model"], **model}}
 
 
 @pytest.mark.parametrize(

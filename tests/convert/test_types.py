@@ -50,15 +50,15 @@ def test_types(tmp_path: Path, kind: Kind, tolerance: float) -> None:
     keys = gguf_keys(report.path)
     assert keys["general.file_type"] == FILE_TYPES[kind]
     assert ("general.quantization_version" in keys) == (kind == "q8_0")
-    found = weights(report.path)
-    assert set(found) == set(head.gguf) - {"d2t"}
+    values = weights(report.path)
+    assert set(values) == set(head.gguf) - {"d2t"}
     for name, (type_name, _, _) in gguf_tensors(report.path).items():
         if name == "d2t":
             continue
         expected = head.gguf[name]
         assert type_name == (kind.upper() if expected.ndim == 2 else "F32")
         limit = (tolerance if expected.ndim == 2 else 0.0) * np.abs(expected).max()
-        assert np.abs(found[name] - expected).max() <= limit, name
+        assert np.abs(values[name] - expected).max() <= limit, name
 
 
 @pytest.mark.slow

@@ -33,10 +33,10 @@ def table(d2t: Ids | None, t2d: Ids | None, n_vocab: int = N_VOCAB) -> Ids | Non
     ],
 )  # fmt: skip
 def test_the_same_table(d2t: Ids | None, t2d: Ids | None) -> None:
-    found = table(d2t, t2d)
-    assert found is not None
-    assert found.dtype == np.int64
-    assert np.array_equal(found, IDS)
+    ids = table(d2t, t2d)
+    assert ids is not None
+    assert ids.dtype == np.int64
+    assert np.array_equal(ids, IDS)
 
 
 def test_ids_in_any_order() -> None:
@@ -49,9 +49,9 @@ def test_ids_in_any_order() -> None:
 def test_the_first_tokens_of_a_vocabulary() -> None:
     """Offsets of zero are right where t2d proves it."""
     mask = (np.arange(N_VOCAB) < N_DRAFT).astype(np.int64)
-    found = table(ZEROS, mask)
-    assert found is not None
-    assert np.array_equal(found, np.arange(N_DRAFT))
+    ids = table(ZEROS, mask)
+    assert ids is not None
+    assert np.array_equal(ids, np.arange(N_DRAFT))
 
 
 def changed(array: Ids, index: int, value: int) -> Ids:
@@ -150,9 +150,9 @@ def test_a_whole_vocabulary_leaves_d2t_out(tmp_path: Path) -> None:
 def test_padding_of_the_target_with_a_shared_embedding(tmp_path: Path) -> None:
     """Draft ids are the first ids of a target that is padded further."""
     head = make_head(n_draft_vocab=None, own_embedding=False, n_vocab=312)
-    found = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
-    assert np.array_equal(np.frombuffer(found["d2t"][2], np.int64), np.arange(312))
-    assert found["output.weight"][1] == (312, 64)
+    tensors = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
+    assert np.array_equal(np.frombuffer(tensors["d2t"][2], np.int64), np.arange(312))
+    assert tensors["output.weight"][1] == (312, 64)
     head = make_head(n_draft_vocab=None, own_embedding=False, own_output=False, n_vocab=312)
-    found = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
-    assert not {"d2t", "output.weight", "token_embd.weight"} & set(found)
+    tensors = gguf_tensors(convert_head(tmp_path, "safeailab", head).path)
+    assert not {"d2t", "output.weight", "token_embd.weight"} & set(tensors)

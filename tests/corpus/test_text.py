@@ -183,10 +183,10 @@ def test_prompt_seeds_are_not_what_is_measured() -> None:
     subject_of = {kind: set(some) for kind, some in subjects.items()}
     for text in measured:
         for line, prompt_seed in zip(said, prompt_seeds, strict=True):
-            found = re.fullmatch(line.replace(".*", "(.*)"), text)
+            match = re.fullmatch(line.replace(".*", "(.*)"), text)
             kinds = re.findall(r"\{(\w+)\}", prompt_seed)
-            parts = () if found is None else found.groups()
-            assert found is None or not all(
+            parts = () if match is None else match.groups()
+            assert match is None or not all(
                 part in subject_of[kind] for kind, part in zip(kinds, parts, strict=True)
             ), text
     rng = np.random.default_rng(0)

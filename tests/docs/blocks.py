@@ -108,10 +108,10 @@ def fate(block: Block) -> str:
 
 def main() -> None:
     """Prints the counts, and the reasons of what is not run."""
-    found = [block for page in pages() for block in blocks_of(page)]
-    for (what, language), n in sorted(Counter((fate(b), b.language) for b in found).items()):
+    blocks = [block for page in pages() for block in blocks_of(page)]
+    for (what, language), n in sorted(Counter((fate(b), b.language) for b in blocks).items()):
         print(f"{n:4} {what}{f', {language}' if language else ''}")
-    for block in found:
+    for block in blocks:
         if block.mark == "not run":
             print(f"{block}: {block.reason}")
 

@@ -112,14 +112,14 @@ def _python(words: list[str]) -> str | None:
             gone = [path for path in paths if not (ROOT / path.partition("::")[0]).exists()]
             return f"there is no {gone[0]}" if gone else None
         base = ROOT / module.replace(".", "/")
-        found = next(
+        source = next(
             (p for p in (base.with_suffix(".py"), base / "__main__.py") if p.is_file()), None
         )
     else:
-        found, rest = ROOT / words[0], words[1:]
-    if found is None or not found.is_file():
+        source, rest = ROOT / words[0], words[1:]
+    if source is None or not source.is_file():
         return f"there is no {words}"
-    return _options_in_source(found, rest)
+    return _options_in_source(source, rest)
 
 
 def _options_in_source(path: Path, words: list[str]) -> str | None:

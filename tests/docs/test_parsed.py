@@ -35,8 +35,8 @@ def test_commands_exist(page: Path) -> None:
     faults = []
     for block in blocks_of(page):
         if block.language == "bash" or (is_log(page) and block.language == ""):
-            found = [(words, fault(words)) for words in lines_of(block.code)]
-            faults += [f"{block}: {' '.join(words)}: {why}" for words, why in found if why]
+            checked = [(words, fault(words)) for words in lines_of(block.code)]
+            faults += [f"{block}: {' '.join(words)}: {why}" for words, why in checked if why]
     assert not faults, "\n".join(faults)
 
 

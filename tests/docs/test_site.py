@@ -70,9 +70,9 @@ def anchors_of(path: Path) -> set[str]:
 def test_links_of_pages_that_are_not_of_the_site(source: str) -> None:
     """Those of docs/ are checked by mkdocs."""
     text = (ROOT / source).read_text(encoding="utf-8")
-    found = re.findall(r"\]\((?!https?:|#)([^()\s#]+)(?:#([^()\s]*))?\)", text)
-    assert found
-    for link, anchor in found:
+    links = re.findall(r"\]\((?!https?:|#)([^()\s#]+)(?:#([^()\s]*))?\)", text)
+    assert links
+    for link, anchor in links:
         path = target_of(link, source)
         assert path is not None, f"{source} links to {link}, which is not there"
         if anchor:

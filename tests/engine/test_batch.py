@@ -18,13 +18,13 @@ TOKENS = prompt_tokens(12, seed=2)
 
 def contents(batch: Batch) -> list[tuple[int, int, list[int], bool]]:
     """What the engine is given: id, position, sequences and output of each token."""
-    raw, found, at = batch.as_struct(), [], 0
+    raw, rows, at = batch.as_struct(), [], 0
     for i in range(raw.n_tokens):
         n = raw.n_seq[i] if raw.n_seq else 1
         sequences = [raw.seq[at + k] for k in range(n)]
-        found.append((raw.ids[i], raw.pos[i], sequences, bool(raw.output[i])))
+        rows.append((raw.ids[i], raw.pos[i], sequences, bool(raw.output[i])))
         at += n
-    return found
+    return rows
 
 
 def test_add_and_extend_say_the_same() -> None:

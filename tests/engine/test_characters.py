@@ -20,15 +20,15 @@ FIRST = tuple(range(0xC0, 0x100))
 
 def allowed(chain: Sampler, tokens: list[int]) -> set[int]:
     """Those of the tokens that may follow."""
-    found = set()
+    sampled = set()
     for token in tokens:
         row = np.full(N_VOCAB, -math.inf, dtype=np.float32)
         row[token] = 0.0
         try:
-            found.add(chain.sample_row(row))
+            sampled.add(chain.sample_row(row))
         except PyllamaSpecError:
             continue
-    return found
+    return sampled
 
 
 def beginnings() -> set[bytes]:

@@ -28,19 +28,19 @@ def decode(context: Context, tokens: Sequence[int], at: int, seq: int = 0) -> Ro
 def test_rows_of_all_widths(arch: str) -> None:
     text = prompt_tokens(sum(WIDTHS), seed=7)
     with tiny_context(tiny(arch), n_ctx=256) as context:
-        found, at = [], 0
+        decoded, at = [], 0
         for width in WIDTHS:
-            found.append(decode(context, text[at : at + width], at))
+            decoded.append(decode(context, text[at : at + width], at))
             at += width
     with tiny_context(tiny(arch), n_ctx=256) as context:
         at = 0
-        for width, rows in zip(WIDTHS, found, strict=True):
+        for width, rows in zip(WIDTHS, decoded, strict=True):
             # A context that has seen no other width: forgotten and read again in the same pieces.
             expected = decode(context, text[at : at + width], at)
             assert np.array_equal(rows, expected)
             at += width
     expected = forced_rows(tiny(arch), text)[0]
-    assert float(np.abs(np.concatenate(found) - expected).max()) < 1e-4
+    assert float(np.abs(np.concatenate(decoded) - expected).max()) < 1e-4
 
 
 def test_a_width_that_was_there_finds_its_graph() -> None:

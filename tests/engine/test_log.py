@@ -46,12 +46,12 @@ def test_a_thread_can_be_silent_where_the_process_is_not(
 
 
 def test_other_threads_keep_the_process_s_level(capfd: pytest.CaptureFixture[str]) -> None:
-    found: list[str] = []
+    lines: list[str] = []
     with thread_log_level("info"):
-        thread = threading.Thread(target=lambda: found.append(printed(capfd)))
+        thread = threading.Thread(target=lambda: lines.append(printed(capfd)))
         thread.start()
         thread.join()
-    assert found == [""]
+    assert lines == [""]
 
 
 def test_the_level_is_back_after_an_exception(capfd: pytest.CaptureFixture[str]) -> None:

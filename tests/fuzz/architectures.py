@@ -205,26 +205,26 @@ def _refusal(path: Path) -> str:
 def _mend(file: GgufFile, said: str) -> bool:
     """One step nearer to what the engine asks for; False if its words cannot be read."""
     arch: str = file.keys["general.architecture"].value
-    if found := re.search(r"(?<!array )key not found in model: ([\w.-]+)", said):
-        key = found[1]
+    if match := re.search(r"(?<!array )key not found in model: ([\w.-]+)", said):
+        key = match[1]
         file.keys[key] = numbered(key.removeprefix(f"{arch}."))
-    elif found := re.search(r"key ([\w.-]+) has wrong type \w+ but expected type (\w+)", said):
-        file.keys[found[1]] = Value(found[2], _as(found[2], file.keys[found[1]].value))
-    elif found := re.search(r"key ([\w.-]+) has wrong array length; expected (\d+)", said):
-        old: Any = file.keys[found[1]].value
-        file.keys[found[1]] = Value(
-            file.keys[found[1]].kind, [old[i % len(old)] for i in range(int(found[2]))]
+    elif match := re.search(r"key ([\w.-]+) has wrong type \w+ but expected type (\w+)", said):
+        file.keys[match[1]] = Value(match[2], _as(match[2], file.keys[match[1]].value))
+    elif match := re.search(r"key ([\w.-]+) has wrong array length; expected (\d+)", said):
+        old: Any = file.keys[match[1]].value
+        file.keys[match[1]] = Value(
+            file.keys[match[1]].kind, [old[i % len(old)] for i in range(int(match[2]))]
         )
-    elif found := re.search(r"expected scalar, found array for key: ([\w.-]+)", said):
-        file.keys[found[1]] = Value("u32", 2)
-    elif found := re.search(r"array key not found in model: ([\w.-]+)", said):
-        file.keys[found[1]] = Value("[u32]", [1, 0] * (N_LAYER // 2))
-    elif found := re.search(r"(?:missing tensor|tensor) '([^']+)'(?: not found|;)", said):
-        file.tensors[found[1]] = (1,)
-    elif found := re.search(r"tensor '([^']+)' has wrong shape; expected ([\d, ]+), got", said):
-        file.tensors[found[1]] = tuple(int(size) for size in found[2].split(","))
-    elif found := re.search(r"invalid n_rot: \d+, expected (\d+)", said):
-        file.keys[f"{arch}.rope.dimension_count"] = Value("u32", int(found[1]))
+    elif match := re.search(r"expected scalar, found array for key: ([\w.-]+)", said):
+        file.keys[match[1]] = Value("u32", 2)
+    elif match := re.search(r"array key not found in model: ([\w.-]+)", said):
+        file.keys[match[1]] = Value("[u32]", [1, 0] * (N_LAYER // 2))
+    elif match := re.search(r"(?:missing tensor|tensor) '([^']+)'(?: not found|;)", said):
+        file.tensors[match[1]] = (1,)
+    elif match := re.search(r"tensor '([^']+)' has wrong shape; expected ([\d, ]+), got", said):
+        file.tensors[match[1]] = tuple(int(size) for size in match[2].split(","))
+    elif match := re.search(r"invalid n_rot: \d+, expected (\d+)", said):
+        file.keys[f"{arch}.rope.dimension_count"] = Value("u32", int(match[1]))
     else:
         return False
     return True

@@ -25,8 +25,8 @@ def key_names() -> dict[str, str]:
 @cache
 def architectures() -> dict[str, str]:
     """LLM_ARCH_* -> its name in files."""
-    found = dict(re.findall(r"\{ (LLM_ARCH_\w+),\s+\"([^\"]+)\"", _text("llama-arch.cpp")))
-    return {arch: name for arch, name in found.items() if name != "(unknown)"}
+    names = dict(re.findall(r"\{ (LLM_ARCH_\w+),\s+\"([^\"]+)\"", _text("llama-arch.cpp")))
+    return {arch: name for arch, name in names.items() if name != "(unknown)"}
 
 
 @cache

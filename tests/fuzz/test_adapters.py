@@ -54,7 +54,7 @@ def test_types_that_no_product_takes(tmp_path: Path, kind: str, part: str) -> No
     at = data.index(name) + len(name) + 4 + 16
     data[at : at + 4] = struct.pack("<I", _TYPES[kind])
     path.write_bytes(bytes(data) + bytes(1 << 16))
-    assert (found := ending(path)).is_allowed, found
+    assert (end := ending(path)).is_allowed, end
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_types_that_no_product_takes(tmp_path: Path, kind: str, part: str) -> No
 def test_keys(tmp_path: Path, key: str, value: Value) -> None:
     file = adapter()
     file.keys[key] = value
-    assert (found := ending(file.write(tmp_path / "a.gguf"))).is_allowed, found
+    assert (end := ending(file.write(tmp_path / "a.gguf"))).is_allowed, end
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_keys(tmp_path: Path, key: str, value: Value) -> None:
 def test_sizes(tmp_path: Path, name: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     file = adapter(name=name)
     file.tensors = {f"{name}.lora_a": a, f"{name}.lora_b": b}
-    assert (found := ending(file.write(tmp_path / "a.gguf"))).is_allowed, found
+    assert (end := ending(file.write(tmp_path / "a.gguf"))).is_allowed, end
 
 
 @pytest.mark.parametrize(
     "name", ["blk.0.attn_norm.weight", "blk.9.attn_q.weight", "", ".lora_a", "x" * 63, "rope_freqs"]
 )
 def test_names(tmp_path: Path, name: str) -> None:
-    assert (found := ending(adapter(name=name).write(tmp_path / "a.gguf"))).is_allowed, found
+    assert (end := ending(adapter(name=name).write(tmp_path / "a.gguf"))).is_allowed, end
 
 
 def test_half_a_pair_and_other_names(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_bytes_changed(tmp_path: Path) -> None:
     data = adapter().write(path).read_bytes()
     for i in range(60):
         path.write_bytes(mutate(bytearray(data), draw))
-        assert (found := ending(path)).is_allowed, (i, found)
+        assert (end := ending(path)).is_allowed, (i, end)
 
 
 def test_a_refused_one_leaves_no_file_open(tmp_path: Path) -> None:
@@ -127,4 +127,4 @@ def test_a_refused_one_leaves_no_file_open(tmp_path: Path) -> None:
                     Adapter(model, path)
             assert len(list(Path("/proc/self/fd").iterdir())) == before
 
-    assert (found := runner.run(refused_often)).kind == "fine", found
+    assert (result := runner.run(refused_often)).kind == "fine", result

@@ -34,8 +34,8 @@ def _in_use() -> int:
     gc.collect()
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _MallInfo
-    found = mallinfo()
-    return int(found.uordblks + found.hblkhd)
+    usage = mallinfo()
+    return int(usage.uordblks + usage.hblkhd)
 
 
 def _open_and_close() -> None:

@@ -67,14 +67,14 @@ _KINDS = (
 
 def test_this_processor_has_our_kernels() -> None:
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    found = row_kernels()
+    kernels = row_kernels()
     if "avx512_bf16" in flags and "avx512_vnni" in flags:
-        assert found == dict.fromkeys(_KINDS, "AVX-512")
+        assert kernels == dict.fromkeys(_KINDS, "AVX-512")
     elif "avx2" in flags:
-        assert found.keys() == set(_KINDS)
-        assert set(found.values()) <= {"AVX2", "AVX-512"}
+        assert kernels.keys() == set(_KINDS)
+        assert set(kernels.values()) <= {"AVX2", "AVX-512"}
     else:
-        assert found == {}
+        assert kernels == {}
 
 
 # What a thread gets is read when a program starts.

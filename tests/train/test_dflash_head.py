@@ -145,7 +145,7 @@ def slow_losses(head: DFlashHead, texts: Texts, fit: DFlashFitConfig) -> float:
     runs, total, mass = drafted(texts, head.shape.n_steps).tolist(), 0.0, 0.0
     matrix, d2t = head.weight("output.weight").detach().double(), head.d2t.tolist()
     for i, start in enumerate(texts.starts.tolist()):
-        found: list[tuple[float, float, float]] = []
+        losses_of: list[tuple[float, float, float]] = []
         for depth in range(head.shape.n_steps):
             if not runs[i][depth]:
                 break
@@ -160,13 +160,13 @@ def slow_losses(head: DFlashHead, texts: Texts, fit: DFlashFitConfig) -> float:
             p = (1 - fit.hard_share) * float(texts.target_p[at].sum())
             p += fit.hard_share * (token in d2t)
             loss = -(1 - fit.hard_share) * soft - fit.hard_share * hard
-            found.append((loss, p, float(np.exp(hard)) if token in d2t else 0.0))
+            losses_of.append((loss, p, float(np.exp(hard)) if token in d2t else 0.0))
             if fit.missed_share == 0 and d2t[int(logits.argmax())] != token:
                 break
-        smooth = [(1 - fit.dpace_alpha) * q + fit.dpace_alpha for _, _, q in found]
-        for depth, (loss, p, _) in enumerate(found):
+        smooth = [(1 - fit.dpace_alpha) * q + fit.dpace_alpha for _, _, q in losses_of]
+        for depth, (loss, p, _) in enumerate(losses_of):
             if fit.weights == "dpace":
-                total += loss * sum(np.prod(smooth[: m + 1]) for m in range(depth, len(found)))
+                total += loss * sum(np.prod(smooth[: m + 1]) for m in range(depth, len(losses_of)))
             else:
                 total += fit.step_decay**depth * loss
                 mass += fit.step_decay**depth * p
@@ -232,12 +232,12 @@ def test_every_type_of_file_is_loaded_by_the_engine(kind: str, tmp_path: Path) -
     path = export(random_head(SHAPES["from the anchor"]), tmp_path, kind)
     with Model(path) as model:
         assert model.info.arch == "dflash"
-        found = {k: model.metadata[k] for k in model.metadata if k.startswith("dflash.")}
+        keys = {k: model.metadata[k] for k in model.metadata if k.startswith("dflash.")}
         assert model.metadata["tokenizer.ggml.mask_token_id"] == str(MASK)
-    assert found["dflash.block_size"] == "5"
-    assert found["dflash.attention.causal"] == "true"
-    assert found["dflash.sample_from_anchor"] == "true"
-    assert found["dflash.has_confidence_head"] == "true"
+    assert keys["dflash.block_size"] == "5"
+    assert keys["dflash.attention.causal"] == "true"
+    assert keys["dflash.sample_from_anchor"] == "true"
+    assert keys["dflash.has_confidence_head"] == "true"
 
 
 def test_the_mask_is_a_token_that_no_text_has() -> None:

@@ -77,10 +77,10 @@ def test_the_file_drafts(trained: tuple[TrainReport, Path]) -> None:
         "n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"
     }  # fmt: skip
     with Llama(perm(), draft=report.path, **options) as llm:
-        found = llm.create_completion(prompt, max_tokens=n, temperature=0)
-    assert found["choices"][0]["text"] == expected["choices"][0]["text"]
-    assert found["speculation"]["reason_off"] is None
-    assert found["speculation"]["tokens_per_round"] > 1.5
+        response = llm.create_completion(prompt, max_tokens=n, temperature=0)
+    assert response["choices"][0]["text"] == expected["choices"][0]["text"]
+    assert response["speculation"]["reason_off"] is None
+    assert response["speculation"]["tokens_per_round"] > 1.5
 
 
 def test_the_file_has_a_table_of_what_follows(

@@ -113,9 +113,9 @@ def test_the_text_is_the_models_own(template: str | None, tmp_path: Path) -> Non
     """ChatML, which neither of them has ever seen, is in none of it."""
     config = settings(tmp_path, template)
     interrupt(config, "training", 1)
-    found = sequences(config)
-    assert len(found) > 4
-    for text in found:
+    texts = sequences(config)
+    assert len(texts) > 4
+    for text in texts:
         assert b"assistant" not in text
         assert (b"[INST] " in text and b" [/INST]" in text) is (template is not None)
-    assert np.unique(found).size == len(found)
+    assert np.unique(texts).size == len(texts)

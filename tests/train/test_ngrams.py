@@ -55,8 +55,8 @@ def test_it_says_what_counting_by_hand_says(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ngrams, "_MIN_P", 0.0)
     monkeypatch.setattr(ngrams, "_MIN_CHANGE", 0.0)
     sequences = texts(1, n_texts=40, n_kinds=50)
-    found = count_ngrams(sequences, 10**9)
-    table, expected = NgramTable(found.keys, found.ids, found.p, 50), by_hand(sequences)
+    counted = count_ngrams(sequences, 10**9)
+    table, expected = NgramTable(counted.keys, counted.ids, counted.p, 50), by_hand(sequences)
     assert len(table) == len(expected) - 1
     n_elsewhere = 0
     for context, (p, _) in expected.items():
@@ -77,9 +77,9 @@ def test_it_says_what_counting_by_hand_says(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_is_left_out_says_nearly_what_a_shorter_context_says() -> None:
     sequences = texts(2, n_texts=60, n_kinds=30)
-    found = count_ngrams(sequences, 10**9)
-    table, expected = NgramTable(found.keys, found.ids, found.p, 30), by_hand(sequences)
-    kept = set(found.keys.tolist())
+    ngrams = count_ngrams(sequences, 10**9)
+    table, expected = NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 30), by_hand(sequences)
+    kept = set(ngrams.keys.tolist())
     n_out = 0
     for context, (p, _) in expected.items():
         if len(context) < 2 or context_keys(context[::-1])[-1] in kept:
@@ -107,8 +107,8 @@ def test_the_most_frequent_contexts_stay() -> None:
 def test_prompts_are_contexts_and_not_counted() -> None:
     tokens = np.array([1, 2, 3, 4, 5], np.uint32)
     mask = np.array([0, 0, 0, 1, 1], np.bool_)
-    found = count_ngrams([TextSequence(0, tokens, mask, True)] * 30, 10**9)
-    table = NgramTable(found.keys, found.ids, found.p, 10)
+    ngrams = count_ngrams([TextSequence(0, tokens, mask, True)] * 30, 10**9)
+    table = NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 10)
     assert table.find((1, 2)) is None
     assert [table.find(c) and table.find(c)[0] for c in ((3,), (2, 3), (4,))] == [4, 4, 5]  # type: ignore[index]
 
@@ -116,8 +116,8 @@ def test_prompts_are_contexts_and_not_counted() -> None:
 def test_texts_do_not_run_into_each_other() -> None:
     one = TextSequence(0, np.array([7, 8], np.uint32), np.ones(2, np.bool_), True)
     two = TextSequence(1, np.array([5, 6], np.uint32), np.ones(2, np.bool_), True)
-    found = count_ngrams([one, two] * 20, 10**9)
-    table = NgramTable(found.keys, found.ids, found.p, 10)
+    ngrams = count_ngrams([one, two] * 20, 10**9)
+    table = NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 10)
     assert table.find((8,)) is None
     assert table.find((6,)) is None
     assert table.find((5,)) is not None
@@ -126,6 +126,6 @@ def test_texts_do_not_run_into_each_other() -> None:
 @pytest.mark.parametrize("n_texts", [0, 1])
 def test_hardly_any_text(n_texts: int) -> None:
     sequences = texts(4, n_texts=n_texts, n_kinds=5, n_tokens=3)
-    found = count_ngrams(sequences, 100)
-    NgramTable(found.keys, found.ids, found.p, 5)
-    assert (len(found.keys) > 0) == (n_texts > 0)
+    ngrams = count_ngrams(sequences, 100)
+    NgramTable(ngrams.keys, ngrams.ids, ngrams.p, 5)
+    assert (len(ngrams.keys) > 0) == (n_texts > 0)

@@ -88,7 +88,7 @@ def test_the_file_has_a_table_of_what_follows(
     table = NgramTable(*arrays, n_vocab=320)
     following = perm_next()
     said = {t: table.find((t,)) for t in range(320)}
-    known = {t: found for t, found in said.items() if found is not None and found[1] > 0.6}
+    known = {t: pick for t, pick in said.items() if pick is not None and pick[1] > 0.6}
     assert len(known) > 20
     assert all(token == following[t] for t, (token, _) in known.items())
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
@@ -105,11 +105,11 @@ def test_acceptance_says_how_sure_it_is() -> None:
     accepted = [0, 1, 3, 2, 0, 3, 3, 1, 0, 2]
     starts = [100 * i for i in range(10)]
     meter.add(starts, accepted)
-    found = meter.result()
-    assert found.n_rounds == 10
-    assert found.tokens_per_round == pytest.approx(1 + np.mean(accepted))
-    assert found.margin == pytest.approx(1.96 * np.std(accepted) / 10**0.5)
-    assert str(found) == f"2.50 +- {found.margin:.2f} tokens per round (10 rounds)"
+    acceptance = meter.result()
+    assert acceptance.n_rounds == 10
+    assert acceptance.tokens_per_round == pytest.approx(1 + np.mean(accepted))
+    assert acceptance.margin == pytest.approx(1.96 * np.std(accepted) / 10**0.5)
+    assert str(acceptance) == f"2.50 +- {acceptance.margin:.2f} tokens per round (10 rounds)"
     assert str(AcceptanceMeter(3).result()) == "not measured: there is no held-out text"
 
 

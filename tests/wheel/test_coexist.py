@@ -27,8 +27,8 @@ def llama_cpp_wheel() -> Path:
     """Built from source, as the index carries no other; kept, as that takes minutes."""
     key = hashlib.sha256(f"{PACKAGE} {OPTIONS} {platform.platform()}".encode()).hexdigest()[:12]
     kept = cache_directory() / "wheels" / key
-    if found := list(kept.glob("*.whl")):
-        return found[0]
+    if wheels := list(kept.glob("*.whl")):
+        return wheels[0]
     name, _, version = PACKAGE.partition("==")
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-binary", name]
     source = cache_directory() / f"{name.replace('-', '_')}-{version}.tar.gz"

@@ -38,15 +38,15 @@ def _pyenv_versions() -> list[Path]:
 @cache
 def pythons() -> dict[str, str]:
     """Version -> interpreter, for each that works."""
-    found: dict[str, str] = {}
+    by_version: dict[str, str] = {}
     for minor in MINORS:
         version = f"3.{minor}"
         named = shutil.which(f"python{version}")
         held = [path for path in _pyenv_versions() if path.parts[-3].startswith(f"{version}.")]
         candidates = [named or "", *map(str, held)]
         if working := next((c for c in candidates if c and _works(c, version)), None):
-            found[version] = working
-    return found
+            by_version[version] = working
+    return by_version
 
 
 def test_more_than_one_python_was_found() -> None:
