@@ -138,11 +138,11 @@ def done_before(out: Path) -> set[str]:
     if not out.is_file():
         return set()
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    done = {line["call"] for line in lines if "found" in line}
+    done = {line["call"] for line in lines if "outcome" in line}
     ended = [line["call"] for line in lines if line["call"] not in done]
     for code in ended:
         died = {"error": ["ProcessEnded"], "says": "the whole process ended", "seconds": 0.0}
-        note(out, {"call": code, "found": died})
+        note(out, {"call": code, "outcome": died})
     return {*done, *ended}
 
 
@@ -162,13 +162,13 @@ def main(side: str, models: str, path: str, engine: str) -> int:
     name = "llama_cpp" if side == "theirs" else "pyllama_spec.llama_cpp"
     world = World(importlib.import_module(name), json.loads(models))
     names = world.names()
-    only = os.environ.get("BESIDE_ONLY", "")
+    only = os.environ.get("COMPARISON_ONLY", "")
     for _, code, _ in CALLS:
         if only in code and code not in done:
             note(out, {"call": code})
-            note(out, {"call": code, "found": attempt(code, names)})
+            note(out, {"call": code, "outcome": attempt(code, names)})
             world.tidy()
-    note(out, {"call": "", "found": signatures(names)})
+    note(out, {"call": "", "outcome": signatures(names)})
     return 0
 
 

@@ -58,8 +58,8 @@ def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.jsonl"
         variables = {
-            **os.environ, "BESIDE_ONLY": only, "PYLLAMA_SPEC_COSTS": "off", "HF_HUB_OFFLINE": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
+            **os.environ, "COMPARISON_ONLY": only, "PYLLAMA_SPEC_COSTS": "off",
+            "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE",
         }  # fmt: skip
         command = [str(python), "-m", "tools.comparison.child", side, json.dumps(paths), str(out)]
         command.append(environments.engine())
@@ -72,7 +72,7 @@ def run_side(python: Path, side: str, paths: dict[str, str], only: str) -> dict[
             if done.returncode == 0:
                 break
         lines = [json.loads(line) for line in out.read_text().splitlines()]
-    calls = {line["call"]: line["found"] for line in lines if "found" in line}
+    calls = {line["call"]: line["outcome"] for line in lines if "outcome" in line}
     return {"signatures": calls.pop(""), "calls": calls}
 
 

@@ -34,10 +34,10 @@ jobs = json.load(open(sys.argv[1]))
 with open(sys.argv[2], "w") as out:
     for job in jobs:
         try:
-            found = answer(job)
+            outcome = answer(job)
         except RuntimeError as error:
-            found = {"error": str(error).strip()}
-        out.write(json.dumps(found) + "\\n")
+            outcome = {"error": str(error).strip()}
+        out.write(json.dumps(outcome) + "\\n")
         out.flush()
 """
 
