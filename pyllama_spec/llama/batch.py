@@ -14,8 +14,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     too_long,
 )
-from pyllama_spec.llama.responses import Completion, Envelope, Response
-from pyllama_spec.llama.result import Result
+from pyllama_spec.llama.responses import Completion, Envelope, Response, Result
 from pyllama_spec.requests.generation import GenerationRecord
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar

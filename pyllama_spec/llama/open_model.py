@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
@@ -16,9 +17,9 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.llama.seeds import SeedStream
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Runtime
+from pyllama_spec.requests.options import check_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,46 @@ class LlamaState:
     def llama_state_size(self) -> int:
         """Bytes that it takes."""
         return len(self.memory) + len(self.drafter or b"")
+
+
+class SeedStream:
+    """Draws a seed for each request from the model's own: equal requests give different texts.
+
+    The same model's seed and the same requests in the same order give the same texts; several
+    threads have no order.
+
+    Args:
+        seed: where it begins; None or -1 for anywhere.
+
+    Attributes:
+        state: where it is; None where requests are given no seed at all, and draw their own.
+
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._lock = threading.Lock()
+        self.begin(seed)
+
+    def begin(self, seed: int | None) -> None:
+        """Starts again from a seed.
+
+        Raises:
+            ArgumentError: it is no seed.
+
+        """
+        checked = check_seed(seed)
+        self.state: int | None = None if checked == -1 else checked
+
+    def draw(self) -> int | None:
+        """The next request's."""
+        with self._lock:
+            if self.state is None:
+                return None
+            import random  # not for a model without a seed
+
+            # The engine's 2**32 - 1 means "any"; the sampler takes one less for it.
+            self.state = random.Random(self.state).getrandbits(32)
+            return self.state
 
 
 class OpenModel(Closeable):

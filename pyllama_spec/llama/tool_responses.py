@@ -7,8 +7,7 @@ from typing import Any
 
 from pyllama_spec.chat.tools import Answer, AnswerReader, ToolRequest
 from pyllama_spec.engine import Vocab
-from pyllama_spec.llama.responses import Envelope, Response, figures
-from pyllama_spec.llama.result import Result
+from pyllama_spec.llama.responses import Envelope, Response, Result, figures
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.logprobs import chat_logprobs
 
