@@ -15,7 +15,7 @@ from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import ArgumentError, ClosedError, UnsupportedError
-from pyllama_spec.llama import keywords, pretrained
+from pyllama_spec.llama import open_options as keywords, pretrained
 from pyllama_spec.llama.chat_completion import Chats
 from pyllama_spec.llama.embedding import Embedder, response, texts_of
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyllama_spec.engine import ContextParams, default_n_threads
 from pyllama_spec.engine.context_params import POOLING, ROPE_SCALING
-from pyllama_spec.llama import keywords
+from pyllama_spec.llama import open_options as keywords
 from pyllama_spec.llama.open_model import OpenModel
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
