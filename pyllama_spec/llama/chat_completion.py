@@ -17,8 +17,8 @@ from pyllama_spec.engine.checks import instance, shown
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.completion import Completions, MoreOptions
+from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.llama.responses import Envelope, Response, Stream
-from pyllama_spec.llama.settings import ChatHandler
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.llama.settings import ChatHandler
+from pyllama_spec.llama.open_options import ChatHandler
 
 
 @dataclass(frozen=True, slots=True)

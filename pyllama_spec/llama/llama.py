@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter
-from pyllama_spec.engine.checks import count, real, shown
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.engine.model import SplitMode
-from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import ArgumentError, ClosedError, UnsupportedError
-from pyllama_spec.llama import open_options as keywords, pretrained
+from pyllama_spec.llama import pretrained
 from pyllama_spec.llama.chat_completion import Chats
 from pyllama_spec.llama.embedding import Embedder, response, texts_of
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
@@ -27,26 +24,19 @@ from pyllama_spec.llama.loading import (
     why_not_generating,
 )
 from pyllama_spec.llama.open_model import LlamaState
+from pyllama_spec.llama.open_options import (
+    OpenOptions,
+    for_model,
+    init_of_options,
+    warn_of_length,
+    warn_of_unknown,
+    with_arguments,
+)
 from pyllama_spec.llama.responses import Response, Stream
-from pyllama_spec.llama.settings import ChatHandler, Settings
-from pyllama_spec.speculative import ControllerChoice, make_controller
+from pyllama_spec.llama.settings import Settings
+from pyllama_spec.speculative import make_controller
 
 __all__ = ["Llama", "LlamaState"]
-
-# What is looked at together, or handed out again as it was given.
-_GIVEN = frozenset(
-    ("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
-     "devices", "draft_gpu_layers", "rpc_servers", "rpc_timeout", "use_mlock", "kv_overrides",
-     "n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch",
-     "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale",
-     "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
-     "logits_all", "embedding", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf",
-     "lora_base", "lora_scale", "lora_path", "numa", "chat_handler", "draft_model", "tokenizer",
-     "type_k", "type_v", "spm_infill", "verbose", "seed")
-)  # fmt: skip
-
-# Of what __init__() sees, no keyword of its own.
-_NO_KEYWORDS = frozenset(("self", "unknown", "__class__"))
 
 
 class Llama(Chats, Settings):
@@ -65,69 +55,6 @@ class Llama(Chats, Settings):
     and temperature=0.8 for a text, no bound and 0.2 for a chat. The command line has others: 4096,
     128, 0.
 
-    Args:
-        model_path: the target's GGUF file; of a split model the first part.
-        n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
-            `model.placement`, and a warning says where it is less.
-        devices: names of the devices that take layers, as `doctor` lists them; None for all.
-        draft_gpu_layers: the same for a draft that is given as a file; None for n_gpu_layers, and
-            for 0 with rpc_servers.
-        rpc_servers: "host:port" of servers that take layers of the target, see docs/rpc.md; with
-            n_gpu_layers. A server that is lost is a RemoteError.
-        rpc_timeout: seconds that one answer of theirs may take, in this process, on connections
-            that are opened from now on; None leaves it [300].
-        split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
-        vocab_only: the vocabulary alone: tokenize() and what else needs no weights.
-        use_mmap, use_mlock: how the file is held.
-        kv_overrides: keys of the file with other values, see engine/overrides.py.
-        seed: where the stream of seeds begins that requests without one draw from: equal requests
-            give different texts, set_seed() starts again. None, -1 for anywhere.
-        n_ctx: positions for prompt and text of a request; None or 0 for as many as the model was
-            trained with.
-        n_batch, n_ubatch: tokens per decode, and per step inside of it.
-        n_threads: CPU threads; None or 0 for the physical cores.
-        n_threads_batch: the same for prompts and verify batches; None or 0 for n_threads.
-        rope_scaling_type, rope_freq_base, rope_freq_scale: None, 0, 0 for the model's own.
-        pooling_type, attention_type: of embeddings; None for the model's own.
-        yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow, yarn_orig_ctx: of YaRN;
-            below 0, and 0 for the last, for the model's own.
-        logits_all: keep the logits of every token that eval() reads, in `scores`.
-        embedding: give embeddings, by embed() and create_embedding(), in a context beside.
-        offload_kqv: keep the KV cache on the GPU.
-        flash_attn: None for off on the CPU, and the engine's choice on a GPU.
-        op_offload: let a GPU compute wide batches of layers in the host's memory; None for no.
-        swa_full: keep sliding-window layers whole, so that any prefix can be reused; None for yes.
-        last_n_tokens_size: how many past tokens penalties see.
-        lora_path, lora_scale: an adapter, and how much of it; set_adapters() takes several.
-        lora_base: nothing, as in llama-cpp-python.
-        numa, no_perf: nothing.
-        chat_format: "chatml", "llama-3" and the other names of llama_cpp.llama_chat_format, or the
-            name of a template in the file; None for the file's default one.
-        chat_handler: a function that answers chats instead.
-        draft_model: llama-cpp-python's drafts: a LlamaPromptLookupDecoding or a LlamaDraftModel.
-        tokenizer: a LlamaTokenizer, which changes nothing; no other.
-        type_k, type_v: types of the KV cache, such as "f16" or "q8_0".
-        spm_infill: put the suffix first where a gap is filled.
-        verbose: progress bars, what the engine says while it loads, and a line for each request,
-            on stderr.
-        draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", "grammar"
-            for no more than what a grammar or schema forces (every other one drafts that as well),
-            the path of a draft's GGUF, or a Drafter. It changes how fast the text comes, never the
-            text.
-        n_draft: the most tokens to draft per round; None for the drafter's own number.
-        p_min: end a draft before a token that it is less sure of, for drafts from a file, and
-            nowhere else: the controller is off then. 0 drafts n_draft tokens in every round, which
-            is most accepted tokens but not always most speed.
-        lookup: where the last so many tokens stood in the text before, propose what followed there
-            instead of asking the draft of a file: None for 5. 0 for never, and no n-grams beside
-            it either: the head of the file alone.
-        controller: how much is drafted. None or "profit": as much as makes the text come soonest
-            here, nothing at all where plain decoding is faster; "fixed": n_draft tokens in every
-            round; "off": nothing; or a speculative.Controller.
-        n_parallel: how many requests are computed side by side. The KV cache is that many times
-            as large.
-        chat_template: Jinja text instead of the file's.
-
     Raises:
         ModelLoadError: a file is missing, unreadable, or not a model.
         ArgumentError: a value is out of range.
@@ -137,72 +64,48 @@ class Llama(Chats, Settings):
 
     """
 
-    # fmt: off
-    def __init__(
-        self, model_path: str | os.PathLike[str], *, n_gpu_layers: int = 0,
-        split_mode: SplitMode | int = "layer", main_gpu: int = 0,
-        tensor_split: Sequence[float] | None = None, vocab_only: bool = False,
-        use_mmap: bool = True, use_mlock: bool = False,
-        kv_overrides: Mapping[str, Override] | None = None, seed: int | None = None,
-        n_ctx: int | None = 512, n_batch: int = 512, n_ubatch: int = 512,
-        n_threads: int | None = None, n_threads_batch: int | None = None,
-        rope_scaling_type: str | int | None = None, pooling_type: str | int | None = None,
-        attention_type: str | int | None = None, rope_freq_base: float = 0.0,
-        rope_freq_scale: float = 0.0, yarn_ext_factor: float = -1.0, yarn_attn_factor: float = -1.0,
-        yarn_beta_fast: float = -1.0, yarn_beta_slow: float = -1.0, yarn_orig_ctx: int = 0,
-        logits_all: bool = False, embedding: bool = False, offload_kqv: bool = True,
-        flash_attn: bool | None = None, op_offload: bool | None = None,
-        swa_full: bool | None = None, no_perf: bool = False, last_n_tokens_size: int = 64,
-        lora_base: str | None = None, lora_scale: float = 1.0,
-        lora_path: str | os.PathLike[str] | None = None, numa: bool | int = False,
-        chat_format: str | None = None, chat_handler: ChatHandler | None = None,
-        draft_model: Any = None, tokenizer: Any = None, type_k: str | int | None = None,
-        type_v: str | int | None = None, spm_infill: bool = False, verbose: bool = False,
-        draft: str | os.PathLike[str] | Drafter | None = None, n_draft: int | None = None,
-        p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
-        n_parallel: int = 1, chat_template: str | None = None, devices: Sequence[str] | None = None,
-        draft_gpu_layers: int | None = None, rpc_servers: Sequence[str] | None = None,
-        rpc_timeout: float | None = None, **unknown: Any,
-    ) -> None:
-        # fmt: on
-        opening, start = dict(locals()), perf_counter()
-        self._opening = {key: opening[key] for key in opening.keys() - _NO_KEYWORDS}
-        given = {name: value for name, value in opening.items() if name in _GIVEN}
-        keywords.note_unknown(unknown, Llama.__init__)
-        keywords.check_neutral(given)
+    @init_of_options
+    def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None:
+        start = perf_counter()
+        options, unknown = OpenOptions.from_keywords(model_path, keywords)
+        self._opened_with = options
+        warn_of_unknown(unknown)
+        options.check()
+        draft, draft_model = options.draft, options.draft_model
         draft = draft if draft_model is None else drafter_of(draft_model, draft)
-        params = keywords.context_params(given)
-        check_parallel(n_parallel, params)
-        given["split_mode"] = keywords.split_name(split_mode)
-        last_n = count(last_n_tokens_size, "last_n_tokens_size", -1)
-        adapters = [] if lora_path is None else [(lora_path, real(lora_scale, "lora_scale"))]
-        with thread_log_level("info") if verbose else contextlib.nullcontext():
-            chosen = make_controller(controller, p_min)
-            drafter = open_drafter(draft, n_draft, p_min, lookup, given, chosen)
-            model = open_model(model_path, given)
-            params = keywords.for_model(params, model)
-            why_not = why_not_generating(model, vocab_only, embedding)
+        params = options.context_params()
+        check_parallel(options.n_parallel, params)
+        attributes = options.attributes()
+        last_n, adapters = options.penalty_window(), options.adapters()
+        with thread_log_level("info") if options.verbose else contextlib.nullcontext():
+            controller = make_controller(options.controller, options.p_min)
+            drafter = open_drafter(draft, options, controller)
+            model = open_model(options)
+            params = for_model(params, model)
+            why_not = why_not_generating(model, options.vocab_only, options.embedding)
             runtime = None if why_not else open_runtime(
-                model, params, drafter, n_draft, n_parallel, chosen, wants_rows=logits_all
+                model, params, drafter, options.n_draft, options.n_parallel, controller,
+                wants_rows=options.logits_all,
             )  # fmt: skip
         own = None if drafter is draft and draft_model is None else drafter  # closed with this
-        super().__init__(model, runtime, why_not, own, seed)
-        self.model_path, self.verbose, self.spm_infill = os.fspath(model_path), verbose, spm_infill
-        self.last_n_tokens_size, self._logits_all, self._embeds = last_n, logits_all, embedding
-        self.chat_handler = chat_handler
-        self._note_settings(params, given)
-        self._choose_template(chat_format, chat_template)
+        super().__init__(model, runtime, why_not, own, options.seed)
+        self.model_path, self.verbose = os.fspath(model_path), options.verbose
+        self.spm_infill, self.last_n_tokens_size = options.spm_infill, last_n
+        self._logits_all, self._embeds = options.logits_all, options.embedding
+        self.chat_handler = options.chat_handler
+        self._note_settings(params, attributes)
+        self._choose_template(options.chat_format, options.chat_template)
         if adapters:
             self.set_adapters(adapters)
         if runtime is not None:
-            keywords.warn_of_length(params, model)
+            warn_of_length(params, model)
             runtime.runner.load_s = perf_counter() - start
 
     _embedder: Embedder | None = None
 
     def __reduce__(self) -> Any:
         """A pickle holds what it was opened with, and opens it again; it has no memory of texts."""
-        return _opened_again, (type(self), self._opening)
+        return _opened_again, (type(self), self._opened_with.keywords())
 
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
@@ -352,5 +255,8 @@ class Llama(Chats, Settings):
             self._tools.close()
 
 
-def _opened_again(kind: type[Llama], opening: dict[str, Any]) -> Llama:
-    return kind(**opening)
+def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
+    return kind(**keywords)
+
+
+Llama.__doc__ = with_arguments(Llama.__doc__)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from pyllama_spec.drafters import Drafter, DraftOptions, make_drafter
-from pyllama_spec.drafters.options import draft_place
+from pyllama_spec.drafters import Drafter, make_drafter
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
@@ -19,6 +17,7 @@ from pyllama_spec.engine.model import Progress
 from pyllama_spec.engine.rpc import set_rpc_timeout
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedError
 from pyllama_spec.llama.cost_cache import CostCache
+from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.parallel import ParallelRunner
 from pyllama_spec.requests.runner import Runner, SerialRunner
@@ -82,7 +81,7 @@ def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
     return ""
 
 
-def open_model(path: str | os.PathLike[str], given: Mapping[str, Any]) -> Model:
+def open_model(options: OpenOptions) -> Model:
     """The model that Llama's keywords say.
 
     Raises:
@@ -90,14 +89,10 @@ def open_model(path: str | os.PathLike[str], given: Mapping[str, Any]) -> Model:
         ArgumentError: a parameter is out of range.
 
     """
-    names = (
-        "n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap",
-        "use_mlock", "kv_overrides", "devices", "rpc_servers",
-    )  # fmt: skip
-    own = {name: given[name] for name in names}
-    if given["rpc_timeout"] is not None:
-        set_rpc_timeout(given["rpc_timeout"])
-    return Model(path, **own, progress=progress_for(path, given["verbose"]))
+    if options.rpc_timeout is not None:
+        set_rpc_timeout(options.rpc_timeout)
+    path = options.model_path
+    return Model(path, **options.model_arguments(), progress=progress_for(path, options.verbose))
 
 
 def check_parallel(n_parallel: object, params: ContextParams) -> None:
@@ -115,30 +110,19 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
         )
 
 
-def open_drafter(
-    draft: object,
-    n_draft: int | None,
-    p_min: float | None,
-    lookup: int | None,
-    given: Mapping[str, Any],
-    controller: Controller,
-) -> Drafter:
-    """The drafter that Llama's `draft=` means, with what Llama says of it.
+def open_drafter(draft: object, options: OpenOptions, controller: Controller) -> Drafter:
+    """The drafter that Llama's `draft=` means, with what the other keywords say of it.
 
     Raises:
         PyllamaSpecError: whatever make_drafter() raises.
 
     """
-    names = ("n_gpu_layers", "draft_gpu_layers", "devices", "rpc_servers")
-    options = DraftOptions(
-        n_draft,
-        p_min,
-        lookup,
-        progress=progress_for(str(draft), given["verbose"]),
-        is_adaptive=controller.wants_costs,
-        **draft_place(**{name: given[name] for name in names}),
+    return make_drafter(
+        draft,
+        options.draft_options(
+            progress=progress_for(str(draft), options.verbose), is_adaptive=controller.wants_costs
+        ),
     )
-    return make_drafter(draft, options)
 
 
 def open_runtime(

@@ -1,16 +1,31 @@
-"""llama-cpp-python's keywords of Llama(), brought to what the engine's parts take."""
+"""The keywords of Llama(): their types, defaults and meaning, and what the engine's parts take.
+
+A new keyword is a field of OpenOptions with its line in the docstring, the place that uses it, and
+the signature for type checkers in llama.pyi, which a test holds against this.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
+import typing
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import Any, TypeVar
 
+from pyllama_spec.drafters import Drafter, DraftOptions
+from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model
-from pyllama_spec.engine.checks import integer, meant, shown
+from pyllama_spec.engine.checks import count, integer, meant, real, shown
+from pyllama_spec.engine.model import Progress, SplitMode
+from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.speculative import ControllerChoice
+
+# f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
+ChatHandler = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # The engine's numbers, which llama-cpp-python's constants are.
 SPLIT_MODES = ("none", "layer", "row", "tensor")
@@ -23,97 +38,301 @@ ATTENTION = {-1: None, 0: "causal", 1: "non-causal"}
 
 _FLAGS = ("logits_all", "embedding", "no_perf", "verbose", "spm_infill")
 _FLAGS_OR_NONE = ("op_offload", "swa_full")
-# Fields of ContextParams that take Llama's values as they are.
-_ALIKE = (
-    "n_batch", "n_ubatch", "flash_attn", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
-    "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "offload_kqv",
-)  # fmt: skip
-
+# Keywords that a Llama has no attribute for: they are used up while it is opened.
+_NO_ATTRIBUTES = frozenset(("draft", "n_draft", "p_min", "lookup", "controller", "chat_template"))
 # Keywords of older versions, which LangChain still hands on. They said what the model's file says
 # today, or changed nothing.
 _OF_OLD = ("n_parts", "f16_kv", "n_gqa", "rms_norm_eps", "mul_mat_q", "low_vram")
 
 
-def by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
-    """What a number of the engine's stands for; anything else is left as it is.
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenOptions:
+    """How a Llama is opened.
 
-    Raises:
-        ArgumentError: no such number.
+    Args:
+        model_path: the target's GGUF file; of a split model the first part.
+        n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
+            `model.placement`, and a warning says where it is less.
+        devices: names of the devices that take layers, as `doctor` lists them; None for all.
+        draft_gpu_layers: the same for a draft that is given as a file; None for n_gpu_layers, and
+            for 0 with rpc_servers.
+        rpc_servers: "host:port" of servers that take layers of the target, see docs/rpc.md; with
+            n_gpu_layers. A server that is lost is a RemoteError.
+        rpc_timeout: seconds that one answer of theirs may take, in this process, on connections
+            that are opened from now on; None leaves it [300].
+        split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
+        vocab_only: the vocabulary alone: tokenize() and what else needs no weights.
+        use_mmap, use_mlock: how the file is held.
+        kv_overrides: keys of the file with other values, see engine/overrides.py.
+        seed: where the stream of seeds begins that requests without one draw from: equal requests
+            give different texts, set_seed() starts again. None, -1 for anywhere.
+        n_ctx: positions for prompt and text of a request; None or 0 for as many as the model was
+            trained with.
+        n_batch, n_ubatch: tokens per decode, and per step inside of it.
+        n_threads: CPU threads; None or 0 for the physical cores.
+        n_threads_batch: the same for prompts and verify batches; None or 0 for n_threads.
+        rope_scaling_type, rope_freq_base, rope_freq_scale: None, 0, 0 for the model's own.
+        pooling_type, attention_type: of embeddings; None for the model's own.
+        yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow, yarn_orig_ctx: of YaRN;
+            below 0, and 0 for the last, for the model's own.
+        logits_all: keep the logits of every token that eval() reads, in `scores`.
+        embedding: give embeddings, by embed() and create_embedding(), in a context beside.
+        offload_kqv: keep the KV cache on the GPU.
+        flash_attn: None for off on the CPU, and the engine's choice on a GPU.
+        op_offload: let a GPU compute wide batches of layers in the host's memory; None for no.
+        swa_full: keep sliding-window layers whole, so that any prefix can be reused; None for yes.
+        last_n_tokens_size: how many past tokens penalties see.
+        lora_path, lora_scale: an adapter, and how much of it; set_adapters() takes several.
+        lora_base: nothing, as in llama-cpp-python.
+        numa, no_perf: nothing.
+        chat_format: "chatml", "llama-3" and the other names of llama_cpp.llama_chat_format, or the
+            name of a template in the file; None for the file's default one.
+        chat_handler: a function that answers chats instead.
+        draft_model: llama-cpp-python's drafts: a LlamaPromptLookupDecoding or a LlamaDraftModel.
+        tokenizer: a LlamaTokenizer, which changes nothing; no other.
+        type_k, type_v: types of the KV cache, such as "f16" or "q8_0".
+        spm_infill: put the suffix first where a gap is filled.
+        verbose: progress bars, what the engine says while it loads, and a line for each request,
+            on stderr.
+        draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", "grammar"
+            for no more than what a grammar or schema forces (every other one drafts that as well),
+            the path of a draft's GGUF, or a Drafter. It changes how fast the text comes, never the
+            text.
+        n_draft: the most tokens to draft per round; None for the drafter's own number.
+        p_min: end a draft before a token that it is less sure of, for drafts from a file, and
+            nowhere else: the controller is off then. 0 drafts n_draft tokens in every round, which
+            is most accepted tokens but not always most speed.
+        lookup: where the last so many tokens stood in the text before, propose what followed there
+            instead of asking the draft of a file: None for 5. 0 for never, and no n-grams beside
+            it either: the head of the file alone.
+        controller: how much is drafted. None or "profit": as much as makes the text come soonest
+            here, nothing at all where plain decoding is faster; "fixed": n_draft tokens in every
+            round; "off": nothing; or a speculative.Controller.
+        n_parallel: how many requests are computed side by side. The KV cache is that many times
+            as large.
+        chat_template: Jinja text instead of the file's.
 
     """
-    if value is None or isinstance(value, (str, bool)) or not hasattr(value, "__index__"):
-        return value
-    number = integer(value, name)
-    if number not in known:
-        raise ArgumentError(f"{name}={shown(number)} is none of {', '.join(map(str, known))}")
-    return known[number]
+
+    model_path: str | os.PathLike[str]
+    _: KW_ONLY
+    n_gpu_layers: int = 0
+    split_mode: SplitMode | int = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    vocab_only: bool = False
+    use_mmap: bool = True
+    use_mlock: bool = False
+    kv_overrides: Mapping[str, Override] | None = None
+    seed: int | None = None
+    n_ctx: int | None = 512
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int | None = None
+    n_threads_batch: int | None = None
+    rope_scaling_type: str | int | None = None
+    pooling_type: str | int | None = None
+    attention_type: str | int | None = None
+    rope_freq_base: float = 0.0
+    rope_freq_scale: float = 0.0
+    yarn_ext_factor: float = -1.0
+    yarn_attn_factor: float = -1.0
+    yarn_beta_fast: float = -1.0
+    yarn_beta_slow: float = -1.0
+    yarn_orig_ctx: int = 0
+    logits_all: bool = False
+    embedding: bool = False
+    offload_kqv: bool = True
+    flash_attn: bool | None = None
+    op_offload: bool | None = None
+    swa_full: bool | None = None
+    no_perf: bool = False
+    last_n_tokens_size: int = 64
+    lora_base: str | None = None
+    lora_scale: float = 1.0
+    lora_path: str | os.PathLike[str] | None = None
+    numa: bool | int = False
+    chat_format: str | None = None
+    chat_handler: ChatHandler | None = None
+    draft_model: Any = None
+    tokenizer: Any = None
+    type_k: str | int | None = None
+    type_v: str | int | None = None
+    spm_infill: bool = False
+    verbose: bool = False
+    draft: str | os.PathLike[str] | Drafter | None = None
+    n_draft: int | None = None
+    p_min: float | None = None
+    lookup: int | None = None
+    controller: ControllerChoice = None
+    n_parallel: int = 1
+    chat_template: str | None = None
+    devices: Sequence[str] | None = None
+    draft_gpu_layers: int | None = None
+    rpc_servers: Sequence[str] | None = None
+    rpc_timeout: float | None = None
+
+    @classmethod
+    def from_keywords(
+        cls, model_path: str | os.PathLike[str], keywords: Mapping[str, Any]
+    ) -> tuple[OpenOptions, list[str]]:
+        """The options that a call of Llama() says, and its keywords that there are not."""
+        known = {name: value for name, value in keywords.items() if name in KEYWORDS}
+        return cls(model_path, **known), [name for name in keywords if name not in known]
+
+    def keywords(self) -> dict[str, Any]:
+        """All of them by name, as they were given: Llama(**keywords) opens the same again."""
+        return {name: getattr(self, name) for name in KEYWORDS}
+
+    def attributes(self) -> dict[str, Any]:
+        """What a Llama shows of them, under their names."""
+        shown_keywords = (name for name in KEYWORDS if name not in _NO_ATTRIBUTES)
+        values = {name: getattr(self, name) for name in shown_keywords}
+        return {**values, "split_mode": self.split_name()}
+
+    def check(self) -> None:
+        """Looks at the keywords that change nothing here, or cannot be had.
+
+        Called by Llama.__init__ itself: the warning counts frames.
+
+        Raises:
+            ArgumentError: a wrong type.
+            UnsupportedError: a tokenizer of another vocabulary.
+
+        """
+        for name in (*_FLAGS, *_FLAGS_OR_NONE):
+            flag = getattr(self, name)
+            if not isinstance(flag, bool) and (flag is not None or name in _FLAGS):
+                raise ArgumentError(f"{name}={shown(flag)} is not True or False")
+        if self.numa:
+            warnings.warn(f"numa={shown(self.numa)} changes nothing here", stacklevel=3)
+        if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
+            raise UnsupportedError(
+                f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
+                "vocabulary are not supported by this version; leave it out"
+            )
+        if self.chat_handler is not None and not callable(self.chat_handler):
+            raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is no function")
+
+    def context_params(self) -> ContextParams:
+        """How the target's context is opened.
+
+        Raises:
+            ArgumentError: a value is out of range.
+
+        """
+        return ContextParams(
+            n_ctx=_zero_is_none(self.n_ctx), n_batch=self.n_batch, n_ubatch=self.n_ubatch,
+            n_threads=_zero_is_none(self.n_threads),
+            n_threads_batch=_zero_is_none(self.n_threads_batch),
+            flash_attn=self.flash_attn, offload_kqv=self.offload_kqv,
+            op_offload=bool(self.op_offload), swa_full=self.swa_full is not False,
+            type_k=_by_number(self.type_k, "type_k", KV_TYPES) or "f16",
+            type_v=_by_number(self.type_v, "type_v", KV_TYPES) or "f16",
+            rope_scaling=_by_number(self.rope_scaling_type, "rope_scaling_type", ROPE_SCALING),
+            rope_freq_base=self.rope_freq_base, rope_freq_scale=self.rope_freq_scale,
+            yarn_ext_factor=self.yarn_ext_factor, yarn_attn_factor=self.yarn_attn_factor,
+            yarn_beta_fast=self.yarn_beta_fast, yarn_beta_slow=self.yarn_beta_slow,
+            yarn_orig_ctx=self.yarn_orig_ctx,
+            pooling=_by_number(self.pooling_type, "pooling_type", POOLING),
+            attention_type=_by_number(self.attention_type, "attention_type", ATTENTION),
+        )  # fmt: skip
+
+    def split_name(self) -> Any:
+        """The name of the way to split the model over several GPUs.
+
+        Raises:
+            ArgumentError: no such number.
+
+        """
+        return _by_number(self.split_mode, "split_mode", dict(enumerate(SPLIT_MODES)))
+
+    def penalty_window(self) -> int:
+        """How many past tokens penalties see.
+
+        Raises:
+            ArgumentError: last_n_tokens_size is no such number.
+
+        """
+        return count(self.last_n_tokens_size, "last_n_tokens_size", -1)
+
+    def adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
+        """The LoRA adapters to begin with.
+
+        Raises:
+            ArgumentError: lora_scale is no number.
+
+        """
+        if self.lora_path is None:
+            return []
+        return [(self.lora_path, real(self.lora_scale, "lora_scale"))]
+
+    def model_arguments(self) -> dict[str, Any]:
+        """Arguments of engine.Model."""
+        return {
+            "n_gpu_layers": self.n_gpu_layers, "split_mode": self.split_name(),
+            "main_gpu": self.main_gpu, "tensor_split": self.tensor_split,
+            "vocab_only": self.vocab_only, "use_mmap": self.use_mmap, "use_mlock": self.use_mlock,
+            "kv_overrides": self.kv_overrides, "devices": self.devices,
+            "rpc_servers": self.rpc_servers,
+        }  # fmt: skip
+
+    def draft_options(self, *, progress: Progress | None, is_adaptive: bool) -> DraftOptions:
+        """Options of the drafter that `draft` names; see DraftOptions.
+
+        Raises:
+            ArgumentError: a number is out of range.
+
+        """
+        place = draft_place(
+            self.n_gpu_layers, self.draft_gpu_layers, self.devices, self.rpc_servers
+        )
+        return DraftOptions(
+            self.n_draft, self.p_min, self.lookup, progress=progress, is_adaptive=is_adaptive,
+            **place,
+        )  # fmt: skip
 
 
-def zero_is_none(value: int | None) -> int | None:
-    """Of n_ctx and n_threads 0 means what None does: the model's own, the machine's own."""
-    return None if value is not None and not isinstance(value, bool) and value == 0 else value
+KEYWORDS = tuple(field.name for field in fields(OpenOptions))
 
 
-def note_unknown(unknown: Iterable[str], init: Callable[..., None]) -> None:
+def init_of_options(init: _Function) -> _Function:
+    """A decorator: Llama.__init__ shows the keywords of OpenOptions as its own.
+
+    To whoever asks: inspect.signature(), help(), typing.get_type_hints(), and by them notebooks.
+    """
+    signature = inspect.signature(OpenOptions.__init__)
+    unknown = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD, annotation="Any")
+    parameters = [*signature.parameters.values(), unknown]
+    any_init: Any = init
+    any_init.__signature__ = signature.replace(parameters=parameters, return_annotation="None")
+    # The names in these types are known to this module, and not to that of Llama.
+    any_init.__annotations__ = {
+        **typing.get_type_hints(OpenOptions.__init__), "unknown": Any, "return": type(None),
+    }  # fmt: skip
+    return init
+
+
+def with_arguments(doc: str | None) -> str | None:
+    """The docstring of Llama with that of the keywords before what it raises."""
+    arguments = OpenOptions.__doc__
+    if doc is None or arguments is None:  # python -OO
+        return None
+    head, raises, rest = doc.partition("    Raises:\n")
+    return f"{head}{arguments[arguments.index('    Args:') :].rstrip()}\n\n{raises}{rest}"
+
+
+def warn_of_unknown(unknown: Iterable[str]) -> None:
     """Warns of keywords that Llama does not have, with those that look like them.
 
     llama-cpp-python takes any: a program that runs there is not ended here by one that never did
-    anything.
+    anything. Called by Llama.__init__ itself: the warning counts frames.
     """
-    known = [name for name in inspect.signature(init).parameters if name not in ("self", "unknown")]
     for keyword in unknown:
         if keyword in _OF_OLD:
             continue
-        guess = meant(keyword, known)
+        guess = meant(keyword, KEYWORDS)
         warnings.warn(f"there is no keyword of Llama {keyword!r}{guess}", stacklevel=3)
-
-
-def check_neutral(given: Mapping[str, Any]) -> None:
-    """Looks at the keywords that change nothing here, or cannot be had.
-
-    Raises:
-        ArgumentError: a wrong type.
-        UnsupportedError: a tokenizer of another vocabulary.
-
-    """
-    for name in (*_FLAGS, *_FLAGS_OR_NONE):
-        if not isinstance(given[name], bool) and (given[name] is not None or name in _FLAGS):
-            raise ArgumentError(f"{name}={shown(given[name])} is not True or False")
-    if numa := given["numa"]:
-        warnings.warn(f"numa={shown(numa)} changes nothing here", stacklevel=3)
-    tokenizer, handler = given["tokenizer"], given["chat_handler"]
-    if tokenizer is not None and not getattr(tokenizer, "is_of_the_model", False):
-        raise UnsupportedError(
-            f"tokenizer={shown(tokenizer)}: tokenizers other than the model's own vocabulary are "
-            "not supported by this version; leave it out"
-        )
-    if handler is not None and not callable(handler):
-        raise ArgumentError(f"chat_handler={shown(handler)} is no function")
-
-
-def context_params(given: Mapping[str, Any]) -> ContextParams:
-    """How the target's context is opened.
-
-    Raises:
-        ArgumentError: a value is out of range.
-
-    """
-    return ContextParams(
-        n_ctx=zero_is_none(given["n_ctx"]), n_threads=zero_is_none(given["n_threads"]),
-        n_threads_batch=zero_is_none(given["n_threads_batch"]),
-        op_offload=bool(given["op_offload"]), swa_full=given["swa_full"] is not False,
-        type_k=by_number(given["type_k"], "type_k", KV_TYPES) or "f16",
-        type_v=by_number(given["type_v"], "type_v", KV_TYPES) or "f16",
-        rope_scaling=by_number(given["rope_scaling_type"], "rope_scaling_type", ROPE_SCALING),
-        pooling=by_number(given["pooling_type"], "pooling_type", POOLING),
-        attention_type=by_number(given["attention_type"], "attention_type", ATTENTION),
-        **{name: given[name] for name in _ALIKE},
-    )  # fmt: skip
-
-
-def split_name(split_mode: str | int) -> Any:
-    """The name of a way to split a model over several GPUs."""
-    return by_number(split_mode, "split_mode", dict(enumerate(SPLIT_MODES)))
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:
@@ -131,3 +350,18 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
             "with: what it says beyond them may make no sense",
             stacklevel=3,
         )
+
+
+def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
+    """What a number of the engine's stands for; anything else is left as it is."""
+    if value is None or isinstance(value, (str, bool)) or not hasattr(value, "__index__"):
+        return value
+    number = integer(value, name)
+    if number not in known:
+        raise ArgumentError(f"{name}={shown(number)} is none of {', '.join(map(str, known))}")
+    return known[number]
+
+
+def _zero_is_none(value: int | None) -> int | None:
+    """Of n_ctx and n_threads 0 means what None does: the model's own, the machine's own."""
+    return None if value is not None and not isinstance(value, bool) and value == 0 else value

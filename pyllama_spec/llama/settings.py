@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 from pyllama_spec.engine import ContextParams, default_n_threads
 from pyllama_spec.engine.context_params import POOLING, ROPE_SCALING
-from pyllama_spec.llama import open_options as keywords
 from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.open_options import KV_TYPES, SPLIT_MODES
 
-# f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
-ChatHandler = Callable[..., Any]
-_NUMBER_OF_TYPE = {name: number for number, name in keywords.KV_TYPES.items()}
+_NUMBER_OF_TYPE = {name: number for number, name in KV_TYPES.items()}
 
 
 class Settings(OpenModel):
@@ -22,9 +20,11 @@ class Settings(OpenModel):
     _params: ContextParams
     _settings: dict[str, Any]
 
-    def _note_settings(self, params: ContextParams, given: Mapping[str, Any]) -> None:
+    def _note_settings(self, params: ContextParams, attributes: Mapping[str, Any]) -> None:
         self._params = params
-        self._settings = {name: value for name, value in given.items() if not hasattr(self, name)}
+        self._settings = {
+            name: value for name, value in attributes.items() if not hasattr(self, name)
+        }
 
     def __getattr__(self, name: str) -> Any:
         # Found here and nowhere else: what Llama() was given.
@@ -75,7 +75,7 @@ class Settings(OpenModel):
         own = self._settings
         return SimpleNamespace(
             n_gpu_layers=own["n_gpu_layers"], main_gpu=own["main_gpu"],
-            split_mode=keywords.SPLIT_MODES.index(own["split_mode"]),
+            split_mode=SPLIT_MODES.index(own["split_mode"]),
             tensor_split=own["tensor_split"], vocab_only=own["vocab_only"],
             use_mmap=own["use_mmap"], use_mlock=own["use_mlock"],
         )  # fmt: skip

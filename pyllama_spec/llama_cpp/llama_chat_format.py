@@ -14,7 +14,7 @@ from pyllama_spec.llama.chat_formats import (
     HANDLERS,
     register_chat_completion_handler,
 )
-from pyllama_spec.llama.settings import ChatHandler
+from pyllama_spec.llama.open_options import ChatHandler
 
 __all__ = [
     "CHATML_BOS_TOKEN",
