@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, ContextFullError
+from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError, UnsupportedError
 from pyllama_spec.requests.request_lock import RequestLock
 
 # The engine's LLAMA_MAX_SEQ.
@@ -66,20 +66,20 @@ class Embedder:
         """
         # Before the lock: in a forked child a thread may hold it that is not there.
         self.context.check_process()
-        out: list[Any] = []
+        vectors: list[Any] = []
         with self._lock.exclusive():
-            found = [self._tokens(text, truncate) for text in texts]
+            tokenized = [self._tokens(text, truncate) for text in texts]
             group: list[list[int]] = []
             n = 0
-            for tokens in found:
+            for tokens in tokenized:
                 if n + len(tokens) > self.n_batch or len(group) >= self.context.n_seq_max:
-                    out += self._rows(group, normalize)
+                    vectors += self._rows(group, normalize)
                     group, n = [], 0
                 group.append(tokens)
                 n += len(tokens)
-            out += self._rows(group, normalize)
+            vectors += self._rows(group, normalize)
             self.context.pause_threads()
-        return out, sum(map(len, found))
+        return vectors, sum(map(len, tokenized))
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
         if not isinstance(text, str):
@@ -125,19 +125,64 @@ class Embedder:
             self.context.close()
 
 
-def texts_of(given: object) -> list[str]:
+class Embeddings:
+    """The embeddings of an open model: their context is opened when the first text comes.
+
+    Args:
+        model: the model.
+        params: of the target's context.
+        is_wanted: whether the model was opened to give them.
+
+    """
+
+    _embedder: Embedder | None = None
+
+    def __init__(self, model: Model, params: ContextParams, is_wanted: bool) -> None:
+        self._model, self._params, self._is_wanted = model, params, is_wanted
+
+    def embed(
+        self, texts: object, model_path: str, *, normalize: bool, truncate: bool
+    ) -> tuple[list[Any], int]:
+        """See Llama.embed: a vector or more for each text, and how many tokens were read."""
+        if self._model.is_closed:
+            raise ClosedError(f"the model {model_path} is closed; load it again")
+        if not self._is_wanted:
+            raise UnsupportedError(
+                "embeddings are for a Llama that was opened with embedding=True; open it so"
+            )
+        listed, embedder = texts_of(texts), self._embedder
+        if embedder is None:
+            mine = Embedder(self._model, self._params)
+            # Two threads may come here at once: one context serves both.
+            embedder = self.__dict__.setdefault("_embedder", mine)
+            if embedder is not mine:
+                mine.close()
+        return embedder.embed(listed, normalize=normalize, truncate=truncate)
+
+    def cancel(self) -> None:
+        """Ends what runs, from any thread."""
+        if self._embedder is not None:
+            self._embedder.cancel()
+
+    def close(self) -> None:
+        """Ends what runs, and frees the context."""
+        if self._embedder is not None:
+            self._embedder.close()
+
+
+def texts_of(texts: object) -> list[str]:
     """What embed() was given, as a list; whether each is a text is seen when it is read.
 
     Raises:
         ArgumentError: it is neither a text nor a list.
 
     """
-    if isinstance(given, str):
-        return [given]
+    if isinstance(texts, str):
+        return [texts]
     try:
-        return list(given)  # type: ignore[call-overload, no-any-return]
+        return list(texts)  # type: ignore[call-overload, no-any-return]
     except TypeError:
-        raise ArgumentError(f"embed takes a text or a list of them, not {shown(given)}") from None
+        raise ArgumentError(f"embed takes a text or a list of them, not {shown(texts)}") from None
 
 
 def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> npt.NDArray[np.float32]:

@@ -1,20 +1,36 @@
-"""Llama: a model to generate with, under the names that users of llama-cpp-python know."""
+"""Llama: a model to generate with, under the names that users of llama-cpp-python know.
+
+Llama itself holds no work: it is the signatures, defaults and documentation of the public calls,
+and hands each to the object that does it. Those objects call back through the Llama they are
+given, so that what a subclass overrides counts everywhere. Type checkers read llama.pyi, which has
+the overloads, and the keywords of Llama() one by one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from functools import wraps
 from time import perf_counter
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.engine import Adapter
-from pyllama_spec.engine.checks import shown
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.chat.template import ChatTemplate, Message
+from pyllama_spec.engine import Adapter, Context, Model
+from pyllama_spec.engine.checks import instance, shown
+from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.errors import ArgumentError, ClosedError, UnsupportedError
-from pyllama_spec.llama import pretrained
-from pyllama_spec.llama.chat_completion import Chats
-from pyllama_spec.llama.embedding import Embedder, response, texts_of
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama import low_level, pretrained
+from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
+from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
+from pyllama_spec.llama.completion import Completions, Prompts
+from pyllama_spec.llama.embedding import Embeddings, response, texts_of
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
     check_parallel,
@@ -23,8 +39,10 @@ from pyllama_spec.llama.loading import (
     open_runtime,
     why_not_generating,
 )
-from pyllama_spec.llama.open_model import LlamaState
+from pyllama_spec.llama.low_level import Logits, LowLevel
+from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.open_options import (
+    ChatHandler,
     OpenOptions,
     for_model,
     init_of_options,
@@ -34,12 +52,20 @@ from pyllama_spec.llama.open_options import (
 )
 from pyllama_spec.llama.responses import Response, Stream
 from pyllama_spec.llama.settings import Settings
+from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
+from pyllama_spec.requests.generation import Generation, Runtime
+from pyllama_spec.requests.options import LogitsProcessor, RequestOptions, StoppingCriterion
 from pyllama_spec.speculative import make_controller
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pyllama_spec.llama.completion import MoreOptions
 
 __all__ = ["Llama", "LlamaState"]
 
 
-class Llama(Chats, Settings):
+class Llama(Closeable):
     """A model with a context and a drafter.
 
     With n_parallel=1 one request at a time: other threads wait for their turn, and a stream that is
@@ -63,6 +89,14 @@ class Llama(Chats, Settings):
         RemoteError: a server cannot be reached.
 
     """
+
+    cache: BaseLlamaCache | None = None
+    chat_handler: ChatHandler | None = None
+    spm_infill = False
+    verbose = False
+    _chats: ChatCompletions
+
+    # ---- opening
 
     @init_of_options
     def __init__(self, model_path: str | os.PathLike[str], **keywords: Any) -> None:
@@ -88,118 +122,40 @@ class Llama(Chats, Settings):
                 wants_rows=options.logits_all,
             )  # fmt: skip
         own = None if drafter is draft and draft_model is None else drafter  # closed with this
-        super().__init__(model, runtime, why_not, own, options.seed)
+        opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose
         self.spm_infill, self.last_n_tokens_size = options.spm_infill, last_n
-        self._logits_all, self._embeds = options.logits_all, options.embedding
-        self.chat_handler = options.chat_handler
-        self._note_settings(params, attributes)
-        self._choose_template(options.chat_format, options.chat_template)
+        form = (options.chat_format, options.chat_template)
+        self._opened, self._texts = opened, VocabTexts(model.vocab)
+        self._settings = Settings(model, params, attributes)
+        self._embeddings = Embeddings(model, params, options.embedding)
+        self._low_level = LowLevel(opened, options.logits_all)
+        self._completions = Completions(opened, self._low_level)
+        self._chats = ChatCompletions(opened, self._low_level, self._completions, *form)
+        self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             self.set_adapters(adapters)
         if runtime is not None:
             warn_of_length(params, model)
             runtime.runner.load_s = perf_counter() - start
 
-    _embedder: Embedder | None = None
-
     def __reduce__(self) -> Any:
         """A pickle holds what it was opened with, and opens it again; it has no memory of texts."""
         return _opened_again, (type(self), self._opened_with.keywords())
 
-    def set_adapters(
-        self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
-    ) -> None:
-        """Lets these LoRA adapters count from here on, each with its scale; () for none.
+    def __repr__(self) -> str:
+        return self._opened.describe(type(self).__name__)
 
-        What the memory holds was computed without them, and is forgotten.
+    def __getattr__(self, name: str) -> Any:
+        # Found here and nowhere else: what Llama() was given.
+        settings = self.__dict__.get("_settings")
+        if settings is not None and name in settings.values:
+            return settings.values[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-        Raises:
-            ArgumentError: these are no pairs of a file or an Adapter and a scale.
-            ModelLoadError: a file is missing, or made for another model.
-            BusyError: a request is running.
-
-        """
-        try:
-            pairs = [(one, scale) for one, scale in adapters]
-        except (TypeError, ValueError):
-            raise ArgumentError(
-                f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
-            ) from None
-        loaded = [
-            (one if isinstance(one, Adapter) else Adapter(self._open, one), scale)
-            for one, scale in pairs
-        ]
-        with self._runtime.runner.exclusive():
-            self._runtime.context.set_adapters(loaded)
-        self.reset()
-
-    def embed(
-        self,
-        input: str | Sequence[str],
-        normalize: bool = False,
-        truncate: bool = True,
-        return_count: bool = False,
-    ) -> Any:
-        """Texts as vectors.
-
-        Args:
-            input: a text, or several.
-            normalize: to a length of 1.
-            truncate: cut texts longer than n_batch tokens; else refuse them.
-            return_count: give the number of tokens too.
-
-        Returns:
-            For each text a list of n_embd floats; where the model does not pool, such a list for
-            each of its tokens. Of a single text its own, and with return_count a pair.
-
-        Raises:
-            UnsupportedError: the model was opened without embedding=True.
-            ClosedError: it is closed.
-            ContextFullError: a text is too long, and truncate is False.
-            CancelledError: cancel() was called meanwhile.
-
-        """
-        if self._open.is_closed:
-            raise ClosedError(f"the model {self.model_path} is closed; load it again")
-        if not self._embeds:
-            raise UnsupportedError(
-                "embeddings are for a Llama that was opened with embedding=True; open it so"
-            )
-        texts, embedder = texts_of(input), self._embedder
-        if embedder is None:
-            mine = Embedder(self._open, self._params)
-            # Two threads may come here at once: one context serves both.
-            embedder = self.__dict__.setdefault("_embedder", mine)
-            if embedder is not mine:
-                mine.close()
-        found, n_tokens = embedder.embed(texts, normalize=normalize, truncate=truncate)
-        out = found[0] if isinstance(input, str) else found
-        return (out, n_tokens) if return_count else out
-
-    def create_embedding(
-        self, input: str | Sequence[str], model: str | None = None
-    ) -> dict[str, Any]:
-        """The same in the form of OpenAI's API; see embed()."""
-        found, n_tokens = self.embed(texts_of(input), return_count=True)
-        return response(found, n_tokens, self.model_path if model is None else model)
-
-    def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
-        """create_chat_completion() as objects of the package openai.
-
-        Returns:
-            A ChatCompletion, or with stream=True an iterator of ChatCompletionChunk.
-
-        Raises:
-            ImportError: the package openai is not installed.
-
-        """
-        from openai.types.chat import ChatCompletion, ChatCompletionChunk
-
-        found: Response | Stream = self.create_chat_completion(*args, **keywords)
-        if isinstance(found, Mapping):
-            return ChatCompletion(**found)
-        return (ChatCompletionChunk(**chunk) for chunk in found)
+    @property
+    def _runtime(self) -> Runtime:
+        return self._opened.runtime
 
     @classmethod
     def from_pretrained(
@@ -232,14 +188,588 @@ class Llama(Chats, Settings):
         path = pretrained.fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
         return cls(path, **keywords)
 
+    # ---- completions
+
+    # fmt: off
+    def create_completion(  # noqa: D417 - the like share a line
+        self, prompt: Prompts, suffix: str | None = None, max_tokens: int | None = 16,
+        temperature: float = 0.8, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
+        logprobs: int | None = None, echo: bool = False, stop: str | Sequence[str] | None = (),
+        frequency_penalty: float = 0.0, presence_penalty: float = 0.0, repeat_penalty: float = 1.0,
+        top_k: int = 40, stream: bool = False, seed: int | None = None, tfs_z: float = 1.0,
+        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
+        model: str | None = None, stopping_criteria: Any = None, logits_processor: Any = None,
+        grammar: Any = None, logit_bias: Mapping[Any, float] | None = None, *,
+        response_format: Mapping[str, Any] | None = None, progress: bool | None = None,
+        **more: Unpack[MoreOptions],
+    ) -> Response | Stream:
+        # fmt: on
+        """Continues a text, or each text of a list.
+
+        Args:
+            prompt: text or token ids. In text, names of control tokens are those tokens. Of a list
+                of prompts as many are computed side by side as n_parallel says; the result has a
+                choice for each, in their order, and the options, `seed` too, are those of each.
+                Where one fails the others are answered all the same; the error has them in its
+                `partial_choices`, and None in the place of what failed.
+            suffix: text that comes after what is generated, for models with fill-in-the-middle.
+            echo: begin the text with the prompt; with logprobs, those of the prompt are there too.
+            stream: give chunks as they come instead of one result; for one prompt.
+            progress: show a bar while a list is answered; None for what verbose says.
+            model: the name in the result; the path by default.
+            more: any other field of RequestOptions, which also says what the rest is.
+
+        Returns:
+            A dict as OpenAI's text completion, with `speculation` and `timing`; or a Stream of
+            such dicts, the last one with finish_reason, `usage`, `speculation` and `timing`.
+
+        Raises:
+            ArgumentError: an option does not exist or is out of range.
+            UnsupportedError: the model has no fill-in-the-middle tokens, and suffix is given.
+            PyllamaSpecError: whatever Generation raises.
+
+        """
+        options: dict[str, Any] = {
+            "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
+            "min_p": min_p, "typical_p": typical_p, "logprobs": logprobs, "stop": stop,
+            "frequency_penalty": frequency_penalty, "presence_penalty": presence_penalty,
+            "repeat_penalty": repeat_penalty, "seed": seed, "tfs_z": tfs_z, "grammar": grammar,
+            "mirostat_mode": mirostat_mode, "mirostat_tau": mirostat_tau, "logit_bias": logit_bias,
+            "mirostat_eta": mirostat_eta, "stopping_criteria": stopping_criteria,
+            "logits_processor": logits_processor, "response_format": response_format, **more,
+        }  # fmt: skip
+        return self._completions.create(
+            self, prompt, suffix, options, model=model, echo=echo, stream=stream, progress=progress
+        )
+
+    @wraps(create_completion)
+    def __call__(self, *options: Any, **more: Any) -> Any:
+        """create_completion(), also where a subclass has its own."""
+        return self.create_completion(*options, **more)
+
+    # fmt: off
+    def create_chat_completion(  # noqa: D417 - the like share a line
+        self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: Any = None, tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None, temperature: float = 0.2, top_p: float = 0.95, top_k: int = 40,
+        min_p: float = 0.05, typical_p: float = 1.0, stream: bool = False,
+        stop: str | Sequence[str] | None = (), seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None, max_tokens: int | None = None,
+        presence_penalty: float = 0.0, frequency_penalty: float = 0.0, repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0, mirostat_mode: int = 0, mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1, model: str | None = None, logits_processor: Any = None,
+        grammar: Any = None, logit_bias: Mapping[Any, float] | None = None,
+        logprobs: bool | None = None, top_logprobs: int | None = None, *,
+        stopping_criteria: Any = None, parallel_tool_calls: bool | None = None,
+        reasoning_format: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None,
+        **more: Unpack[MoreOptions],
+    ) -> Response | Stream:
+        # fmt: on
+        """Answers a chat: a dict as OpenAI's chat completion, or with stream=True a Stream.
+
+        Args:
+            messages: dicts with role and content; content is text or a list of text parts.
+            tools, functions: descriptions of functions, in OpenAI's newer or older form.
+            tool_choice, function_call: None or "auto" to let the model choose, "none", "required",
+                or a function: {"type": "function", "function": {"name": ...}}, {"name": ...}.
+            parallel_tool_calls: whether several calls may come at once; None for if it can be.
+            reasoning_format: "auto" for what the model thinks before its answer apart, in
+                `reasoning_content`; "none" for it in the content; None for "auto" with tools alone.
+            logprobs, top_logprobs: report the tokens' log-probabilities, and so many alternatives.
+            chat_template_kwargs: variables for the template, such as {"enable_thinking": False}.
+            model: the name in the result; the path by default.
+            max_tokens: None for up to the context's end.
+            more: any other field of RequestOptions, which also says what the rest is.
+
+        Raises:
+            ArgumentError: the messages, or an option, are malformed.
+            UnsupportedError: the template cannot be run, or a message is more than text.
+            PyllamaSpecError: whatever Generation raises.
+
+        """
+        options: dict[str, Any] = {
+            "temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p,
+            "typical_p": typical_p, "stop": stop, "seed": seed, "max_tokens": max_tokens,
+            "response_format": response_format, "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty, "repeat_penalty": repeat_penalty,
+            "tfs_z": tfs_z, "mirostat_mode": mirostat_mode, "mirostat_tau": mirostat_tau,
+            "mirostat_eta": mirostat_eta, "logits_processor": logits_processor,
+            "grammar": grammar, "logit_bias": logit_bias,
+        }  # fmt: skip
+        return self._chats.create(
+            self, messages, (tools, tool_choice, functions, function_call), options,
+            {**more, "stopping_criteria": stopping_criteria},
+            stream=stream, model=model, logprobs=logprobs, top_logprobs=top_logprobs,
+            parallel_tool_calls=parallel_tool_calls, reasoning_format=reasoning_format,
+            chat_template_kwargs=chat_template_kwargs,
+        )  # fmt: skip
+
+    def generate_steps(
+        self,
+        prompt: str | Sequence[int],
+        options: RequestOptions | None = None,
+        **keywords: Any,
+    ) -> Generation:
+        """Generates in pieces that say which tokens were drafted.
+
+        Args:
+            prompt: text or token ids, as for create_completion.
+            options: of the request; or
+            keywords: its fields. max_tokens is 16 by default.
+
+        Returns:
+            An iterator of Piece. Its `record` holds the text, ids, finish_reason, stats
+            and timing so far. Close it if it is not read to its end.
+
+        Raises:
+            ArgumentError: an option does not exist or is out of range.
+
+        """
+        return self._completions.generate_steps(self, prompt, options, keywords)
+
+    def generate_chat_steps(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Generation:
+        """Answers a chat in pieces, as generate_steps.
+
+        max_tokens is None by default, and the temperature 0.2.
+        """
+        return self._chats.generate_chat_steps(
+            self, messages, tools, chat_template_kwargs, keywords
+        )
+
+    @property
+    def chat_format(self) -> str | None:
+        """The form of chats, by name. May be set: it counts for the requests from then on.
+
+        Raises:
+            ArgumentError: there is no such form; the one before stays.
+
+        """
+        return self._chats.form.name
+
+    @chat_format.setter
+    def chat_format(self, name: str | None) -> None:
+        self._chats.set_format(self, name)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template. Warns once where the model has none and ChatML stands in.
+
+        Raises:
+            UnsupportedError: the template in the file cannot be compiled.
+
+        """
+        return self._chats.template()
+
+    # ---- embeddings
+
+    def embed(
+        self,
+        input: str | Sequence[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """Texts as vectors.
+
+        Args:
+            input: a text, or several.
+            normalize: to a length of 1.
+            truncate: cut texts longer than n_batch tokens; else refuse them.
+            return_count: give the number of tokens too.
+
+        Returns:
+            For each text a list of n_embd floats; where the model does not pool, such a list for
+            each of its tokens. Of a single text its own, and with return_count a pair.
+
+        Raises:
+            UnsupportedError: the model was opened without embedding=True.
+            ClosedError: it is closed.
+            ContextFullError: a text is too long, and truncate is False.
+            CancelledError: cancel() was called meanwhile.
+
+        """
+        vectors, n_tokens = self._embeddings.embed(
+            input, self.model_path, normalize=normalize, truncate=truncate
+        )
+        embedded = vectors[0] if isinstance(input, str) else vectors
+        return (embedded, n_tokens) if return_count else embedded
+
+    def create_embedding(
+        self, input: str | Sequence[str], model: str | None = None
+    ) -> dict[str, Any]:
+        """The same in the form of OpenAI's API; see embed()."""
+        vectors, n_tokens = self.embed(texts_of(input), return_count=True)
+        return response(vectors, n_tokens, self.model_path if model is None else model)
+
+    def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
+        """create_chat_completion() as objects of the package openai.
+
+        Returns:
+            A ChatCompletion, or with stream=True an iterator of ChatCompletionChunk.
+
+        Raises:
+            ImportError: the package openai is not installed.
+
+        """
+        from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+        answer: Response | Stream = self.create_chat_completion(*args, **keywords)
+        if isinstance(answer, Mapping):
+            return ChatCompletion(**answer)
+        return (ChatCompletionChunk(**chunk) for chunk in answer)
+
+    # ---- the vocabulary, and what is known of the model
+
+    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: UTF-8.
+            add_bos: put in what the model wants around a text, such as its BOS token.
+            special: read the names of control tokens as those tokens.
+
+        """
+        return self._texts.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of a run of tokens; control tokens are empty unless `special`.
+
+        At the beginning of a text, which a BOS token says, the space is left out that vocabularies
+        of SentencePiece put before a first word.
+
+        Raises:
+            ArgumentError: an id is outside the vocabulary.
+
+        """
+        return self._texts.detokenize(tokens, prev_tokens, special)
+
+    def n_ctx(self) -> int:
+        """How many tokens prompt and text may have together."""
+        return self._runtime.context.n_ctx_seq
+
+    def n_vocab(self) -> int:
+        """The size of the vocabulary."""
+        return self._opened.model.info.n_vocab
+
+    def n_embd(self) -> int:
+        """The width of the model's rows, and of its embeddings."""
+        return self._opened.model.info.n_embd
+
+    def token_bos(self) -> int:
+        """The id of the BOS token; -1 if the model has none."""
+        return _or_none(self._opened.model.vocab.bos)
+
+    def token_eos(self) -> int:
+        """The id of the EOS token; -1 if the model has none."""
+        return _or_none(self._opened.model.vocab.eos)
+
+    def token_nl(self) -> int:
+        """The id of a line's end; -1 if the model has none."""
+        return _or_none(self._opened.model.vocab.special("nl"))
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The vocabulary as an object of its own."""
+        return LlamaTokenizer(self)
+
+    @property
+    def tokenizer_(self) -> LlamaTokenizer:
+        """The same, under the name of llama-cpp-python's attribute."""
+        return self.tokenizer()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as text."""
+        return self._opened.model.metadata
+
+    @property
+    def model(self) -> Model:
+        """The engine's model, for programs that go deeper."""
+        return self._opened.model
+
+    @property
+    def context(self) -> Context:
+        """The engine's context. Using it while a generation runs is the caller's own risk."""
+        return self._runtime.context
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self._opened.model.info.is_recurrent
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self._opened.model.info.is_hybrid
+
+    @property
+    def _ctx(self) -> SimpleNamespace:
+        is_open_without = self._opened.generating is None
+        return SimpleNamespace(ctx=self.model if is_open_without else self.context)
+
+    @property
+    def drafter_name(self) -> str:
+        """What the statistics call the drafter."""
+        return self._opened.drafter_name
+
+    @property
+    def n_parallel(self) -> int:
+        """How many requests are computed side by side."""
+        return self._runtime.context.n_seq_max
+
+    # ---- the state of the conversation
+
+    def set_seed(self, seed: int | None) -> None:
+        """Starts the model's stream of seeds again, from which requests without one draw."""
+        self._opened.seeds.begin(seed)
+
+    def reset(self) -> None:
+        """Forgets what was read and generated. Nothing needs it: texts do not depend on it."""
+        self._opened.reset()
+
+    def save_state(self) -> LlamaState:
+        """What the last request read and generated, for load_state() of this or an equal Llama.
+
+        Raises:
+            BusyError: every place has a request running.
+
+        """
+        return self._opened.save_state()
+
+    def load_state(self, state: LlamaState) -> None:
+        """Goes back to a saved state; the next request with that beginning does not read it again.
+
+        Raises:
+            ArgumentError: the state is damaged or of another model or settings. What the model
+                held before may be forgotten then.
+            BusyError: every place has a request running.
+
+        """
+        self._low_level.load_state(state)
+
+    # ---- token by token
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the memory holds of the last text. May be set lower, to go back."""
+        return self._low_level.n_tokens
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        self._low_level.n_tokens = n
+
+    @property
+    def input_ids(self) -> npt.NDArray[np.intc]:
+        """[n_ctx] ids, of which the first n_tokens count; a copy."""
+        return self._low_level.input_ids(self)
+
+    @property
+    def _input_ids(self) -> npt.NDArray[np.intc]:
+        return self.input_ids[: self.n_tokens]
+
+    @property
+    def scores(self) -> Logits:
+        """Logits of eval(): [n_ctx, n_vocab] with logits_all, else [n_batch, n_vocab].
+
+        Row i is that of token i. Without logits_all only the row of the last token is there.
+        """
+        return self._low_level.scores(self)
+
+    @property
+    def _scores(self) -> Logits:
+        return self.scores[: self.n_tokens, :]
+
+    @property
+    def eval_tokens(self) -> deque[int]:
+        """The ids that the memory holds."""
+        return self._low_level.eval_tokens(self)
+
+    @property
+    def eval_logits(self) -> deque[list[float]]:
+        """The rows of `scores` that count: of all tokens with logits_all, else the last one."""
+        return self._low_level.eval_logits(self)
+
+    @property
+    def _logits_all(self) -> bool:
+        return self._low_level.logits_all
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Reads tokens behind those that the memory holds.
+
+        Raises:
+            ContextFullError: they do not fit.
+            ArgumentError: an id is outside the vocabulary.
+            BusyError: a request is running.
+
+        """
+        self._low_level.eval(self, tokens)
+
+    # fmt: off
+    def sample(  # noqa: D417 - the like share a line
+        self, top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
+        temp: float = 0.80, repeat_penalty: float = 1.0, frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0, tfs_z: float = 1.0, mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1, mirostat_tau: float = 5.0, penalize_nl: bool = True,
+        logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
+    ) -> int:
+        # fmt: on
+        """A token that may follow what the memory holds, whoever read it.
+
+        Args:
+            idx: behind which token, counted from 0; None for the last one. Others need logits_all.
+            penalize_nl: nothing: the engine has no such exception any more.
+            top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
+                presence_penalty, tfs_z, mirostat_mode, mirostat_eta, mirostat_tau,
+                logits_processor, grammar: as of a request.
+
+        Raises:
+            ArgumentError: nothing was read yet, or there is no row at idx.
+
+        """
+        options = low_level.options_of_sampling(
+            top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temperature=temp,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+            mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
+            logits_processor=logits_processor, grammar=grammar,
+        )  # fmt: skip
+        return self._low_level.sample(self, idx, options)
+
+    # fmt: off
+    def generate(  # noqa: D417 - the like share a line
+        self, tokens: Sequence[int], top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05,
+        typical_p: float = 1.0, temp: float = 0.80, repeat_penalty: float = 1.0, reset: bool = True,
+        frequency_penalty: float = 0.0, presence_penalty: float = 0.0, tfs_z: float = 1.0,
+        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
+        stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        # fmt: on
+        """Token by token what follows a prompt, drafted where that is faster.
+
+        It ends behind a token that ends a text, which is given too, and at the context's end.
+
+        Args:
+            tokens: the prompt.
+            reset: begin a new text; False goes on behind what the memory holds.
+            penalize_nl: nothing: the engine has no such exception any more.
+            top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
+                presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,
+                logits_processor, stopping_criteria, grammar: as of a request.
+
+        Raises:
+            ContextFullError: the prompt leaves no room for a token.
+            UnsupportedError: a token was sent into the generator.
+
+        """
+        options = low_level.options_of_sampling(
+            top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temperature=temp,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
+            mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
+            logits_processor=logits_processor, stopping_criteria=stopping_criteria, grammar=grammar,
+        )  # fmt: skip
+        yield from self._low_level.generate(self, tokens, options, reset=reset)
+
+    @staticmethod
+    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Logits:
+        """Log-softmax along an axis, [...] float32; minus infinity stays."""
+        return low_level.logits_to_logprobs(logits, axis)
+
+    @staticmethod
+    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+        """How many tokens two texts have in common at their beginning."""
+        return longest_token_prefix(a, b)
+
+    # ---- how it was opened
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens per decode; never more than a text has."""
+        return self._settings.n_batch
+
+    @property
+    def n_threads(self) -> int:
+        """CPU threads for a token."""
+        return self.context_params.n_threads  # type: ignore[no-any-return]
+
+    @property
+    def n_threads_batch(self) -> int:
+        """CPU threads for a batch."""
+        return self.context_params.n_threads_batch  # type: ignore[no-any-return]
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """How the context was opened, in the engine's numbers; a copy."""
+        return self._settings.context_params(self.n_batch)
+
+    @property
+    def model_params(self) -> SimpleNamespace:
+        """How the model was loaded, in the engine's numbers; a copy."""
+        return self._settings.model_params()
+
+    def pooling_type(self) -> int:
+        """The engine's number of how embeddings of tokens become one: 0 not at all, 1 mean ..."""
+        return self._settings.pooling_type(self.metadata)
+
+    # ---- what counts for later requests
+
+    def set_cache(self, cache: BaseLlamaCache | None) -> None:
+        """Keeps states of past requests, beside the last one, which is always kept.
+
+        A state is a copy of the memory: large, and worth it where long beginnings take turns.
+        """
+        if cache is not None:
+            instance(cache, BaseLlamaCache, "the cache")
+        self.cache = cache
+
+    def set_adapters(
+        self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
+    ) -> None:
+        """Lets these LoRA adapters count from here on, each with its scale; () for none.
+
+        What the memory holds was computed without them, and is forgotten.
+
+        Raises:
+            ArgumentError: these are no pairs of a file or an Adapter and a scale.
+            ModelLoadError: a file is missing, or made for another model.
+            BusyError: a request is running.
+
+        """
+        try:
+            pairs = [(one, scale) for one, scale in adapters]
+        except (TypeError, ValueError):
+            raise ArgumentError(
+                f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
+            ) from None
+        loaded = [
+            (one if isinstance(one, Adapter) else Adapter(self._opened.model, one), scale)
+            for one, scale in pairs
+        ]
+        with self._runtime.runner.exclusive():
+            self._runtime.context.set_adapters(loaded)
+        self.reset()
+
+    # ---- the end
+
     def cancel(self) -> None:
         """Ends what runs, embed() too, from any thread: it raises CancelledError within one decode.
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
-        super().cancel()
-        if self._embedder is not None:
-            self._embedder.cancel()
+        self._opened.cancel()
+        self._embeddings.cancel()
 
     def close(self) -> None:
         """Frees the model. Requests in other threads are cancelled first. May be called twice.
@@ -248,15 +778,17 @@ class Llama(Chats, Settings):
             BusyError: called by a callback of a running generation.
 
         """
-        super().close()
-        if self._embedder is not None:
-            self._embedder.close()
-        if self._tools is not None:
-            self._tools.close()
+        self._opened.close()
+        self._embeddings.close()
+        self._chats.close()
 
 
 def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
     return kind(**keywords)
+
+
+def _or_none(token: int | None) -> int:
+    return -1 if token is None else token
 
 
 Llama.__doc__ = with_arguments(Llama.__doc__)

@@ -1,4 +1,4 @@
-"""An open model, apart from generating: its vocabulary, its state, its end."""
+"""An open model: what requests share of it, its state, its end."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ArgumentError, UnsupportedError
-from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
 
@@ -112,154 +110,60 @@ class SeedStream:
 
 
 class OpenModel(Closeable):
-    """What Llama does beside generating.
+    """A model, what generates with it, and its end.
 
     Args:
         model: the target.
-        runtime: what generations use; None for a model that is open without.
+        generating: what requests use; None for a model that is open without.
         why_not: what a request is told then.
         own_drafter: a drafter to close with the model, if any.
         seed: where the model's stream of seeds begins.
-
-    Attributes:
-        last_n_tokens_size: how many past tokens penalties see, of requests that do not say.
 
     """
 
     def __init__(
         self,
         model: Model,
-        runtime: Runtime | None,
+        generating: Runtime | None,
         why_not: str = "",
         own_drafter: Drafter | None = None,
         seed: int | None = None,
     ) -> None:
-        self._open, self._generating, self._why_not = model, runtime, why_not
+        self.model, self.generating, self._why_not = model, generating, why_not
         self._own_drafter = own_drafter
-        self._seeds = SeedStream(seed)
-        self._texts = VocabTexts(model.vocab)
-        self.last_n_tokens_size = 64
-
-    def __repr__(self) -> str:
-        name = type(self).__name__
-        if self._open.is_closed or self._generating is None:
-            return f"<{name} of {self._open!r}>"
-        runtime = self._generating
-        drafter, n_ctx = runtime.round.drafter, runtime.context.n_ctx_seq
-        draft = "no draft" if drafter.name == "none" else f"draft {drafter!r}"
-        return f"<{name} of {self._open!r}, n_ctx={n_ctx}, {draft}>"
+        self.seeds = SeedStream(seed)
 
     @property
-    def _runtime(self) -> Runtime:
-        if self._generating is None:
-            raise UnsupportedError(self._why_not)
-        return self._generating
-
-    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Token ids of a text.
-
-        Args:
-            text: UTF-8.
-            add_bos: put in what the model wants around a text, such as its BOS token.
-            special: read the names of control tokens as those tokens.
-
-        """
-        return self._texts.tokenize(text, add_bos, special)
-
-    def detokenize(
-        self,
-        tokens: Sequence[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
-    ) -> bytes:
-        """The bytes of a run of tokens; control tokens are empty unless `special`.
-
-        At the beginning of a text, which a BOS token says, the space is left out that vocabularies
-        of SentencePiece put before a first word.
+    def runtime(self) -> Runtime:
+        """What requests use.
 
         Raises:
-            ArgumentError: an id is outside the vocabulary.
+            UnsupportedError: the model is open without, and why.
 
         """
-        return self._texts.detokenize(tokens, prev_tokens, special)
+        if self.generating is None:
+            raise UnsupportedError(self._why_not)
+        return self.generating
 
-    def n_ctx(self) -> int:
-        """How many tokens prompt and text may have together."""
-        return self._runtime.context.n_ctx_seq
+    def __repr__(self) -> str:
+        return self.describe(type(self).__name__)
 
-    def n_vocab(self) -> int:
-        """The size of the vocabulary."""
-        return self._open.info.n_vocab
-
-    def n_embd(self) -> int:
-        """The width of the model's rows, and of its embeddings."""
-        return self._open.info.n_embd
-
-    def token_bos(self) -> int:
-        """The id of the BOS token; -1 if the model has none."""
-        return _or_none(self._open.vocab.bos)
-
-    def token_eos(self) -> int:
-        """The id of the EOS token; -1 if the model has none."""
-        return _or_none(self._open.vocab.eos)
-
-    def token_nl(self) -> int:
-        """The id of a line's end; -1 if the model has none."""
-        return _or_none(self._open.vocab.special("nl"))
-
-    def tokenizer(self) -> LlamaTokenizer:
-        """The vocabulary as an object of its own."""
-        return LlamaTokenizer(self)
-
-    @property
-    def tokenizer_(self) -> LlamaTokenizer:
-        """The same, under the name of llama-cpp-python's attribute."""
-        return self.tokenizer()
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The file's keys and values as text."""
-        return self._open.metadata
-
-    @property
-    def model(self) -> Model:
-        """The engine's model, for programs that go deeper."""
-        return self._open
-
-    @property
-    def context(self) -> Context:
-        """The engine's context. Using it while a generation runs is the caller's own risk."""
-        return self._runtime.context
-
-    @property
-    def _is_recurrent(self) -> bool:
-        return self._open.info.is_recurrent
-
-    @property
-    def _is_hybrid(self) -> bool:
-        return self._open.info.is_hybrid
-
-    @property
-    def _ctx(self) -> SimpleNamespace:
-        return SimpleNamespace(ctx=self._open if self._generating is None else self.context)
+    def describe(self, name: str) -> str:
+        """The repr of what shows this model, under a name."""
+        if self.model.is_closed or self.generating is None:
+            return f"<{name} of {self.model!r}>"
+        drafter, n_ctx = self.generating.round.drafter, self.generating.context.n_ctx_seq
+        draft = "no draft" if drafter.name == "none" else f"draft {drafter!r}"
+        return f"<{name} of {self.model!r}, n_ctx={n_ctx}, {draft}>"
 
     @property
     def drafter_name(self) -> str:
         """What the statistics call the drafter."""
-        return self._runtime.round.drafter.name
-
-    @property
-    def n_parallel(self) -> int:
-        """How many requests are computed side by side."""
-        return self._runtime.context.n_seq_max
-
-    def set_seed(self, seed: int | None) -> None:
-        """Starts the model's stream of seeds again, from which requests without one draw."""
-        self._seeds.begin(seed)
+        return self.runtime.round.drafter.name
 
     def reset(self) -> None:
-        """Forgets what was read and generated. Nothing needs it: texts do not depend on it."""
-        runtime = self._runtime
+        """Forgets what was read and generated."""
+        runtime = self.runtime
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
                 runtime.round.forget(sequence)
@@ -271,15 +175,15 @@ class OpenModel(Closeable):
             BusyError: every place has a request running.
 
         """
-        runtime = self._runtime
+        runtime = self.runtime
         with runtime.runner.exclusive():
             sequence = runtime.runner.latest()
             memory = runtime.context.memory.save(sequence.seq_id)
             drafter = runtime.round.drafter.save(sequence.seq_id)
             tokens = tuple(sequence.tokens)
-            seed = self._seeds.state
+            seed = self.seeds.state
             return LlamaState(
-                tokens, sequence.n_decoded, memory, drafter, seed, self._open.identity,
+                tokens, sequence.n_decoded, memory, drafter, seed, self.model.identity,
                 sequence.n_given,
             )  # fmt: skip
 
@@ -295,12 +199,12 @@ class OpenModel(Closeable):
         if not isinstance(state, LlamaState):
             raise ArgumentError(f"load_state takes what save_state gave, not {shown(state)}")
         # Shapes may be equal, and the engine looks at nothing else.
-        if state.model and state.model != self._open.identity:
+        if state.model and state.model != self.model.identity:
             raise ArgumentError(
                 "the state is of another model, or of one with other kv_overrides, than "
-                f"{self._open.path.name}: read the text again"
+                f"{self.model.path.name}: read the text again"
             )
-        runtime = self._runtime
+        runtime = self.runtime
         with runtime.runner.exclusive():
             runtime.runner.latest()  # raises where there is no place
             sequence = runtime.runner.idle()[0]
@@ -311,15 +215,15 @@ class OpenModel(Closeable):
             sequence.n_decoded, sequence.n_given = state.n_decoded, state.n_given
             runtime.round.drafter.restore(sequence.seq_id, state.drafter)
             runtime.runner.note_latest(sequence)
-            self._seeds.state = state.seed
+            self.seeds.state = state.seed
 
     def cancel(self) -> None:
         """Ends what runs, from any thread: it raises CancelledError within one decode.
 
         Requests that wait for a place are not touched; with none running nothing happens.
         """
-        if self._generating is not None:
-            self._generating.runner.cancel()
+        if self.generating is not None:
+            self.generating.runner.cancel()
 
     def close(self) -> None:
         """Frees the model. Requests in other threads are cancelled first. May be called twice.
@@ -328,9 +232,9 @@ class OpenModel(Closeable):
             BusyError: called by a callback of a running generation.
 
         """
-        runtime = self._generating
+        runtime = self.generating
         if runtime is None:
-            self._open.close()
+            self.model.close()
         elif runtime.runner.close():
             if runtime.on_close is not None:
                 # Of a controller of the caller's own: nothing of it keeps a model open.
@@ -340,7 +244,3 @@ class OpenModel(Closeable):
             runtime.model.close()
             if self._own_drafter is not None:
                 self._own_drafter.close()
-
-
-def _or_none(token: int | None) -> int:
-    return -1 if token is None else token

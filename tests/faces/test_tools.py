@@ -41,8 +41,8 @@ def test_the_grammar_of_a_call_takes_it_and_nothing_else(family: str, choice: st
     """With a processor that dictates the call: the grammar would refuse what is none."""
     text = FAMILIES[family]
     with open_tiny(chat_template=templates()[family], n_ctx=8192) as llm:
-        plan, reader = llm._chat(
-            [USER], ToolRequest.read([WEATHER], choice, None, None),
+        plan, reader = llm._chats.begin(
+            llm, [USER], ToolRequest.read([WEATHER], choice, None, None),
             {"enable_thinking": False}, {"max_tokens": None},
         )  # fmt: skip
         n_prompt = len(plan.record.prompt_tokens)

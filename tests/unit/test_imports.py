@@ -39,7 +39,7 @@ def test_an_import_leaves_out_what_a_text_does_not_need() -> None:
 
 def test_types_can_be_read_at_run_time() -> None:
     """Libraries that check arguments do it."""
-    assert "_tools" in typing.get_type_hints(Llama)
+    assert "_chats" in typing.get_type_hints(Llama)
     hints = typing.get_type_hints(Llama.__init__)
     assert hints["model_path"] == str | os.PathLike[str]
     assert "chat_handler" in hints
