@@ -36,13 +36,13 @@ def each_prompt(prompts: Sequence[_T], make: Callable[[_T], Completion]) -> list
         PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.
 
     """
-    out = []
+    completions = []
     for i, prompt in enumerate(prompts):
         try:
-            out.append(make(prompt))
+            completions.append(make(prompt))
         except PyllamaSpecError as error:  # noqa: PERF203 - the message needs the number
             raise type(error)(f"prompt {i} of the list: {error}") from None
-    return out
+    return completions
 
 
 def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
@@ -106,9 +106,9 @@ def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bo
                 partial: Any = error
                 partial.partial_choices = choices
             raise
-    whole = envelope.wrap("text_completion", {})
+    wrapped = envelope.wrap("text_completion", {})
     records = [completion.generation.record for completion in completions]
-    return Result({**whole, "choices": choices, **_sums(records, begin)}, records)
+    return Result({**wrapped, "choices": choices, **_sums(records, begin)}, records)
 
 
 def _choice(completion: Completion, i: int) -> Response:

@@ -73,11 +73,11 @@ class LlamaRAMCache(BaseLlamaCache):
         return sum(state.llama_state_size for state in self.cache_state.values())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        found = _closest(self.cache_state, tuple(key))
-        if found is None:
+        closest = _closest(self.cache_state, tuple(key))
+        if closest is None:
             raise KeyError("no state begins with any of these tokens")
-        self.cache_state.move_to_end(found)
-        return self.cache_state[found]
+        self.cache_state.move_to_end(closest)
+        return self.cache_state[closest]
 
     def __contains__(self, key: Sequence[int]) -> bool:
         return _closest(self.cache_state, tuple(key)) is not None
@@ -122,10 +122,10 @@ class LlamaDiskCache(BaseLlamaCache):
         return int(self.cache.volume())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        found = _closest(self.cache.iterkeys(), tuple(key))
-        if found is None:
+        closest = _closest(self.cache.iterkeys(), tuple(key))
+        if closest is None:
             raise KeyError("no state begins with any of these tokens")
-        state: LlamaState = self.cache[found]
+        state: LlamaState = self.cache[closest]
         return state
 
     def __contains__(self, key: Sequence[int]) -> bool:

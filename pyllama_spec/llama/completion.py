@@ -141,8 +141,8 @@ class Completions:
             state = llm.cache[prompt]
         except KeyError:
             return
-        held = self._low_level.state()
-        n_held = longest_token_prefix(held.tokens[: held.n_decoded], prompt)
+        sequence = self._low_level.state()
+        n_held = longest_token_prefix(sequence.tokens[: sequence.n_decoded], prompt)
         if longest_token_prefix(state.tokens[: state.n_decoded], prompt) > n_held:
             seed = self._opened.seeds.state  # a cache is no going back in time
             llm.load_state(state)

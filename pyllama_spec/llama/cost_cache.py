@@ -63,12 +63,12 @@ class CostCache:
         try:
             with self._path.open("rb") as file:
                 data = file.read(_MAX_BYTES + 1)
-            found = json.loads(data) if len(data) <= _MAX_BYTES else None
+            content = json.loads(data) if len(data) <= _MAX_BYTES else None
         except (OSError, ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
             return None
-        parts = {name: _curve(found.get(name)) for name in ("verify", "draft", "rest")}
+        parts = {name: _curve(content.get(name)) for name in ("verify", "draft", "rest")}
         if any(part is None for part in parts.values()) or not parts["verify"]:
             return None
         return KnownCosts(**parts)  # type: ignore[arg-type]  # none of them is None
@@ -80,13 +80,18 @@ class CostCache:
         known = controller.known_costs()
         if known is None:
             return
-        out = {"format": _FORMAT, "verify": known.verify, "draft": known.draft, "rest": known.rest}
+        content = {
+            "format": _FORMAT,
+            "verify": known.verify,
+            "draft": known.draft,
+            "rest": known.rest,
+        }
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Of this process alone: others may write theirs, and the last one counts.
             own = self._path.with_name(f"{self._path.name}.{os.getpid()}")
             with whole_file(own) as part:
-                part.write_text(json.dumps(out), encoding="ascii")
+                part.write_text(json.dumps(content), encoding="ascii")
             own.replace(self._path)
 
 
@@ -118,12 +123,12 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _curve(found: Any) -> dict[int, float] | None:
+def _curve(seconds: Any) -> dict[int, float] | None:
     """Seconds by sizes, as they can be; None if anything is not."""
-    if not isinstance(found, dict) or len(found) > _MAX_SIZES:
+    if not isinstance(seconds, dict) or len(seconds) > _MAX_SIZES:
         return None
-    out: dict[int, float] = {}
-    for key, value in found.items():
+    curve: dict[int, float] = {}
+    for key, value in seconds.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 3 and int(key) >= 1):
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -131,5 +136,5 @@ def _curve(found: Any) -> dict[int, float] | None:
         # Not converted: JSON has whole numbers that no float holds. NaN is outside too.
         if not _LEAST_S <= value <= _MOST_S:
             return None
-        out[int(key)] = float(value)
-    return out
+        curve[int(key)] = float(value)
+    return curve

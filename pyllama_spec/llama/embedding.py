@@ -107,12 +107,12 @@ class Embedder:
         if context.pooling != "none":
             rows = [np.array(context.embeddings_of(i)) for i in range(len(group))]
             return [_scaled(row, normalize).tolist() for row in rows]
-        out, at = [], 0
+        vectors, at = [], 0
         for tokens in group:
             each = (np.array(context.embeddings(at + i)) for i in range(len(tokens)))
-            out.append([_scaled(row, normalize).tolist() for row in each])
+            vectors.append([_scaled(row, normalize).tolist() for row in each])
             at += len(tokens)
-        return out
+        return vectors
 
     def cancel(self) -> None:
         """Ends what runs, from any thread."""

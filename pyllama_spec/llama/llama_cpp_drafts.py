@@ -51,9 +51,9 @@ class LlamaPromptLookupDecoding(LlamaDraftModel):
         for n in range(min(max_ngram_size, len(ids) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(ids, n)
             for at in np.nonzero((windows == ids[-n:]).all(axis=1))[0]:
-                found = ids[at + n : at + n + num_pred_tokens]
-                if len(found):
-                    return found
+                candidates = ids[at + n : at + n + num_pred_tokens]
+                if len(candidates):
+                    return candidates
         return np.array([], dtype=np.intc)
 
     def __call__(self, input_ids: Ids, /, **kwargs: Any) -> Ids:
@@ -74,8 +74,8 @@ class _Called(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         """What it gives for the ids so far."""
         ids = np.array(request.tokens[:], dtype=np.intc)
-        found = [int(token) for token in self._model(ids)[: request.n]]
-        return Draft(found) if found else NO_DRAFT
+        tokens = [int(token) for token in self._model(ids)[: request.n]]
+        return Draft(tokens) if tokens else NO_DRAFT
 
 
 def drafter_of(draft_model: object, draft: object = None) -> Drafter:

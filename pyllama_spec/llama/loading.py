@@ -154,20 +154,20 @@ def open_runtime(
     """
     check_target(model)
     drafter.check(model)
-    other = drafter.attached_to
-    if other is not None and not other.is_closed:
+    attached = drafter.attached_to
+    if attached is not None and not attached.is_closed:
         raise ArgumentError(
             f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
             "a drafter for each"
         )
-    n = min(max_draft_of(drafter, n_draft), params.n_batch - 1)
+    max_draft = min(max_draft_of(drafter, n_draft), params.n_batch - 1)
     params = replace(
         params,
         n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,
         n_seq_max=n_parallel,
-        n_rs_seq=_n_snapshots(model, n, min(params.n_batch, params.n_ubatch)),
+        n_rs_seq=_n_snapshots(model, max_draft, min(params.n_batch, params.n_ubatch)),
         # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
-        n_outputs_max=0 if wants_rows else min(n_parallel * (n + 1), params.n_batch),
+        n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
         target_layers=tuple(drafter.target_layers),
     )
     try:
@@ -199,7 +199,7 @@ def _learn_costs(
     return partial(cache.write, controller)
 
 
-def _n_snapshots(model: Model, n_draft: int, n_ubatch: int) -> int:
+def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
     """How many snapshots of a recurrent state the target's context needs.
 
     No round verifies more rows than are equal to single ones, and the engine wants a physical batch
@@ -207,6 +207,6 @@ def _n_snapshots(model: Model, n_draft: int, n_ubatch: int) -> int:
     """
     info = model.info
     # Without a rollback the round turns the drafter off, and the result says why.
-    if n_draft == 0 or not info.has_recurrent_state or not info.can_roll_back:
+    if max_draft == 0 or not info.has_recurrent_state or not info.can_roll_back:
         return 0
-    return max(min(n_draft + 1, FEW_ROWS, n_ubatch - 2), 0)
+    return max(min(max_draft + 1, FEW_ROWS, n_ubatch - 2), 0)

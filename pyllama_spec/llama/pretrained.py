@@ -52,8 +52,8 @@ def fetch(
 
 def _names(hub: Any, repo_id: str) -> list[str]:
     """The files of a repository, relative to it."""
-    found = hub.HfFileSystem().ls(repo_id, recursive=True)
-    names = [one["name"] if isinstance(one, dict) else str(one) for one in found]
+    entries = hub.HfFileSystem().ls(repo_id, recursive=True)
+    names = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in entries]
     return [str(PurePosixPath(name).relative_to(repo_id)) for name in names]
 
 

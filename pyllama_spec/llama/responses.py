@@ -172,14 +172,14 @@ class Completion:
             "finish_reason": record.finish_reason,
         }
         if self.has_logprobs:
-            found = completion_logprobs(self.vocab, record.logprobs, self.offset)
-            choice["logprobs"] = self._with_prompt(found)
+            logprobs = completion_logprobs(self.vocab, record.logprobs, self.offset)
+            choice["logprobs"] = self._with_prompt(logprobs)
         return choice
 
-    def _with_prompt(self, found: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    def _with_prompt(self, logprobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
         """Puts the prompt's tokens, but for a BOS token, before those of the text."""
         if self.prompt_logprobs is None:
-            return found
+            return logprobs
         tokens = self.generation.record.prompt_tokens
         shown = [
             (token, entry)
@@ -190,7 +190,7 @@ class Completion:
         head = completion_logprobs(self.vocab, known, 0)
         if head["tokens"]:  # OpenAI's API has nulls there: nothing comes before the first token
             head["token_logprobs"][0] = head["top_logprobs"][0] = None
-        return {key: [*head[key], *found[key]] for key in found}
+        return {key: [*head[key], *logprobs[key]] for key in logprobs}
 
     def whole(self, envelope: Envelope) -> Response:
         """The whole response."""
@@ -200,8 +200,10 @@ class Completion:
     def chunks(self, envelope: Envelope) -> Generator[Response, None, None]:
         """The response in chunks; the last one has the finish_reason and the figures."""
 
-        def chunk(text: str, finish: str | None = None, found: Response | None = None) -> Response:
-            choice = {"text": text, "index": 0, "logprobs": found, "finish_reason": finish}
+        def chunk(
+            text: str, finish: str | None = None, logprobs: Response | None = None
+        ) -> Response:
+            choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish}
             return envelope.wrap("text_completion", choice)
 
         if self.echo:
@@ -211,11 +213,11 @@ class Completion:
             if piece.finish_reason is not None:
                 yield {**chunk("", piece.finish_reason), **figures(self.generation.record)}
                 return
-            entries, found = _entries_of(piece, self.generation), None
+            entries, logprobs = _entries_of(piece, self.generation), None
             if self.has_logprobs:
-                found = completion_logprobs(self.vocab, entries, offset)
+                logprobs = completion_logprobs(self.vocab, entries, offset)
             offset += len(piece.text)
-            yield chunk(piece.text, found=found)
+            yield chunk(piece.text, logprobs=logprobs)
 
 
 def chat_completion(
@@ -237,8 +239,8 @@ def chat_chunks(
 ) -> Generator[Response, None, None]:
     """A chat completion in chunks; the last one has the finish_reason and the figures."""
 
-    def chunk(delta: Response, finish: str | None = None, found: Any = None) -> Response:
-        choice = {"index": 0, "delta": delta, "logprobs": found, "finish_reason": finish}
+    def chunk(delta: Response, finish: str | None = None, reported: Any = None) -> Response:
+        choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
         return envelope.wrap("chat.completion.chunk", choice)
 
     is_first = True
@@ -251,8 +253,8 @@ def chat_chunks(
             yield {**chunk({}, piece.finish_reason), **figures(generation.record)}
             return
         entries = _entries_of(piece, generation)
-        found = chat_logprobs(vocab, entries) if logprobs else None
-        yield chunk({"content": piece.text}, found=found)
+        reported = chat_logprobs(vocab, entries) if logprobs else None
+        yield chunk({"content": piece.text}, reported=reported)
 
 
 def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
@@ -262,11 +264,11 @@ def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
 
 
 def _stretches(record: GenerationRecord) -> tuple[tuple[str, bool], ...]:
-    found, begin = [], 0
+    stretches, begin = [], 0
     for end, is_drafted in record.spans:
-        found.append((record.text[begin:end], is_drafted))
+        stretches.append((record.text[begin:end], is_drafted))
         begin = end
-    return tuple(found)
+    return tuple(stretches)
 
 
 def _coloured(stretches: Sequence[tuple[str, bool]]) -> str:

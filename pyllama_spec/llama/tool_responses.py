@@ -79,27 +79,27 @@ class _Deltas:
 
     def of(self, now: Answer) -> list[Response]:
         """Deltas that lead from what was sent to `now`; text that was sent stays."""
-        out: list[Response] = []
+        deltas: list[Response] = []
         sent = self._sent
         for key, new, old in (
             ("reasoning_content", now.reasoning, sent.reasoning),
             ("content", now.content, sent.content),
         ):
             if len(new) > len(old) and new.startswith(old):
-                out.append({key: new[len(old) :]})
+                deltas.append({key: new[len(old) :]})
         sent.reasoning = max(sent.reasoning, now.reasoning, key=len)
         sent.content = max(sent.content, now.content, key=len)
         for i, (name, arguments) in enumerate(now.calls):
             if i == len(sent.calls):
                 sent.calls.append((name, arguments))
-                out.append(self._delta(i, _call(self._id, i, name, arguments)))
+                deltas.append(self._delta(i, _call(self._id, i, name, arguments)))
                 continue
             old_arguments = sent.calls[i][1]
             if len(arguments) > len(old_arguments) and arguments.startswith(old_arguments):
                 sent.calls[i] = (name, arguments)
                 more = {"arguments": arguments[len(old_arguments) :]}
-                out.append(self._delta(i, {"function": more}))
-        return out
+                deltas.append(self._delta(i, {"function": more}))
+        return deltas
 
     def _delta(self, i: int, call: Response) -> Response:
         delta: Response = {"tool_calls": [{"index": i, **call}]}
@@ -119,8 +119,8 @@ def tool_chunks(
 ) -> Generator[Response, None, None]:
     """A chat completion in chunks: a call begins with its id and name, its arguments follow."""
 
-    def chunk(delta: Response, finish: str | None = None, found: Any = None) -> Response:
-        choice = {"index": 0, "delta": delta, "logprobs": found, "finish_reason": finish}
+    def chunk(delta: Response, finish: str | None = None, reported: Any = None) -> Response:
+        choice = {"index": 0, "delta": delta, "logprobs": reported, "finish_reason": finish}
         return envelope.wrap("chat.completion.chunk", choice)
 
     deltas = _Deltas(envelope.id, has_function=request.is_legacy or bool(request.forced))
@@ -130,12 +130,12 @@ def tool_chunks(
             yield chunk({"role": "assistant"})
             is_first = False
         answer = _read(reader, generation, vocab)
-        found: Any = None
+        reported: Any = None
         if logprobs and piece.tokens:
-            found = chat_logprobs(vocab, generation.record.logprobs[-len(piece.tokens) :])
+            reported = chat_logprobs(vocab, generation.record.logprobs[-len(piece.tokens) :])
         for delta in deltas.of(answer):
-            yield chunk(delta, found=found)
-            found = None
+            yield chunk(delta, reported=reported)
+            reported = None
         has_calls = has_calls or bool(answer.calls)
         if piece.finish_reason is not None:
             is_call = has_calls and piece.finish_reason == "stop"

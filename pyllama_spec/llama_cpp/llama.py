@@ -48,10 +48,10 @@ class LogitsProcessorList(list[LogitsProcessor]):
 
     def __call__(self, input_ids: Ids, scores: Scores) -> Any:
         """Lets each have what the one before gave."""
-        found: Any = scores
+        processed: Any = scores
         for processor in self:
-            found = processor(input_ids, found)
-        return found
+            processed = processor(input_ids, processed)
+        return processed
 
 
 class StoppingCriteriaList(list[StoppingCriteria]):
@@ -59,8 +59,8 @@ class StoppingCriteriaList(list[StoppingCriteria]):
 
     def __call__(self, input_ids: Ids, logits: Scores) -> bool:
         """Asks all of them: each may count."""
-        found = [criterion(input_ids, logits) for criterion in self]
-        return any(found)
+        ends = [criterion(input_ids, logits) for criterion in self]
+        return any(ends)
 
 
 class MinTokensLogitsProcessor:

@@ -142,26 +142,28 @@ def chat_formatter_to_chat_completion_handler(chat_formatter: ChatFormatter) -> 
                 "tools are for the chat formats of pyllama_spec itself, not for a registered one"
             )
         for_template = {name: options.pop(name, None) for name in _OF_CHATS[:4]}
-        found = chat_formatter(messages=messages, **for_template)
+        formatted = chat_formatter(messages=messages, **for_template)
         stops = [stop] if isinstance(stop, str) else list(stop or ())
-        more = [found.stop] if isinstance(found.stop, str) else list(found.stop or ())
+        more = [formatted.stop] if isinstance(formatted.stop, str) else list(formatted.stop or ())
         tokens = llama.tokenize(
-            found.prompt.encode("utf-8"), add_bos=not found.added_special, special=True
+            formatted.prompt.encode("utf-8"), add_bos=not formatted.added_special, special=True
         )
         answer = llama.create_completion(
             tokens, stop=[*stops, *more], stream=stream,
             logprobs=(top_logprobs or 0) if logprobs else None,
-            stopping_criteria=found.stopping_criteria, **options,
+            stopping_criteria=formatted.stopping_criteria, **options,
         )  # fmt: skip
         return _chat_chunks(answer) if stream else _chat(answer)
 
     return handler
 
 
-def _chat_logprobs(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if found is None:
+def _chat_logprobs(logprobs: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    if logprobs is None:
         return None
-    rows = zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True)
+    rows = zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    )
     content = [
         {
             "token": token, "bytes": None, "logprob": logprob,
@@ -243,11 +245,11 @@ class LlamaChatCompletionHandlerRegistry:
                 f"there is no chat format {name!r}; there are "
                 f"{', '.join(sorted({*FORMATS, *HANDLERS}))}"
             )
-        found = FORMATS[name]
-        template = ChatTemplate(found.source)
+        form = FORMATS[name]
+        template = ChatTemplate(form.source)
 
         def formatter(*, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
-            return ChatFormatterResponse(template.render(messages).text, list(found.stop))
+            return ChatFormatterResponse(template.render(messages).text, list(form.stop))
 
         return chat_formatter_to_chat_completion_handler(formatter)
 
@@ -276,10 +278,10 @@ def hf_tokenizer_config_to_chat_formatter(
 
     def formatter(*, messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
         # Templates that make no use of add_generation_prompt begin an answer by an empty one.
-        asked = (
+        chat = (
             [*messages, {"role": "assistant", "content": ""}] if add_generation_prompt else messages
         )
-        text = template.render(asked, add_generation_prompt=False).text
+        text = template.render(chat, add_generation_prompt=False).text
         return ChatFormatterResponse(text, tokenizer_config["eos_token"], added_special=True)
 
     return formatter
@@ -301,9 +303,9 @@ def guess_chat_format_from_gguf_metadata(metadata: Mapping[str, str]) -> str | N
 
 def _named(name: str) -> Callable[..., ChatFormatterResponse]:
     def formatter(messages: Sequence[Any], **kwargs: Any) -> ChatFormatterResponse:
-        found = FORMATS[name]
-        stop = list(found.stop)
-        text = ChatTemplate(found.source).render(messages).text
+        form = FORMATS[name]
+        stop = list(form.stop)
+        text = ChatTemplate(form.source).render(messages).text
         return ChatFormatterResponse(text, stop[0] if len(stop) == 1 else stop or None)
 
     formatter.__name__ = name
