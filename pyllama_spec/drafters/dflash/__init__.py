@@ -1,6 +1,5 @@
 """DFlash drafts: a block of tokens in one call, from the target's own hidden rows."""
 
-from pyllama_spec.drafters.dflash.drafter import DFlash
-from pyllama_spec.drafters.dflash.opener import open_dflash
+from pyllama_spec.drafters.dflash.drafter import DFlash, open_dflash
 
 __all__ = ["DFlash", "open_dflash"]

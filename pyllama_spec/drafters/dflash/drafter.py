@@ -21,12 +21,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
 from pyllama_spec.drafters.dflash.memory import DFlashMemory
-from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
+from pyllama_spec.drafters.model_drafter import ModelDrafter, add_lookup, passed
+from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
@@ -150,3 +152,25 @@ class DFlash(ModelDrafter[DFlashMemory]):
     def describe(self) -> dict[str, Any]:
         """Its file, its sizes, the layers that it reads and how long a block is."""
         return {**super().describe(), "block_size": self.block.n_slots}
+
+
+def open_dflash(path: Path, options: DraftOptions) -> Drafter:
+    """The draft of a file, with copies and n-grams beside it unless options.lookup is 0.
+
+    More tokens than a block was trained with are not guessed, however many are asked for.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+
+    """
+    draft = DFlash(
+        path,
+        p_min=options.p_min or 0.0,
+        n_gpu_layers=options.n_gpu_layers,
+        devices=options.devices,
+        rpc_servers=options.rpc_servers,
+        progress=options.progress,
+    )
+    if options.max_draft is not None:
+        draft.max_draft = min(max(options.max_draft, 1), draft.max_draft)
+    return add_lookup(draft, options)

@@ -20,15 +20,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, Drafter, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
 from pyllama_spec.drafters.eagle3.memory import Eagle3Memory
-from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
+from pyllama_spec.drafters.model_drafter import ModelDrafter, add_lookup, passed
+from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
+
+# Tokens that a head drafts per round where nothing else is said: each costs a decode of its own.
+_MAX_DRAFT = 4
+# And where only those are drafted that pay.
+_MAX_ADAPTIVE = 8
 
 
 @dataclass(slots=True)
@@ -148,3 +155,23 @@ class Eagle3(ModelDrafter[Eagle3Memory]):
         pairs.decode(step)
         for i, chain in enumerate(chains):
             chain.choice = Choice(*pairs.context.draft_candidates(i))
+
+
+def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
+    """The head of a file, with copies and n-grams beside it unless options.lookup is 0.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+
+    """
+    own = _MAX_ADAPTIVE if options.is_adaptive else _MAX_DRAFT
+    head = Eagle3(
+        path,
+        own if options.max_draft is None else max(options.max_draft, 1),
+        p_min=options.p_min or 0.0,
+        n_gpu_layers=options.n_gpu_layers,
+        devices=options.devices,
+        rpc_servers=options.rpc_servers,
+        progress=options.progress,
+    )
+    return add_lookup(head, options)
