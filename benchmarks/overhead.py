@@ -44,7 +44,7 @@ class Replay(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         """The next tokens of the known answer."""
         at = len(request.tokens) - self.n_prompt
-        return Draft(self.answer[at : at + request.n])
+        return Draft(self.answer[at : at + request.n_requested])
 
 
 def generate(

@@ -22,7 +22,7 @@ class PhraseBook(Drafter):
         for phrase in self.phrases:
             for known in range(len(phrase) - 1, 1, -1):
                 if request.tokens[-known:] == phrase[:known]:
-                    return Draft(phrase[known : known + request.n])
+                    return Draft(phrase[known : known + request.n_requested])
         return Draft()
 
 

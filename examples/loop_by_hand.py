@@ -17,7 +17,7 @@ def main(path: str, prompt: str = "cat dog cow pig " * 4, n: int = 64) -> tuple[
     tokens.append(sampler.sample(context, n_prompt - 1))  # the last one is always pending
     drafter.commit([Committed(seq=0, tokens=tokens, start=0)])
     while len(tokens) - n_prompt <= n and not model.vocab.is_eog(tokens[-1]):
-        [drafted] = drafter.propose([DraftRequest(seq=0, tokens=tokens, n=8)])
+        [drafted] = drafter.propose([DraftRequest(seq=0, tokens=tokens, n_requested=8)])
         n_past, draft = len(tokens) - 1, list(drafted.ids)  # what may come next
         batch.clear()
         batch.extend([tokens[-1], *draft], n_past, output_all=True)

@@ -47,10 +47,10 @@ class ScriptedDrafter(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         """What the script says for this round."""
         seq = request.seq
-        assert request.n >= 1, "a drafter is not asked for nothing"
+        assert request.n_requested >= 1, "a drafter is not asked for nothing"
         assert self.history(seq) == list(request.tokens), "every token must have been told"
         self.n_proposals += 1
-        return Draft(self.script(seq, min(request.n, self.max_draft)))
+        return Draft(self.script(seq, min(request.n_requested, self.max_draft)))
 
     def script(self, seq: int, n: int) -> Sequence[int]:
         """At most n ids; what a kind of drafter differs in."""

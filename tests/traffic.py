@@ -144,7 +144,7 @@ class ManyScripts(Drafter):
         assert script.history(request.seq) == list(request.tokens)
         if rng.random() < self.p_raise:
             raise ValueError("made to fail")
-        coming = script.coming(request.seq, rng.randrange(0, request.n + 1))
+        coming = script.coming(request.seq, rng.randrange(0, request.n_requested + 1))
         k = rng.randrange(0, len(coming) + 1)
         ids = coming[:k] + [other(token) for token in coming[k:]]
         return Draft(rng.choice([ids, coming, coming, [], [*coming[:k], -1, 2**31]]))

@@ -71,8 +71,8 @@ class SyntheticDrafter(Drafter):
 
     def propose_one(self, request: DraftRequest) -> Draft:
         """The real drafter's proposal with its tokens exchanged."""
-        n = min(request.n, self.max_draft)
-        real = self.inner.propose([request._replace(n=n)])[0]
+        n = min(request.n_requested, self.max_draft)
+        real = self.inner.propose([request._replace(n_requested=n)])[0]
         if not self._is_on_script:
             self.n_off_script += 1
             return real

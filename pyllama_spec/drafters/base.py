@@ -37,7 +37,7 @@ class Draft(NamedTuple):
     candidates: Sequence[Sequence[tuple[int, float]]] | None = None
     match_length: int = 0
 
-    def cut(self, n: int) -> Draft:
+    def first(self, n: int) -> Draft:
         """The first n places of it."""
         if len(self.ids) <= n:
             return self
@@ -108,17 +108,18 @@ class DraftRequest(NamedTuple):
         seq: the sequence.
         tokens: its prompt and all committed tokens; the last one is pending: the target has not
             decoded it.
-        n: the most tokens that are wanted, at least 1.
+        n_requested: the most tokens that are wanted, at least 1.
         prior: who else has a say in each token, for drafters that can mix; None for nobody.
-        stop: where to end, for drafters that draft a token at a time; None for n tokens.
+        stop: where to end, for drafters that draft a token at a time; None for n_requested.
         lookup_only: only what costs no call of a model is wanted; for drafters with has_lookup.
-        n_lookup: the most tokens that are wanted of a copy, where that is more than n; else 0.
+        n_lookup: the most tokens that are wanted of a lookup hit, where that is more than
+            n_requested; else 0.
 
     """
 
     seq: int
     tokens: Sequence[int]
-    n: int
+    n_requested: int
     prior: TokenPrior | None = None
     stop: DraftStop | None = None
     lookup_only: bool = False
@@ -208,7 +209,7 @@ class Drafter(Closeable):
     # ---- drafting
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """At most request.n tokens that may follow the last one."""
+        """At most request.n_requested tokens that may follow the last one."""
         raise NotImplementedError(f"{type(self).__name__} has neither propose_one() nor propose()")
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:

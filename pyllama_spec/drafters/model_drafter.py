@@ -176,7 +176,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
         """
         tokens = self.memory_or_fail().of(request.seq).tokens
-        if request.n < 1 or len(tokens) < 2:
+        if request.n_requested < 1 or len(tokens) < 2:
             return False
         if tokens[-1] != request.tokens[-1]:
             raise ArgumentError(

@@ -118,7 +118,7 @@ class PromptLookup(Drafter):
         """
         history = self._sequences[request.seq]
         tokens = history.tokens
-        n = min(max(request.n, request.n_lookup), self.max_draft)
+        n = min(max(request.n_requested, request.n_lookup), self.max_draft)
         for size in self._sizes:
             if size >= len(tokens) or n < 1:
                 continue

@@ -228,11 +228,11 @@ class RowMemory(ABC):
             s.ahead = s.tokens[n_keep] if s.n_fed >= n_keep else None
             s.truncate(n_keep)
         if s.n_fed > n_keep:
-            self.cut(seq, s, n_keep)
+            self.roll_back(seq, s, n_keep)
         if n_keep == 0:
             self.forget(seq)
 
-    def cut(self, seq: int, s: SequenceMemory, n: int) -> None:
+    def roll_back(self, seq: int, s: SequenceMemory, n: int) -> None:
         """Forgets all but the first n rows that were fed."""
         self.context.memory.rollback(seq, n)
         s.n_fed = min(s.n_fed, n)

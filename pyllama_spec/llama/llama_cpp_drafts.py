@@ -74,7 +74,7 @@ class _Called(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         """What it gives for the ids so far."""
         ids = np.array(request.tokens[:], dtype=np.intc)
-        tokens = [int(token) for token in self._model(ids)[: request.n]]
+        tokens = [int(token) for token in self._model(ids)[: request.n_requested]]
         return Draft(tokens) if tokens else NO_DRAFT
 
 

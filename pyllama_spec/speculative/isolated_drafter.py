@@ -217,7 +217,9 @@ class IsolatedDrafter:
         if draft is NO_DRAFT:  # as in most rounds of a text that is only looked up
             return draft
         try:
-            n = max(request.n, request.n_lookup) if draft.match_length else request.n
+            n = request.n_requested
+            if draft.match_length:
+                n = max(n, request.n_lookup)
             # A copy: the drafter may go on writing to its own list, and what is verified must be
             # what is compared.
             ids = list(islice(draft.ids, n))
@@ -241,7 +243,7 @@ class IsolatedDrafter:
             p = [float(one) for one in islice(p, len(ids))]
             if len(p) < len(ids):
                 raise ValueError(f"a draft of {len(ids)} tokens has {len(p)} probabilities")
-        return draft.cut(len(ids))._replace(ids=ids, probabilities=p, match_length=match_length)
+        return draft.first(len(ids))._replace(ids=ids, probabilities=p, match_length=match_length)
 
     def _note_foreign(self, seq: int, token: int) -> None:
         """Counts a draft of which nothing can be verified, of a text that had no other.

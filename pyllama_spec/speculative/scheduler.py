@@ -181,7 +181,7 @@ class Scheduler:
         for span in spans:
             turn = span.turn
             if turn is not None and turn.n_verified < len(span.draft.ids):
-                span.draft = span.draft.cut(max(turn.n_verified, 0))
+                span.draft = span.draft.first(max(turn.n_verified, 0))
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> None:
         """What became of a round, for the controller and the statistics."""

@@ -87,8 +87,8 @@ class _Asked(NoDrafter):
         self.told: list[int] = []
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        self.asked.extend(request.n for request in requests)
-        return [Draft([5] * request.n) for request in requests]
+        self.asked.extend(request.n_requested for request in requests)
+        return [Draft([5] * request.n_requested) for request in requests]
 
     def commit(self, done: Sequence[Committed]) -> None:
         for one in done:

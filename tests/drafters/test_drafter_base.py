@@ -72,7 +72,7 @@ class ListForms(OnlyProposeOne):
         self.asked.append([request.seq for request in requests])
         for request in requests:
             assert self.known[request.seq] == list(request.tokens)
-            assert 1 <= request.n <= self.max_draft
+            assert 1 <= request.n_requested <= self.max_draft
         return [super(ListForms, self).propose_one(request) for request in requests]
 
     def propose_one(self, request: DraftRequest) -> Draft:

@@ -76,7 +76,7 @@ class Toy(Drafter):
             position, token = self.newest[request.seq]
             assert position == len(request.tokens) - 2
             ids = [self.successor[self.successor[token]]]
-            while len(ids) < min(request.n, self.max_draft):
+            while len(ids) < min(request.n_requested, self.max_draft):
                 ids.append(self.successor[ids[-1]])
             drafts.append(Draft(ids))
         return drafts

@@ -190,7 +190,7 @@ def test_columns_of_other_types_and_lengths() -> None:
 def test_a_draft_that_no_controller_can_weigh_costs_no_text() -> None:
     class Short(Drafter):
         def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft([5] * request.n, [0.5])
+            return Draft([5] * request.n_requested, [0.5])
 
     with open_tiny() as llm:
         want = llm.create_completion("abab", max_tokens=12, **GREEDY)

@@ -28,7 +28,7 @@ class OnlyProposeOne(Drafter):
         known = len(request.tokens)
         for text in self.texts:
             if text[:known] == list(request.tokens):
-                return Draft(text[known : known + request.n])
+                return Draft(text[known : known + request.n_requested])
         raise LookupError(f"{known} tokens that are in no text")
 
 
@@ -47,7 +47,7 @@ class Moody(Drafter):
     def propose_one(self, request: DraftRequest) -> Draft:
         """The number of the sequence."""
         self._hear("propose", request.seq)
-        return Draft([10 + request.seq] * request.n)
+        return Draft([10 + request.seq] * request.n_requested)
 
     def commit_one(self, done: Committed) -> None:
         """Listens."""

@@ -49,7 +49,7 @@ class _Meddler(Drafter):
 
     def propose_one(self, request: DraftRequest) -> Draft:
         self.target.memory.clear()
-        return Draft([1] * request.n)
+        return Draft([1] * request.n_requested)
 
 
 def test_a_drafter_may_only_read_its_target() -> None:

@@ -240,13 +240,13 @@ def test_drafts_of_several_sequences_are_those_of_each_alone(kind: str) -> None:
         for lengths in ([5] * 4, [5, 3, 1, 4], [2, 2, 2, 2], [1, 1, 1, 1]):
             asked = [DraftRequest(i, seqs[i].tokens, lengths[i]) for i in order]
             found = drafter.propose(asked)
-            longest = max(request.n for request in asked)
+            longest = max(request.n_requested for request in asked)
             for request, given in zip(asked, found, strict=True):
                 alone, _ = block_of(drafter, request.seq, request.tokens, longest)
-                assert proposal(given).ids == alone.ids[: request.n]
-                assert proposal(given).probabilities == alone.probabilities[: request.n]
+                assert proposal(given).ids == alone.ids[: request.n_requested]
+                assert proposal(given).probabilities == alone.probabilities[: request.n_requested]
                 assert given.candidates is not None
-                assert len(given.candidates) == request.n
+                assert len(given.candidates) == request.n_requested
 
 
 def test_what_fails_for_one_sequence_costs_the_others_no_draft() -> None:

@@ -108,7 +108,7 @@ class Guessing(Drafter):
 
     def propose_one(self, request: DraftRequest) -> Draft:
         """As many guesses as are wanted."""
-        return Draft([self._choose(self._random) for _ in range(request.n)])
+        return Draft([self._choose(self._random) for _ in range(request.n_requested)])
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {

@@ -120,7 +120,7 @@ def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
 
     class Right(ManyScripts):
         def propose_one(self, request: DraftRequest) -> Draft:
-            return Draft(self.scripts[request.seq].coming(request.seq, request.n))
+            return Draft(self.scripts[request.seq].coming(request.seq, request.n_requested))
 
     model = tiny("llama")
     requests = [Request((3 + i,), 41) for i in range(n_seqs)]

@@ -117,7 +117,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         asked = passed(known, self.can_draft, errors)
         drafts: dict[int, Draft] = {}
         if asked:
-            n = min(max(r.n for r in asked), self.max_draft)
+            n = min(max(r.n_requested for r in asked), self.max_draft)
             rows = memory.guess([r.seq for r in asked], n)
             for request, row in zip(asked, rows, strict=True):
                 try:
@@ -134,7 +134,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         ids: list[int] = []
         probabilities: list[float] = []
         candidates: list[list[tuple[int, float]]] = []
-        for i in range(min(request.n, self.max_draft)):
+        for i in range(min(request.n_requested, self.max_draft)):
             given = ids[-1] if ids else request.tokens[-1]
             choice = Choice(*context.draft_candidates(row + i, given))
             token, p = choose(choice, request.prior, ids)

@@ -141,7 +141,7 @@ class Eagle3(ModelDrafter[Eagle3Memory]):
         stop = chain.request.stop
         if stop is not None and stop(p):
             return False
-        return len(chain.ids) < min(chain.request.n, self.max_draft)
+        return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
 
     def _step_all(self, chains: Sequence[_Chain]) -> None:
         """Feeds each chain its newest token with the head's own row of it."""

@@ -48,7 +48,7 @@ class Eagle3Memory(RowMemory):
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
         """The pair that truncate() left at the end is right if the text goes on as it did."""
         if tokens and s.n_fed and s.n_fed == len(s.tokens) and s.ahead != tokens[0]:
-            self.cut(seq, s, len(s.tokens) - 1)
+            self.roll_back(seq, s, len(s.tokens) - 1)
         s.ahead = None
 
     def known(self, s: SequenceMemory, n_keep: int) -> int:
