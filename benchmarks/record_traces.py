@@ -18,7 +18,7 @@ from typing import Any
 
 from pyllama_spec import Llama
 from pyllama_spec.bench.config import load_prompts
-from pyllama_spec.speculative.controller import Controller, Spent, Turn
+from pyllama_spec.speculative.controller import Controller, Span, Spent
 
 
 class Recorder(Controller):
@@ -27,28 +27,29 @@ class Recorder(Controller):
     name = "recorder"
 
     def __init__(self) -> None:
-        self.drafts: list[Turn] = []
+        self.drafts: list[Span] = []
 
-    def cut(self, turns: Sequence[Turn]) -> None:
+    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
         """Nothing is verified."""
+        return [0] * len(spans)
 
-    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
-        """Keeps the turn, in its place of the text."""
-        self.drafts.extend(turns)
+    def learn(self, spans: Sequence[Span], spent: Spent) -> None:
+        """Keeps the span, in its place of the text."""
+        self.drafts.extend(spans)
 
 
-def trace_of(drafts: Sequence[Turn]) -> list[list[Any]]:
+def trace_of(drafts: Sequence[Span]) -> list[list[Any]]:
     """For each place: tokens of the match of a copy, how many were right, the probabilities."""
-    text = [turn.tokens[0] for turn in drafts]
+    text = [span.tokens[0] for span in drafts]
     out: list[list[Any]] = []
-    for at, turn in enumerate(drafts):
+    for at, span in enumerate(drafts):
         n_right = 0
-        for token, true in zip(turn.draft.ids, text[at:], strict=False):
+        for token, true in zip(span.draft.ids, text[at:], strict=False):
             if token != true:
                 break
             n_right += 1
-        p = [round(p, 3) for p in turn.draft.probabilities or ()]
-        out.append([turn.draft.match_length, n_right, p or len(turn.draft.ids)])
+        p = [round(p, 3) for p in span.draft.probabilities or ()]
+        out.append([span.draft.match_length, n_right, p or len(span.draft.ids)])
     return out
 
 

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.drafters import Draft
-from pyllama_spec.speculative.controller import Controller, ControllerLimits, Spent, Turn
+from pyllama_spec.speculative.controller import (
+    Controller,
+    ControllerLimits,
+    DraftDecision,
+    Span,
+    Spent,
+)
 
 _TRACES = Path(__file__).parent / "traces"
 
@@ -86,19 +92,19 @@ class Fixed(Controller):
     def __init__(self, n: int, p_min: float = 0.0) -> None:
         self.n, self.p_min = n, p_min
 
-    def ask(self, turns: Sequence[Turn]) -> None:
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """Always the same."""
-        for turn in turns:
-            turn.n_asked = min(self.n, turn.n_max)
+        return [DraftDecision(min(self.n, span.max_draft)) for span in spans]
 
-    def cut(self, turns: Sequence[Turn]) -> None:
+    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
         """Up to the first that is unsure."""
-        for turn in turns:
-            p = turn.draft.probabilities
-            turn.n_verified = len(turn.draft.ids)
-            if p is not None and self.p_min:
-                unsure = (i for i, one in enumerate(p) if one < self.p_min)
-                turn.n_verified = next(unsure, len(p))
+        return [self._n_sure(span) for span in spans]
+
+    def _n_sure(self, span: Span) -> int:
+        p = span.draft.probabilities
+        if p is None or not self.p_min:
+            return len(span.draft.ids)
+        return next((i for i, one in enumerate(p) if one < self.p_min), len(p))
 
 
 def simulate(
@@ -151,54 +157,62 @@ def _round(
     n_prompt: int,
     is_first: bool,
 ) -> None:
-    turns = []
+    spans = []
     for seq, (text, at) in places.items():
         left = len(text) - at - 1
-        turns.append(Turn(seq, n_prompt + at, max(min(len(text[at].p) or 8, left), 0)))
-    controller.ask(turns)
+        spans.append(Span(seq, n_prompt + at, max(min(len(text[at].p) or 8, left), 0)))
+    for span, decision in zip(spans, controller.decide(spans), strict=True):
+        span.decide(decision)
     n_steps = 0
-    for turn in turns:
-        text, at = places[turn.seq]
-        n_asked = min(turn.n_asked, turn.n_max)
-        if not n_asked:
+    for span in spans:
+        text, at = places[span.seq]
+        if not span.n_requested:
             continue
         place = text[at]
-        if turn.lookup_only and not place.match_length:
+        if not span.asks_model and not place.match_length:
             continue
-        stop = None if place.match_length or not is_stepwise else controller.stop_of(turn)
-        p: list[float] = []
-        n_wanted = max(n_asked, turn.n_lookup) if place.match_length else n_asked
-        for one in place.p[:n_wanted]:
-            p.append(one)
-            if stop is not None and stop(one):
-                break
-        # What comes true are the ids of the places; what does not is -1.
-        ids = [at + i if i < place.n_right else -1 for i in range(len(p))]
-        turn.draft = Draft(ids, None if place.match_length else p, match_length=place.match_length)
+        span.draft = _drafted(controller, span, place, at, is_stepwise)
         if place.p and not place.match_length:  # where there is nothing to copy, it cost nothing
-            n_steps = max(n_steps, len(ids) if is_stepwise else n_asked)
-    controller.cut(turns)
-    n_most = max(turn.n_verified for turn in turns)
-    rows = len(turns) * (1 + n_most)
-    n_past = sum(turn.n_past for turn in turns) // len(turns)
+            n_steps = max(n_steps, len(span.draft.ids) if is_stepwise else span.n_requested)
+    for span, n in zip(spans, controller.verify_lengths(spans), strict=True):
+        span.n_verified = n
+    n_most = max(span.n_verified for span in spans)
+    rows = len(spans) * (1 + n_most)
+    n_past = sum(span.n_past for span in spans) // len(spans)
     draft_ms = costs.draft(n_steps) if n_steps else 0.0
     verify_ms = costs.verify(rows, n_past)
     out.seconds += (draft_ms + verify_ms + costs.rest) / 1e3
-    first = turns[0]
+    first = spans[0]
     if first.seq == 0:
-        out.lengths.append((first.n_asked, first.n_verified))
+        out.lengths.append((first.n_requested, first.n_verified))
         out.at.append(places[0][1])
-    for turn in turns:
-        text, at = places[turn.seq]
-        n = min(turn.n_verified, text[at].n_right) + 1
-        turn.tokens = [at + i for i in range(n)]
+    for span in spans:
+        text, at = places[span.seq]
+        n = min(span.n_verified, text[at].n_right) + 1
+        span.tokens = [at + i for i in range(n)]
         out.n_tokens += n
         if at + n >= len(text):
-            del places[turn.seq]
+            del places[span.seq]
         else:
-            places[turn.seq] = (text, at + n)
+            places[span.seq] = (text, at + n)
     spent = Spent(noisy(draft_ms) / 1e3, noisy(verify_ms) / 1e3, costs.rest / 1e3)
-    controller.learn(turns, spent)
+    controller.learn(spans, spent)
+
+
+def _drafted(controller: Controller, span: Span, place: Place, at: int, is_stepwise: bool) -> Draft:
+    is_lookup = place.match_length > 0
+    stop = None if is_lookup or not is_stepwise else controller.stop_of(span)
+    n = span.n_requested
+    if is_lookup and span.decision is not None:
+        n = max(n, span.decision.n_lookup)
+    p: list[float] = []
+    for one in place.p[:n]:
+        p.append(one)
+        if stop is not None and stop(one):
+            break
+    # What comes true are the ids of the places; what does not is -1.
+    ids = [at + i if i < place.n_right else -1 for i in range(len(p))]
+    return Draft(ids, None if is_lookup else p, match_length=place.match_length)
 
 
 def made_up(

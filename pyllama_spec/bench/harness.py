@@ -125,7 +125,7 @@ def _setup(
         drafter=spec.name,
         n_ctx=n_ctx,
         n_threads=spec.runtime.context.n_threads,
-        max_draft=spec.runtime.round.n_draft,
+        max_draft=spec.runtime.round.max_draft,
         weight_bytes=n_bytes,
         weight_basis=basis,
         streaming=streaming,

@@ -27,8 +27,10 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.speculative.controller import (
     Controller,
     ControllerLimits,
+    DraftDecision,
+    DraftGain,
+    Span,
     Spent,
-    Turn,
     make_controller,
 )
 from pyllama_spec.terminal import dim
@@ -102,9 +104,9 @@ class Switch(Controller):
         self._inside = inside
         self.name, self.wants_costs = inside.name, inside.wants_costs
 
-    def attach(self, room: ControllerLimits) -> None:
+    def attach(self, limits: ControllerLimits) -> None:
         """See Controller."""
-        self._inside.attach(room)
+        self._inside.attach(limits)
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
         """See Controller."""
@@ -114,23 +116,21 @@ class Switch(Controller):
         """See Controller."""
         self._inside.begin(seq)
 
-    def ask(self, turns: Sequence[Turn]) -> None:
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """See Controller."""
-        if self.is_on:
-            self._inside.ask(turns)
+        return self._inside.decide(spans) if self.is_on else [DraftDecision()] * len(spans)
 
-    def stop_of(self, turn: Turn) -> DraftStop | None:
+    def stop_of(self, span: Span) -> DraftStop | None:
         """See Controller."""
-        return self._inside.stop_of(turn)
+        return self._inside.stop_of(span)
 
-    def cut(self, turns: Sequence[Turn]) -> None:
+    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
         """See Controller."""
-        self._inside.cut(turns)
+        return self._inside.verify_lengths(spans)
 
-    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+    def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
         """See Controller."""
-        if self.is_on:
-            self._inside.learn(turns, spent)
+        return self._inside.learn(spans, spent) if self.is_on else None
 
     def reason_off(self, seq: int) -> str | None:
         """See Controller."""

@@ -22,7 +22,7 @@ from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.parallel import ParallelRunner
 from pyllama_spec.requests.runner import Runner, SerialRunner
 from pyllama_spec.speculative import Controller, Round
-from pyllama_spec.speculative.isolated_drafter import max_draft_of
+from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
 from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.terminal import ProgressBar
 
@@ -160,7 +160,7 @@ def open_runtime(
             f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
             "a drafter for each"
         )
-    max_draft = min(max_draft_of(drafter, n_draft), params.n_batch - 1)
+    max_draft = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch).max_draft
     params = replace(
         params,
         n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,
@@ -189,13 +189,13 @@ def _learn_costs(
     round_: Round, controller: Controller | None, drafter: Drafter
 ) -> Callable[[], None] | None:
     """Tells a controller what rounds cost here; what keeps that for another program, at the end."""
-    if controller is None or not controller.wants_costs or not round_.n_draft:
+    if controller is None or not controller.wants_costs or not round_.max_draft:
         return None
     cache = CostCache(round_.target, drafter)
     known = cache.read()
     if known is not None:
         controller.begin_with(known)
-    controller.learn_costs(measure_rows(round_.target, 1 + round_.n_draft))
+    controller.learn_costs(measure_rows(round_.target, 1 + round_.max_draft))
     return partial(cache.write, controller)
 
 

@@ -22,7 +22,7 @@ from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
 from pyllama_spec.requests.request_lock import CLOSED, COLLECT_AFTER_S
 from pyllama_spec.speculative import Round, SequenceState
-from pyllama_spec.speculative.spans import n_common
+from pyllama_spec.speculative.sequence import n_common
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64

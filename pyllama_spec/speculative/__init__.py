@@ -2,7 +2,6 @@
 
 from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.acceptance import (
-    AcceptanceRule,
     RowObserver,
     StepSampler,
     TokenSampler,
@@ -11,9 +10,11 @@ from pyllama_spec.speculative.acceptance import (
 from pyllama_spec.speculative.controller import (
     Controller,
     ControllerChoice,
+    DraftDecision,
     FixedLength,
     Off,
     ProfitController,
+    Span,
     make_controller,
 )
 from pyllama_spec.speculative.loop import SpeculativeLoop
@@ -23,9 +24,9 @@ from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
 from pyllama_spec.speculative.stats import SpeculationStats, Timing, TurnCounts
 
 __all__ = [
-    "AcceptanceRule",
     "Controller",
     "ControllerChoice",
+    "DraftDecision",
     "FixedLength",
     "Limits",
     "Off",
@@ -35,6 +36,7 @@ __all__ = [
     "Scheduler",
     "SequenceRun",
     "SequenceState",
+    "Span",
     "SpeculationStats",
     "SpeculativeLoop",
     "Step",

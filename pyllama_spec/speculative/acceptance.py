@@ -60,14 +60,6 @@ class StepSampler:
         return out
 
 
-# Given a sampler, the target's context, the row of the pending token in its last batch, what was
-# verified behind it, a list that takes the committed tokens (those before an exception too), and
-# who wants to see each row.
-AcceptanceRule = Callable[
-    [TokenSampler, Context, int, Sequence[int], "list[int]", "RowObserver | None"], None
-]
-
-
 def sample_and_match(
     sampler: TokenSampler,
     target: Context,

@@ -28,11 +28,11 @@ class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
 
     Attributes:
         reason: in words.
-        error: what the drafter raised, with its traceback; None where it was never asked.
+        error: what the drafter raised, with its traceback.
 
     """
 
-    def __init__(self, reason: str, error: Exception | None = None) -> None:
+    def __init__(self, reason: str, error: Exception) -> None:
         super().__init__(reason)
         self.reason, self.error = reason, error
 
@@ -55,7 +55,6 @@ class IsolatedDrafter:
         # Told who has the target, and that nobody has it: a drafter may read it and no more.
         self._lend, self._borrower = lend, f"the drafter {drafter.name!s}"
         self._n_vocab = n_vocab
-        self._disabled: DrafterFailure | None = None
         self._failures: dict[int, DrafterFailure] = {}
         # How many tokens of each sequence it has been told. After a failure a sequence is absent
         # until its next prompt: what came in between would leave a hole.
@@ -64,7 +63,7 @@ class IsolatedDrafter:
         # that did not.
         self._n_foreign: dict[int, int] = {}
         self.name = drafter.name
-        # The layer inputs to give it: none while it is off for good.
+        # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
@@ -75,16 +74,12 @@ class IsolatedDrafter:
 
     def failure(self, seq: int) -> DrafterFailure | None:
         """Why nothing is asked of the drafter for a sequence; None while it is on."""
-        return self._disabled or (self._failures.get(seq) if self._failures else None)
+        return self._failures.get(seq) if self._failures else None
 
     @property
     def has_failed(self) -> bool:
         """Whether it is off for any sequence."""
-        return bool(self._failures) or self._disabled is not None
-
-    def disable(self, reason: str) -> None:
-        """Turns it off for good."""
-        self._disabled, self.target_layers = DrafterFailure(reason), ()
+        return bool(self._failures)
 
     def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:
         """How many of the first n_keep tokens the target need not decode again for the drafter.
@@ -98,8 +93,6 @@ class IsolatedDrafter:
         self._failures.pop(seq, None)
         self._n_foreign[seq] = 0
         known = self._n_known.setdefault(seq, 0)
-        if self._disabled:
-            return n_keep
         if known >= n_keep:
             return self._resume_at(seq, n_keep)
         # A failure may have left it with more than it is known to have.
@@ -262,7 +255,7 @@ class IsolatedDrafter:
             )
 
     def _is_on(self, seq: int) -> bool:
-        return self._disabled is None and seq in self._n_known
+        return seq in self._n_known
 
     def _call(self, seq: int, what: str, method: Callable[..., _T], *args: Any) -> _T | None:
         if self.failure(seq) is not None:
@@ -294,14 +287,3 @@ def _said(error: Exception) -> str:
         return str(error)
     except Exception as again:  # noqa: BLE001
         return f"(its text raises {type(again).__name__})"
-
-
-def max_draft_of(drafter: Drafter, n_draft: int | None) -> int:
-    """The most tokens that a drafter is asked for: its own number, and no more than n_draft.
-
-    Raises:
-        ArgumentError: one of them is no whole number from 0 on.
-
-    """
-    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
-    return most if n_draft is None else min(count(n_draft, "n_draft", 0), most)

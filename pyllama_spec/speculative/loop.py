@@ -61,9 +61,9 @@ class SpeculativeLoop:
         return self.round.drafter
 
     @property
-    def n_draft(self) -> int:
+    def max_draft(self) -> int:
         """The most tokens that are drafted in a round."""
-        return self.round.n_draft
+        return self.round.max_draft
 
     @property
     def stats(self) -> SpeculationStats:

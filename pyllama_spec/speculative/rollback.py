@@ -22,7 +22,6 @@ class Rollback:
 
     Attributes:
         max_draft: the most tokens that can be taken back after a round; None for any number.
-        reason_off: why drafts cannot be verified at all; None if they can.
         needs_equal_rows: whether sequences can be taken back after a common decode only if it had
             as many tokens of each, with sequence ids that follow each other.
         keeps_whole: whether the engine computes a sequence's tokens of a decode in one piece, and
@@ -36,7 +35,6 @@ class Rollback:
     """
 
     max_draft: int | None = None
-    reason_off: str | None = None
     needs_equal_rows = False
     keeps_whole = False
     goes_alone = False
@@ -245,27 +243,11 @@ class ReplayRollback(StateRollback):
         return True
 
 
-class NoRollback(StateRollback):
-    """A recurrent state that nothing takes back: texts are generated without drafts."""
-
-    max_draft = 0
-
-    def __init__(self, target: Context, n_checkpoints: int = _N_CHECKPOINTS) -> None:
-        super().__init__(target, n_checkpoints)
-        info = target.model.info
-        why = "open the context with n_rs_seq" if info.can_roll_back else "the engine has none"
-        self.reason_off = (
-            f"the state of {info.arch!r} cannot be rolled back without snapshots: {why}"
-        )
-
-
-def rollback_of(target: Context, *, replay: bool = True) -> Rollback:
-    """The one for a context's memory; for `replay` see Round."""
+def rollback_of(target: Context) -> Rollback:
+    """The one for a context's memory."""
     info = target.model.info
     if info.has_recurrent_state:
-        if target.n_rs_seq:
-            return SnapshotRollback(target)
-        return ReplayRollback(target) if replay else NoRollback(target)
+        return SnapshotRollback(target) if target.n_rs_seq else ReplayRollback(target)
     if info.n_swa > 0:
         return WindowRollback(target)
     return Rollback(target)

@@ -1,6 +1,8 @@
 """The round: draft, verify in one batch, accept, roll back, for all sequences that take part.
 
     scheduler.plan        who reads how much of a prompt, who may draft how many tokens
+    run.forced            text that has to follow needs no drafter
+    scheduler.decide      the controller: how many tokens each asks for
     drafter.propose       all sequences at once
     target.decode         one batch: prompts' parts, and [pending] + draft of each sequence
     accept                per sequence: the target's own choice at each row
@@ -8,17 +10,16 @@
     drafter.commit        what was settled, with the target's rows
 
 Plain decoding is this round with a drafter that proposes nothing. Nothing of a request is kept
-here: all of it is in its SequenceRun. What fails in one sequence ends that sequence alone.
+here: all of it is in its SequenceRun, and its part of a round in a Span. What fails in one sequence
+ends that sequence alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
-from typing import Any
 
-from pyllama_spec.drafters.base import Committed, Drafter
+from pyllama_spec.drafters.base import Committed, Draft, Drafter
 from pyllama_spec.engine import Context
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import (
@@ -27,19 +28,13 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.controller.base import Controller
-from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter, max_draft_of
+from pyllama_spec.speculative.acceptance import sample_and_match
+from pyllama_spec.speculative.controller.base import Controller, ControllerLimits, Span, Spent
+from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import rollback_of
-from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, Span
-from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
-from pyllama_spec.speculative.spans import (
-    count_seconds,
-    drawn,
-    finish_reason,
-    learn,
-    n_common,
-    room_of,
-)
+from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
+from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step, n_common
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
@@ -53,9 +48,12 @@ class Round:
         drafter: who proposes.
         n_draft: the most tokens to draft per round and sequence; None for the drafter's max_draft.
         controller: how many of them are drafted and verified; None for all, in every round.
-        replay: whether drafts are verified by a target whose recurrent state has no snapshots: its
-            state is copied before each draft, and what was accepted decoded once more.
-        limits: fields of Limits that differ from what the context says.
+        max_rows: the most rows of a decode that verifies; None for as many as the context computes
+            as single ones are.
+        max_chunk: the most tokens of a prompt that a decode reads; None for a physical batch, so
+            that Ctrl-C is answered within one.
+        max_stepwise: prompts with no more tokens left than this are read a token a round beside
+            the others (Limits.max_stepwise).
 
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, the
@@ -70,8 +68,9 @@ class Round:
         n_draft: int | None = None,
         controller: Controller | None = None,
         *,
-        replay: bool = True,
-        **limits: Any,
+        max_rows: int | None = None,
+        max_chunk: int | None = None,
+        max_stepwise: int = 0,
     ) -> None:
         if not isinstance(drafter, Drafter):
             raise ArgumentError(
@@ -84,47 +83,65 @@ class Round:
                 f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open "
                 f"the target's context with target_layers={tuple(drafter.target_layers)}"
             )
-        n = max_draft_of(drafter, n_draft)
+        bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
         drafter.attach(target)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
-        self.rollback = rollback_of(target, replay=replay)
-        self.scheduler = Scheduler(self._limits(n, limits), controller)
-        self.scheduler.controller.attach(room_of(self.scheduler.limits, self.drafter))
+        self.rollback = rollback_of(target)
+        limits = self._limits(bound, max_rows, max_chunk, max_stepwise)
+        self.scheduler = Scheduler(limits, controller)
+        self.scheduler.controller.attach(
+            ControllerLimits(
+                limits.max_draft,
+                self.drafter.is_stepwise,
+                self.drafter.has_lookup,
+                is_padded=limits.has_streams or limits.needs_equal_rows,
+                max_rows=limits.width,
+            )
+        )
         self._batch = TargetBatch(target)
+        # The runs of the round that is being computed, by sequence.
+        self._runs: dict[int, SequenceRun] = {}
         # Whose prompt the last batch ended with, and who has not drawn a token from it yet.
         self._ready: list[SequenceRun] = []
 
-    def _limits(self, n: int, limits: dict[str, Any]) -> Limits:
-        target, params = self.target, self.target.params
-        if n > 0 and self.rollback.reason_off is not None:
-            self.drafter.disable(self.rollback.reason_off)
-        if self.rollback.max_draft is not None:
-            n = min(n, self.rollback.max_draft)
-        n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
+    def _limits(
+        self, bound: DraftBound, max_rows: int | None, max_chunk: int | None, max_stepwise: int
+    ) -> Limits:
+        """What the context, its memory and the caller allow."""
+        target, params, rollback = self.target, self.target.params, self.rollback
         is_parallel = params.n_seq_max > 1
-        found = Limits(
+        if max_rows is None:
+            max_rows = target.exact_rows if target.exact_rows > 1 else FEW_ROWS
+        if max_chunk is None:
+            max_chunk = min(target.n_batch, target.n_ubatch)
+        n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
+        width = verify_width(max_rows, n_outputs, target.n_batch)
+        return Limits(
             n_ctx=target.n_ctx_seq,
             n_batch=target.n_batch,
             n_outputs=n_outputs,
-            n_draft=min(n, n_outputs - 1),
-            max_rows=target.exact_rows if target.exact_rows > 1 else FEW_ROWS,
-            # One physical batch at a time, so that Ctrl-C is answered within one.
-            max_chunk=min(target.n_batch, target.n_ubatch),
-            mixes_prompts=is_parallel and params.kv_unified and self.rollback.is_cut,
-            has_streams=is_parallel and not params.kv_unified and self.rollback.can_pad,
-            needs_equal_rows=self.rollback.needs_equal_rows,
-            keeps_whole=self.rollback.keeps_whole,
-            goes_alone=self.rollback.goes_alone,
-            can_fill=self.rollback.can_fill,
+            draft_bound=draft_bound(bound, n_snapshots=rollback.max_draft, n_rows=width),
+            max_rows=max_rows,
+            max_chunk=max_chunk,
+            max_stepwise=max_stepwise,
+            mixes_prompts=is_parallel and params.kv_unified and rollback.is_cut,
+            has_streams=is_parallel and not params.kv_unified and rollback.can_pad,
+            needs_equal_rows=rollback.needs_equal_rows,
+            keeps_whole=rollback.keeps_whole,
+            goes_alone=rollback.goes_alone,
+            can_fill=rollback.can_fill,
         )
-        found = replace(found, **limits)
-        return replace(found, n_draft=min(found.n_draft, found.width - 1))
 
     @property
-    def n_draft(self) -> int:
+    def max_draft(self) -> int:
         """The most tokens that a sequence drafts in a round."""
-        return self.scheduler.limits.n_draft
+        return self.scheduler.limits.max_draft
+
+    @property
+    def max_draft_reason(self) -> str:
+        """What allows no more than max_draft tokens, in words."""
+        return self.scheduler.limits.draft_bound.reason
 
     # ---- a request begins
 
@@ -218,34 +235,55 @@ class Round:
                     f"sequence {run.seq_id} has nothing to compute: call begin() first, or "
                     "draw_first() behind a prompt without a sampler, and leave out what is over"
                 )
-        if len(runs) > 1 and len({run.seq_id for run in runs}) < len(runs):
+        by_seq = {run.seq_id: run for run in runs}
+        if len(by_seq) < len(runs):
             raise ArgumentError("two of the runs are on one sequence")
+        self._runs = by_seq
+        try:
+            return self._step(runs)
+        finally:
+            self._runs = {}
+
+    def _step(self, runs: Sequence[SequenceRun]) -> Ended:
         out: Ended = []
         for run in runs:
             if run.is_cancelled:
                 self._fail(run, CancelledError("the generation was cancelled"), out)
-        spans = self.scheduler.plan([run for run in runs if not run.is_cancelled] if out else runs)
+        spans = self._plan([run for run in runs if not run.is_cancelled] if out else runs)
         start = perf_counter()
         try:
-            if self.n_draft:
+            if self.max_draft:
                 self._draft(spans)
             propose_s = draft_s = perf_counter() - start
             verify_s = 0.0
             for decode in self.scheduler.decodes(spans):
-                begun = perf_counter()
-                if self._compute(decode, out):
-                    computed = perf_counter()
-                    verify_s += computed - begun
-                    draft_s += self._settle(decode.spans, out)
+                decode_s, commit_s = self._decode(decode, out)
+                verify_s += decode_s
+                draft_s += commit_s
         except BaseException:
             for span in spans:
-                self.recover(span.run.state)
+                self.recover(self._runs[span.seq].state)
             raise
         round_s = perf_counter() - start
         for span in spans:
-            count_seconds(span, round_s, draft_s, verify_s)
-        learn(self.scheduler, self.drafter, spans, propose_s, verify_s, round_s)
+            self._count_seconds(span, round_s, draft_s, verify_s)
+        if self.max_draft:
+            self._learn(spans, propose_s, verify_s, round_s)
         return out
+
+    def _plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
+        """Who takes part, what has to follow anyway, and how many tokens the others ask for."""
+        spans = self.scheduler.plan(runs)
+        if self.max_draft:
+            for span in spans:
+                forced = self._runs[span.seq].forced
+                if forced is not None and span.max_draft:
+                    # Nobody is asked for it, and no controller weighs it.
+                    ids = tuple(forced(span.max_draft))
+                    if ids:
+                        span.draft, span.n_verified = Draft(ids), len(ids)
+            self.scheduler.decide(spans)
+        return spans
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
         """Ends one sequence; the others do not notice."""
@@ -254,40 +292,47 @@ class Round:
         out.append((run, Step((), 0, 0, None, error)))
 
     def _draft(self, spans: Sequence[Span]) -> None:
-        asked = [span for span in spans if span.n_draft]
+        asked = [span for span in spans if span.n_requested]
         if not asked:
             return
-        requests = [self.scheduler.request(span) for span in asked]
+        requests = [self.scheduler.request(span, self._runs[span.seq].view) for span in asked]
         for span, draft in zip(asked, self.drafter.propose(requests), strict=True):
             span.draft = draft
-        self.scheduler.cut(spans)
+        self.scheduler.set_lengths(spans)
 
-    def _compute(self, decode: Decode, out: Ended) -> bool:
-        """One decode of the target; False where it failed, and its sequences with it."""
+    def _decode(self, decode: Decode, out: Ended) -> tuple[float, float]:
+        """One decode of the target, and what it settles.
+
+        Returns:
+            The seconds in the target, and those in the drafter behind it. A decode that failed, and
+            its sequences with it, counts none.
+
+        """
         self._forget_rows()
-        spans = decode.spans
+        spans, runs = decode.spans, self._runs
+        begun = perf_counter()
         try:
-            self.rollback.prepare([s.run.state for s in spans if s.draft.ids or s.n_pad])
-            self._batch.compute(decode)
+            self.rollback.prepare([runs[s.seq].state for s in spans if s.n_verified or s.n_pad])
+            self._batch.compute(decode, runs)
         except ContextFullError as error:
             # In a memory that sequences share one may leave no room for the others: each by itself.
             if len(spans) == 1:
-                self._fail(spans[0].run, error, out)
-                return False
+                self._fail(runs[spans[0].seq], error, out)
+                return 0.0, 0.0
             for span in spans:
                 span.n_pad = 0
-                if self._compute(Decode([span]), out):
-                    self._settle([span], out)
-            return False
+                self._decode(Decode([span]), out)
+            return 0.0, 0.0
         except PyllamaSpecError as error:
-            blamed = [s.run for s in spans if s.run.is_cancelled] or [s.run for s in spans]
+            blamed = [s.seq for s in spans if runs[s.seq].is_cancelled] or [s.seq for s in spans]
             for span in spans:
-                if span.run in blamed or not isinstance(error, CancelledError):
-                    self._fail(span.run, error, out)
+                if span.seq in blamed or not isinstance(error, CancelledError):
+                    self._fail(runs[span.seq], error, out)
                 else:  # another one's cancel() ended the decode: this one goes on
-                    self.recover(span.run.state)
-            return False
-        return True
+                    self.recover(runs[span.seq].state)
+            return 0.0, 0.0
+        decode_s = perf_counter() - begun
+        return decode_s, self._settle(spans, out)
 
     def _forget_rows(self) -> None:
         """Another batch is computed: nobody can draw from the last one any more."""
@@ -302,7 +347,7 @@ class Round:
                 self._forget_rows()
         except CancelledError:  # in the second decode: what was committed is read again
             for span in spans:
-                self.recover(span.run.state)
+                self.recover(self._runs[span.seq].state)
             return 0.0
         return draft_s
 
@@ -312,7 +357,7 @@ class Round:
         for span in spans:
             step = (self._read if span.n_prompt else self._verify)(span, done)
             if step is not None:
-                out.append((span.run, step))
+                out.append((self._runs[span.seq], step))
         drafter = self.drafter
         if not done and not drafter.has_failed:
             return 0.0
@@ -321,14 +366,16 @@ class Round:
             drafter.commit(done)
         if drafter.has_failed:
             for span in spans:
-                failure, stats = drafter.failure(span.run.seq_id), span.run.stats
+                failure = drafter.failure(span.seq)
                 if failure is not None:
+                    stats = self._runs[span.seq].stats
                     stats.reason_off, stats.reason_off_error = failure.reason, failure.error
         return perf_counter() - start
 
     def _read(self, span: Span, done: list[Committed]) -> Step | None:
         """After a part of a prompt. Its last row gives the first token."""
-        run, state, n = span.run, span.run.state, span.n_prompt
+        run, n = self._runs[span.seq], span.n_prompt
+        state = run.state
         first = state.n_decoded
         state.n_decoded += n
         tokens, step = state.tokens[first : first + n], None
@@ -370,20 +417,20 @@ class Round:
         return step
 
     def _draw_first(self, run: SequenceRun, row: int) -> Step:
-        tokens, error = drawn(run, self.target, row, ())
+        tokens, error = self._sample(run, row, ())
         run.state.tokens += tokens
         run.n_generated += len(tokens)
-        run.finish_reason = finish_reason(run, self.target, tokens) if error is None else None
+        run.finish_reason = self._finish_reason(run, tokens) if error is None else None
         return Step(tuple(tokens), 0, 0, run.finish_reason, error)
 
     def _verify(self, span: Span, done: list[Committed]) -> Step | None:
         """After a decode of the pending token and its draft."""
-        run, state, ids = span.run, span.run.state, span.draft.ids
-        tokens, error = drawn(run, self.target, span.first_row, ids)
+        run, ids = self._runs[span.seq], span.ids
+        state = run.state
+        tokens, error = self._sample(run, span.first_row, ids)
         n_past, n = state.n_decoded, len(tokens)
         if tokens:
-            if span.turn is not None:
-                span.turn.tokens = tokens
+            span.tokens = tokens
             state.tokens += tokens
             state.n_decoded = n_past + n
             run.n_generated += n
@@ -396,5 +443,60 @@ class Round:
         if error is not None:
             self.rollback.recover(state, is_computed=True)
             return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error)
-        run.finish_reason = finish_reason(run, self.target, tokens)
+        run.finish_reason = self._finish_reason(run, tokens)
         return Step(tuple(tokens), len(ids), n - 1, run.finish_reason)
+
+    def _sample(
+        self, run: SequenceRun, row: int, ids: Sequence[int]
+    ) -> tuple[list[int], BaseException | None]:
+        """What the sampler takes, and what a callback of the user's or the chain itself raised."""
+        tokens: list[int] = []
+        target = self.target
+        assert run.sampler is not None
+        # The sampler reads rows; what it calls of the user's may do no more.
+        target.lend("a callback of the request")
+        try:
+            sample_and_match(run.sampler, target, row, ids, tokens, run.observe)
+        except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
+            run.error = error
+            return tokens, error
+        finally:
+            target.lend(None)
+        return tokens, None
+
+    def _finish_reason(self, run: SequenceRun, tokens: Sequence[int]) -> str | None:
+        """Why a request ends with these tokens; None where it goes on."""
+        if self.target.model.vocab.is_eog(tokens[-1]):
+            return "stop"
+        is_full = run.state.n_decoded >= self.target.n_ctx_seq
+        return "length" if run.n_left <= 0 or is_full else None
+
+    # ---- what a round is counted as
+
+    def _count_seconds(self, span: Span, round_s: float, draft_s: float, verify_s: float) -> None:
+        """The seconds of a round, as one sequence sees them: it waits for all of them."""
+        run = self._runs[span.seq]
+        timing = run.timing
+        if span.n_prompt:
+            timing.prompt_s += round_s
+            return
+        timing.decode_s += round_s
+        timing.draft_s += draft_s
+        timing.verify_s += verify_s
+        timing.n_decoded = run.n_generated - 1
+
+    def _learn(
+        self, spans: Sequence[Span], propose_s: float, verify_s: float, round_s: float
+    ) -> None:
+        """Tells the controller what a round took and gave, and results why nothing is drafted."""
+        is_pure = not any(span.n_prompt for span in spans)
+        spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
+        learnt = self.scheduler.learn(spans, spent)
+        for span, gain in learnt:
+            if span.tokens:
+                self._runs[span.seq].stats.count_turn(span, gain, propose_s / len(learnt))
+        controller = self.scheduler.controller
+        for span in spans:
+            # A failure of the drafter has said so already.
+            if self.drafter.failure(span.seq) is None:
+                self._runs[span.seq].stats.reason_off = controller.reason_off(span.seq)

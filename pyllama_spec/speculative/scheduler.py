@@ -1,10 +1,10 @@
-"""Who computes what in a round: policy alone, no engine.
+"""Who computes what in a round: policy alone, no engine, no caller's function, no statistics.
 
-The scheduler sees counts and answers with counts. plan() says which sequences take part, how much
-of a prompt each reads and how many drafted tokens each may ask for; decodes() says, once the drafts
-are there, which of them share a decode of the target, and with what padding. How long a draft is
-worth its rows is the controller's to say: it is asked before and behind the drafts, and told what
-became of them.
+The scheduler reads counts and answers with counts. plan() says which sequences take part, how much
+of a prompt each reads and how many tokens each may draft; decodes() says, once the drafts are
+there, which of them share a decode of the target, and with what padding. How long a draft is worth
+its rows is the controller's to say: decide() and set_lengths() ask it before and behind the drafts,
+learn() tells it what became of them.
 
 Padding: where each sequence has a stream of its own in the memory, the engine computes sequences
 together only while their ids follow each other and each has as many tokens as the others; for the
@@ -14,17 +14,36 @@ sequences in between, are taken back after the decode; they cost a row each and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
 
-from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest
+from pyllama_spec.drafters.base import DraftRequest
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.speculative.controller.base import Controller, FixedLength, Spent, Turn
+from pyllama_spec.speculative.controller.base import (
+    NO_GAIN,
+    Controller,
+    DraftDecision,
+    DraftGain,
+    FixedLength,
+    Span,
+    Spent,
+)
+from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
 # more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0 (docs/measurements.md).
 _PASS_ROWS = 4
+
+
+def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
+    """The most rows of a decode that verifies; see Limits."""
+    return max(min(max_rows, n_outputs, n_batch), 1)
+
+
+NO_DRAFTS = DraftBound(0, "nothing is drafted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +54,7 @@ class Limits:
         n_ctx: positions of a sequence.
         n_batch: the most tokens of a decode.
         n_outputs: the most tokens of a decode with logits.
-        n_draft: the most tokens that a sequence drafts.
+        draft_bound: the most tokens that a sequence drafts, whatever the round, and why no more.
         max_rows: the most rows of a decode that verifies: up to this many, rows are computed as
             single ones are (docs/measurements.md), so that text does not depend on company.
         max_chunk: the most tokens of a prompt that a decode reads; prompts are always cut at the
@@ -53,7 +72,7 @@ class Limits:
     n_ctx: int
     n_batch: int
     n_outputs: int
-    n_draft: int = 0
+    draft_bound: DraftBound = NO_DRAFTS
     max_rows: int = 32
     max_chunk: int = 512
     max_stepwise: int = 0
@@ -67,36 +86,12 @@ class Limits:
     @property
     def width(self) -> int:
         """The most rows of a decode that verifies."""
-        return max(min(self.max_rows, self.n_outputs, self.n_batch), 1)
-
-
-@dataclass(slots=True, eq=False)
-class Span:
-    """The part of one sequence in a decode.
-
-    Attributes:
-        run: whose it is.
-        n_prompt: tokens of a prompt that are read; 0 to verify the pending token and its draft.
-        n_draft: how many drafted tokens may be asked for.
-        draft: what was proposed.
-        n_pad: tokens behind the draft that nobody reads.
-        first_row: its first row in the decode's batch.
-        turn: what the controller says of it; None for a prompt, and where nothing is ever drafted.
-
-    """
-
-    run: SequenceRun
-    n_prompt: int = 0
-    n_draft: int = 0
-    draft: Draft = NO_DRAFT
-    n_pad: int = 0
-    first_row: int = 0
-    turn: Turn | None = None
+        return verify_width(self.max_rows, self.n_outputs, self.n_batch)
 
     @property
-    def n_rows(self) -> int:
-        """Its tokens, without padding."""
-        return self.n_prompt or 1 + len(self.draft.ids)
+    def max_draft(self) -> int:
+        """The most tokens that a sequence drafts, whatever the round."""
+        return self.draft_bound.max_draft
 
 
 @dataclass(slots=True, eq=False)
@@ -115,16 +110,6 @@ class Decode:
     n_fill: int = 0
 
 
-def _force(span: Span) -> bool:
-    """Drafts what has to follow, if anything: nobody is asked, and no controller weighs it."""
-    if span.run.forced is None or not span.n_draft:
-        return False
-    ids = tuple(span.run.forced(span.n_draft))
-    if ids:
-        span.draft, span.n_draft = Draft(ids), 0
-    return bool(ids)
-
-
 class Scheduler:
     """The policy. Its answers depend on the runs, in the order in which they are given.
 
@@ -137,70 +122,86 @@ class Scheduler:
     def __init__(self, limits: Limits, controller: Controller | None = None) -> None:
         self.limits = limits
         self.controller = FixedLength() if controller is None else controller
+        self._width = limits.width
 
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
         """The spans of a round, before anything is drafted."""
-        spans = self._spans(runs)
-        if self.limits.n_draft:
-            turns = []
-            for span in spans:
-                if not span.n_prompt and not _force(span):
-                    turn = Turn(span.run.seq_id, span.run.state.n_decoded, span.n_draft)
-                    span.turn = turn
-                    turns.append(turn)
-            if turns:
-                self.controller.ask(turns)
-                _check(self.controller, turns, "n_asked", "n_lookup")
-            for span in spans:
-                if span.turn is not None:
-                    span.n_draft = max(min(span.turn.n_asked, span.n_draft), 0)
-        return spans
-
-    def request(self, span: Span) -> DraftRequest:
-        """What is asked of the drafter for a span with n_draft above 0."""
-        turn, run = span.turn, span.run
-        assert turn is not None
-        stop = self.controller.stop_of(turn)
-        n_lookup = min(turn.n_lookup, turn.n_max)
-        return DraftRequest(
-            run.seq_id, run.view, span.n_draft, None, stop, turn.lookup_only, n_lookup
-        )
-
-    def cut(self, spans: Sequence[Span]) -> None:
-        """Leaves of each draft what is to be verified."""
-        turns = []
-        for span in spans:
-            turn = span.turn
-            if turn is not None:
-                turn.draft = span.draft
-                turns.append(turn)
-        if not turns:
-            return
-        self.controller.cut(turns)
-        _check(self.controller, turns, "n_verified")
-        for span in spans:
-            turn = span.turn
-            if turn is not None and turn.n_verified < len(span.draft.ids):
-                span.draft = span.draft.first(max(turn.n_verified, 0))
-
-    def learn(self, spans: Sequence[Span], spent: Spent) -> None:
-        """What became of a round, for the controller and the statistics."""
-        turns = [span.turn for span in spans if span.turn is not None]
-        if not turns:
-            return
-        self.controller.learn(turns, spent)
-        for span in spans:
-            if span.turn is not None and span.turn.tokens:
-                span.run.stats.count_turn(span.turn, spent.draft_s / len(turns))
-
-    def _spans(self, runs: Sequence[SequenceRun]) -> list[Span]:
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick
-            return [Span(runs[0], 0, self._n_draft(runs[0], self.limits.n_draft))]
+            return [self._text(runs[0], 1)]
         texts = [run for run in runs if not run.n_missing]
-        spans = [Span(run, n_draft=n) for run, n in zip(texts, self._n_drafts(texts), strict=True)]
+        spans = [self._text(run, len(texts)) for run in texts]
         if len(texts) < len(runs):
             spans += list(self._read([run for run in runs if run.n_missing], spans))
         return spans
+
+    def decide(self, spans: Iterable[Span]) -> None:
+        """Has the controller decide on all texts but those whose draft is there already."""
+        undecided = [span for span in spans if not span.n_prompt and not span.draft.ids]
+        if not undecided:
+            return
+        decisions = _checked(
+            self.controller, "decide", self.controller.decide(undecided), undecided
+        )
+        for span, decision in zip(undecided, decisions, strict=True):
+            if not isinstance(decision, DraftDecision):
+                raise ArgumentError(
+                    f"controller {self.controller.name!r:.40} gave {decision!r:.40} in decide(); "
+                    "it is to give a DraftDecision for each span"
+                )
+            _check_count(self.controller, "n_requested", decision.n_requested)
+            _check_count(self.controller, "n_lookup", decision.n_lookup)
+            span.decide(decision)
+
+    def request(self, span: Span, tokens: Sequence[int]) -> DraftRequest:
+        """What is asked of the drafter for a span with n_requested above 0.
+
+        Args:
+            span: the span.
+            tokens: the sequence's.
+
+        """
+        decision = span.decision
+        assert decision is not None
+        n_lookup = min(decision.n_lookup, span.max_draft)
+        stop, lookup_only = self.controller.stop_of(span), decision.lookup_only
+        return DraftRequest(span.seq, tokens, span.n_requested, None, stop, lookup_only, n_lookup)
+
+    def set_lengths(self, spans: Iterable[Span]) -> None:
+        """Has the controller say how much of each draft is verified."""
+        decided = [span for span in spans if span.decision is not None]
+        if not decided:
+            return
+        controller = self.controller
+        lengths = _checked(
+            controller, "verify_lengths", controller.verify_lengths(decided), decided
+        )
+        for span, n in zip(decided, lengths, strict=True):
+            _check_count(controller, "n_verified", n)
+            span.n_verified = max(min(n, len(span.draft.ids)), 0)
+
+    def learn(self, spans: Iterable[Span], spent: Spent) -> list[tuple[Span, DraftGain]]:
+        """Tells the controller what became of a round.
+
+        Returns:
+            The spans that it had decided on, with what it expected of them.
+
+        """
+        decided = [span for span in spans if span.decision is not None]
+        if not decided:
+            return []
+        gains = self.controller.learn(decided, spent)
+        return list(zip(decided, gains or repeat(NO_GAIN), strict=False))
+
+    def _text(self, run: SequenceRun, n_seqs: int) -> Span:
+        """A sequence that verifies, beside which n_seqs - 1 others do. All may draft as many."""
+        n_past, limits = run.state.n_decoded, self.limits
+        if not limits.draft_bound.max_draft:
+            return Span(run.seq_id, n_past)
+        bound = draft_bound(
+            limits.draft_bound, n_rows=self._width, n_seqs=n_seqs, n_left=run.n_left,
+            n_free=limits.n_ctx - n_past,
+        )  # fmt: skip
+        return Span(run.seq_id, n_past, bound.max_draft)
 
     def _read(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """Parts of prompts: those that are read in one part before longer ones, else in order.
@@ -210,34 +211,17 @@ class Scheduler:
         limits = self.limits
         room = limits.max_chunk
         if limits.mixes_prompts:
-            room = max(room - sum(1 + span.n_draft for span in texts), 1)
+            room = max(room - sum(1 + span.max_draft for span in texts), 1)
         for run in sorted(runs, key=lambda run: run.n_missing > limits.max_chunk):
             if run.n_missing <= limits.max_stepwise and len(runs) + len(texts) > 1:
-                yield Span(run, n_prompt=1)
+                yield Span(run.seq_id, run.state.n_decoded, n_prompt=1)
                 continue
             # In the same pieces as alone, but where rows are computed beside others anyway.
             n = min(run.n_missing, room if limits.mixes_prompts else limits.max_chunk)
             if room <= 0:
                 return
-            yield Span(run, n_prompt=n)
+            yield Span(run.seq_id, run.state.n_decoded, n_prompt=n)
             room -= n
-
-    def _n_drafts(self, runs: Sequence[SequenceRun]) -> Iterator[int]:
-        """How many tokens each sequence may draft: as many for all, so that they fit one decode."""
-        limits = self.limits
-        n = limits.n_draft
-        if len(runs) * (1 + n) > limits.width:
-            n = max(limits.width // len(runs) - 1, 0)
-        for run in runs:
-            yield self._n_draft(run, n)
-
-    def _n_draft(self, run: SequenceRun, n: int) -> int:
-        """At most n, and no more than text and context have room for."""
-        if not n:
-            return 0
-        n_left = run.max_tokens - run.n_generated - 1
-        n_room = self.limits.n_ctx - run.state.n_decoded - 1
-        return max(min(n, n_left, n_room), 0)
 
     def decodes(self, spans: Sequence[Span]) -> list[Decode]:
         """The decodes of a round, in their order."""
@@ -250,10 +234,10 @@ class Scheduler:
             return [Decode(part) for part in self._packed(spans, limits.max_chunk, limits.width)]
         rows = sorted((s for s in spans if s.n_rows <= 1 or not s.n_prompt), key=_seq_id)
         out = [Decode([span]) for span in spans if span.n_prompt > 1]
-        if limits.goes_alone and any(span.draft.ids for span in rows):
+        if limits.goes_alone and any(span.n_verified for span in rows):
             return [*(Decode([span]) for span in rows), *out]
         parts = self._packed(rows, limits.width, limits.width)
-        if limits.needs_equal_rows and any(span.draft.ids for span in rows):
+        if limits.needs_equal_rows and any(span.n_verified for span in rows):
             parts = [piece for part in parts for piece in self._neighbours(part)]
         return [*(self._evened(part) for part in parts), *out]
 
@@ -280,7 +264,7 @@ class Scheduler:
         for span in spans:
             goes_on = (
                 0 < len(stretch) < n_together
-                and span.run.seq_id == stretch[-1].run.seq_id + 1
+                and span.seq == stretch[-1].seq + 1
                 and self._has_room(stretch[-1], most)
                 and self._has_room(span, most)
             )
@@ -291,12 +275,12 @@ class Scheduler:
         yield stretch
 
     def _has_room(self, span: Span, n_rows: int) -> bool:
-        return span.run.state.n_decoded + n_rows <= self.limits.n_ctx
+        return span.n_past + n_rows <= self.limits.n_ctx
 
     def _evened(self, spans: list[Span]) -> Decode:
         """One decode of rows, padded where that saves more than it costs."""
         limits = self.limits
-        ids, rows = [span.run.seq_id for span in spans], [span.n_rows for span in spans]
+        ids, rows = [span.seq for span in spans], [span.n_rows for span in spans]
         most, n_span = max(rows), ids[-1] - ids[0] + 1
         can_pad = all(self._has_room(span, most) for span in spans)
         if len(spans) == 1 or not can_pad:
@@ -356,16 +340,24 @@ def _pad(spans: Sequence[Span], n_rows: int) -> None:
 
 
 def _seq_id(span: Span) -> int:
-    return span.run.seq_id
+    return span.seq
 
 
-def _check(controller: Controller, turns: Sequence[Turn], *fields: str) -> None:
-    """A controller may be the user's own, and set what is no number of tokens."""
-    for turn in turns:
-        for field in fields:
-            value = getattr(turn, field)
-            if not isinstance(value, int):
-                raise ArgumentError(
-                    f"controller {controller.name!r:.40} set {field}={value!r:.40}; "
-                    "a number of tokens is a whole number"
-                )
+def _checked(
+    controller: Controller, method: str, answers: Any, spans: Sequence[Span]
+) -> Sequence[Any]:
+    """A controller may be the user's own, and give nothing, or an answer too few."""
+    if not isinstance(answers, (list, tuple)) or len(answers) != len(spans):
+        raise ArgumentError(
+            f"controller {controller.name!r:.40} gave {answers!r:.40} in {method}(); it is to give "
+            f"a list with an answer for each of the {len(spans)} spans"
+        )
+    return answers
+
+
+def _check_count(controller: Controller, field: str, value: Any) -> None:
+    if not isinstance(value, int):
+        raise ArgumentError(
+            f"controller {controller.name!r:.40} set {field}={value!r:.40}; "
+            "a number of tokens is a whole number"
+        )

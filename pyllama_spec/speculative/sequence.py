@@ -7,12 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import TokenView
-from pyllama_spec.speculative.acceptance import (
-    AcceptanceRule,
-    RowObserver,
-    TokenSampler,
-    sample_and_match,
-)
+from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 
@@ -71,7 +66,6 @@ class SequenceRun:
         sampler: chooses tokens; None to have the prompt decoded and nothing generated yet.
         max_tokens: the most tokens to generate.
         observe: sees each committed token with its row.
-        accept: which drafted tokens count.
         forced: given a number of tokens, some, at most so many, that have to follow, or are likely
             to: they are verified and nobody else is asked. None for never.
 
@@ -90,7 +84,6 @@ class SequenceRun:
     sampler: TokenSampler | None = None
     max_tokens: int = 1
     observe: RowObserver | None = None
-    accept: AcceptanceRule = sample_and_match
     forced: Callable[[int], Sequence[int]] | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
@@ -127,3 +120,11 @@ class SequenceRun:
     def is_over(self) -> bool:
         """Whether it has ended."""
         return self.finish_reason is not None or self.error is not None
+
+
+def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:
+    """The length of the common prefix."""
+    for i, (a, b) in enumerate(zip(held, wanted, strict=False)):
+        if a != b:
+            return i
+    return min(len(held), len(wanted))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pyllama_spec.speculative.controller.base import Turn
+from pyllama_spec.speculative.controller.base import DraftGain, Span
 
 
 class TurnCounts(NamedTuple):
@@ -43,9 +43,9 @@ class SpeculationStats:
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
         controller: the name of what said how long drafts are.
-        asked: rounds in which the drafter was asked, be it for copies alone.
-        copied: of those, the rounds with a copy.
-        probes: of those, the ones that tried a drafter which was off.
+        asked: rounds in which the drafter was asked, be it for lookups alone.
+        copied: of those, the rounds with a lookup hit.
+        probes: of those, the retries of a drafter that was off.
         proposed: tokens that were proposed; `drafted` of them were verified.
         verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
         expected: how many tokens the controller expected to be accepted; 0 for one that expects
@@ -53,7 +53,7 @@ class SpeculationStats:
         gain_expected, gain_realised: what drafts were expected to save once they were there, and
             what they saved by the clock, in rounds of plain decoding; 0 of a controller that does
             not say.
-        probe_s: seconds of drafting in probes.
+        probe_s: seconds of drafting in retries.
         turns: what each round asked for and got, in order; not in as_dict().
         reason_off: why the drafter was not used, or not to the end; None if it was.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
@@ -87,23 +87,22 @@ class SpeculationStats:
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
 
-    def count_turn(self, turn: Turn, draft_s: float) -> None:
-        """Counts what the controller said in a finished round, and its share of the drafting."""
-        proposed = len(turn.draft.ids)
-        who = ("copy" if turn.draft.match_length else "model") if proposed else "nobody"
+    def count_turn(self, span: Span, gain: DraftGain, draft_s: float) -> None:
+        """Counts what the controller decided in a finished round, and its share of the drafting."""
+        draft, asked, n_expected = span.draft, span.n_requested, gain.n_expected
+        proposed = len(draft.ids)
+        who = ("copy" if draft.match_length else "model") if proposed else "nobody"
         self.turns.append(
-            TurnCounts(
-                turn.n_asked, proposed, turn.n_verified, len(turn.tokens) - 1, turn.n_expected, who
-            )
+            TurnCounts(asked, proposed, span.n_verified, len(span.tokens) - 1, n_expected, who)
         )
-        if turn.n_asked:
+        if asked:
             self.asked += 1
-            self.copied += turn.draft.match_length > 0
+            self.copied += draft.match_length > 0
             self.proposed += proposed
-            self.expected += turn.n_expected
-            self.gain_expected += turn.gain_expected
-            self.gain_realised += turn.gain
-            if turn.is_probe:
+            self.expected += n_expected
+            self.gain_expected += gain.gain_expected
+            self.gain_realised += gain.gain_realised
+            if span.is_retry:
                 self.probes += 1
                 self.probe_s += draft_s
 
@@ -143,10 +142,10 @@ class SpeculationStats:
     @property
     def drafted_by(self) -> dict[str, int]:
         """How many rounds had a draft of the model, a copy, or none."""
-        found = {"model": 0, "copy": 0, "nobody": 0}
+        n_rounds = {"model": 0, "copy": 0, "nobody": 0}
         for turn in self.turns:
-            found[turn.who] += 1
-        return found
+            n_rounds[turn.who] += 1
+        return n_rounds
 
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object of the JSON face."""

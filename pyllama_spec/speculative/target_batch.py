@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 from pyllama_spec.drafters.base import Features
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.layer_rows import LayerRows
 from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.speculative.scheduler import Decode, Span
+from pyllama_spec.speculative.controller.base import Span
+from pyllama_spec.speculative.scheduler import Decode
+from pyllama_spec.speculative.sequence import SequenceRun
 
 
 class TargetBatch:
@@ -26,8 +29,12 @@ class TargetBatch:
         # A token for places that nobody reads.
         self._filler = target.model.vocab.bos or 0
 
-    def compute(self, decode: Decode) -> None:
+    def compute(self, decode: Decode, runs: Mapping[int, SequenceRun]) -> None:
         """Decodes. Idle sequences that were filled are as before afterwards.
+
+        Args:
+            decode: what the scheduler says.
+            runs: by sequence, whose text it is.
 
         Raises:
             PyllamaSpecError: whatever Context.decode raises.
@@ -37,14 +44,14 @@ class TargetBatch:
         batch.clear()
         if not decode.fill:
             for span in decode.spans:
-                self._add(span)
+                self._add(span, runs[span.seq])
             self._target.decode(batch)
             return
         idle, undo = list(decode.fill), list[tuple[int, int]]()
         for span in decode.spans:
-            while idle and idle[0] < span.run.seq_id:  # ids have to rise
+            while idle and idle[0] < span.seq:  # ids have to rise
                 undo += self._fill(idle.pop(0), decode.n_fill)
-            self._add(span)
+            self._add(span, runs[span.seq])
         try:
             self._target.decode(batch)
         finally:
@@ -69,15 +76,15 @@ class TargetBatch:
         self._batch.extend([self._filler] * n, end, seq)
         return [(seq, end)]
 
-    def _add(self, span: Span) -> None:
-        batch, run, state = self._batch, span.run, span.run.state
+    def _add(self, span: Span, run: SequenceRun) -> None:
+        batch, state = self._batch, run.state
         span.first_row, first, n = batch.n_tokens, state.n_decoded, span.n_prompt
         if n:
             is_end = n == run.n_missing and not run.n_generated
             tokens = state.tokens[first : first + n]
             batch.extend(tokens, first, state.seq_id, output_last=is_end)
         else:
-            tokens = [state.tokens[-1], *span.draft.ids]
+            tokens = [state.tokens[-1], *span.ids]
             batch.extend(tokens, first, state.seq_id, output_all=True)
         if span.n_pad:
             n = len(tokens)

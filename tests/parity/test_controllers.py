@@ -27,7 +27,7 @@ from pyllama_spec.speculative import (
     SequenceState,
     SpeculativeLoop,
 )
-from pyllama_spec.speculative.controller import Spent, Turn
+from pyllama_spec.speculative.controller import DraftDecision, Span, Spent
 from tests.eagle3_tools import head, target_context
 from tests.models import model_path
 from tests.oracles import GREEDY, generate, prompt_tokens, sampled, tiny, tiny_context
@@ -42,29 +42,30 @@ class Whims(Controller):
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.told: dict[int, list[int]] = {}
-        self.turns: list[Turn] = []
+        self.spans: list[Span] = []
 
-    def ask(self, turns: Sequence[Turn]) -> None:
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """Too much at times, which is cut."""
-        for turn in turns:
-            turn.n_asked = self.rng.choice([0, 1, turn.n_max, turn.n_max, turn.n_max + 3])
-            turn.lookup_only = self.rng.random() < 0.2
+        return [self._decision(span.max_draft) for span in spans]
 
-    def stop_of(self, turn: Turn) -> Callable[[float], bool] | None:
+    def _decision(self, n: int) -> DraftDecision:
+        n_requested = self.rng.choice([0, 1, n, n, n + 3])
+        return DraftDecision(n_requested, lookup_only=self.rng.random() < 0.2)
+
+    def stop_of(self, span: Span) -> Callable[[float], bool] | None:
         """Anywhere."""
         return lambda p: self.rng.random() < 0.3 or p != p
 
-    def cut(self, turns: Sequence[Turn]) -> None:
+    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
         """Anywhere."""
-        for turn in turns:
-            turn.n_verified = self.rng.randrange(len(turn.draft.ids) + 1)
+        return [self.rng.randrange(len(span.draft.ids) + 1) for span in spans]
 
-    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+    def learn(self, spans: Sequence[Span], spent: Spent) -> None:
         """Keeps everything."""
         assert min(spent.draft_s, spent.verify_s, spent.rest_s) >= 0.0
-        for turn in turns:
-            self.told.setdefault(turn.seq, []).extend(turn.tokens)
-            self.turns.append(turn)
+        for span in spans:
+            self.told.setdefault(span.seq, []).extend(span.tokens)
+            self.spans.append(span)
 
 
 def drafter_of(kind: str) -> Drafter:
@@ -104,7 +105,7 @@ def test_one_sequence(kind: str, params: SamplerParams, name: str) -> None:
         assert run.stats.reason_off is not None
     if isinstance(controller, Whims):
         assert controller.told[0] == run.tokens[1:]
-        assert any(t.n_verified < len(t.draft.ids) for t in controller.turns)
+        assert any(s.n_verified < len(s.draft.ids) for s in controller.spans)
         # And again, behind what was drafted and not verified.
         more = [*seq.tokens, *prompt_tokens(4, seed=3)]
         again = generate(loop, seq, more, 40, params)
@@ -140,9 +141,8 @@ def test_what_is_cut_is_not_verified() -> None:
     """Perfect drafts of eight, of which two are verified: three tokens a round."""
 
     class Two(Controller):
-        def cut(self, turns: Sequence[Turn]) -> None:
-            for turn in turns:
-                turn.n_verified = 2
+        def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
+            return [2] * len(spans)
 
     prompt = prompt_tokens(12)
     plain = SpeculativeLoop(tiny_context(tiny("llama")), NoDrafter())
@@ -155,7 +155,7 @@ def test_what_is_cut_is_not_verified() -> None:
     assert run.stats.proposed > 90
 
 
-@pytest.mark.parametrize("where", ["ask", "stop_of", "cut", "learn"])
+@pytest.mark.parametrize("where", ["decide", "stop_of", "verify_lengths", "learn"])
 def test_a_controller_that_fails(where: str) -> None:
     """Its exception comes out, and the next request gets its text."""
 
@@ -168,19 +168,19 @@ def test_a_controller_that_fails(where: str) -> None:
                 self.is_broken = False
                 raise RuntimeError("broken")
 
-        def ask(self, turns: Sequence[Turn]) -> None:
-            self._called("ask")
-            super().ask(turns)
+        def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
+            self._called("decide")
+            return super().decide(spans)
 
-        def stop_of(self, turn: Turn) -> Callable[[float], bool] | None:
+        def stop_of(self, span: Span) -> Callable[[float], bool] | None:
             self._called("stop_of")
             return None
 
-        def cut(self, turns: Sequence[Turn]) -> None:
-            self._called("cut")
-            super().cut(turns)
+        def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
+            self._called("verify_lengths")
+            return super().verify_lengths(spans)
 
-        def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+        def learn(self, spans: Sequence[Span], spent: Spent) -> None:
             self._called("learn")
 
     prompt = prompt_tokens(12)

@@ -17,14 +17,14 @@ from pyllama_spec.speculative.controller import (
     FixedLength,
     Off,
     ProfitController,
+    Span,
     Spent,
-    Turn,
     make_controller,
 )
 from pyllama_spec.speculative.controller.base import ControllerLimits as BaseRoom
 from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
-from pyllama_spec.speculative.controller.prices import Prices, cut_together, thresholds
+from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
 from pyllama_spec.speculative.row_timing import _order
 from tests.controller_world import Costs, made_up, simulate
 
@@ -233,9 +233,8 @@ def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
     room = ControllerLimits(3, is_padded=is_padded)
     for _ in range(200):
         a, b = (sorted((rng.random() for _ in range(3)), reverse=True) for _ in range(2))
-        turns = [Turn(i, 0, 3, draft=Draft([1, 2, 3])) for i in range(2)]
         prices = Prices(VERIFY, DRAFT, 0.0, rng.uniform(1.0, 4.0))
-        cut_together(prices, [(turns[0], a), (turns[1], b)], 2, room)
+        n_a, n_b = lengths_together(prices, [a, b], 2, room)
 
         def gain(
             n: int, m: int, a: list[float] = a, b: list[float] = b, t: float = prices.token_s
@@ -250,7 +249,7 @@ def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
             return t * (sum(a[:n]) + sum(b[:m])) - cost
 
         best = max(gain(n, m) for n in range(4) for m in range(4))
-        assert gain(turns[0].n_verified, turns[1].n_verified) == pytest.approx(best)
+        assert gain(n_a, n_b) == pytest.approx(best)
 
 
 def test_the_ends_are_probed_first() -> None:
@@ -281,7 +280,7 @@ def test_a_drafter_that_is_wrong_is_asked_seldom_and_says_so() -> None:
     text = made_up(600, lambda at: 0.0)
     costs = Costs(lambda rows, n_past: 4.0 + 0.9 * (rows - 1), lambda n: 0.5 * n)
     out = simulate(controller, [text], costs)
-    asked = sum(n_asked > 0 for n_asked, _ in out.lengths)
+    asked = sum(n_requested > 0 for n_requested, _ in out.lengths)
     assert 3 <= asked < 30
     assert sum(n for n, _ in out.lengths[-60:]) <= 2 * 8
     assert controller.reason_off(0) is not None
@@ -307,18 +306,18 @@ def test_what_a_round_of_it_costs() -> None:
     seconds = []
     for i in range(2000):
         start = perf_counter()
-        turn = Turn(0, 100 + i, 8)
-        controller.ask([turn])
+        span = Span(0, 100 + i, 8)
+        span.decide(controller.decide([span])[0])
         spent_s = perf_counter() - start
-        stop = controller.stop_of(turn)
+        stop = controller.stop_of(span)
         assert stop is not None
         ids = list(range(5))
         start = perf_counter()
         for _ in ids:
             stop(0.8)
-        turn.draft = Draft(ids, [0.8] * 5)
-        controller.cut([turn])
-        turn.tokens = [*range(3), 99]
-        controller.learn([turn], Spent(0.002, 0.0055, 0.0001))
+        span.draft = Draft(ids, [0.8] * 5)
+        span.n_verified = controller.verify_lengths([span])[0]
+        span.tokens = [*range(3), 99]
+        controller.learn([span], Spent(0.002, 0.0055, 0.0001))
         seconds.append(spent_s + perf_counter() - start)
     assert statistics.median(seconds[200:]) < 200e-6

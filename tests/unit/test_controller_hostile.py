@@ -17,10 +17,11 @@ from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.speculative.controller import (
     Controller,
     ControllerLimits,
+    DraftDecision,
     KnownCosts,
     ProfitController,
+    Span,
     Spent,
-    Turn,
 )
 from tests.robust.tools import tiny
 
@@ -46,22 +47,22 @@ def ratio(
         controller.begin(0)
         at = 0
         while at < n_request:
-            turn = Turn(0, 100 + at, max(min(MAX_DRAFT, n_request - at - 1), 0))
-            controller.ask([turn])
+            span = Span(0, 100 + at, max(min(MAX_DRAFT, n_request - at - 1), 0))
+            span.decide(controller.decide([span])[0])
             draft_s, n_right = 0.0, 0
-            if turn.n_asked and not turn.lookup_only:
-                n = min(turn.n_asked, turn.n_max)
+            if span.asks_model:
+                n = span.n_requested
                 n_right, p, draft_s, match_length = drafter(n_calls, done, n)
-                turn.draft = Draft(
+                span.draft = Draft(
                     [1] * n_right + [0] * (n - n_right), [p] * n, match_length=match_length
                 )
                 n_calls += 1
-            controller.cut([turn])
-            n_new = min(min(turn.n_verified, n_right) + 1, n_request - at)
-            turn.tokens = [1] * n_new
-            verify_s = PLAIN_S + ROW_S * turn.n_verified
+            span.n_verified = controller.verify_lengths([span])[0]
+            n_new = min(min(span.n_verified, n_right) + 1, n_request - at)
+            span.tokens = [1] * n_new
+            verify_s = PLAIN_S + ROW_S * span.n_verified
             controller.learn(
-                [turn], Spent(draft_s, verify_s * draw.lognormvariate(0, 0.03), REST_S)
+                [span], Spent(draft_s, verify_s * draw.lognormvariate(0, 0.03), REST_S)
             )
             total += draft_s + verify_s + REST_S
             at, done = at + n_new, done + n_new
@@ -127,11 +128,11 @@ def test_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     controller.attach(ControllerLimits(MAX_DRAFT, False, False, False, 32))
     controller.begin(0)
     for at in range(40):
-        turn = Turn(0, at, MAX_DRAFT)
-        controller.ask([turn])
-        controller.cut([turn])
-        turn.tokens = [1]
-        controller.learn([turn], Spent(0.0, 0.0 if at > 5 else -1.0, 0.0))
+        span = Span(0, at, MAX_DRAFT)
+        span.decide(controller.decide([span])[0])
+        span.n_verified = controller.verify_lengths([span])[0]
+        span.tokens = [1]
+        controller.learn([span], Spent(0.0, 0.0 if at > 5 else -1.0, 0.0))
     assert controller.describe()["gain"] == controller.describe()["gain"]  # no NaN
 
 
@@ -143,19 +144,27 @@ def test_a_pipe_in_place_of_kept_costs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["3", None, 1.5])
-@pytest.mark.parametrize("field", ["n_asked", "n_lookup", "n_verified"])
-def test_a_controller_that_sets_no_number(field: str, value: Any) -> None:
+@pytest.mark.parametrize("field", ["n_requested", "n_lookup", "n_verified"])
+def test_a_controller_that_gives_no_number(field: str, value: Any) -> None:
     class Odd(Controller):
-        def ask(self, turns: Sequence[Turn]) -> None:
-            super().ask(turns)
-            if field != "n_verified":
-                for turn in turns:
-                    setattr(turn, field, value)
+        def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
+            decisions = super().decide(spans)
+            if field == "n_verified":
+                return decisions
+            return [decision._replace(**{field: value}) for decision in decisions]
 
-        def cut(self, turns: Sequence[Turn]) -> None:
-            for turn in turns:
-                turn.n_verified = value if field == "n_verified" else 0
+        def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
+            return [value if field == "n_verified" else 0 for _ in spans]
 
     llm = Llama(tiny(), draft="prompt-lookup", controller=Odd(), n_ctx=64, n_threads=1)
     with llm, pytest.raises(ArgumentError, match=f"set {field}="):
+        llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)
+
+
+@pytest.mark.parametrize("answer", [None, (), [None], 3])
+@pytest.mark.parametrize("method", ["decide", "verify_lengths"])
+def test_a_controller_that_gives_no_answer(method: str, answer: Any) -> None:
+    odd = type("Odd", (Controller,), {method: lambda self, spans: answer})()
+    llm = Llama(tiny(), draft="prompt-lookup", controller=odd, n_ctx=64, n_threads=1)
+    with llm, pytest.raises(ArgumentError, match=r"controller 'custom' (gave|set)"):
         llm.create_completion([5, 6, 7, 8, 5, 6, 7, 8, 5, 6], max_tokens=8, temperature=0)

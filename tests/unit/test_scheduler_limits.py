@@ -10,7 +10,9 @@ import pytest
 
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
-from pyllama_spec.speculative.scheduler import Decode, Span, n_passes
+from pyllama_spec.speculative.controller import Span
+from pyllama_spec.speculative.draft_bound import DraftBound
+from pyllama_spec.speculative.scheduler import Decode, n_passes
 
 KINDS: dict[str, dict[str, Any]] = {
     "streams": {"has_streams": True, "can_fill": True},
@@ -29,7 +31,8 @@ def random_limits(rng: random.Random, kind: str, n_seqs: int) -> Limits:
     n_draft = rng.randrange(9)
     n_outputs = min(n_batch, n_seqs * (n_draft + 1))
     return Limits(
-        n_ctx=64, n_batch=n_batch, n_outputs=n_outputs, n_draft=min(n_draft, n_outputs - 1),
+        n_ctx=64, n_batch=n_batch, n_outputs=n_outputs,
+        draft_bound=DraftBound(min(n_draft, n_outputs - 1), ""),
         max_chunk=min(n_batch, rng.choice([4, 32, 512])), max_stepwise=rng.choice([0, 0, 3]),
         **KINDS[kind],
     )  # fmt: skip
@@ -61,19 +64,18 @@ def check(limits: Limits, spans: list[Span], decodes: list[Decode]) -> None:
         assert n_tokens(decode) <= limits.n_batch
         outputs = sum(1 if s.n_prompt else s.n_rows for s in decode.spans)
         assert outputs <= limits.n_outputs
-        ids = [span.run.seq_id for span in decode.spans]
+        ids = [span.seq for span in decode.spans]
         assert len(set(ids)) == len(ids)
         assert not set(ids) & set(decode.fill)
         for span in decode.spans:
-            state = span.run.state
-            assert state.n_decoded + span.n_rows + span.n_pad <= limits.n_ctx
+            assert span.n_past + span.n_rows + span.n_pad <= limits.n_ctx
         if not limits.mixes_prompts and len(decode.spans) > 1:
             assert n_tokens(decode) <= limits.width
             assert ids == sorted(ids)
-        if limits.needs_equal_rows and any(s.draft.ids for s in decode.spans):
+        if limits.needs_equal_rows and any(s.n_verified for s in decode.spans):
             assert len({s.n_rows + s.n_pad for s in decode.spans}) == 1
             assert all(b == a + 1 for a, b in pairwise(ids))
-        if limits.goes_alone and any(s.draft.ids for s in decode.spans):
+        if limits.goes_alone and any(s.n_verified for s in decode.spans):
             assert len(decode.spans) == 1 and not decode.fill
         assert limits.can_fill or not decode.fill
 
@@ -90,13 +92,15 @@ def test_random_rounds(kind: str) -> None:
         rng.shuffle(seqs)
         runs = [random_run(rng, seq) for seq in seqs]
         spans = scheduler.plan(runs)
-        assert {id(s.run) for s in spans} >= {id(run) for run in runs if not run.n_missing}
+        assert {s.seq for s in spans} >= {run.seq_id for run in runs if not run.n_missing}
         assert spans, "something is computed in every round"
         for span in spans:
-            run = span.run
-            assert span.n_draft <= max(0, run.n_left - 1)
-            assert run.state.n_decoded + 1 + span.n_draft <= limits.n_ctx or span.n_prompt
-            span.draft = Draft([5] * rng.randrange(span.n_draft + 1))
+            [run] = [run for run in runs if run.seq_id == span.seq]
+            assert span.n_past == run.state.n_decoded
+            assert span.max_draft <= max(0, run.n_left - 1)
+            assert span.n_past + 1 + span.max_draft <= limits.n_ctx or span.n_prompt
+            span.n_verified = rng.randrange(span.max_draft + 1)
+            span.draft = Draft([5] * span.n_verified)
         decodes = scheduler.decodes(spans)
         check(limits, spans, decodes)
         n_together += any(len(decode.spans) > 1 for decode in decodes)
@@ -106,7 +110,7 @@ def test_random_rounds(kind: str) -> None:
 def test_a_short_prompt_does_not_wait_behind_long_ones() -> None:
     scheduler = Scheduler(Limits(n_ctx=4096, n_batch=512, n_outputs=8, has_streams=True))
     runs = [SequenceRun(SequenceState(i, [1] * n), [1]) for i, n in enumerate((1300, 1300, 5))]
-    n_read = {span.run.seq_id: span.n_prompt for span in scheduler.plan(runs)}
+    n_read = {span.seq: span.n_prompt for span in scheduler.plan(runs)}
     assert n_read == {2: 5, 0: 512}, "in the pieces in which each would be read alone"
 
 

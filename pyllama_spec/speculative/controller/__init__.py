@@ -4,11 +4,13 @@ from pyllama_spec.lazy_imports import public_names
 from pyllama_spec.speculative.controller.base import (
     Controller,
     ControllerLimits,
+    DraftDecision,
+    DraftGain,
     FixedLength,
     KnownCosts,
     Off,
+    Span,
     Spent,
-    Turn,
 )
 from pyllama_spec.speculative.controller.choice import ControllerChoice, make_controller
 from pyllama_spec.speculative.controller.profit import ProfitController
@@ -17,12 +19,14 @@ __all__ = [
     "Controller",
     "ControllerChoice",
     "ControllerLimits",
+    "DraftDecision",
+    "DraftGain",
     "FixedLength",
     "KnownCosts",
     "Off",
     "ProfitController",
+    "Span",
     "Spent",
-    "Turn",
     "make_controller",
 ]
 

@@ -1,15 +1,16 @@
 """What a controller is: it says how many tokens a round drafts and verifies.
 
-The round calls it four times: ask() before anything is drafted, stop_of() for drafts that are made
-a token at a time, cut() once drafts are there, learn() when the round is over. It sees counts,
-probabilities and seconds and answers with counts, so that nothing of what it does reaches the text.
+A round calls it four times: decide() before anything is drafted, stop_of() for drafts that are made
+a token at a time, verify_lengths() once drafts are there, learn() when the round is over. It sees
+counts, probabilities and seconds and answers with counts, so that nothing of what it does reaches
+the text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftStop
 
@@ -21,7 +22,7 @@ class ControllerLimits:
     Attributes:
         max_draft: the most tokens that a sequence drafts in a round.
         is_stepwise: whether each drafted token has a cost of its own (Drafter.is_stepwise).
-        has_lookup: whether the drafter can be asked for copies alone (Drafter.has_lookup).
+        has_lookup: whether the drafter can be asked for lookups alone (Drafter.has_lookup).
         is_padded: whether sequences of a batch are padded to equal length, so that it is the
             longest draft that costs.
         max_rows: the most rows of a decode that verifies.
@@ -35,40 +36,103 @@ class ControllerLimits:
     max_rows: int = 32
 
 
+class DraftDecision(NamedTuple):
+    """What a controller wants drafted for one sequence in one round.
+
+    Attributes:
+        n_requested: how many tokens the drafter is asked for; 0 for not at all.
+        n_lookup: how many it is asked for where they can be looked up; 0 for n_requested.
+        lookup_only: whether only what costs no call of a model is wanted.
+        is_retry: whether the drafter was off and is tried again.
+
+    """
+
+    n_requested: int = 0
+    n_lookup: int = 0
+    lookup_only: bool = False
+    is_retry: bool = False
+
+
+NOT_ASKED = DraftDecision()
+
+
+class DraftGain(NamedTuple):
+    """What a controller expected of a draft and what came of it, for the statistics.
+
+    Attributes:
+        n_expected: how many of the verified tokens were expected to be accepted.
+        gain_expected, gain_realised: in plain rounds, what asking for a draft was expected to save
+            once it was there, and what it saved by the clock.
+
+    """
+
+    n_expected: float = 0.0
+    gain_expected: float = 0.0
+    gain_realised: float = 0.0
+
+
+NO_GAIN = DraftGain()
+
+
 @dataclass(slots=True, eq=False)
-class Turn:
-    """The part of one sequence in a round.
+class Span:
+    """The part of one sequence in one round: the numbers, and none of the request's objects.
+
+    The scheduler makes it, the controller decides on it, the round fills in what came of it.
 
     Attributes:
         seq: the sequence.
         n_past: tokens of it in the target's memory.
-        n_max: the most tokens that may be drafted.
-        n_asked: how many the drafter is asked for; set by ask(), 0 for not at all.
-        n_lookup: how many it is asked for where that can be copied; 0 for n_asked.
-        lookup_only: ask() sets it where only what costs no call of a model is wanted.
+        n_prompt: tokens of a prompt that are read; 0 to verify the pending token and its draft.
+        max_draft: the most tokens that may be drafted (draft_bound()).
+        decision: what the controller wants; None where it is not asked: for a prompt, for text that
+            has to follow, and where nothing is ever drafted.
+        n_requested: how many tokens the drafter is asked for; see decide().
         draft: all that was proposed.
-        n_verified: how many of them are verified; set by cut().
-        tokens: what the round committed; () where it failed.
-        n_expected: how many of the verified were expected to be accepted, for the statistics.
-        is_probe: whether the drafter was off and is tried again.
-        gain_expected, gain: in plain rounds, what asking for a draft was expected to save once it
-            was there, and what it saved by the clock; set by learn() where a draft was asked for.
+        n_verified: how many of them are verified.
+        n_pad: tokens behind those that nobody reads.
+        first_row: its first row in the decode's batch.
+        tokens: what the round committed; () for a prompt, and where it failed.
 
     """
 
     seq: int
     n_past: int
-    n_max: int
-    n_asked: int = 0
-    n_lookup: int = 0
-    lookup_only: bool = False
+    max_draft: int = 0
+    n_prompt: int = 0
+    decision: DraftDecision | None = None
+    n_requested: int = 0
     draft: Draft = NO_DRAFT
     n_verified: int = 0
+    n_pad: int = 0
+    first_row: int = 0
     tokens: Sequence[int] = ()
-    n_expected: float = 0.0
-    is_probe: bool = False
-    gain_expected: float = 0.0
-    gain: float = 0.0
+
+    def decide(self, decision: DraftDecision) -> None:
+        """Takes a decision: as many tokens are asked for as are wanted and may be drafted."""
+        self.decision = decision
+        self.n_requested = max(min(decision.n_requested, self.max_draft), 0)
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether the drafter is asked for more than lookups."""
+        return self.n_requested > 0 and not (self.decision or NOT_ASKED).lookup_only
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether the drafter was off and is tried again."""
+        return self.decision is not None and self.decision.is_retry
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """The drafted tokens that are verified."""
+        ids, n = self.draft.ids, self.n_verified
+        return ids if len(ids) == n else ids[:n]
+
+    @property
+    def n_rows(self) -> int:
+        """Its tokens in a decode, without padding."""
+        return self.n_prompt or 1 + self.n_verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +143,7 @@ class Spent:
         draft_s: in propose().
         verify_s: in decodes of the target that verify.
         rest_s: in all else: sampling, bookkeeping, commit().
-        is_pure: whether nothing but these turns was computed: no prompt was read beside them.
+        is_pure: whether nothing but these sequences was computed: no prompt was read beside them.
 
     """
 
@@ -111,7 +175,7 @@ class KnownCosts:
 
 
 class Controller:
-    """Asks for as many tokens as may be drafted, and verifies all. Others override what they do.
+    """Asks for as many tokens as may be drafted and verifies all. Others override what they do.
 
     One controller belongs to one Round. Its answers may depend on clocks: the text does not.
 
@@ -125,7 +189,7 @@ class Controller:
     name: str = "custom"
     wants_costs: bool = False
 
-    def attach(self, room: ControllerLimits) -> None:
+    def attach(self, limits: ControllerLimits) -> None:
         """Called by the round before anything else."""
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
@@ -141,22 +205,27 @@ class Controller:
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""
 
-    def ask(self, turns: Sequence[Turn]) -> None:
-        """Sets n_asked, and lookup_only, of each."""
-        for turn in turns:
-            turn.n_asked = turn.n_max
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
+        """What is wanted of the drafter for each span, in their order."""
+        return [DraftDecision(span.max_draft) for span in spans]
 
-    def stop_of(self, turn: Turn) -> DraftStop | None:
-        """What ends the draft of a sequence; None for n_asked tokens."""
+    def stop_of(self, span: Span) -> DraftStop | None:
+        """What ends the draft of a sequence; None for n_requested tokens."""
         return None
 
-    def cut(self, turns: Sequence[Turn]) -> None:
-        """Sets n_verified of each, at most as many as its draft has."""
-        for turn in turns:
-            turn.n_verified = len(turn.draft.ids)
+    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
+        """How many tokens of each span's draft are verified; more than it has means all."""
+        return [len(span.draft.ids) for span in spans]
 
-    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
-        """Takes what a round committed and what it took."""
+    def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain] | None:
+        """Takes what a round committed and what it took.
+
+        Returns:
+            For each span what was expected of its draft, for the statistics; None, or nothing, of a
+            controller that expects nothing.
+
+        """
+        return None
 
     def reason_off(self, seq: int) -> str | None:
         """Why a sequence is decoded plainly now; None where it is not."""
@@ -178,8 +247,9 @@ class Off(Controller):
 
     name = "off"
 
-    def ask(self, turns: Sequence[Turn]) -> None:
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """Nothing."""
+        return [NOT_ASKED] * len(spans)
 
     def reason_off(self, seq: int) -> str | None:
         """It was switched off."""

@@ -187,13 +187,13 @@ class TextState:
 
     Attributes:
         watched: drafts that go on beyond what was committed.
-        model, copies: how the two kinds of drafts do here.
+        model, lookups: how the two kinds of drafts do here.
 
     """
 
     watched: deque[Watched] = field(default_factory=lambda: deque(maxlen=4))
     model: Local = field(default_factory=Local)
-    copies: Local = field(default_factory=Local)
+    lookups: Local = field(default_factory=Local)
 
 
 class Acceptance:
@@ -201,13 +201,13 @@ class Acceptance:
 
     def __init__(self) -> None:
         self.model = Calibration()
-        self.copies = LookupCalibration()
+        self.lookups = LookupCalibration()
 
     def rates(self, draft: Draft) -> list[float]:
         """The chance of each token, given those before, in no text in particular."""
         n = len(draft.ids)
         if draft.match_length:
-            rate = self.copies.rate
+            rate = self.lookups.rate
             return [rate(draft.match_length + i) for i in range(n)]
         p = draft.probabilities
         return [self.model.rate(i, None if p is None else p[i]) for i in range(n)]
@@ -230,8 +230,8 @@ class Acceptance:
         for token in tokens:
             was_right = ids[at] == token
             if one.match_length:
-                self.copies.add(one.match_length + at, was_right)
-                text.copies.add(one.rates[at], was_right)
+                self.lookups.add(one.match_length + at, was_right)
+                text.lookups.add(one.rates[at], was_right)
             else:
                 p = None if one.probabilities is None else one.probabilities[at]
                 self.model.add(at, p, was_right)

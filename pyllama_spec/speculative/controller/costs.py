@@ -139,9 +139,9 @@ class Curve:
     def at(self, size: int) -> float:
         """Seconds; 0 where nothing was seen."""
         m = self._made()
-        found = m.get(size)
-        if found is not None:
-            return found
+        exact = m.get(size)
+        if exact is not None:
+            return exact
         sizes = self._sizes
         if not sizes:
             return 0.0
@@ -202,11 +202,11 @@ class VerifyCosts:
     def curve(self, n_seqs: int, n_past: int) -> Curve:
         """That of a number of sequences and a context."""
         key = (n_seqs, max(n_past.bit_length(), _MIN_BUCKET))
-        found = self._curves.get(key)
-        if found is None:
+        curve = self._curves.get(key)
+        if curve is None:
             start = self._nearest(key)
-            found = self._curves[key] = Curve(is_proportional=True, start=start)
-        return found
+            curve = self._curves[key] = Curve(is_proportional=True, start=start)
+        return curve
 
     def _nearest(self, key: tuple[int, int]) -> Curve | None:
         """The curve that is most alike: of as many sequences, else of one."""

@@ -23,7 +23,7 @@ class GainEstimate:
         gain: tokens beyond those of plain decoding in the same time, drafting left out, in plain
             rounds.
         weight: the rounds.
-        n_drafts: those in which a model drafted; the others copied.
+        n_drafts: those in which a model drafted; the others were looked up.
         n_steps: tokens that it drafted.
 
     """
@@ -34,7 +34,7 @@ class GainEstimate:
     n_steps: float = 0.0
 
     def add(self, gain: float, n_steps: int, keep: float) -> None:
-        """A round; n_steps is 0 for a copy.
+        """A round; n_steps is 0 for a lookup.
 
         Args:
             gain: see GainEstimate.gain.
@@ -60,7 +60,7 @@ class GainEstimate:
         plain = prices.plain_s
         if plain <= 0.0:
             return self.gain / self.weight
-        cost = (self.weight - self.n_drafts) * prices.copy_s
+        cost = (self.weight - self.n_drafts) * prices.lookup_s
         if self.n_drafts > 0.0:
             cost += self.n_drafts * prices.drafting_s(self.n_steps / self.n_drafts)
         return (self.gain - cost / plain) / self.weight

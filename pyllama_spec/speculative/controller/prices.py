@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pyllama_spec.speculative.controller.base import ControllerLimits, Turn
+from pyllama_spec.speculative.controller.base import ControllerLimits
 
 # A drafter that takes less than this share of a plain round is asked in every round: ten times less
-# than the loss that is promised not to happen, and less than a probe would win.
+# than the loss that is promised not to happen, and less than a retry would win.
 FREE_SHARE = 0.01
 
 
@@ -28,8 +28,8 @@ class Prices:
         token_s: what a token more is worth.
         ends: thresholds() by the kind of the last token (calibration.next_kind), as they were
             asked for.
-        n_block: how long a block to ask for.
-        copy_s: asking for a copy, whether there is one or not.
+        n_requested: how many tokens of a block to ask for.
+        lookup_s: asking for a lookup, whether it hits or not.
 
     """
 
@@ -38,13 +38,13 @@ class Prices:
     rest: float
     token_s: float
     ends: dict[int, Sequence[float]] = field(default_factory=dict)
-    n_block: int = 1
-    copy_s: float = 0.0
+    n_requested: int = 1
+    lookup_s: float = 0.0
 
     @property
-    def is_dear_copy(self) -> bool:
-        """Whether asking for copies costs something."""
-        return self.copy_s >= FREE_SHARE * self.plain_s > 0.0
+    def is_dear_lookup(self) -> bool:
+        """Whether asking for lookups costs something."""
+        return self.lookup_s >= FREE_SHARE * self.plain_s > 0.0
 
     def drafting_s(self, n: float) -> float:
         """Drafting n tokens, which may be a mean."""
@@ -93,20 +93,20 @@ class Prices:
                 too short for, and of all where there was none.
 
         """
-        n_most = len(means)
-        gains, n_drafts = [0.0] * (n_most + 1), 0
+        max_draft = len(means)
+        gains, n_drafts = [0.0] * (max_draft + 1), 0
         for survivals in (*drafts, ()):
             if not survivals and n_drafts:
                 break
             n_drafts += 1
             survival, sum_, most = 1.0, 0.0, 0.0
-            for n in range(1, n_most + 1):
+            for n in range(1, max_draft + 1):
                 survival = survivals[n - 1] if n <= len(survivals) else survival * means[n - 1]
                 sum_ += survival
                 most = max(most, self.token_s * sum_ - self.verify[n] + self.verify[0])
                 gains[n] += most
         best, least = 1, float("inf")
-        for n in range(1, n_most + 1):
+        for n in range(1, max_draft + 1):
             loss = self.draft[n] - gains[n] / n_drafts
             if loss < least:
                 best, least = n, loss
@@ -144,47 +144,45 @@ def thresholds(
     return out
 
 
-def cut_together(
-    prices: Prices,
-    drafted: Sequence[tuple[Turn, Sequence[float]]],
-    n_seqs: int,
-    room: ControllerLimits,
-) -> None:
+def lengths_together(
+    prices: Prices, drafts: Sequence[Sequence[float]], n_seqs: int, limits: ControllerLimits
+) -> list[int]:
     """Sequences that share a batch share its cost: the likeliest tokens of all come first.
 
     Args:
         prices: of n_seqs sequences.
-        drafted: those that have a draft, with its survivals; n_verified of each is set.
+        drafts: survivals of the drafts of those that have one.
         n_seqs: how many share the batch.
-        room: whether they are padded.
+        limits: whether they are padded.
+
+    Returns:
+        How many tokens of each draft to verify.
 
     """
     curve, most = prices.verify, 0.0
-    if room.is_padded:
+    if limits.is_padded:
         # All are as long as the longest: what is as deep costs the others nothing.
         best = 0
-        for n in range(1, min(len(curve), 1 + max(len(s) for _, s in drafted))):
-            sum_ = sum(sum(s[:n]) for _, s in drafted)
+        for n in range(1, min(len(curve), 1 + max(len(survivals) for survivals in drafts))):
+            sum_ = sum(sum(survivals[:n]) for survivals in drafts)
             gain = prices.token_s * sum_ - n_seqs * (curve[n] - curve[0])
             if gain > most:
                 best, most = n, gain
-        for turn, survivals in drafted:
-            turn.n_verified = min(best, len(survivals))
-    else:
-        ordered = sorted(
-            ((s, -i) for i, (_, survivals) in enumerate(drafted) for s in survivals), reverse=True
-        )[: max(room.max_rows - n_seqs, 0)]
-        total, n_best = 0.0, 0
-        for n, (s, _) in enumerate(ordered, 1):
-            total += s
-            gain = prices.token_s * total - _batch_s(curve, n_seqs, n) + n_seqs * curve[0]
-            if gain > most:
-                n_best, most = n, gain
-        # Survivals fall along a draft, so that what is taken of each is its beginning.
-        for _, i in ordered[:n_best]:
-            drafted[-i][0].n_verified += 1
-    for turn, survivals in drafted:
-        turn.n_expected = sum(survivals[: turn.n_verified])
+        return [min(best, len(survivals)) for survivals in drafts]
+    ordered = sorted(
+        ((s, -i) for i, survivals in enumerate(drafts) for s in survivals), reverse=True
+    )[: max(limits.max_rows - n_seqs, 0)]
+    total, n_best = 0.0, 0
+    for n, (s, _) in enumerate(ordered, 1):
+        total += s
+        gain = prices.token_s * total - _batch_s(curve, n_seqs, n) + n_seqs * curve[0]
+        if gain > most:
+            n_best, most = n, gain
+    lengths = [0] * len(drafts)
+    # Survivals fall along a draft, so that what is taken of each is its beginning.
+    for _, i in ordered[:n_best]:
+        lengths[-i] += 1
+    return lengths
 
 
 def _batch_s(curve: Sequence[float], n_seqs: int, n_taken: int) -> float:

@@ -9,11 +9,15 @@ from typing import Any
 
 from pyllama_spec.drafters.base import DraftStop
 from pyllama_spec.speculative.controller.base import (
+    NO_GAIN,
+    NOT_ASKED,
     Controller,
     ControllerLimits,
+    DraftDecision,
+    DraftGain,
     KnownCosts,
+    Span,
     Spent,
-    Turn,
 )
 from pyllama_spec.speculative.controller.calibration import (
     Acceptance,
@@ -26,18 +30,19 @@ from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, prio
 from pyllama_spec.speculative.controller.prices import (
     FREE_SHARE,
     Prices,
-    cut_together,
+    lengths_together,
     thresholds,
 )
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
+from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 
 # On and off are this far apart, in shares of a plain round.
 _HYSTERESIS = 0.02
 # Rounds until a drafter that is off is tried again: the first time, the most while its price is not
-# known, the most, and the most for one whose tries are dear.
-_FIRST_PROBE, _UNKNOWN_PROBE, _MAX_PROBE, _DEAR_PROBE = 4, 16, 64, 4096
-# All probes together take no more than this share of the time.
-_PROBE_SHARE = 0.015
+# known, the most, and the most for one whose retries are dear.
+_FIRST_RETRY, _UNKNOWN_RETRY, _MAX_RETRY, _DEAR_RETRY = 4, 16, 64, 4096
+# All retries together take no more than this share of the time.
+_RETRY_SHARE = 0.015
 # Rounds without a plain one after which there is one, so that its price stays known.
 _PLAIN_EVERY = 128
 # A round counts half after so many others: of the text at hand, and of all texts.
@@ -57,8 +62,8 @@ _KEEP_AFTER = 64
 REASON = "it does not pay here: plain decoding is faster; it is tried again now and then"
 
 
-def _is_idle(turn: Turn) -> bool:
-    return not turn.n_verified and (turn.lookup_only or not turn.n_asked)
+def _is_idle(span: Span) -> bool:
+    return not span.n_verified and not span.asks_model
 
 
 @dataclass(slots=True)
@@ -69,9 +74,10 @@ class _Sequence:
         text: what its text says of drafts.
         worth: what rounds gained in which the model was asked.
         is_on: whether the model is asked.
-        wait, interval: rounds until it is tried again, and between tries.
+        wait, interval: rounds until it is tried again, and between retries.
         earned: gains since it was on.
         last: how many drafted tokens were in the last round's batch.
+        n_expected: how many of this round's are expected to be accepted.
         since_plain: rounds since one without a draft.
         n_waiting: tokens since the model was asked.
 
@@ -81,9 +87,10 @@ class _Sequence:
     worth: GainEstimate = field(default_factory=GainEstimate)
     is_on: bool = True
     wait: int = 0
-    interval: int = _FIRST_PROBE
+    interval: int = _FIRST_RETRY
     earned: float = 0.0
     last: int = 0
+    n_expected: float = 0.0
     since_plain: int = 0
     n_waiting: int = 0
     stop: _ChainStop | None = None
@@ -122,23 +129,23 @@ class _ChainStop:
 class ProfitController(Controller):
     """Each round, for each sequence: the n, 0 and the cap among them, that saves most seconds.
 
-    Chances come from the drafts' own probabilities, or the lengths of copies, as they turned out
+    Chances come from the drafts' own probabilities, or the lengths of matches, as they turned out
     until now; costs from running medians of this machine's rounds. A drafter that loses is asked
-    no more but for probes, which come more and more seldom.
+    no more but for retries, which come more and more seldom.
     """
 
     name = "profit"
     wants_costs = True
 
     def __init__(self) -> None:
-        self._room = ControllerLimits(0)
+        self._limits = ControllerLimits(0)
         self.costs = RoundCosts()
         self.acceptance = Acceptance()
         # Survivals of the last blocks.
         self._blocks: deque[list[float]] = deque(maxlen=_N_BLOCKS)
         self._sequences: dict[int, _Sequence] = {}
         self._worth = prior_gain()
-        # Plain rounds that tries have cost and that are not made up for yet.
+        # Plain rounds that retries have cost and that are not made up for yet.
         self._debt = 0.0
         # Seconds and tokens of the last rounds, faded.
         self._pace_s = self._pace_tokens = 0.0
@@ -146,9 +153,9 @@ class ProfitController(Controller):
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
 
-    def attach(self, room: ControllerLimits) -> None:
+    def attach(self, limits: ControllerLimits) -> None:
         """Another target has other costs."""
-        self._room = self.costs.room = room
+        self._limits = self.costs.limits = limits
         self._prices.clear()
 
     def learn_costs(self, seconds: dict[int, float]) -> None:
@@ -172,109 +179,117 @@ class ProfitController(Controller):
         state = self._sequences[seq] = _Sequence()
         state.is_on = self._worth.per_round(self._prices_of_last) >= 0.0
         # Of short texts not each one is worth a try.
-        state.wait = max(_FIRST_PROBE // 2, int(min(self._debt / _PROBE_SHARE, _DEAR_PROBE)))
+        state.wait = max(_FIRST_RETRY // 2, int(min(self._debt / _RETRY_SHARE, _DEAR_RETRY)))
 
     def _of(self, seq: int) -> _Sequence:
-        found = self._sequences.get(seq)
-        if found is None:
+        state = self._sequences.get(seq)
+        if state is None:
             self.begin(seq)
-            found = self._sequences[seq]
-        return found
+            state = self._sequences[seq]
+        return state
 
-    def ask(self, turns: Sequence[Turn]) -> None:
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """The whole length of a chain, which stop_of() ends; the best one of a block."""
-        if not turns:
-            return
-        prices = self._priced(turns)
-        n_most = len(prices.verify) - 1
-        for turn in turns:
-            state = self._of(turn.seq)
-            n = min(turn.n_max, n_most)
-            if n < 1:
-                continue
-            state.since_plain += 1
-            if state.since_plain > _PLAIN_EVERY:
-                continue
-            is_free = self._is_free(prices, n)
-            is_on = state.is_on or is_free
-            if not is_on:
-                state.wait -= 1
-                turn.is_probe = is_on = state.wait <= 0
-            turn.lookup_only = not is_on and self._room.has_lookup and not prices.is_dear_copy
-            if is_on or turn.lookup_only:
-                # A chain is ended by stop_of(), and a copy by cut().
-                is_block = not (turn.lookup_only or self._room.is_stepwise)
-                turn.n_asked = min(n, prices.n_block) if is_block else n
-                turn.n_lookup = n
+        prices = self._priced(spans)
+        return [self._decision(self._of(span.seq), span.max_draft, prices) for span in spans]
+
+    def _decision(self, state: _Sequence, max_draft: int, prices: Prices) -> DraftDecision:
+        state.n_expected = 0.0
+        n = min(max_draft, len(prices.verify) - 1)
+        if n < 1:
+            return NOT_ASKED
+        state.since_plain += 1
+        if state.since_plain > _PLAIN_EVERY:
+            return NOT_ASKED
+        is_on, is_retry, limits = state.is_on or self._is_free(prices, n), False, self._limits
+        if not is_on:
+            state.wait -= 1
+            is_retry = is_on = state.wait <= 0
+        if is_on:
+            # stop_of() ends a chain, and verify_lengths() what is looked up.
+            n_requested = n if limits.is_stepwise else min(n, prices.n_requested)
+            return DraftDecision(n_requested, n, False, is_retry)
+        if limits.has_lookup and not prices.is_dear_lookup:
+            return DraftDecision(n, n, True)
+        return NOT_ASKED
 
     def _is_free(self, prices: Prices, n: int) -> bool:
         """Whether asking takes next to nothing."""
-        first = 1 if self._room.is_stepwise else min(n, prices.n_block)
-        dearest = max(prices.draft[first], prices.copy_s)
+        first = 1 if self._limits.is_stepwise else min(n, prices.n_requested)
+        dearest = max(prices.draft[first], prices.lookup_s)
         return dearest < FREE_SHARE * prices.plain_s
 
-    def stop_of(self, turn: Turn) -> DraftStop | None:
+    def stop_of(self, span: Span) -> DraftStop | None:
         """What ends the chain of a sequence."""
-        if not self._room.is_stepwise or turn.lookup_only:
+        decision = span.decision or NOT_ASKED
+        if not self._limits.is_stepwise or decision.lookup_only:
             return None
-        state = self._of(turn.seq)
+        state = self._of(span.seq)
         state.stop = _ChainStop(
-            self.acceptance.model, state.text.model.ratio, self._prices_of_last, turn.n_asked
+            self.acceptance.model, state.text.model.ratio, self._prices_of_last, span.n_requested
         )
         return state.stop
 
-    def _priced(self, turns: Sequence[Turn]) -> Prices:
+    def _priced(self, spans: Sequence[Span]) -> Prices:
         """The prices for as many sequences with such contexts."""
-        n_seqs, n_on = len(turns), 1
-        n_past = turns[0].n_past
+        n_seqs, n_on = len(spans), 1
+        n_past = spans[0].n_past
         if n_seqs > 1:
-            n_past = sum(t.n_past for t in turns) // n_seqs
+            n_past = sum(span.n_past for span in spans) // n_seqs
             # Those that draft together share what drafting costs.
-            n_on = max(sum(self._of(turn.seq).is_on for turn in turns), 1)
+            n_on = max(sum(self._of(span.seq).is_on for span in spans), 1)
         key = (n_seqs, n_on, n_past.bit_length())
-        made = self._prices.get(key)
-        if made is None or self._n_rounds >= made[0]:
+        kept = self._prices.get(key)
+        if kept is None or self._n_rounds >= kept[0]:
             prices = self._make_prices(n_seqs, n_on, n_past)
             # While little is known, every round changes much.
-            self._prices[key] = made = (self._n_rounds + min(_REFRESH, self._n_rounds // 4), prices)
-        self._prices_of_last = made[1]
-        return made[1]
+            self._prices[key] = kept = (self._n_rounds + min(_REFRESH, self._n_rounds // 4), prices)
+        self._prices_of_last = kept[1]
+        return kept[1]
 
     def _make_prices(self, n_seqs: int, n_on: int, n_past: int) -> Prices:
-        room, costs = self._room, self.costs
-        n_most = max(min(room.max_draft, room.max_rows // n_seqs - 1), 0)
-        verify = costs.verify(n_seqs, n_past, n_most)
-        draft, rest = costs.draft(n_on, n_most), costs.rest(n_seqs)
+        limits, costs = self._limits, self.costs
+        bound = DraftBound(limits.max_draft, "the round")
+        max_draft = draft_bound(bound, n_rows=limits.max_rows, n_seqs=n_seqs).max_draft
+        verify = costs.verify(n_seqs, n_past, max_draft)
+        draft, rest = costs.draft(n_on, max_draft), costs.rest(n_seqs)
         plain = verify[0] + rest
         pace = self._pace_s / self._pace_tokens if self._pace_tokens > 1.0 else plain
         # Before anything was measured, nothing is known to be slow.
         token_s = min(plain, pace) or 1e-9
-        prices = Prices(verify, draft, rest, token_s, n_block=n_most, copy_s=costs.copy_s)
-        if not room.is_stepwise and draft[-1]:
-            means = [self.acceptance.model.mean(i) for i in range(n_most)]
-            prices.n_block = prices.length(self._blocks, means)
+        prices = Prices(
+            verify, draft, rest, token_s, n_requested=max_draft, lookup_s=costs.lookup_s
+        )
+        if not limits.is_stepwise and draft[-1]:
+            means = [self.acceptance.model.mean(i) for i in range(max_draft)]
+            prices.n_requested = prices.length(self._blocks, means)
         return prices
 
     # ---- once drafts are there
 
-    def cut(self, turns: Sequence[Turn]) -> None:
+    def verify_lengths(self, spans: Sequence[Span]) -> Sequence[int]:
         """As many of each draft as pay."""
         prices = self._prices_of_last
-        drafted = [(turn, self._survivals(turn)) for turn in turns if turn.draft.ids]
+        drafted = [i for i, span in enumerate(spans) if span.draft.ids]
+        lengths = [0] * len(spans)
         if not drafted:
-            return
-        if len(turns) == 1:
-            turn, survivals = drafted[0]
-            switch = self.costs.switch_s
-            survivals = survivals[: len(prices.verify) - 1]
-            n, _ = prices.best(survivals, switch, self._of(turn.seq).last)
-            turn.n_verified, turn.n_expected = n, sum(survivals[:n])
-            return
-        cut_together(prices, drafted, len(turns), self._room)
+            return lengths
+        survivals_of = [self._survivals(spans[i]) for i in drafted]
+        if len(spans) == 1:
+            survivals_of = [survivals_of[0][: len(prices.verify) - 1]]
+            last = self._of(spans[0].seq).last
+            n, _ = prices.best(survivals_of[0], self.costs.switch_s, last)
+            chosen = [n]
+        else:
+            chosen = lengths_together(prices, survivals_of, len(spans), self._limits)
+        for i, survivals, n in zip(drafted, survivals_of, chosen, strict=True):
+            lengths[i] = n
+            self._of(spans[i].seq).n_expected = sum(survivals[:n])
+        return lengths
 
-    def _survivals(self, turn: Turn) -> list[float]:
+    def _survivals(self, span: Span) -> list[float]:
         """Of each token of a draft, the chance that it and all before are right."""
-        state, draft = self._of(turn.seq), turn.draft
+        state, draft = self._of(span.seq), span.draft
         stop, state.stop = state.stop, None
         n = len(draft.ids)
         if stop is not None and not draft.match_length and len(stop.rates) >= n:
@@ -282,7 +297,7 @@ class ProfitController(Controller):
             return stop.survivals[:n]
         rates = self.acceptance.rates(draft)
         self.acceptance.watch(state.text, draft, rates)
-        ratio = state.text.copies.ratio if draft.match_length else state.text.model.ratio
+        ratio = state.text.lookups.ratio if draft.match_length else state.text.model.ratio
         survival = 1.0
         out: list[float] = []
         for rate in rates:
@@ -294,86 +309,93 @@ class ProfitController(Controller):
 
     # ---- behind a round
 
-    def learn(self, turns: Sequence[Turn], spent: Spent) -> None:
+    def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain]:
         """Costs, acceptance, and whether the model pays."""
-        done = [turn for turn in turns if turn.tokens]
-        if not done:
-            return
+        n_done = sum(1 for span in spans if span.tokens)
+        if not n_done:
+            return ()
         prices = self._prices_of_last
-        if spent.is_pure and len(done) == len(turns):
-            if self._n_rounds % _IDLE_EVERY and all(map(_is_idle, turns)):
-                self.costs.skip(len(turns))
+        if spent.is_pure and n_done == len(spans):
+            if self._n_rounds % _IDLE_EVERY and all(map(_is_idle, spans)):
+                self.costs.skip(len(spans))
             else:
-                self.costs.learn(turns, spent, [self._of(turn.seq).n_waiting for turn in turns])
+                self.costs.learn(spans, spent, [self._of(span.seq).n_waiting for span in spans])
         # What this round took of each, as if the machine ran as fast as the prices say.
-        seconds = spent.total_s / (len(turns) * self.costs.speed)
-        for turn in done:
-            self._learn_text(turn, prices, seconds)
+        seconds = spent.total_s / (len(spans) * self.costs.speed)
+        gains = [
+            self._learn_text(span, prices, seconds) if span.tokens else NO_GAIN for span in spans
+        ]
         self._n_rounds += 1
+        return gains
 
-    def _learn_text(self, turn: Turn, prices: Prices, seconds: float) -> None:
-        state, n, tokens = self._of(turn.seq), turn.n_verified, turn.tokens
+    def _learn_text(self, span: Span, prices: Prices, seconds: float) -> DraftGain:
+        state, n, tokens = self._of(span.seq), span.n_verified, span.tokens
         self.acceptance.meet(state.text, tokens)
         state.last = n
         if not n:
             state.since_plain = 0
         n_steps = 0
-        by_model = turn.n_asked and not turn.lookup_only and not turn.draft.match_length
+        by_model = span.asks_model and not span.draft.match_length
         if by_model:
-            n_steps = max(len(turn.draft.ids), 1) if self._room.is_stepwise else turn.n_asked
+            is_stepwise = self._limits.is_stepwise
+            n_steps = max(len(span.draft.ids), 1) if is_stepwise else span.n_requested
         cost = prices.verify[n] + prices.rest + prices.draft[n_steps]
-        self._debt = max(self._debt - _PROBE_SHARE, 0.0)
+        self._debt = max(self._debt - _RETRY_SHARE, 0.0)
         self._pace_s = self._pace_s * _KEEP_PACE + cost
         self._pace_tokens = self._pace_tokens * _KEEP_PACE + len(tokens)
-        plain = prices.plain_s
+        plain, n_expected, gain = prices.plain_s, state.n_expected, NO_GAIN
         if plain > 0.0 and (by_model or n):
-            turn.gain_expected = 1.0 + turn.n_expected - cost / plain
-            turn.gain = len(tokens) - seconds / plain
+            gain_expected = 1.0 + n_expected - cost / plain
+            gain = DraftGain(n_expected, gain_expected, len(tokens) - seconds / plain)
+        elif n:
+            gain = DraftGain(n_expected)
         if not by_model:
             state.n_waiting += len(tokens)
-            if not (turn.draft.match_length and prices.is_dear_copy):
-                return
+            if not (span.draft.match_length and prices.is_dear_lookup):
+                return gain
         if plain > 0.0:
             # What was expected is less noisy than what was realised, but may be wrong: both count.
-            n_tokens = 1.0 + turn.n_expected
+            n_tokens = 1.0 + n_expected
             n_tokens += _REALISED * (len(tokens) - n_tokens)
             without = n_tokens - (prices.verify[n] + prices.rest) / plain
-            self._note_gain(state, turn, without, n_steps, prices)
+            self._note_gain(state, span.is_retry, without, n_steps, prices)
         if by_model:
             state.n_waiting = len(tokens)
+        return gain
 
     def _note_gain(
-        self, state: _Sequence, turn: Turn, gain: float, n_steps: int, prices: Prices
+        self, state: _Sequence, is_retry: bool, gain: float, n_steps: int, prices: Prices
     ) -> None:
         """On or off: what the last rounds of this text gained, beside those of all texts."""
         state.worth.add(gain, n_steps, _KEEP_LOCAL)
         self._worth.add(gain, n_steps, _KEEP_LONG)
         value = state.worth.with_long(self._worth).per_round(prices)
         now = GainEstimate(gain, 1.0, float(n_steps > 0), n_steps).per_round(prices)
-        if turn.is_probe:
+        if is_retry:
             self._debt += max(-now, 0.0)
         if state.is_on:
             state.earned += now
             if value < 0.0:
                 if state.earned > 0.0:  # else it should not have been on: no sooner than last time
-                    state.interval = _FIRST_PROBE
+                    state.interval = _FIRST_RETRY
                 state.is_on = False
                 state.wait = self._interval(state, prices)
         elif value > _HYSTERESIS:
             state.is_on, state.earned = True, 0.0
-        elif turn.is_probe:
-            state.interval = min(2 * state.interval, _MAX_PROBE)
+        elif is_retry:
+            state.interval = min(2 * state.interval, _MAX_RETRY)
             state.wait = self._interval(state, prices)
 
     def _interval(self, state: _Sequence, prices: Prices) -> int:
-        """Rounds to the next probe: no sooner than its costs are a small share of."""
+        """Rounds to the next retry: no sooner than its costs are a small share of."""
         if prices.plain_s <= 0.0:
             return state.interval
-        share = _PROBE_SHARE * prices.plain_s
-        first = max(prices.draft[1 if self._room.is_stepwise else prices.n_block], prices.copy_s)
+        share = _RETRY_SHARE * prices.plain_s
+        n = 1 if self._limits.is_stepwise else prices.n_requested
+        first = max(prices.draft[n], prices.lookup_s)
         beside = self.costs.catch_up_s(state.interval) + 2 * self.costs.switch_s
-        most = _DEAR_PROBE if self.costs.knows_drafts else _UNKNOWN_PROBE
-        alone, all_ = min(first / share, most), min((first + beside) / share, _MAX_PROBE)
+        most = _DEAR_RETRY if self.costs.knows_drafts else _UNKNOWN_RETRY
+        alone, all_ = min(first / share, most), min((first + beside) / share, _MAX_RETRY)
         return max(state.interval, int(alone), int(all_))
 
     # ---- for people

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Spent, Turn
+from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Span, Spent
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 
 # Drafts from which on a slow one among them does not count.
@@ -16,11 +16,11 @@ class RoundCosts:
     """Running medians of all parts of a round, in seconds at speed 1."""
 
     def __init__(self) -> None:
-        self.room = ControllerLimits(0)
+        self.limits = ControllerLimits(0)
         self._verify = VerifyCosts()
         # By the number of sequences that draft together: seconds by drafted tokens.
         self._draft: dict[int, Curve] = {}
-        self._copy = Curve(is_proportional=False)
+        self._lookup = Curve(is_proportional=False)
         self._n_drafts = 0
         self._rest = Curve(is_proportional=False)
         self._switch = Curve(is_proportional=False)
@@ -46,29 +46,29 @@ class RoundCosts:
             self._rest.add(n, seconds)
 
     def _draft_curve(self, n_seqs: int) -> Curve:
-        found = self._draft.get(n_seqs)
-        if found is None:
-            found = Curve(is_proportional=self.room.is_stepwise, is_line=True)
-            self._draft[n_seqs] = found
-        return found
+        curve = self._draft.get(n_seqs)
+        if curve is None:
+            curve = Curve(is_proportional=self.limits.is_stepwise, is_line=True)
+            self._draft[n_seqs] = curve
+        return curve
 
-    def verify(self, n_seqs: int, n_past: int, n_most: int) -> list[float]:
-        """[0 .. n_most] each one's share of a decode in which all have n drafted tokens."""
+    def verify(self, n_seqs: int, n_past: int, max_draft: int) -> list[float]:
+        """[0 .. max_draft] each one's share of a decode in which all have n drafted tokens."""
         curve = self._verify.curve(n_seqs, n_past)
-        return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(n_most + 1)]
+        return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(max_draft + 1)]
 
-    def draft(self, n_seqs: int, n_most: int) -> list[float]:
-        """[0 .. n_most] each one's share of drafting n tokens for n_seqs of them together."""
+    def draft(self, n_seqs: int, max_draft: int) -> list[float]:
+        """[0 .. max_draft] each one's share of drafting n tokens for n_seqs of them together."""
         nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
         if nearest is None:
-            return [0.0] * (n_most + 1)
-        found = self._draft[nearest]
-        return [0.0, *(found.at(n) / n_seqs for n in range(1, n_most + 1))]
+            return [0.0] * (max_draft + 1)
+        curve = self._draft[nearest]
+        return [0.0, *(curve.at(n) / n_seqs for n in range(1, max_draft + 1))]
 
     @property
-    def copy_s(self) -> float:
-        """Asking for copies alone."""
-        return self._copy.at(0)
+    def lookup_s(self) -> float:
+        """Asking for lookups alone."""
+        return self._lookup.at(0)
 
     @property
     def knows_drafts(self) -> bool:
@@ -97,21 +97,21 @@ class RoundCosts:
         """A batch of so many rows was computed, and nothing is to be learnt from it."""
         self._last_rows = rows
 
-    def learn(self, turns: Sequence[Turn], spent: Spent, n_waiting: Sequence[int]) -> None:
+    def learn(self, spans: Sequence[Span], spent: Spent, n_waiting: Sequence[int]) -> None:
         """Takes a round.
 
         Args:
-            turns: all of it.
+            spans: all of it.
             spent: its seconds.
             n_waiting: tokens of each one since its model was asked.
 
         """
-        n_seqs = len(turns)
-        n_past = sum(turn.n_past for turn in turns) // n_seqs
-        if self.room.is_padded:
-            rows = n_seqs * (1 + max(turn.n_verified for turn in turns))
+        n_seqs = len(spans)
+        n_past = sum(span.n_past for span in spans) // n_seqs
+        if self.limits.is_padded:
+            rows = n_seqs * (1 + max(span.n_verified for span in spans))
         else:
-            rows = n_seqs + sum(turn.n_verified for turn in turns)
+            rows = n_seqs + sum(span.n_verified for span in spans)
         speed = self._verify.speed.now
         if rows == self._last_rows:
             self._verify.add(n_seqs, n_past, rows, spent.verify_s)
@@ -123,23 +123,23 @@ class RoundCosts:
             self._verify.add(n_seqs, n_past, rows, max(spent.verify_s - switch * speed, 1e-9))
         self._last_rows = rows
         self._rest.add(n_seqs, spent.rest_s / speed)
-        self._learn_draft(turns, spent.draft_s / speed, n_waiting)
+        self._learn_draft(spans, spent.draft_s / speed, n_waiting)
 
-    def _learn_draft(self, turns: Sequence[Turn], seconds: float, n_waiting: Sequence[int]) -> None:
-        asked = [i for i, turn in enumerate(turns) if turn.n_asked and not turn.lookup_only]
-        by_model = [i for i in asked if not turns[i].draft.match_length]
-        if not by_model and any(turn.n_asked for turn in turns):
-            self._copy.add(0, seconds / sum(turn.n_asked > 0 for turn in turns))
+    def _learn_draft(self, spans: Sequence[Span], seconds: float, n_waiting: Sequence[int]) -> None:
+        asked = [i for i, span in enumerate(spans) if span.asks_model]
+        by_model = [i for i in asked if not spans[i].draft.match_length]
+        if not by_model and any(span.n_requested for span in spans):
+            self._lookup.add(0, seconds / sum(span.n_requested > 0 for span in spans))
         if not by_model or len(by_model) < len(asked):
             return
-        if self.room.is_stepwise:
-            n = max(1, *(len(turns[i].draft.ids) for i in by_model))
+        if self.limits.is_stepwise:
+            n = max(1, *(len(spans[i].draft.ids) for i in by_model))
         else:
-            n = max(turns[i].n_asked for i in by_model)
+            n = max(spans[i].n_requested for i in by_model)
         n_tokens = max(n_waiting[i] for i in by_model)
         curve = self._draft_curve(len(by_model))
         self._n_drafts += 1
-        if n_tokens > 2 * (1 + self.room.max_draft) and curve:
+        if n_tokens > 2 * (1 + self.limits.max_draft) and curve:
             # More rows than a round leaves were fed first: that is what being off has cost.
             self._catch_up.add(n_tokens, max(seconds - curve.at(n), 0.0))
         else:

@@ -1,0 +1,77 @@
+"""How many tokens a sequence may draft, and what allows no more. Nobody else clamps that number."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyllama_spec.drafters.base import Drafter
+from pyllama_spec.engine.checks import count
+
+
+class DraftBound(NamedTuple):
+    """The most tokens that a sequence may draft in a round.
+
+    Attributes:
+        max_draft: the number, from 0 on.
+        reason: the bound that it comes from, in words.
+
+    """
+
+    max_draft: int
+    reason: str
+
+
+def drafter_bound(drafter: Drafter) -> DraftBound:
+    """The drafter's own number, which may be a user's.
+
+    Raises:
+        ArgumentError: it is no whole number from 0 on.
+
+    """
+    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
+    return DraftBound(most, "max_draft of the drafter")
+
+
+def draft_bound(
+    bound: DraftBound,
+    *,
+    n_draft: int | None = None,
+    n_snapshots: int | None = None,
+    n_rows: int | None = None,
+    n_seqs: int = 1,
+    n_left: int | None = None,
+    n_free: int | None = None,
+) -> DraftBound:
+    """The tightest of the bounds that are given; among equals the first one.
+
+    The first three hold as long as a context is open, the others for one round.
+
+    Args:
+        bound: what holds already: the drafter's own number, or all that hold for the context.
+        n_draft: what the caller allows.
+        n_snapshots: how many tokens a recurrent state can take back (Rollback.max_draft).
+        n_rows: the rows of a decode that verifies: those that are computed as single ones are, that
+            have logits, and that a batch takes (Limits.width). The pending token needs one.
+        n_seqs: how many sequences share those rows.
+        n_left: the tokens that the request may still generate. A round gives one more than it
+            accepts.
+        n_free: the positions of the context that are free. The pending token needs one.
+
+    Raises:
+        ArgumentError: n_draft is no whole number from 0 on.
+
+    """
+    most, reason = bound
+    if n_draft is not None and count(n_draft, "n_draft", 0) < most:
+        most, reason = n_draft, "n_draft"
+    if n_snapshots is not None and n_snapshots < most:
+        most, reason = n_snapshots, "the snapshots of the target's state"
+    if n_rows is not None and n_rows // n_seqs <= most:
+        most, reason = n_rows // n_seqs - 1, "the rows of a decode that verifies"
+    if n_left is not None and n_left <= most:
+        most, reason = n_left - 1, "max_tokens"
+    if n_free is not None and n_free <= most:
+        most, reason = n_free - 1, "the room in the context"
+    if most == bound.max_draft:
+        return bound
+    return DraftBound(max(most, 0), reason)
