@@ -1,4 +1,4 @@
-"""A draft model that copies: where the text repeats itself, what followed there needs no model.
+"""A draft model behind a lookup: where the text repeats itself, what followed needs no model.
 
 A small head reads the text through one layer of attention and loses the thread of a long copy; an
 index of the text's own n-grams never does. So a text that ends as it ended before is drafted by
@@ -33,7 +33,7 @@ from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 
-# With fewer, chance is right as often as the model; with more, copies are found late.
+# With fewer, chance is right as often as the model; with more, repetitions are found late.
 MIN_NGRAM = 5
 # How much others count where the head's distribution counts 1: the table, and what followed in the
 # text after as many tokens as the last ones. Chosen, as MIN_NGRAM was, by the tokens per round on
@@ -68,9 +68,9 @@ class NgramPrior:
         tail = [*self._tail, *drafted][-MAX_CONTEXT:]
         votes = []
         if self._table is not None:
-            found = self._table.find(tail)
-            if found is not None:
-                votes.append(Vote(*found, _TABLE_WEIGHT))
+            entry = self._table.find(tail)
+            if entry is not None:
+                votes.append(Vote(*entry, _TABLE_WEIGHT))
         followed = _what_followed(self._text, tail)
         if followed is not None:
             token, match_length = followed
@@ -104,7 +104,7 @@ class LookupFirst(Drafter):
         # One size: among places that end alike the newest is as good as the one that does so for
         # longest, and an index of four sizes takes a kilobyte per token.
         self._lookup = PromptLookup(drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
-        # Proposals that were copied, for who asks where they come from.
+        # Proposals that were looked up, for who asks where they come from.
         self.n_lookups = 0
         self.table = table
 
@@ -127,7 +127,7 @@ class LookupFirst(Drafter):
         self.drafter.commit(done)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
-        """A copy where there is one; what the model drafts for all the others together."""
+        """A lookup hit where there is one; what the model drafts for all the others together."""
         if len(requests) == 1 and requests[0].lookup_only:
             draft = self._lookup.propose_one(requests[0])
             self.n_lookups += bool(draft.ids)
@@ -139,14 +139,14 @@ class LookupFirst(Drafter):
             return drafts
         asked = [requests[i]._replace(prior=self._prior(requests[i])) for i in others]
         try:
-            found = self.drafter.propose(asked)
+            model_drafts = self.drafter.propose(asked)
         except Exception as error:
-            copies = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
+            lookups = {requests[i].seq: draft for i, draft in enumerate(drafts) if draft.ids}
             if isinstance(error, SequenceErrors):
-                raise SequenceErrors(error.errors, {**error.drafts, **copies}) from error
-            # It knows nothing of those that are copied, which go on.
-            raise SequenceErrors({request.seq: error for request in asked}, copies) from error
-        for i, draft in zip(others, found, strict=True):
+                raise SequenceErrors(error.errors, {**error.drafts, **lookups}) from error
+            # It knows nothing of the lookup hits, which go on.
+            raise SequenceErrors({request.seq: error for request in asked}, lookups) from error
+        for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
         return drafts
 

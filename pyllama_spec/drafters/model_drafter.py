@@ -78,9 +78,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             )
         )
         if self.model.info.arch != arch:
-            found = self.model.info.arch
+            model_arch = self.model.info.arch
             self.close()
-            raise ArgumentError(f"{self.model.path.name} is of kind {found!r}, not {kind}")
+            raise ArgumentError(f"{self.model.path.name} is of kind {model_arch!r}, not {kind}")
         self.target_layers = self.model.target_layers
         self._target: Context | None = None
         self._memory: _Memory | None = None
@@ -245,7 +245,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
 
 def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
-    """The draft with copies and n-grams beside it, unless options.lookup is 0.
+    """The draft with lookups and n-grams beside it, unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the n-gram table of its file is broken. The draft is closed then.

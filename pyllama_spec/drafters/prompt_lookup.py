@@ -21,7 +21,7 @@ from pyllama_spec.errors import ArgumentError
 
 NGram = tuple[int, ...]
 # What has been the same for so long goes on being so; looking further costs time.
-_MAX_SAME = 24
+_MAX_MATCH = 24
 
 # Each size is an entry per token of the text.
 _MAX_NGRAM = 1024
@@ -128,7 +128,7 @@ class PromptLookup(Drafter):
                 period = len(tokens) - start
                 while len(ids) < n:
                     ids.append(ids[len(ids) - period])
-                return Draft(ids, match_length=_n_same(tokens, start, size))
+                return Draft(ids, match_length=_match_length(tokens, start, size))
         return NO_DRAFT
 
     def truncate(self, seq: int, n_keep: int) -> None:
@@ -146,13 +146,13 @@ class PromptLookup(Drafter):
         self._sequences.clear()
 
 
-def _n_same(tokens: array[int], start: int, size: int) -> int:
+def _match_length(tokens: array[int], start: int, size: int) -> int:
     """How many tokens before `start` are those at the text's end, of which `size` are known to be.
 
-    Longer matches than _MAX_SAME are not told apart.
+    Longer matches than _MAX_MATCH are not told apart.
     """
     end = len(tokens)
-    most = min(_MAX_SAME, start)
-    while size < most and tokens[start - size - 1] == tokens[end - size - 1]:
+    longest = min(_MAX_MATCH, start)
+    while size < longest and tokens[start - size - 1] == tokens[end - size - 1]:
         size += 1
     return size

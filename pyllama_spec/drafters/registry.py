@@ -138,8 +138,8 @@ def _resolved(opener: Opener | str) -> Opener:
     if not isinstance(opener, str):
         return opener
     module, _, function = opener.partition(":")
-    found: Opener = getattr(import_module(module), function)
-    return found
+    imported: Opener = getattr(import_module(module), function)
+    return imported
 
 
 def _hint(draft: object) -> str:

@@ -35,14 +35,14 @@ class Checkpoints:
 
     Args:
         target: the target's context.
-        n_most: how many of each sequence are kept; each takes ModelInfo.state_bytes, and what
+        n_kept: how many of each sequence are kept; each takes ModelInfo.state_bytes, and what
             sliding-window layers hold.
 
     """
 
-    def __init__(self, target: Context, n_most: int) -> None:
+    def __init__(self, target: Context, n_kept: int) -> None:
         self._memory, self._has_snapshots = target.memory, target.n_rs_seq > 0
-        self._n_most = n_most
+        self._n_kept = n_kept
         self._kept: dict[int, list[Checkpoint]] = {}
 
     def add(self, state: SequenceState) -> None:
@@ -51,36 +51,36 @@ class Checkpoints:
         One token before it, where a snapshot allows: the same prompt can begin there again, since
         its last token has to be decoded for its logits.
         """
-        if self._n_most == 0:
+        if self._n_kept == 0:
             return
         seq, n = state.seq_id, state.n_decoded
         try:
-            found = Checkpoint(n - 1, self._memory.checkpoint(seq, back=1))
+            checkpoint = Checkpoint(n - 1, self._memory.checkpoint(seq, back=1))
         except UnsupportedError:
-            found = Checkpoint(n, self._memory.checkpoint(seq))
-        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < found.n_tokens]
-        self._kept[seq] = self._last([*kept, found])
+            checkpoint = Checkpoint(n, self._memory.checkpoint(seq))
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < checkpoint.n_tokens]
+        self._kept[seq] = self._last([*kept, checkpoint])
 
     def add_part(self, state: SequenceState) -> None:
         """Copies a state within a prompt, where no snapshot goes back before the prompt's end.
 
         The same prompt goes on from the last such place, in the same pieces as before.
         """
-        if self._n_most == 0 or self._has_snapshots:
+        if self._n_kept == 0 or self._has_snapshots:
             return
         seq, n = state.seq_id, state.n_decoded
         kept = [one for one in self._kept.get(seq, ()) if one.n_tokens < n]
         if kept and kept[-1].is_part:  # of the same prompt: an end stands behind those of others
             kept.pop()
         if n - (kept[-1].n_tokens if kept else 0) >= _MIN_PART:
-            found = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
-            self._kept[seq] = self._last([*kept, found])
+            checkpoint = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
+            self._kept[seq] = self._last([*kept, checkpoint])
 
-    def _last(self, found: list[Checkpoint]) -> list[Checkpoint]:
+    def _last(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """The last few ends of prompts, and what lies between them."""
-        ends = [i for i, one in enumerate(found) if not one.is_part]
-        n_over = len(ends) - self._n_most
-        return found[ends[n_over - 1] + 1 :] if n_over > 0 else found
+        ends = [i for i, one in enumerate(checkpoints) if not one.is_part]
+        n_over = len(ends) - self._n_kept
+        return checkpoints[ends[n_over - 1] + 1 :] if n_over > 0 else checkpoints
 
     def drop(self, seq: int, n_keep: int) -> None:
         """Forgets those behind the first n_keep tokens: the text goes on otherwise there."""

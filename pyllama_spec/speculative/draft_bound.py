@@ -28,8 +28,8 @@ def drafter_bound(drafter: Drafter) -> DraftBound:
         ArgumentError: it is no whole number from 0 on.
 
     """
-    most = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
-    return DraftBound(most, "max_draft of the drafter")
+    max_draft = count(drafter.max_draft, f"max_draft of the drafter {drafter.name!r}", 0)
+    return DraftBound(max_draft, "max_draft of the drafter")
 
 
 def draft_bound(
@@ -61,17 +61,17 @@ def draft_bound(
         ArgumentError: n_draft is no whole number from 0 on.
 
     """
-    most, reason = bound
-    if n_draft is not None and count(n_draft, "n_draft", 0) < most:
-        most, reason = n_draft, "n_draft"
-    if n_snapshots is not None and n_snapshots < most:
-        most, reason = n_snapshots, "the snapshots of the target's state"
-    if n_rows is not None and n_rows // n_seqs <= most:
-        most, reason = n_rows // n_seqs - 1, "the rows of a decode that verifies"
-    if n_left is not None and n_left <= most:
-        most, reason = n_left - 1, "max_tokens"
-    if n_free is not None and n_free <= most:
-        most, reason = n_free - 1, "the room in the context"
-    if most == bound.max_draft:
+    max_draft, reason = bound
+    if n_draft is not None and (n := count(n_draft, "n_draft", 0)) < max_draft:
+        max_draft, reason = n, "n_draft"
+    if n_snapshots is not None and n_snapshots < max_draft:
+        max_draft, reason = n_snapshots, "the snapshots of the target's state"
+    if n_rows is not None and n_rows // n_seqs <= max_draft:
+        max_draft, reason = n_rows // n_seqs - 1, "the rows of a decode that verifies"
+    if n_left is not None and n_left <= max_draft:
+        max_draft, reason = n_left - 1, "max_tokens"
+    if n_free is not None and n_free <= max_draft:
+        max_draft, reason = n_free - 1, "the room in the context"
+    if max_draft == bound.max_draft:
         return bound
-    return DraftBound(max(most, 0), reason)
+    return DraftBound(max(max_draft, 0), reason)

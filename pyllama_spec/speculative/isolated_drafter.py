@@ -104,10 +104,10 @@ class IsolatedDrafter:
         return n_keep
 
     def _resume_at(self, seq: int, n_keep: int) -> int:
-        def asked() -> int:
+        def resume() -> int:
             return min(max(index(self._drafter.resume_at(seq, n_keep)), 0), n_keep)
 
-        n = self._call(seq, "resume_at", asked)
+        n = self._call(seq, "resume_at", resume)
         return n_keep if n is None else n
 
     def save(self, seq: int) -> bytes | None:
@@ -117,23 +117,23 @@ class IsolatedDrafter:
         drafter wants its rows.
         """
 
-        def asked() -> bytes | None:
+        def save() -> bytes | None:
             state = self._drafter.save(seq)
             instance(state, (bytes, bytearray, memoryview, type(None)), "what save() gives")
             return None if state is None else bytes(state)
 
-        return self._call(seq, "save", asked) if seq in self._n_known else None
+        return self._call(seq, "save", save) if seq in self._n_known else None
 
     def restore(self, seq: int, state: bytes | None) -> None:
         """Puts back what save() gave; what cannot be put back is begun anew at the next prompt."""
         if state is None:
             return
 
-        def asked() -> int:
+        def restore() -> int:
             return count(self._drafter.restore(seq, state), "what restore() gives")
 
         self._failures.pop(seq, None)
-        n = self._call(seq, "restore", asked)
+        n = self._call(seq, "restore", restore)
         if n is not None:
             self._n_known[seq] = n
 
@@ -155,41 +155,43 @@ class IsolatedDrafter:
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
         known = self._n_known
-        told = [c for c in done if self._is_on(c.seq)]
-        if not told:
+        notices = [c for c in done if self._is_on(c.seq)]
+        if not notices:
             return
         try:
             self._lend(self._borrower)
-            self._drafter.commit(told)
+            self._drafter.commit(notices)
         except SequenceErrors as failed:
-            self._blame("commit", failed, [c.seq for c in told])
+            self._blame("commit", failed, [c.seq for c in notices])
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            for c in told:
+            for c in notices:
                 self._fail(c.seq, "commit", error)
         finally:
             self._lend(None)
-        for c in told:
+        for c in notices:
             if c.seq in known:
                 known[c.seq] += len(c.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most as many ids as asked for, all of the vocabulary."""
-        asked = [r for r in requests if self._is_on(r.seq)]
-        if not asked:
+        open_requests = [r for r in requests if self._is_on(r.seq)]
+        if not open_requests:
             return [NO_DRAFT] * len(requests)
         try:
             self._lend(self._borrower)
-            found = self._drafter.propose(asked)
-            if len(found) != len(asked):
-                raise ValueError(f"propose() gave {len(found)} drafts for {len(asked)} requests")
+            proposed = self._drafter.propose(open_requests)
+            if len(proposed) != len(open_requests):
+                raise ValueError(
+                    f"propose() gave {len(proposed)} drafts for {len(open_requests)} requests"
+                )
             if len(requests) == 1:
-                return [self._checked(found[0], requests[0])]
-            drafts = dict(zip([r.seq for r in asked], found, strict=True))
+                return [self._checked(proposed[0], requests[0])]
+            drafts = dict(zip([r.seq for r in open_requests], proposed, strict=True))
         except SequenceErrors as failed:
-            self._blame("propose", failed, [r.seq for r in asked])
+            self._blame("propose", failed, [r.seq for r in open_requests])
             drafts = failed.drafts
         except Exception as error:  # noqa: BLE001 - the text does not depend on a drafter
-            for r in asked:
+            for r in open_requests:
                 self._fail(r.seq, "propose", error)
             return [NO_DRAFT] * len(requests)
         finally:

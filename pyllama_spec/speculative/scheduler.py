@@ -259,14 +259,14 @@ class Scheduler:
 
         With all of their padding they fit one decode.
         """
-        most, stretch = max(span.n_rows for span in spans), list[Span]()
-        n_together = max(self.limits.width // most, 1)
+        longest, stretch = max(span.n_rows for span in spans), list[Span]()
+        n_together = max(self.limits.width // longest, 1)
         for span in spans:
             goes_on = (
                 0 < len(stretch) < n_together
                 and span.seq == stretch[-1].seq + 1
-                and self._has_room(stretch[-1], most)
-                and self._has_room(span, most)
+                and self._has_room(stretch[-1], longest)
+                and self._has_room(span, longest)
             )
             if stretch and not goes_on:
                 yield stretch
@@ -281,24 +281,24 @@ class Scheduler:
         """One decode of rows, padded where that saves more than it costs."""
         limits = self.limits
         ids, rows = [span.seq for span in spans], [span.n_rows for span in spans]
-        most, n_span = max(rows), ids[-1] - ids[0] + 1
-        can_pad = all(self._has_room(span, most) for span in spans)
+        longest, n_span = max(rows), ids[-1] - ids[0] + 1
+        can_pad = all(self._has_room(span, longest) for span in spans)
         if len(spans) == 1 or not can_pad:
             return Decode(spans)
         if limits.needs_equal_rows:
-            _pad(spans, most)
+            _pad(spans, longest)
             return Decode(spans)
         if not limits.has_streams:
             return Decode(spans)
         plain = _PASS_ROWS * n_passes(ids, rows, limits.keeps_whole) + sum(rows)
-        padded = _PASS_ROWS * n_passes(ids, [most] * len(ids)) + most * len(ids)
-        filled = _PASS_ROWS + most * n_span
-        can_fill = limits.can_fill and most * n_span <= limits.width
+        padded = _PASS_ROWS * n_passes(ids, [longest] * len(ids)) + longest * len(ids)
+        filled = _PASS_ROWS + longest * n_span
+        can_fill = limits.can_fill and longest * n_span <= limits.width
         if can_fill and n_span > len(ids) and filled < min(plain, padded):
-            _pad(spans, most)
-            return Decode(spans, [i for i in range(ids[0], ids[-1]) if i not in ids], most)
-        if padded < plain and most * len(ids) <= limits.width:
-            _pad(spans, most)
+            _pad(spans, longest)
+            return Decode(spans, [i for i in range(ids[0], ids[-1]) if i not in ids], longest)
+        if padded < plain and longest * len(ids) <= limits.width:
+            _pad(spans, longest)
         return Decode(spans)
 
 

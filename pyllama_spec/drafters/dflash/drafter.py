@@ -73,21 +73,21 @@ class DFlash(ModelDrafter[DFlashMemory]):
         rpc_servers: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        wanted = None if max_draft is None else count(max_draft, "max_draft", 1)
+        max_draft = None if max_draft is None else count(max_draft, "max_draft", 1)
         super().__init__(
             model, "dflash", "a DFlash draft", n_ctx=n_ctx, p_min=p_min,
             n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
             progress=progress,
         )  # fmt: skip
         self.block: DraftBlock = self.model.draft_block  # type: ignore[assignment]  # has one
-        most = self.block.max_draft
-        if wanted is not None and wanted > most:
+        longest = self.block.max_draft
+        if max_draft is not None and max_draft > longest:
             self.close()
             raise ArgumentError(
-                f"max_draft={wanted}: a block of {self.model.path.name} was trained with "
-                f"{self.block.n_slots} slots and guesses {most} tokens; give {most} or fewer"
+                f"max_draft={max_draft}: a block of {self.model.path.name} was trained with "
+                f"{self.block.n_slots} slots and guesses {longest} tokens; give {longest} or fewer"
             )
-        self.max_draft = min(most, _DEFAULT_MAX_DRAFT) if wanted is None else wanted
+        self.max_draft = min(longest, _DEFAULT_MAX_DRAFT) if max_draft is None else max_draft
 
     def open_memory(self, target: Context) -> DFlashMemory:
         """Room for the rows that it sees, and for a block."""
@@ -155,7 +155,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
 
 
 def open_dflash(path: Path, options: DraftOptions) -> Drafter:
-    """The draft of a file, with copies and n-grams beside it unless options.lookup is 0.
+    """The draft of a file, with lookups and n-grams beside it unless options.lookup is 0.
 
     More tokens than a block was trained with are not guessed, however many are asked for.
 

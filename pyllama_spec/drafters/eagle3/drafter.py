@@ -118,8 +118,8 @@ class Eagle3(ModelDrafter[Eagle3Memory]):
         pairs = self.memory_or_fail()
         errors: dict[int, Exception] = {}
         asked = passed(requests, self.can_draft, errors)
-        found = pairs.ask(r.seq for r in asked) if asked else {}
-        chains = [_Chain(r, pairs.n_fed(r.seq), found[r.seq]) for r in asked]
+        choices = pairs.ask(r.seq for r in asked) if asked else {}
+        chains = [_Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
         going = passed(chains, self._extend, errors)
         while going:
             self._step_all(going)
@@ -158,7 +158,7 @@ class Eagle3(ModelDrafter[Eagle3Memory]):
 
 
 def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
-    """The head of a file, with copies and n-grams beside it unless options.lookup is 0.
+    """The head of a file, with lookups and n-grams beside it unless options.lookup is 0.
 
     Raises:
         ModelLoadError: the file cannot be read, or its parts contradict each other.

@@ -35,15 +35,15 @@ class Eagle3Memory(RowMemory):
             s = self.of(seq)
             if s.n_fed == self.n_ready(s):  # asked again: the last pair says it again
                 s.n_fed -= 1
-        found: dict[int, Choice] = {}
+        choices: dict[int, Choice] = {}
 
         def read(seq: int, end: int, has_more: bool) -> None:
             ids, p, row = self.context.draft_candidates(end)
             # The row is a view that the next decode overwrites.
-            found[seq] = Choice(ids, p, row.copy() if has_more else row)
+            choices[seq] = Choice(ids, p, row.copy() if has_more else row)
 
         self.feed(wanted, read)
-        return found
+        return choices
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
         """The pair that truncate() left at the end is right if the text goes on as it did."""

@@ -71,15 +71,15 @@ class Prices:
         verify, value = self.verify, self.token_s
         # What not to verify at all costs is the measure.
         zero = switch_s if last else 0.0
-        best, most, sum_ = 0, 0.0, 0.0
+        best, best_gain, sum_ = 0, 0.0, 0.0
         for n, s in enumerate(survivals, 1):
             sum_ += s
             gain = value * sum_ - (verify[n] - verify[0]) + zero
             if n != last:
                 gain -= switch_s
-            if gain > most:
-                best, most = n, gain
-        return best, most
+            if gain > best_gain:
+                best, best_gain = n, gain
+        return best, best_gain
 
     def length(self, drafts: Iterable[Sequence[float]], means: Sequence[float]) -> int:
         """How long a block to ask for, before anything is known of its tokens; at least 1.
@@ -99,12 +99,12 @@ class Prices:
             if not survivals and n_drafts:
                 break
             n_drafts += 1
-            survival, sum_, most = 1.0, 0.0, 0.0
+            survival, sum_, best_gain = 1.0, 0.0, 0.0
             for n in range(1, max_draft + 1):
                 survival = survivals[n - 1] if n <= len(survivals) else survival * means[n - 1]
                 sum_ += survival
-                most = max(most, self.token_s * sum_ - self.verify[n] + self.verify[0])
-                gains[n] += most
+                best_gain = max(best_gain, self.token_s * sum_ - self.verify[n] + self.verify[0])
+                gains[n] += best_gain
         best, least = 1, float("inf")
         for n in range(1, max_draft + 1):
             loss = self.draft[n] - gains[n] / n_drafts
@@ -159,15 +159,15 @@ def lengths_together(
         How many tokens of each draft to verify.
 
     """
-    curve, most = prices.verify, 0.0
+    curve, best_gain = prices.verify, 0.0
     if limits.is_padded:
         # All are as long as the longest: what is as deep costs the others nothing.
         best = 0
         for n in range(1, min(len(curve), 1 + max(len(survivals) for survivals in drafts))):
             sum_ = sum(sum(survivals[:n]) for survivals in drafts)
             gain = prices.token_s * sum_ - n_seqs * (curve[n] - curve[0])
-            if gain > most:
-                best, most = n, gain
+            if gain > best_gain:
+                best, best_gain = n, gain
         return [min(best, len(survivals)) for survivals in drafts]
     ordered = sorted(
         ((s, -i) for i, survivals in enumerate(drafts) for s in survivals), reverse=True
@@ -176,8 +176,8 @@ def lengths_together(
     for n, (s, _) in enumerate(ordered, 1):
         total += s
         gain = prices.token_s * total - _batch_s(curve, n_seqs, n) + n_seqs * curve[0]
-        if gain > most:
-            n_best, most = n, gain
+        if gain > best_gain:
+            n_best, best_gain = n, gain
     lengths = [0] * len(drafts)
     # Survivals fall along a draft, so that what is taken of each is its beginning.
     for _, i in ordered[:n_best]:
