@@ -175,7 +175,7 @@ def _round(
         if place.p and not place.match_length:  # where there is nothing to copy, it cost nothing
             n_steps = max(n_steps, len(span.draft.ids) if is_stepwise else span.n_requested)
     for span, n in zip(spans, controller.verify_lengths(spans), strict=True):
-        span.n_verified = n
+        span.verify(n)
     n_most = max(span.n_verified for span in spans)
     rows = len(spans) * (1 + n_most)
     n_past = sum(span.n_past for span in spans) // len(spans)

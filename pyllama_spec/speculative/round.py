@@ -55,6 +55,10 @@ class Round:
         max_stepwise: prompts with no more tokens left than this are read a token a round beside
             the others (Limits.max_stepwise).
 
+    Attributes:
+        max_draft: the most tokens that a sequence drafts in a round.
+        max_draft_reason: what allows no more, in words (draft_bound()).
+
     Raises:
         ArgumentError: the context does not keep the layer inputs that the drafter wants, the
             drafter was made for another target, or it is no Drafter.
@@ -89,6 +93,7 @@ class Round:
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
         self.rollback = rollback_of(target)
         limits = self._limits(bound, max_rows, max_chunk, max_stepwise)
+        self.max_draft, self.max_draft_reason = limits.draft_bound
         self.scheduler = Scheduler(limits, controller)
         self.scheduler.controller.attach(
             ControllerLimits(
@@ -132,16 +137,6 @@ class Round:
             goes_alone=rollback.goes_alone,
             can_fill=rollback.can_fill,
         )
-
-    @property
-    def max_draft(self) -> int:
-        """The most tokens that a sequence drafts in a round."""
-        return self.scheduler.limits.max_draft
-
-    @property
-    def max_draft_reason(self) -> str:
-        """What allows no more than max_draft tokens, in words."""
-        return self.scheduler.limits.draft_bound.reason
 
     # ---- a request begins
 
@@ -235,22 +230,40 @@ class Round:
                     f"sequence {run.seq_id} has nothing to compute: call begin() first, or "
                     "draw_first() behind a prompt without a sampler, and leave out what is over"
                 )
-        by_seq = {run.seq_id: run for run in runs}
+        by_seq = {run.state.seq_id: run for run in runs}
         if len(by_seq) < len(runs):
             raise ArgumentError("two of the runs are on one sequence")
+        out: Ended = []
         self._runs = by_seq
         try:
-            return self._step(runs)
+            for run in runs:
+                if run.is_cancelled:
+                    self._fail(run, CancelledError("the generation was cancelled"), out)
+            spans = self.scheduler.plan(
+                [run for run in runs if not run.is_cancelled] if out else runs
+            )
+            if self.max_draft:
+                self._decide(spans)
+            start = perf_counter()
+            propose_s, draft_s, verify_s = self._compute(spans, start, out)
+            round_s = perf_counter() - start
+            for span in spans:
+                self._count_seconds(span, round_s, draft_s, verify_s)
+            if self.max_draft:
+                self._learn(spans, propose_s, verify_s, round_s)
         finally:
             self._runs = {}
+        return out
 
-    def _step(self, runs: Sequence[SequenceRun]) -> Ended:
-        out: Ended = []
-        for run in runs:
-            if run.is_cancelled:
-                self._fail(run, CancelledError("the generation was cancelled"), out)
-        spans = self._plan([run for run in runs if not run.is_cancelled] if out else runs)
-        start = perf_counter()
+    def _compute(
+        self, spans: Sequence[Span], start: float, out: Ended
+    ) -> tuple[float, float, float]:
+        """Drafts, verifies and settles. Every sequence is as before where it raises.
+
+        Returns:
+            The seconds of propose(), those in the drafter, and those in the target.
+
+        """
         try:
             if self.max_draft:
                 self._draft(spans)
@@ -264,26 +277,19 @@ class Round:
             for span in spans:
                 self.recover(self._runs[span.seq].state)
             raise
-        round_s = perf_counter() - start
-        for span in spans:
-            self._count_seconds(span, round_s, draft_s, verify_s)
-        if self.max_draft:
-            self._learn(spans, propose_s, verify_s, round_s)
-        return out
+        return propose_s, draft_s, verify_s
 
-    def _plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
-        """Who takes part, what has to follow anyway, and how many tokens the others ask for."""
-        spans = self.scheduler.plan(runs)
-        if self.max_draft:
-            for span in spans:
-                forced = self._runs[span.seq].forced
-                if forced is not None and span.max_draft:
-                    # Nobody is asked for it, and no controller weighs it.
-                    ids = tuple(forced(span.max_draft))
-                    if ids:
-                        span.draft, span.n_verified = Draft(ids), len(ids)
-            self.scheduler.decide(spans)
-        return spans
+    def _decide(self, spans: Sequence[Span]) -> None:
+        """What has to follow anyway, and how many tokens the others ask for."""
+        for span in spans:
+            forced = self._runs[span.seq].forced
+            if forced is not None and span.max_draft:
+                # Nobody is asked for it, and no controller weighs it.
+                ids = tuple(forced(span.max_draft))
+                if ids:
+                    span.draft = Draft(ids)
+                    span.verify(len(ids))
+        self.scheduler.decide(spans)
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
         """Ends one sequence; the others do not notice."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
 
 from pyllama_spec.drafters.base import DraftRequest
 from pyllama_spec.errors import ArgumentError
@@ -139,17 +138,16 @@ class Scheduler:
         undecided = [span for span in spans if not span.n_prompt and not span.draft.ids]
         if not undecided:
             return
-        decisions = _checked(
-            self.controller, "decide", self.controller.decide(undecided), undecided
-        )
+        decisions = self.controller.decide(undecided)
+        if not isinstance(decisions, (list, tuple)) or len(decisions) != len(undecided):
+            raise self._wrong_answer("decide", decisions)
         for span, decision in zip(undecided, decisions, strict=True):
             if not isinstance(decision, DraftDecision):
-                raise ArgumentError(
-                    f"controller {self.controller.name!r:.40} gave {decision!r:.40} in decide(); "
-                    "it is to give a DraftDecision for each span"
-                )
-            _check_count(self.controller, "n_requested", decision.n_requested)
-            _check_count(self.controller, "n_lookup", decision.n_lookup)
+                raise self._wrong_answer("decide", decision)
+            if not isinstance(decision.n_requested, int):
+                raise self._no_number("n_requested", decision.n_requested)
+            if not isinstance(decision.n_lookup, int):
+                raise self._no_number("n_lookup", decision.n_lookup)
             span.decide(decision)
 
     def request(self, span: Span, tokens: Sequence[int]) -> DraftRequest:
@@ -171,13 +169,13 @@ class Scheduler:
         decided = [span for span in spans if span.decision is not None]
         if not decided:
             return
-        controller = self.controller
-        lengths = _checked(
-            controller, "verify_lengths", controller.verify_lengths(decided), decided
-        )
+        lengths = self.controller.verify_lengths(decided)
+        if not isinstance(lengths, (list, tuple)) or len(lengths) != len(decided):
+            raise self._wrong_answer("verify_lengths", lengths)
         for span, n in zip(decided, lengths, strict=True):
-            _check_count(controller, "n_verified", n)
-            span.n_verified = max(min(n, len(span.draft.ids)), 0)
+            if not isinstance(n, int):
+                raise self._no_number("n_verified", n)
+            span.verify(n)
 
     def learn(self, spans: Iterable[Span], spent: Spent) -> list[tuple[Span, DraftGain]]:
         """Tells the controller what became of a round.
@@ -192,16 +190,32 @@ class Scheduler:
         gains = self.controller.learn(decided, spent)
         return list(zip(decided, gains or repeat(NO_GAIN), strict=False))
 
+    # A controller may be the user's own, and give anything.
+
+    def _wrong_answer(self, method: str, answer: object) -> ArgumentError:
+        what = "a DraftDecision" if method == "decide" else "a number"
+        return ArgumentError(
+            f"controller {self.controller.name!r:.40} gave {answer!r:.40} in {method}(); it is to "
+            f"give a list with {what} for each span"
+        )
+
+    def _no_number(self, field: str, value: object) -> ArgumentError:
+        return ArgumentError(
+            f"controller {self.controller.name!r:.40} set {field}={value!r:.40}; "
+            "a number of tokens is a whole number"
+        )
+
     def _text(self, run: SequenceRun, n_seqs: int) -> Span:
         """A sequence that verifies, beside which n_seqs - 1 others do. All may draft as many."""
-        n_past, limits = run.state.n_decoded, self.limits
+        state, limits = run.state, self.limits
+        n_past = state.n_decoded
         if not limits.draft_bound.max_draft:
-            return Span(run.seq_id, n_past)
+            return Span(state.seq_id, n_past)
         bound = draft_bound(
-            limits.draft_bound, n_rows=self._width, n_seqs=n_seqs, n_left=run.n_left,
-            n_free=limits.n_ctx - n_past,
+            limits.draft_bound, n_rows=self._width, n_seqs=n_seqs,
+            n_left=run.max_tokens - run.n_generated, n_free=limits.n_ctx - n_past,
         )  # fmt: skip
-        return Span(run.seq_id, n_past, bound.max_draft)
+        return Span(state.seq_id, n_past, bound.max_draft)
 
     def _read(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """Parts of prompts: those that are read in one part before longer ones, else in order.
@@ -341,23 +355,3 @@ def _pad(spans: Sequence[Span], n_rows: int) -> None:
 
 def _seq_id(span: Span) -> int:
     return span.seq
-
-
-def _checked(
-    controller: Controller, method: str, answers: Any, spans: Sequence[Span]
-) -> Sequence[Any]:
-    """A controller may be the user's own, and give nothing, or an answer too few."""
-    if not isinstance(answers, (list, tuple)) or len(answers) != len(spans):
-        raise ArgumentError(
-            f"controller {controller.name!r:.40} gave {answers!r:.40} in {method}(); it is to give "
-            f"a list with an answer for each of the {len(spans)} spans"
-        )
-    return answers
-
-
-def _check_count(controller: Controller, field: str, value: Any) -> None:
-    if not isinstance(value, int):
-        raise ArgumentError(
-            f"controller {controller.name!r:.40} set {field}={value!r:.40}; "
-            "a number of tokens is a whole number"
-        )

@@ -316,7 +316,7 @@ def test_what_a_round_of_it_costs() -> None:
         for _ in ids:
             stop(0.8)
         span.draft = Draft(ids, [0.8] * 5)
-        span.n_verified = controller.verify_lengths([span])[0]
+        span.verify(controller.verify_lengths([span])[0])
         span.tokens = [*range(3), 99]
         controller.learn([span], Spent(0.002, 0.0055, 0.0001))
         seconds.append(spent_s + perf_counter() - start)

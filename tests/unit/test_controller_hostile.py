@@ -57,7 +57,7 @@ def ratio(
                     [1] * n_right + [0] * (n - n_right), [p] * n, match_length=match_length
                 )
                 n_calls += 1
-            span.n_verified = controller.verify_lengths([span])[0]
+            span.verify(controller.verify_lengths([span])[0])
             n_new = min(min(span.n_verified, n_right) + 1, n_request - at)
             span.tokens = [1] * n_new
             verify_s = PLAIN_S + ROW_S * span.n_verified
@@ -130,7 +130,7 @@ def test_a_clock_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     for at in range(40):
         span = Span(0, at, MAX_DRAFT)
         span.decide(controller.decide([span])[0])
-        span.n_verified = controller.verify_lengths([span])[0]
+        span.verify(controller.verify_lengths([span])[0])
         span.tokens = [1]
         controller.learn([span], Spent(0.0, 0.0 if at > 5 else -1.0, 0.0))
     assert controller.describe()["gain"] == controller.describe()["gain"]  # no NaN

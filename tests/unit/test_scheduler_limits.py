@@ -11,7 +11,7 @@ import pytest
 from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
 from pyllama_spec.speculative.controller import Span
-from pyllama_spec.speculative.draft_bound import DraftBound
+from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
 from pyllama_spec.speculative.scheduler import Decode, n_passes
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -99,8 +99,8 @@ def test_random_rounds(kind: str) -> None:
             assert span.n_past == run.state.n_decoded
             assert span.max_draft <= max(0, run.n_left - 1)
             assert span.n_past + 1 + span.max_draft <= limits.n_ctx or span.n_prompt
-            span.n_verified = rng.randrange(span.max_draft + 1)
-            span.draft = Draft([5] * span.n_verified)
+            span.draft = Draft([5] * rng.randrange(span.max_draft + 1))
+            span.verify(len(span.draft.ids))
         decodes = scheduler.decodes(spans)
         check(limits, spans, decodes)
         n_together += any(len(decode.spans) > 1 for decode in decodes)
@@ -130,3 +130,24 @@ def test_how_often_the_engine_goes_over_the_weights(
 ) -> None:
     assert n_passes(ids, rows) == n
     assert n_passes(ids, rows, keeps_whole=True) == n_whole
+
+
+@pytest.mark.parametrize(
+    ("bounds", "max_draft", "reason"),
+    [
+        ({}, 8, "its own"),
+        ({"n_draft": 8, "n_snapshots": 8, "n_rows": 9, "n_left": 9, "n_free": 9}, 8, "its own"),
+        ({"n_draft": 3}, 3, "n_draft"),
+        ({"n_draft": 5, "n_snapshots": 2}, 2, "snapshots"),
+        ({"n_rows": 8}, 7, "rows"),
+        ({"n_rows": 8, "n_seqs": 3}, 1, "rows"),
+        ({"n_rows": 8, "n_seqs": 9}, 0, "rows"),
+        ({"n_left": 1, "n_free": 5}, 0, "max_tokens"),
+        ({"n_left": 6, "n_free": 5}, 4, "context"),
+        ({"n_free": 0}, 0, "context"),
+    ],
+)
+def test_how_much_may_be_drafted(bounds: dict[str, int], max_draft: int, reason: str) -> None:
+    bound = draft_bound(DraftBound(8, "its own"), **bounds)
+    assert bound.max_draft == max_draft
+    assert reason in bound.reason

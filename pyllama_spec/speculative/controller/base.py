@@ -88,8 +88,10 @@ class Span:
         decision: what the controller wants; None where it is not asked: for a prompt, for text that
             has to follow, and where nothing is ever drafted.
         n_requested: how many tokens the drafter is asked for; see decide().
+        asks_model: whether it is asked for more than lookups.
         draft: all that was proposed.
-        n_verified: how many of them are verified.
+        n_verified: how many of them are verified; see verify().
+        ids: those that are verified.
         n_pad: tokens behind those that nobody reads.
         first_row: its first row in the decode's batch.
         tokens: what the round committed; () for a prompt, and where it failed.
@@ -102,8 +104,10 @@ class Span:
     n_prompt: int = 0
     decision: DraftDecision | None = None
     n_requested: int = 0
+    asks_model: bool = False
     draft: Draft = NO_DRAFT
     n_verified: int = 0
+    ids: Sequence[int] = ()
     n_pad: int = 0
     first_row: int = 0
     tokens: Sequence[int] = ()
@@ -111,23 +115,21 @@ class Span:
     def decide(self, decision: DraftDecision) -> None:
         """Takes a decision: as many tokens are asked for as are wanted and may be drafted."""
         self.decision = decision
-        self.n_requested = max(min(decision.n_requested, self.max_draft), 0)
+        self.n_requested = n = max(min(decision.n_requested, self.max_draft), 0)
+        self.asks_model = n > 0 and not decision.lookup_only
 
-    @property
-    def asks_model(self) -> bool:
-        """Whether the drafter is asked for more than lookups."""
-        return self.n_requested > 0 and not (self.decision or NOT_ASKED).lookup_only
+    def verify(self, n: int) -> None:
+        """Has the first n tokens of the draft verified, or as many as it has."""
+        ids = self.draft.ids
+        if n < len(ids):
+            n = max(n, 0)
+            ids = ids[:n]
+        self.n_verified, self.ids = len(ids), ids
 
     @property
     def is_retry(self) -> bool:
         """Whether the drafter was off and is tried again."""
         return self.decision is not None and self.decision.is_retry
-
-    @property
-    def ids(self) -> Sequence[int]:
-        """The drafted tokens that are verified."""
-        ids, n = self.draft.ids, self.n_verified
-        return ids if len(ids) == n else ids[:n]
 
     @property
     def n_rows(self) -> int:

@@ -311,7 +311,7 @@ class ProfitController(Controller):
 
     def learn(self, spans: Sequence[Span], spent: Spent) -> Sequence[DraftGain]:
         """Costs, acceptance, and whether the model pays."""
-        n_done = sum(1 for span in spans if span.tokens)
+        n_done = len([span for span in spans if span.tokens])
         if not n_done:
             return ()
         prices = self._prices_of_last
