@@ -30,7 +30,7 @@ def tier_of(file: str, names: Iterable[str], marks: Collection[str]) -> str:
     Args:
         file: relative to tests/.
         names: of the test and of its fixtures.
-        marks: that it has already, from mostly_slow() or by hand.
+        marks: that it has already, from release_except() or by hand.
 
     """
     if RELEASE in marks or file.startswith(_RELEASE):
@@ -41,6 +41,6 @@ def tier_of(file: str, names: Iterable[str], marks: Collection[str]) -> str:
     return QUICK
 
 
-def mostly_slow(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+def release_except(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
     """Parameters of a test: those that are not among `quick` wait for a release."""
     return [one if one in quick else pytest.param(one, marks=pytest.mark.release) for one in cases]

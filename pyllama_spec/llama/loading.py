@@ -160,7 +160,8 @@ def open_runtime(
             f"the drafter {drafter.name!r} drafts for another open model: close that one, or make "
             "a drafter for each"
         )
-    max_draft = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch).max_draft
+    bound = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
+    max_draft = bound.max_draft
     params = replace(
         params,
         n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,

@@ -17,7 +17,7 @@ from tests.fuzz.engine_source import keys_of
 from tests.fuzz.gguf_bytes import Value
 from tests.fuzz.mutated import sweep as sweep_mutated
 from tests.robust.tools import generate_greedily
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 ARCHITECTURES = sorted(keys_of())
 _N_KNOWN = 150
@@ -44,7 +44,7 @@ def test_the_sources_are_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", mostly_slow((arch for arch in ARCHITECTURES if arch not in NO_FILE), _SAMPLE)
+    "arch", release_except((arch for arch in ARCHITECTURES if arch not in NO_FILE), _SAMPLE)
 )
 def test_a_file_as_the_engine_asks_for_it(arch: str, tmp_path: Path) -> None:
     """It has what the loader misses and nothing else: of some, less than their graphs need.

@@ -12,7 +12,7 @@ import pytest
 from pyllama_spec.engine import Batch, Context, Model, quantize, quantize_types
 from tests.conftest import smollm2
 from tests.models import model_path
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 _N_ROWS = 32
 # A first batch of so many rows, and one of the others: together all widths from 1 to 32.
@@ -92,7 +92,7 @@ def _cuts(turn: int, share: int, *lengths: int) -> dict[int, Sequence[int]]:
     return {n_before: _CUTS[(turn + i) % share :: share] for i, n_before in enumerate(lengths)}
 
 
-@pytest.mark.parametrize("kind", mostly_slow(_OF_GRAPHS, ("MXFP4",)))
+@pytest.mark.parametrize("kind", release_except(_OF_GRAPHS, ("MXFP4",)))
 @pytest.mark.parametrize("graph", _GRAPHS)
 def test_graphs(graph: str, kind: str) -> None:
     """Experts, whose rows depend on the others' routes; windows; recurrent states. All widths."""
@@ -101,7 +101,7 @@ def test_graphs(graph: str, kind: str) -> None:
     assert list(_unequal(path, _cuts(turn, 3, 0, 100, _FAR))) == []
 
 
-@pytest.mark.parametrize("kind", mostly_slow(quantize_types(), ("BF16", "Q4_0", "Q4_K_M")))
+@pytest.mark.parametrize("kind", release_except(quantize_types(), ("BF16", "Q4_0", "Q4_K_M")))
 def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
     """Some of its matrices are no multiple of 256 wide: K-quants leave those to others.
 

@@ -21,7 +21,7 @@ from tests.models import RopeScaling, model_path, target_options
 from tests.parity.dflash_parts import softmax
 from tests.parity.dflash_reference import Reference
 from tests.parity.dflash_rounding import rounding_reference
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 F32 = {"type_k": "f32", "type_v": "f32"}
 COUNTS = (0, 1, 7, 300)
@@ -184,7 +184,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "name", mostly_slow(VARIANTS, ("plain", "causal where layers slide", "d2t"))
+    "name", release_except(VARIANTS, ("plain", "causal where layers slide", "d2t"))
 )
 def test_variants(name: str, kind: str) -> None:
     assert worst_difference({**VARIANTS[name], **KINDS[kind]}) < TOLERANCE
@@ -229,7 +229,7 @@ SELECTORS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(SELECTORS, ("seven candidates",)))
+@pytest.mark.parametrize("name", release_except(SELECTORS, ("seven candidates",)))
 def test_selectors(name: str) -> None:
     assert worst_difference({**KINDS["dflash2"], **SELECTORS[name]}) < TOLERANCE
 
@@ -245,13 +245,13 @@ CHAINS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(CHAINS, ("one slot",)))
+@pytest.mark.parametrize("name", release_except(CHAINS, ("one slot",)))
 def test_chains(name: str) -> None:
     assert worst_difference({**KINDS["dspark"], **CHAINS[name]}) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("gemma3", "qwen35")))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("gemma3", "qwen35")))
 def test_drafts_that_borrow_from_a_target(arch: str, kind: str) -> None:
     """Gemma's embeddings are scaled, qwen35's positions are those of M-RoPE."""
     target = model_path(arch)

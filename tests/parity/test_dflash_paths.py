@@ -21,7 +21,7 @@ from tests.eagle3_tools import Proposal, damaged_states, proposal, target_contex
 from tests.models import model_path
 from tests.oracles import generate, prompt_tokens, sampled, tiny
 from tests.tampering import interrupt_decode
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 # Sampling at a high temperature: drafts of random weights are rejected at every place.
 PARAMS = sampled(5, temperature=1.5)
@@ -55,7 +55,7 @@ def check_no_slots(drafter: DFlash, seq: SequenceState) -> None:
     assert last == seq.n_decoded - 1 == len(seq.tokens) - 2
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 @pytest.mark.parametrize("n_ubatch", [1, 3, 7, 32])
 def test_ubatches(kind: str, n_ubatch: int) -> None:
     loop = opened(draft(**DRAFTS[kind]), n_ubatch=n_ubatch)
@@ -74,7 +74,7 @@ def test_a_prompt_in_parts(n_batch: int) -> None:
     check_says_the_same(loop, seq)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 def test_rounds_with_rejections(kind: str) -> None:
     loop, seq = opened(draft(**DRAFTS[kind])), SequenceState()
     run = generate(loop, seq, prompt_tokens(30), 120, PARAMS)
@@ -97,8 +97,8 @@ def test_other_targets(target: str) -> None:
     check_says_the_same(loop, seq, target)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
-@pytest.mark.parametrize("cut", mostly_slow((0, 1, 2, 9, 33, 60, 74), (1, 60)))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("cut", release_except((0, 1, 2, 9, 33, 60, 74), (1, 60)))
 def test_a_prompt_that_shares_a_prefix(kind: str, cut: int) -> None:
     loop, seq = opened(draft(**DRAFTS[kind])), SequenceState()
     run = generate(loop, seq, prompt_tokens(45), 30, PARAMS)
@@ -117,7 +117,7 @@ def test_the_same_prompt_again() -> None:
         check_says_the_same(loop, seq)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 def test_interleaved_sequences(kind: str, kv_unified: bool) -> None:
     drafter = draft(**DRAFTS[kind])
@@ -141,7 +141,7 @@ def test_interleaved_sequences(kind: str, kv_unified: bool) -> None:
             assert got[1].is_equal_to(expected[1])
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 def test_a_fork(kind: str) -> None:
     loop, first = opened(draft(**DRAFTS[kind]), n_ctx=512, n_seq_max=2), SequenceState()
     run = generate(loop, first, prompt_tokens(30), 20, PARAMS)
@@ -153,7 +153,7 @@ def test_a_fork(kind: str) -> None:
         check_says_the_same(loop, seq)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 @pytest.mark.parametrize("n_rounds", [1, 9])
 def test_save_and_restore(kind: str, n_rounds: int) -> None:
     """The state goes into other contexts, with rounds of the first one in between."""
@@ -231,7 +231,7 @@ def several_texts(drafter: DFlash, n: int = 4) -> tuple[SpeculativeLoop, list[Se
     return loop, seqs
 
 
-@pytest.mark.parametrize("kind", mostly_slow(DRAFTS, ("dflash", "dspark")))
+@pytest.mark.parametrize("kind", release_except(DRAFTS, ("dflash", "dspark")))
 def test_drafts_of_several_sequences_are_those_of_each_alone(kind: str) -> None:
     """Equal lengths, one block for each; who asks for less gets the beginning of it."""
     drafter = draft(**DRAFTS[kind])
@@ -273,7 +273,7 @@ def test_what_fails_for_one_sequence_costs_the_others_no_draft() -> None:
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("at", mostly_slow((1, 2, 3, 4, 9, 20), (2, 3)))
+@pytest.mark.parametrize("at", release_except((1, 2, 3, 4, 9, 20), (2, 3)))
 def test_an_interrupt_in_the_draft(at: int, is_before: bool) -> None:
     """Rows count as fed once they are: Ctrl-C leaves no hole, and no slot of a block."""
     drafter = draft()

@@ -31,7 +31,7 @@ from tests.oracles import (
 )
 from tests.perm_tools import check_perfect, perm_prompt
 from tests.scripted import other
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 from tests.traffic import Request, Traffic
 
 # qwen35 and lfm2 have layers with a state that cannot lose a token.
@@ -79,7 +79,7 @@ def plain(arch: str, sampling: str) -> LoopRun:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("llama",)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_each_accepted_length(arch: str, sampling: str) -> None:
     expected = plain(arch, sampling)
     for kind in ("dflash", "dspark"):
@@ -100,7 +100,7 @@ def test_each_accepted_length(arch: str, sampling: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("llama",)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_a_draft_of_random_weights(arch: str, kind: str) -> None:
     for sampling in SAMPLINGS:
         expected = plain(arch, sampling)
@@ -115,7 +115,7 @@ def test_a_draft_of_random_weights(arch: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("n_seqs", range(1, 9))
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("llama",)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_sequences_that_share_rounds(arch: str, n_seqs: int) -> None:
     """Of all temperatures and lengths: each gets the text that it would get alone."""
     model = tiny(arch, output_scale=3.0)

@@ -21,7 +21,7 @@ from tests.models import RopeScaling, model_path
 from tests.oracles import tiny
 from tests.parity.eagle3_reference import Reference
 from tests.parity.eagle3_rounding import BF16Activations, Float32Angles, UnfusedAngles
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 Rows = npt.NDArray[np.float32]
 N_FEATURES, N_STEPS = 5, 8
@@ -244,7 +244,7 @@ ROPES = {
 }
 
 
-@pytest.mark.parametrize("first", mostly_slow((0, 4_000, 40_000), (0,)))
+@pytest.mark.parametrize("first", release_except((0, 4_000, 40_000), (0,)))
 @pytest.mark.parametrize("name", ROPES)
 def test_rope(name: str, first: int) -> None:
     options = {"rope": ROPES[name], "head_dim": 32}

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec.engine import Batch, Context, Model, quantize, quantize_types
 from tests.models import model_path
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 _N_ROWS = 32
 _WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 32)
@@ -82,7 +82,7 @@ def _unequal(
                         yield n, width
 
 
-@pytest.mark.parametrize("kind", mostly_slow(quantize_types(), _QUICK))
+@pytest.mark.parametrize("kind", release_except(quantize_types(), _QUICK))
 def test_types(kind: str, tmp_path: Path) -> None:
     """Rows of 256 and, in the matrices that K-quants leave to others, of 64 times 3."""
     source = model_path("llama", n_embd=256, n_ff=3 * 64, n_vocab=1003)
@@ -90,14 +90,14 @@ def test_types(kind: str, tmp_path: Path) -> None:
     assert list(_unequal(tmp_path / "model.gguf", 100)) == []
 
 
-@pytest.mark.parametrize("n_embd", mostly_slow((64, 96, 288), (96,)))
-@pytest.mark.parametrize("kind", mostly_slow(("Q8_0", "Q4_0", "Q5_1", "IQ4_NL"), ("Q5_1",)))
+@pytest.mark.parametrize("n_embd", release_except((64, 96, 288), (96,)))
+@pytest.mark.parametrize("kind", release_except(("Q8_0", "Q4_0", "Q5_1", "IQ4_NL"), ("Q5_1",)))
 def test_rows_that_are_no_whole_group(kind: str, n_embd: int, tmp_path: Path) -> None:
     quantize(model_path("llama", n_embd=n_embd, n_ff=3 * 64), tmp_path / "model.gguf", kind)
     assert list(_unequal(tmp_path / "model.gguf", 0, widths=(2, 5, 8, 32))) == []
 
 
-@pytest.mark.parametrize("kind", mostly_slow(_OTHERS, ("TQ1_0", "IQ3_S")))
+@pytest.mark.parametrize("kind", release_except(_OTHERS, ("TQ1_0", "IQ3_S")))
 def test_other_types(kind: str) -> None:
     path = model_path("llama", n_embd=256, n_ff=512, quantised=kind)
     assert list(_unequal(path, 20, widths=(2, 5, 8, 32), n_threads=(1,))) == []

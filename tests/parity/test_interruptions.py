@@ -27,7 +27,7 @@ from tests.oracles import (
     tiny_context,
 )
 from tests.scripted import Interrupting, Pattern, Perfect, Spy
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 ARCHS = ("llama", "gemma3", "qwen35", "lfm2")
 PROMPT = prompt_tokens(40, seed=9)
@@ -116,7 +116,7 @@ def test_a_closed_generator(arch: str, n_steps: int) -> None:
         check_next_requests(context, loop, seq)
 
 
-@pytest.mark.parametrize("first", mostly_slow(range(4), (1,)))
+@pytest.mark.parametrize("first", release_except(range(4), (1,)))
 @pytest.mark.parametrize("where", ["propose", "commit"])
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("arch", ARCHS)

@@ -24,7 +24,7 @@ from pyllama_spec.engine import Batch, Context
 from tests import models
 from tests.oracles import Rows, check_fingerprint, forced_rows, prompt_tokens, tiny, tiny_context
 from tests.parity.numpy_forward import forward
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 # Upstream taps llama, qwen3, qwen3moe, qwen35 and gpt-oss; the others are ours alone.
 # RWKV normalizes the embedding before layer 0: that input is not where other graphs have it.
@@ -93,8 +93,8 @@ def check_rows(arch: str, context: Context, places: Sequence[Place], mode: str =
     check_fingerprint(got, np.stack(single, axis=1), rtol=rtol_of(arch, mode))
 
 
-@pytest.mark.parametrize("outputs", mostly_slow(("all", "some", "last", "none"), ("some",)))
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("llama", "gemma3", "qwen3moe", "qwen35")))
+@pytest.mark.parametrize("outputs", release_except(("all", "some", "last", "none"), ("some",)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama", "gemma3", "qwen3moe", "qwen35")))
 def test_rows_are_those_of_single_tokens(arch: str, outputs: str) -> None:
     """Physical batches of 1, 3, 7 and 32 tokens, four sequences mixed, two batches.
 

@@ -23,7 +23,7 @@ from pyllama_spec.drafters import (
 from pyllama_spec.speculative import Round
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import prompt_tokens, tiny, tiny_context
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 from tests.traffic import ManyScripts, Request, Traffic, alone, random_requests
 
 ARCHS = ("llama", "qwen3moe", "gemma3", "qwen35")
@@ -57,8 +57,8 @@ def traffic_of(arch: str, n: int, seed: int) -> tuple[list[Request], list[list[i
 @pytest.mark.parametrize(
     "kind", ["none", "scripted", "failing", "prompt-lookup", "eagle3", "dflash"]
 )
-@pytest.mark.parametrize("n_seqs", mostly_slow(WIDTHS, (1, 4, 8)))
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("llama",)))
+@pytest.mark.parametrize("n_seqs", release_except(WIDTHS, (1, 4, 8)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_each_text_is_that_of_the_request_alone(arch: str, n_seqs: int, kind: str) -> None:
     requests, texts = traffic_of(arch, 3 * n_seqs + 4, n_seqs)
     drafter = make(kind, n_seqs)
@@ -95,7 +95,7 @@ def perm_requests(n: int, seed: int) -> tuple[list[Request], list[list[int]]]:
 
 
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
-@pytest.mark.parametrize("n_seqs", mostly_slow(WIDTHS, (1, 4)))
+@pytest.mark.parametrize("n_seqs", release_except(WIDTHS, (1, 4)))
 def test_every_row_of_a_head_is_its_own(n_seqs: int, kv_unified: bool) -> None:
     """PERM: a row of another token, or of another sequence, brings the acceptance to nothing."""
     requests, texts = perm_requests(3 * n_seqs, n_seqs)
@@ -137,8 +137,8 @@ def test_a_script_that_is_right_is_accepted_whole(n_seqs: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["scripted", "prompt-lookup", "eagle3", "dflash"])
-@pytest.mark.parametrize("n_seqs", mostly_slow((2, 8, 16), (2, 8)))
-@pytest.mark.parametrize("arch", mostly_slow(ARCHS, ("llama",)))
+@pytest.mark.parametrize("n_seqs", release_except((2, 8, 16), (2, 8)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))
 def test_one_cache_for_all(arch: str, n_seqs: int, kind: str) -> None:
     """O1 at every row of every sequence; a text may leave the one alone at a near tie."""
     requests, texts = traffic_of(arch, 2 * n_seqs + 4, 50 + n_seqs)

@@ -9,7 +9,7 @@ from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import ArgumentError, CancelledError
 from tests.models import STATES
 from tests.oracles import tiny
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 _QUICK = ("qwen35", "mamba2", "lfm2")
 # Rows of a unified cache are equal to rounding; a state of another text is off by whole numbers.
@@ -58,7 +58,7 @@ class _Texts:
 
 
 @pytest.mark.parametrize("n_rs_seq", [0, 8])
-@pytest.mark.parametrize("arch", mostly_slow(STATES, _QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, _QUICK))
 def test_a_cell_between_others_is_cleared(arch: str, n_rs_seq: int) -> None:
     """The cell of an empty sequence lies inside the range of a batch that has no token for it."""
     with Context(
@@ -71,7 +71,7 @@ def test_a_cell_between_others_is_cleared(arch: str, n_rs_seq: int) -> None:
         texts.decode(s2=4)
 
 
-@pytest.mark.parametrize("arch", mostly_slow(STATES, _QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, _QUICK))
 def test_a_cell_that_a_fork_left_is_cleared(arch: str) -> None:
     with Context(tiny(arch), n_ctx=256, n_seq_max=4, n_rs_seq=8, n_threads=1) as context:
         texts = _Texts(context)
@@ -83,7 +83,7 @@ def test_a_cell_that_a_fork_left_is_cleared(arch: str) -> None:
 
 
 @pytest.mark.parametrize("kv_unified", [False, True])
-@pytest.mark.parametrize("arch", mostly_slow(STATES, _QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, _QUICK))
 def test_a_cancelled_decode_harms_no_other_sequence(arch: str, kv_unified: bool) -> None:
     """Its cells are exchanged before anything is computed: whose state was lost is told so."""
     with Context(
@@ -107,7 +107,7 @@ def test_a_cancelled_decode_harms_no_other_sequence(arch: str, kv_unified: bool)
 
 
 @pytest.mark.parametrize("what", ["copy", "source", "empty"])
-@pytest.mark.parametrize("arch", ["llama", *mostly_slow(STATES, ("jamba", "qwen35"))])
+@pytest.mark.parametrize("arch", ["llama", *release_except(STATES, ("jamba", "qwen35"))])
 def test_what_is_restored_after_a_fork_stays(arch: str, what: str) -> None:
     """Between streams of their own the engine copies keys and values with the next decode only."""
     with Context(tiny(arch), n_ctx=256, n_seq_max=4, n_rs_seq=0, n_threads=1) as context:

@@ -22,7 +22,7 @@ from tests.oracles import (
     tiny_context,
 )
 from tests.scripted import other
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 from tests.traffic import Request, Traffic, alone, random_requests
 
 # A text that repeats itself, so that something of it is copied.
@@ -74,7 +74,7 @@ def plain(arch: str, sampling: str) -> LoopRun:
 
 @pytest.mark.parametrize("n_rs_seq", [10, 0], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("kind", ["prompt-lookup", "eagle3", "guided", "dflash"])
-@pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, QUICK))
 def test_a_draft(arch: str, kind: str, n_rs_seq: int) -> None:
     for sampling in SAMPLINGS:
         expected = plain(arch, sampling)
@@ -98,7 +98,7 @@ def traffic_of(arch: str) -> tuple[list[Request], list[list[int]]]:
 
 @pytest.mark.parametrize("n_rs_seq", [10, 0], ids=["snapshots", "replay"])
 @pytest.mark.parametrize("kind", ["prompt-lookup", "eagle3", "dflash"])
-@pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, QUICK))
 def test_sequences_that_share_rounds(arch: str, kind: str, n_rs_seq: int) -> None:
     requests, texts = traffic_of(arch)
     drafter = make(kind, arch, [])

@@ -19,14 +19,14 @@ from pyllama_spec.speculative.rollback import (
 from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS, model_path
 from tests.oracles import tiny
 from tests.parity.state_rounds import MAX_DRAFT, RandomRounds, rounds_context
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 NATIVE = tuple(arch for arch in STATES if arch not in STATES_WITHOUT_SNAPSHOTS)
 QUICK = ("qwen35", "mamba2", "rwkv7")
 
 
 @pytest.mark.parametrize("n_seqs", [1, 3, 8])
-@pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, QUICK))
 def test_states_after_random_rounds(arch: str, n_seqs: int) -> None:
     with rounds_context(tiny(arch), n_seqs) as context:
         rollback = rollback_of(context)
@@ -55,7 +55,7 @@ def _shape(arch: str, rng: random.Random) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("draw", range(3))
-@pytest.mark.parametrize("arch", mostly_slow(STATES, ("qwen35", "mamba2", "mamba")))
+@pytest.mark.parametrize("arch", release_except(STATES, ("qwen35", "mamba2", "mamba")))
 def test_states_of_random_shapes(arch: str, draw: int) -> None:
     rng = random.Random(f"{arch} {draw}")
     n_seqs = rng.randrange(1, 9)
@@ -70,7 +70,7 @@ def test_states_of_random_shapes(arch: str, draw: int) -> None:
         assert rounds.n_rows > 40
 
 
-@pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
+@pytest.mark.parametrize("arch", release_except(STATES, QUICK))
 def test_states_of_a_context_without_snapshots(arch: str) -> None:
     """The same by copies and replays, wherever the context has no snapshots."""
     with rounds_context(tiny(arch), 3, n_rs_seq=0) as context:
@@ -81,7 +81,7 @@ def test_states_of_a_context_without_snapshots(arch: str) -> None:
         assert rounds.worst == 0.0
 
 
-@pytest.mark.parametrize("arch", mostly_slow(NATIVE, QUICK))
+@pytest.mark.parametrize("arch", release_except(NATIVE, QUICK))
 def test_no_state_goes_to_the_host_in_rounds(arch: str) -> None:
     with rounds_context(tiny(arch), 4) as context:
         rounds = RandomRounds(context, SnapshotRollback(context, n_checkpoints=0), seed=2)
@@ -112,7 +112,7 @@ class OneDeeper(SnapshotRollback):
         self.n_planted += 1
 
 
-@pytest.mark.parametrize("arch", mostly_slow(NATIVE, QUICK))
+@pytest.mark.parametrize("arch", release_except(NATIVE, QUICK))
 def test_a_wrong_promotion_is_caught(arch: str) -> None:
     with rounds_context(tiny(arch), 2) as context:
         rollback: Rollback = OneDeeper(context, 3)

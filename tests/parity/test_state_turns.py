@@ -11,10 +11,10 @@ from tests.models import STATES, STATES_WITHOUT_SNAPSHOTS, model_path
 from tests.oracles import GREEDY, check_same_rows, generate, prompt_tokens, run_once, tiny
 from tests.parity.test_prefix_reuse import Session, count_decoded, make
 from tests.scripted import Pattern
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 
 QUICK = ("qwen35", "mamba2", "rwkv7")
-all_states = pytest.mark.parametrize("arch", mostly_slow(STATES, QUICK))
+all_states = pytest.mark.parametrize("arch", release_except(STATES, QUICK))
 
 
 @all_states

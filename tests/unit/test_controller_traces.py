@@ -6,7 +6,7 @@ import pytest
 
 from pyllama_spec.speculative.controller import ProfitController
 from tests.controller_world import Costs, Fixed, plain, recorded, simulate
-from tests.tiers import mostly_slow
+from tests.tiers import release_except
 from tests.unit.test_controller_worlds import WORLDS
 
 # Drafts, whether they are chains, and what their longest may be.
@@ -39,7 +39,7 @@ def test_on_the_machine_where_they_were_recorded(name: str) -> None:
     check(name, Q4_0)
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES, [("smollm2-q4_0-eagle3", "CPU")]))
+@pytest.mark.parametrize("case", release_except(CASES, [("smollm2-q4_0-eagle3", "CPU")]))
 def test_on_other_machines(case: tuple[str, str]) -> None:
     name, world = case
     check(name, WORLDS[world])
