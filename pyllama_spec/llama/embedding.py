@@ -144,8 +144,7 @@ class Embeddings:
         self, texts: object, model_path: str, *, normalize: bool, truncate: bool
     ) -> tuple[list[Any], int]:
         """See Llama.embed: a vector or more for each text, and how many tokens were read."""
-        if self._model.is_closed:
-            raise ClosedError(f"the model {model_path} is closed; load it again")
+        self._check_open(model_path)
         if not self._is_wanted:
             raise UnsupportedError(
                 "embeddings are for a Llama that was opened with embedding=True; open it so"
@@ -157,7 +156,14 @@ class Embeddings:
             embedder = self.__dict__.setdefault("_embedder", mine)
             if embedder is not mine:
                 mine.close()
+            if self._model.is_closed:  # meanwhile, by a close() that saw no context to free
+                embedder.close()
+                self._check_open(model_path)
         return embedder.embed(listed, normalize=normalize, truncate=truncate)
+
+    def _check_open(self, model_path: str) -> None:
+        if self._model.is_closed:
+            raise ClosedError(f"the model {model_path} is closed; load it again")
 
     def cancel(self) -> None:
         """Ends what runs, from any thread."""

@@ -17,6 +17,7 @@ import pytest
 
 from pyllama_spec import ClosedError, Llama
 from pyllama_spec.engine import Batch, Context
+from pyllama_spec.llama.embedding import Embedder
 from pyllama_spec.requests.runner import SerialRunner
 from tests.faces.tools import GREEDY, PROMPT, open_tiny
 from tests.models import model_path
@@ -96,7 +97,8 @@ class Interrupted:
     def watch(self, llm: Llama, n_before: int) -> None:
         """From now on so many decodes pass, and the next one is held back."""
         self._n_before = n_before
-        self._context = llm.context if llm._embedder is None else llm._embedder.context
+        embedder = llm._embeddings._embedder
+        self._context = llm.context if embedder is None else embedder.context
 
 
 @pytest.fixture
@@ -218,3 +220,19 @@ def test_while_a_stream_waits_to_be_read(is_chat: bool, n_read: int, n_parallel:
     llm.close()
     with pytest.raises(ClosedError):
         list(stream)
+
+
+def test_while_the_context_of_embeddings_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() finds no context yet: the request that opens one frees it, and is refused."""
+    llm, contexts = open_tiny(embedding=True), list[Context]()
+    open_embedder = Embedder.__init__
+
+    def closing(this: Embedder, *args: Any) -> None:
+        open_embedder(this, *args)
+        contexts.append(this.context)
+        llm.close()
+
+    monkeypatch.setattr(Embedder, "__init__", closing)
+    with pytest.raises(ClosedError):
+        ALL["embeddings"](llm)
+    assert [context.is_closed for context in contexts] == [True]
