@@ -18,13 +18,13 @@ from pyllama_spec.llama.completion import Completions
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
+from pyllama_spec.llama.overridable import Overridable
 from pyllama_spec.llama.responses import Envelope, Response, Stream
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
 if TYPE_CHECKING:
     from pyllama_spec.chat.tools import AnswerReader, ToolChats, ToolRequest
-    from pyllama_spec.llama.llama import Llama
 
 # Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
@@ -133,7 +133,7 @@ class ChatCompletions:
         self._opened, self._low_level, self._completions = opened, low_level, completions
         self.form = ChatForm.of(opened.model, chat_format, chat_template)
 
-    def set_format(self, llm: Llama, name: str | None) -> None:
+    def set_format(self, llm: Overridable, name: str | None) -> None:
         """Another form for the requests from here on."""
         from pyllama_spec.llama.chat_formats import HANDLERS
 
@@ -153,7 +153,7 @@ class ChatCompletions:
 
     def create(
         self,
-        llm: Llama,
+        llm: Overridable,
         messages: Sequence[Message],
         tool_options: tuple[Any, Any, Any, Any],
         options: dict[str, Any],
@@ -187,7 +187,7 @@ class ChatCompletions:
 
     def _answer(
         self,
-        llm: Llama,
+        llm: Overridable,
         generation: Generation,
         reader: AnswerReader | None,
         model: str | None,
@@ -219,7 +219,7 @@ class ChatCompletions:
 
     def begin(
         self,
-        llm: Llama,
+        llm: Overridable,
         messages: Sequence[Message],
         request: ToolRequest,
         variables: Mapping[str, Any],
@@ -250,7 +250,7 @@ class ChatCompletions:
 
     def generate_chat_steps(
         self,
-        llm: Llama,
+        llm: Overridable,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         chat_template_kwargs: Mapping[str, Any] | None,
@@ -277,7 +277,7 @@ class ChatCompletions:
 
 
 def _handled(
-    llm: Llama,
+    llm: Overridable,
     handler: ChatHandler,
     messages: Sequence[Message],
     tool_options: tuple[Any, Any, Any, Any],

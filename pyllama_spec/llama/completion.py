@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import instance
@@ -14,12 +14,10 @@ from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, i
 from pyllama_spec.llama.caches import longest_token_prefix
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.overridable import Overridable
 from pyllama_spec.llama.responses import Envelope, Response, Stream
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
-
-if TYPE_CHECKING:
-    from pyllama_spec.llama.llama import Llama
 
 # One prompt, as text or as ids; or a list of them.
 Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequence[int]]
@@ -55,7 +53,7 @@ class Completions:
 
     def create(
         self,
-        llm: Llama,
+        llm: Overridable,
         prompt: Any,
         suffix: str | None,
         options: Mapping[str, Any],
@@ -91,7 +89,7 @@ class Completions:
 
     def _completion(
         self,
-        llm: Llama,
+        llm: Overridable,
         prompt: object,
         suffix: str | None,
         request: RequestOptions,
@@ -118,7 +116,7 @@ class Completions:
 
     def generate_steps(
         self,
-        llm: Llama,
+        llm: Overridable,
         prompt: str | Sequence[int],
         options: RequestOptions | None,
         keywords: Mapping[str, Any],
@@ -133,7 +131,7 @@ class Completions:
 
     # ---- what happens around a request, a chat's too
 
-    def restore_cached(self, llm: Llama, prompt: Sequence[int]) -> None:
+    def restore_cached(self, llm: Overridable, prompt: Sequence[int]) -> None:
         """Goes back to a state of the cache that holds more of the prompt than the memory does."""
         if llm.cache is None:
             return
@@ -148,7 +146,7 @@ class Completions:
             llm.load_state(state)
             self._opened.seeds.state = seed
 
-    def note(self, llm: Llama, generation: Generation) -> None:
+    def note(self, llm: Overridable, generation: Generation) -> None:
         """Keeps the state behind a request in the cache, and says what it took."""
         record = generation.record
         if llm.cache is not None:
@@ -163,7 +161,7 @@ class Completions:
             )
 
     def noting(
-        self, llm: Llama, chunks: Generator[Response, None, None], generation: Generation
+        self, llm: Overridable, chunks: Generator[Response, None, None], generation: Generation
     ) -> Generator[Response, None, None]:
         """The chunks of a stream, and note() behind the last one."""
         yield from chunks

@@ -39,7 +39,7 @@ from pyllama_spec.llama.loading import (
     open_runtime,
     why_not_generating,
 )
-from pyllama_spec.llama.low_level import Logits, LowLevel
+from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.open_options import (
     ChatHandler,
@@ -50,6 +50,7 @@ from pyllama_spec.llama.open_options import (
     warn_of_unknown,
     with_arguments,
 )
+from pyllama_spec.llama.overridable import Logits
 from pyllama_spec.llama.responses import Response, Stream
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts

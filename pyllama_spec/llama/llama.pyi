@@ -19,11 +19,11 @@ from pyllama_spec.engine.overrides import Override
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.chat_completion import ChatCompletions
 from pyllama_spec.llama.completion import MoreOptions, Prompts
-from pyllama_spec.llama.low_level import Logits
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.open_options import (
     ChatHandler,
 )
+from pyllama_spec.llama.overridable import Logits
 from pyllama_spec.llama.responses import Response, Stream
 from pyllama_spec.llama.tokenizer import LlamaTokenizer
 from pyllama_spec.requests.generation import Generation, Runtime

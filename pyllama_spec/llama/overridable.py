@@ -1,0 +1,83 @@
+"""What the objects behind `Llama` call and read on it, so that an override in a subclass counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.chat.template import ChatTemplate, Message
+from pyllama_spec.llama.caches import BaseLlamaCache
+from pyllama_spec.llama.open_model import LlamaState
+from pyllama_spec.llama.open_options import ChatHandler
+from pyllama_spec.requests.generation import Generation
+
+Logits = npt.NDArray[np.float32]
+
+
+class Overridable(Protocol):
+    """`Llama`, as completions, chats and low-level calls see it.
+
+    They are handed the Llama at each call and keep none, and use no more of it than stands here:
+    this is the list of what a subclass may override and have heeded.
+
+    Attributes:
+        cache, chat_handler, last_n_tokens_size, model_path, spm_infill, verbose: see Llama.
+        n_tokens: how many tokens the memory holds of the last text.
+
+    """
+
+    cache: BaseLlamaCache | None
+    chat_handler: ChatHandler | None
+    last_n_tokens_size: int
+    model_path: str
+    spm_infill: bool
+    verbose: bool
+
+    def n_ctx(self) -> int:
+        """How many tokens prompt and text may have together."""
+
+    def n_vocab(self) -> int:
+        """The size of the vocabulary."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template."""
+
+    def generate_chat_steps(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Generation:
+        """An answer that has not begun."""
+
+    def save_state(self) -> LlamaState:
+        """What the last request read and generated."""
+
+    def load_state(self, state: LlamaState) -> None:
+        """Goes back to a saved state."""
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the memory holds of the last text."""
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None: ...
+
+    @property
+    def scores(self) -> Logits:
+        """Logits of eval(): a row for each token."""
+
+    @property
+    def _scores(self) -> Logits: ...
+
+    @property
+    def _input_ids(self) -> npt.NDArray[np.intc]: ...
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Reads tokens behind those that the memory holds."""
