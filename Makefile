@@ -40,7 +40,7 @@ demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
 	    -p "Write a quicksort algorithm in Python. Write code only."
 
-# Each test has one tier, which one rule in tests/conftest.py gives it: quick, slow or release.
+# Each test has one tier, which one rule in tests/tiers.py gives it: quick, slow or release.
 # What a change needs at once: the quick ones.
 QUICK = -m "not slow and not release"
 GATE  = -m "not release"

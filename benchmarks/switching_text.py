@@ -17,7 +17,7 @@ from pathlib import Path
 from pyllama_spec.drafters import DraftOptions, make_drafter
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.llama.loading import open_runtime
-from pyllama_spec.speculative import ProfitController, SequenceState, SpeculativeLoop, TurnCounts
+from pyllama_spec.speculative import ProfitController, RoundCounts, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.acceptance import StepSampler
 
 PASSAGE = (
@@ -55,15 +55,17 @@ class Given(StepSampler):
         """Nothing to note."""
 
 
-def draw(turns: Sequence[TurnCounts], at: Sequence[int], span: tuple[int, int], out: Path) -> None:
+def draw(
+    rounds: Sequence[RoundCounts], at: Sequence[int], span: tuple[int, int], out: Path
+) -> None:
     """Verified and accepted tokens of each round, by its place in the text."""
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 4))
     axes = figure.subplots()
     axes.axvspan(*span, color="#dddddd", label="the copied passage")
     axes.step(
-        at, [turn.verified for turn in turns], where="post", color="#4477aa", label="verified"
+        at, [one.n_verified for one in rounds], where="post", color="#4477aa", label="verified"
     )
-    axes.plot(at, [turn.accepted for turn in turns], ".", color="#ee7733", label="accepted")
+    axes.plot(at, [one.n_accepted for one in rounds], ".", color="#ee7733", label="accepted")
     axes.set_xlabel("tokens of the answer")
     axes.set_ylabel("drafted tokens of a round")
     axes.legend(loc="upper right")
@@ -91,24 +93,24 @@ def main() -> None:
         loop.prefill(state, prompt)
         for _ in loop.generate(state, Given(text), len(text)):
             pass
-        turns, at, place = loop.stats.turns, [], 1
-        for turn in turns:
+        rounds, at, place = loop.stats.round_counts, [], 1
+        for one in rounds:
             at.append(place)
-            place += 1 + turn.accepted
+            place += 1 + one.n_accepted
         begin, end = len(parts[0]), len(parts[0]) + len(parts[1])
         first = next(i for i, place in enumerate(at) if place >= begin)
         follows = next(
-            (i for i, turn in enumerate(turns) if i >= first and turn.accepted >= 2), len(turns)
+            (i for i, one in enumerate(rounds) if i >= first and one.n_accepted >= 2), len(rounds)
         )
-        last = next((i for i, place in enumerate(at) if place >= end), len(turns))
-        late = [i for i, turn in enumerate(turns) if i >= last and turn.verified]
-        print(f"{len(turns)} rounds of {len(text)} tokens; the passage is {begin} .. {end}")
+        last = next((i for i, place in enumerate(at) if place >= end), len(rounds))
+        late = [i for i, one in enumerate(rounds) if i >= last and one.n_verified]
+        print(f"{len(rounds)} rounds of {len(text)} tokens; the passage is {begin} .. {end}")
         print(f"rounds from its beginning to the first draft of it accepted: {follows - first}")
         print(f"drafts verified behind its end, by rounds behind it: {[i - last for i in late]}")
-        wasted = sum(turn.verified - turn.accepted for turn in turns)
+        wasted = sum(one.n_verified - one.n_accepted for one in rounds)
         print(f"drafted tokens verified for nothing in all: {wasted}")
         if args.plot is not None:
-            draw(turns, at, (begin, end), args.plot)
+            draw(rounds, at, (begin, end), args.plot)
         runtime.context.close()
         drafter.close()
 

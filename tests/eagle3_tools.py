@@ -97,7 +97,7 @@ def ask(
     prior: TokenPrior | None = None,
 ) -> Proposal:
     """What a drafter that knows these tokens proposes."""
-    return proposal(drafter.propose([DraftRequest(seq, tokens, n, prior)])[0])
+    return proposal(drafter.propose([DraftRequest(seq, list(tokens), n, prior)])[0])
 
 
 def warm_proposal(loop: SpeculativeLoop, seq: SequenceState, n: int = 8) -> Proposal:

@@ -198,7 +198,7 @@ def check_bookkeeping(context: Context, seq: SequenceState) -> None:
 
 
 def check_statistics(run: LoopRun) -> None:
-    """The invariants that DESIGN.md states of `speculation` and `timing`."""
+    """The invariants of `speculation` and `timing`."""
     stats, timing = run.stats, run.timing
     in_rounds = len(run.tokens) - len(run.steps[0].tokens)
     assert stats.rounds == len(run.steps) - 1

@@ -327,4 +327,4 @@ def told(tokens: Sequence[int], start: int = 0, seq: int = 0) -> list[Committed]
 
 def proposed(drafter: Drafter, tokens: Sequence[int], n: int, seq: int = 0) -> list[int]:
     """What a drafter proposes for one sequence."""
-    return list(drafter.propose([DraftRequest(seq, tokens, n)])[0].ids)
+    return list(drafter.propose([DraftRequest(seq, list(tokens), n)])[0].ids)

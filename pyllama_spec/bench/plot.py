@@ -45,9 +45,9 @@ def plot(result: BenchResult, path: str | os.PathLike[str]) -> None:
     """
     check_plot(path)
     n_rows = max(len(result.prompts), 1)
-    height, has_turns = max(4.0, 1.5 + 0.28 * n_rows), plot_controller.has_turns(result)
-    figure = _figure_class()(figsize=(14, height + 4.0 * has_turns), layout="constrained")
-    if has_turns:
+    height, has_rounds = max(4.0, 1.5 + 0.28 * n_rows), plot_controller.has_rounds(result)
+    figure = _figure_class()(figsize=(14, height + 4.0 * has_rounds), layout="constrained")
+    if has_rounds:
         (speed, depth, time), below = figure.subplots(
             2, 3, width_ratios=(2.2, 1.2, 1), height_ratios=(height, 4.0)
         )

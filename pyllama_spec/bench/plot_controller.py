@@ -8,44 +8,44 @@ from statistics import mean
 from typing import Any
 
 from pyllama_spec.bench.result import BenchResult
-from pyllama_spec.speculative import TurnCounts
+from pyllama_spec.speculative import RoundCounts
 
 _BLUE, _ORANGE, _GREY = "#4477aa", "#ee7733", "#999999"
 # Rounds that are drawn as one point, so that a text of thousands can be read.
 _N_POINTS = 100
 
 
-def has_turns(result: BenchResult) -> bool:
+def has_rounds(result: BenchResult) -> bool:
     """Whether a drafter was asked anything."""
-    return any(turn.asked for turns in _turns(result) for turn in turns)
+    return any(one.n_requested for rounds in _rounds(result) for one in rounds)
 
 
 def draw(axes: Any, result: BenchResult) -> None:
     """Fills three axes."""
     lengths, calibration, gains = axes
-    _draw_lengths(lengths, _turns(result))
-    _draw_calibration(calibration, [turn for turns in _turns(result) for turn in turns])
+    _draw_lengths(lengths, _rounds(result))
+    _draw_calibration(calibration, [one for rounds in _rounds(result) for one in rounds])
     _draw_gains(gains, result)
 
 
-def _turns(result: BenchResult) -> list[tuple[TurnCounts, ...]]:
-    return [pair.spec.turns for pair in result.pairs]
+def _rounds(result: BenchResult) -> list[tuple[RoundCounts, ...]]:
+    return [pair.spec.round_counts for pair in result.pairs]
 
 
-def _draw_lengths(axes: Any, all_turns: list[tuple[TurnCounts, ...]]) -> None:
+def _draw_lengths(axes: Any, all_rounds: list[tuple[RoundCounts, ...]]) -> None:
     """Means over all texts of the rounds of about the same number."""
-    longest = max((len(turns) for turns in all_turns), default=1)
+    longest = max((len(rounds) for rounds in all_rounds), default=1)
     width = -(-longest // _N_POINTS)
-    parts: dict[str, tuple[str, Callable[[TurnCounts], int]]] = {
-        "proposed": (_GREY, lambda turn: turn.proposed),
-        "verified": (_BLUE, lambda turn: turn.verified),
-        "accepted": (_ORANGE, lambda turn: turn.accepted),
+    parts: dict[str, tuple[str, Callable[[RoundCounts], int]]] = {
+        "proposed": (_GREY, lambda one: one.n_proposed),
+        "verified": (_BLUE, lambda one: one.n_verified),
+        "accepted": (_ORANGE, lambda one: one.n_accepted),
     }
     for label, (colour, read) in parts.items():
         sums: defaultdict[int, list[int]] = defaultdict(list)
-        for turns in all_turns:
-            for i, turn in enumerate(turns):
-                sums[i // width].append(read(turn))
+        for rounds in all_rounds:
+            for i, one in enumerate(rounds):
+                sums[i // width].append(read(one))
         keys = sorted(sums)
         axes.plot(
             [width * k for k in keys], [mean(sums[k]) for k in keys], color=colour, label=label
@@ -56,14 +56,14 @@ def _draw_lengths(axes: Any, all_turns: list[tuple[TurnCounts, ...]]) -> None:
     axes.set_title("lengths over time")
 
 
-def _draw_calibration(axes: Any, turns: list[TurnCounts]) -> None:
+def _draw_calibration(axes: Any, rounds: list[RoundCounts]) -> None:
     """Of verified drafts, by how many tokens were expected to be accepted, how many were."""
     cells: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for turn in turns:
-        if turn.verified and turn.expected:
-            cell = cells[round(2 * turn.expected)]
-            cell[0] += turn.expected
-            cell[1] += turn.accepted
+    for one in rounds:
+        if one.n_verified and one.n_expected:
+            cell = cells[round(2 * one.n_expected)]
+            cell[0] += one.n_expected
+            cell[1] += one.n_accepted
             cell[2] += 1.0
     points = [(c[0] / c[2], c[1] / c[2], c[2]) for _, c in sorted(cells.items())]
     highest = max((max(x, y) for x, y, _ in points), default=1.0)

@@ -116,7 +116,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "gain_realised": round(sum(run.gain_realised for run in runs), 3),
         "probe_s": round(sum(run.probe_s for run in runs), 6),
         # Of the first repeat: what each round asked for and got.
-        "turns": [list(turn) for turn in runs[0].turns] if runs else [],
+        "turns": [list(turn) for turn in runs[0].round_counts] if runs else [],
         "peer": _answers(prompt.peer),
     }
 

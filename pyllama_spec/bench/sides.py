@@ -26,10 +26,10 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import (
+    RoundCounts,
     RowObserver,
     SequenceState,
     SpeculativeLoop,
-    TurnCounts,
     make_controller,
 )
 
@@ -48,8 +48,8 @@ class Run:
         cpu_s: processor time of all threads of the process, prompt and rounds.
         reason_off: why the drafter was not used, or not to the end.
         transfers: between the host and devices in all rounds, of the target and its draft.
-        asked, probes, proposed, expected, gain_expected, gain_realised, probe_s, turns: as of
-            SpeculationStats.
+        asked, probes, proposed, expected, gain_expected, gain_realised, probe_s,
+        round_counts: as of SpeculationStats.
 
     """
 
@@ -70,7 +70,7 @@ class Run:
     gain_expected: float = 0.0
     gain_realised: float = 0.0
     probe_s: float = 0.0
-    turns: tuple[TurnCounts, ...] = ()
+    round_counts: tuple[RoundCounts, ...] = ()
 
     @property
     def n_decoded(self) -> int:
@@ -158,7 +158,7 @@ class Side(Closeable):
             gain_expected=stats.gain_expected,
             gain_realised=stats.gain_realised,
             probe_s=stats.probe_s,
-            turns=tuple(stats.turns),
+            round_counts=tuple(stats.round_counts),
         )
 
     def close(self) -> None:

@@ -118,7 +118,7 @@ class DraftRequest(NamedTuple):
     """
 
     seq: int
-    tokens: Sequence[int]
+    tokens: TokenView | list[int]
     n_requested: int
     prior: TokenPrior | None = None
     stop: DraftStop | None = None

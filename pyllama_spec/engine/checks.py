@@ -1,4 +1,4 @@
-"""Checks of arguments at the door: a wrong type is an ArgumentError, like a wrong value."""
+"""Checks of arguments: a wrong type is an ArgumentError, like a wrong value."""
 
 from __future__ import annotations
 

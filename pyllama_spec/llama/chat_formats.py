@@ -1,6 +1,6 @@
 """Chats in the forms that llama-cpp-python knows by name, and those that programs add.
 
-The templates are Jinja, so that a message cannot forge a turn in them either (chat_template.py).
+The templates are Jinja, so that a message cannot forge a turn in them either (chat/template.py).
 """
 
 from __future__ import annotations

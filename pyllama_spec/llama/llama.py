@@ -2,7 +2,7 @@
 
 Llama itself holds no work: it is the signatures, defaults and documentation of the public calls,
 and hands each to the object that does it. Those objects call back through the Llama they are
-given, so that what a subclass overrides counts everywhere. Type checkers read llama.pyi, which has
+given; overridable.py lists what of a subclass they heed. Type checkers read llama.pyi, which has
 the overloads, and the keywords of Llama() one by one.
 """
 

@@ -24,8 +24,8 @@ from pyllama_spec.speculative import SequenceRun, SequenceState
 class LowLevel:
     """What programs use that drive the model themselves. None of it runs beside a request.
 
-    Every call is handed the Llama that it is made on: what a subclass overrides counts here too,
-    and nothing here keeps a Llama alive.
+    Every call is handed the Llama that it is made on: what a subclass overrides of Overridable
+    counts here too, and nothing here keeps a Llama alive.
 
     Args:
         opened: the model.

@@ -54,8 +54,8 @@ class OpenOptions:
         n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
             `model.placement`, and a warning says where it is less.
         devices: names of the devices that take layers, as `doctor` lists them; None for all.
-        draft_gpu_layers: the same for a draft that is given as a file; None for n_gpu_layers, and
-            for 0 with rpc_servers.
+        draft_gpu_layers: layers on the GPU of a draft that is given as a file; None for
+            n_gpu_layers, and for 0 with rpc_servers.
         rpc_servers: "host:port" of servers that take layers of the target, see docs/rpc.md; with
             n_gpu_layers. A server that is lost is a RemoteError.
         rpc_timeout: seconds that one answer of theirs may take, in this process, on connections

@@ -21,7 +21,7 @@ from pyllama_spec.speculative.loop import SpeculativeLoop
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.scheduler import Limits, Scheduler
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
-from pyllama_spec.speculative.stats import SpeculationStats, Timing, TurnCounts
+from pyllama_spec.speculative.stats import RoundCounts, SpeculationStats, Timing
 
 __all__ = [
     "Controller",
@@ -32,6 +32,7 @@ __all__ = [
     "Off",
     "ProfitController",
     "Round",
+    "RoundCounts",
     "RowObserver",
     "Scheduler",
     "SequenceRun",
@@ -43,7 +44,6 @@ __all__ = [
     "StepSampler",
     "Timing",
     "TokenSampler",
-    "TurnCounts",
     "make_controller",
     "sample_and_match",
 ]

@@ -1,4 +1,7 @@
-"""How many tokens a sequence may draft, and what allows no more. Nobody else clamps that number."""
+"""How many tokens a sequence may draft, and what allows no more: all bounds meet here.
+
+A controller may want fewer and a drafter give fewer; neither can raise the number.
+"""
 
 from __future__ import annotations
 

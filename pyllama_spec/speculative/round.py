@@ -507,7 +507,7 @@ class Round:
         learnt = self.scheduler.learn(spans, spent)
         for span, gain in learnt:
             if span.tokens:
-                self._runs[span.seq].stats.count_turn(span, gain, propose_s / len(learnt))
+                self._runs[span.seq].stats.count_span(span, gain, propose_s / len(learnt))
         controller = self.scheduler.controller
         for span in spans:
             # A failure of the drafter has said so already.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
-from pyllama_spec.drafters.base import DraftRequest
+from pyllama_spec.drafters.base import DraftRequest, TokenView
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
@@ -150,7 +150,7 @@ class Scheduler:
                 raise self._no_number("n_lookup", decision.n_lookup)
             span.decide(decision)
 
-    def request(self, span: Span, tokens: Sequence[int]) -> DraftRequest:
+    def request(self, span: Span, tokens: TokenView | list[int]) -> DraftRequest:
         """What is asked of the drafter for a span with n_requested above 0.
 
         Args:

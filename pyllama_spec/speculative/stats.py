@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 from pyllama_spec.speculative.controller.base import DraftGain, Span
 
 
-class TurnCounts(NamedTuple):
+class RoundCounts(NamedTuple):
     """The part of one sequence in one round.
 
     Attributes:
-        asked: the most tokens that were asked for; a chain may be ended before.
-        proposed: how many came.
-        verified: how many of those were verified.
-        accepted: and accepted.
-        expected: how many of them were expected to be; 0 of a controller that expects nothing.
+        n_requested: the most tokens that were asked for; a chain may be ended before.
+        n_proposed: how many came.
+        n_verified: how many of those were verified.
+        n_accepted: and accepted.
+        n_expected: how many of them were expected to be; 0 of a controller that expects nothing.
         who: "model", "copy", or "nobody" where nothing was proposed.
 
     """
 
-    asked: int
-    proposed: int
-    verified: int
-    accepted: int
-    expected: float
+    n_requested: int
+    n_proposed: int
+    n_verified: int
+    n_accepted: int
+    n_expected: float
     who: str
 
 
@@ -54,7 +54,7 @@ class SpeculationStats:
             what they saved by the clock, in rounds of plain decoding; 0 of a controller that does
             not say.
         probe_s: seconds of drafting in retries.
-        turns: what each round asked for and got, in order; not in as_dict().
+        round_counts: what each round asked for and got, in order; not in as_dict().
         reason_off: why the drafter was not used, or not to the end; None if it was.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
 
@@ -75,7 +75,7 @@ class SpeculationStats:
     gain_expected: float = 0.0
     gain_realised: float = 0.0
     probe_s: float = 0.0
-    turns: list[TurnCounts] = field(default_factory=list)
+    round_counts: list[RoundCounts] = field(default_factory=list)
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
 
@@ -87,13 +87,13 @@ class SpeculationStats:
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
 
-    def count_turn(self, span: Span, gain: DraftGain, draft_s: float) -> None:
+    def count_span(self, span: Span, gain: DraftGain, draft_s: float) -> None:
         """Counts what the controller decided in a finished round, and its share of the drafting."""
         draft, asked, n_expected = span.draft, span.n_requested, gain.n_expected
         proposed = len(draft.ids)
         who = ("copy" if draft.match_length else "model") if proposed else "nobody"
-        self.turns.append(
-            TurnCounts(asked, proposed, span.n_verified, len(span.tokens) - 1, n_expected, who)
+        self.round_counts.append(
+            RoundCounts(asked, proposed, span.n_verified, len(span.tokens) - 1, n_expected, who)
         )
         if asked:
             self.asked += 1
@@ -121,7 +121,7 @@ class SpeculationStats:
         self.gain_expected += other.gain_expected
         self.gain_realised += other.gain_realised
         self.probe_s += other.probe_s
-        self.turns.extend(other.turns)
+        self.round_counts.extend(other.round_counts)
         for i, n in enumerate(other.accepted_histogram):
             _count_in(self.accepted_histogram, i, n)
         for i, n in enumerate(other.verified_histogram):
@@ -143,8 +143,8 @@ class SpeculationStats:
     def drafted_by(self) -> dict[str, int]:
         """How many rounds had a draft of the model, a copy, or none."""
         n_rounds = {"model": 0, "copy": 0, "nobody": 0}
-        for turn in self.turns:
-            n_rounds[turn.who] += 1
+        for counts in self.round_counts:
+            n_rounds[counts.who] += 1
         return n_rounds
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
-from pyllama_spec.speculative import TurnCounts
+from pyllama_spec.speculative import RoundCounts
 from tests.bench.tools import made_up_result, made_up_run, one_prompt, write_prompts
 from tests.models import model_path
 
@@ -221,8 +221,10 @@ def test_the_plot_shows_what_the_controller_did(
     titles = {"lengths over time", "calibration (size: rounds)", "gain per prompt"}
     bench.plot(a_result(), tmp_path / "out.png")
     assert not titles & set(_Figure.texts_of_last), "nothing is known of any round"
-    turns = (TurnCounts(8, 3, 2, 1, 1.4, "model"), TurnCounts(0, 0, 0, 0, 0.0, "nobody"))
-    run = made_up_run([(2, 1), (0, 0)], 0.5, turns=turns, gain_expected=0.4, gain_realised=0.1)
+    counts = (RoundCounts(8, 3, 2, 1, 1.4, "model"), RoundCounts(0, 0, 0, 0, 0.0, "nobody"))
+    run = made_up_run(
+        [(2, 1), (0, 0)], 0.5, round_counts=counts, gain_expected=0.4, gain_realised=0.1
+    )
     result = made_up_result([one_prompt(Pair(made_up_run([(0, 0)] * 3, 1.0), run))])
     bench.plot(result, tmp_path / "out.png")
     assert titles < set(_Figure.texts_of_last)

@@ -1,4 +1,4 @@
-"""Layer inputs at the door: what is refused, how long a view lives, and what a drafter is given."""
+"""Access to layer inputs: what is refused, how long a view lives, and what a drafter is given."""
 
 from __future__ import annotations
 
