@@ -7,6 +7,10 @@ import os
 import threading
 from typing import Any
 
+# NumPy refuses a second interpreter. It has to do so before that one registers the end of the
+# engine (atexit, below), which would end it for the whole process.
+import numpy as np  # noqa: F401
+
 from pyllama_spec.engine.cpu_variants import load_engine
 from pyllama_spec.errors import (
     PROCESS_ENDS,
