@@ -11,13 +11,11 @@ import pytest
 from gguf import GGUFReader
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
-from pyllama_spec.drafters import Eagle3
 from pyllama_spec.engine import Batch, Context, Model, quantize
 from tests.eagle3_tools import ngram_arrays
 from tests.models import Eagle3Config, model_path
 from tests.models.eagle3 import eagle3_tensors, write_eagle3
 from tests.oracles import tiny
-from tests.scripted import proposed, told
 
 Tensors = dict[str, Any]
 
@@ -184,9 +182,6 @@ def test_d2t_that_points_nowhere(
     ("options", "message"),
     [
         ({"target_n_embd": 128}, "rows of width 128, this one has 64"),
-        ({"target_layers": (1, 2, 5)}, "the input of layer 5, the target has the layer inputs 0"),
-        ({"n_vocab": 512}, "a vocabulary of 512, this one has 320"),
-        ({"n_vocab": 321, "own_embedding": False}, "a vocabulary of 321, this one has 320"),
         ({"n_embd": 32, "own_embedding": False}, "no token_embd.weight of its own and is 32 wide"),
         ({"n_embd": 32, "own_output": False}, "no output.weight of its own and is 32 wide"),
     ],
@@ -204,16 +199,6 @@ def test_a_draft_for_another_target(options: dict[str, Any], message: str) -> No
             draft.check_draft_of(model)
 
 
-def test_another_vocabulary_of_the_same_size(tmp_path: Path) -> None:
-    data = bytearray(model_path("eagle3").read_bytes())
-    at = data.index(b"<|endoftext|>")
-    data[at : at + 13] = b"<|endofworld|"
-    path = tmp_path / "head.gguf"
-    path.write_bytes(data)
-    with pytest.raises(ArgumentError, match=r"token 259 is '<\|endofworld\|', the target's is"):
-        Llama(model_path("llama"), draft=path, n_threads=1)
-
-
 def test_a_padded_vocabulary_is_taken() -> None:
     path = model_path("eagle3", n_vocab=400, output_scale=1.0)
     with Llama(model_path("llama"), draft=path, controller="fixed", n_threads=1) as llm:
@@ -222,48 +207,9 @@ def test_a_padded_vocabulary_is_taken() -> None:
         assert result["speculation"]["drafter"] == "eagle3"
 
 
-def test_p_min_of_a_file_given_by_path() -> None:
-    path, counts = model_path("eagle3", output_scale=0.1), []
-    for p_min in (None, 0.0, 0.9):
-        with Llama(
-            model_path("llama"), draft=path, p_min=p_min, controller="fixed", n_threads=1
-        ) as llm:
-            result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
-            assert result["speculation"]["drafter"] == "eagle3"
-            counts.append(result["speculation"]["drafted"])
-    assert counts[0] == counts[1] > 0
-    assert counts[2] == 0, "this head is sure of nothing"
-
-
-def test_a_head_is_no_target() -> None:
-    with pytest.raises(UnsupportedError, match="needs its target"):
-        Llama(model_path("eagle3"), n_threads=1)
-
-
 def test_a_model_is_no_head() -> None:
     with pytest.raises(UnsupportedError, match="'llama'"):
         Llama(model_path("llama"), draft=model_path("llama"), n_threads=1)
-    with pytest.raises(ArgumentError, match="'llama', not an EAGLE-3 draft"):
-        Eagle3(model_path("llama"))
-
-
-@pytest.mark.parametrize("size", [0, 100, 5_000, 200_000])
-def test_a_truncated_file(size: int, tmp_path: Path) -> None:
-    path = tmp_path / "head.gguf"
-    path.write_bytes(model_path("eagle3").read_bytes()[:size])
-    with pytest.raises(ModelLoadError):
-        Llama(model_path("llama"), draft=path, n_threads=1)
-
-
-def test_a_head_without_its_target() -> None:
-    shared = Model(model_path("eagle3", own_output=False))
-    with pytest.raises(ArgumentError, match="target="):
-        Context(shared, n_ctx=32)
-    drafter = Eagle3(shared)
-    with pytest.raises(ArgumentError, match="attach"):
-        drafter.commit(told([1]))
-    with pytest.raises(ArgumentError, match="attach"):
-        proposed(drafter, [1, 2], 1)
 
 
 def test_calls_that_do_not_fit_a_head() -> None:
@@ -301,22 +247,6 @@ def test_calls_that_do_not_fit_a_head() -> None:
         rows.extend([1], 0, rows=[np.ones((1, 100), np.float32)])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"max_draft": 0}, "max_draft=0"),
-        ({"n_ctx": 0}, "n_ctx=0"),
-        ({"p_min": -1.0}, "p_min=-1"),
-        ({"p_min": float("nan")}, "p_min"),
-    ],
-)
-def test_numbers_out_of_range(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Eagle3(model_path("eagle3"), **arguments)
-    with pytest.raises(ArgumentError, match="model must be"):
-        Eagle3(3)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", ["Q8_0", "F16", "BF16"])
 def test_a_quantised_head_keeps_its_table(kind: str, tmp_path: Path) -> None:
     source, out = model_path("perm_eagle3", reduced=True), tmp_path / "head.gguf"
@@ -329,15 +259,3 @@ def test_a_quantised_head_keeps_its_table(kind: str, tmp_path: Path) -> None:
     with Llama(model_path("perm"), draft=out, lookup=0, controller="fixed", n_threads=1) as llm:
         stats = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)["speculation"]
     assert stats["accepted"] == stats["drafted"] > 0
-
-
-def test_a_head_drafts_for_one_open_model() -> None:
-    with Eagle3(model_path("eagle3")) as drafter:
-        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as first:
-            with pytest.raises(ArgumentError, match="drafts for another open model"):
-                Llama(model_path("llama"), draft=drafter, n_threads=1)
-            result = first.create_completion([1, 2, 3], max_tokens=5, temperature=0)
-            assert result["speculation"]["reason_off"] is None
-        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as second:
-            result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
-            assert result["speculation"]["reason_off"] is None

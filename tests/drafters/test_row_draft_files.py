@@ -1,0 +1,141 @@
+"""Files of drafts that read rows: another target's, no draft, torsos; and who a drafter drafts for.
+
+The contract of every kind in tests/row_drafts.py. What one kind alone can get wrong lies beside:
+test_eagle3_files.py, test_dflash_files.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
+from pyllama_spec.engine import Context, Model
+from tests.models import model_path
+from tests.oracles import tiny
+from tests.row_drafts import ROW_DRAFTS
+from tests.scripted import proposed, told
+
+each_kind = pytest.mark.parametrize("name", ROW_DRAFTS)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_layers": (1, 2, 5)}, "the input of layer 5, the target has the layer inputs 0"),
+        ({"n_vocab": 512}, "a vocabulary of 512, this one has 320"),
+        (
+            {"n_vocab": 321, "own_embedding": False, "own_output": False},
+            "a vocabulary of 321, this one has 320",
+        ),
+    ],
+)
+def test_a_draft_for_another_target(name: str, options: dict[str, Any], message: str) -> None:
+    path = model_path(name, **options)
+    with pytest.raises(ArgumentError, match=message):
+        Llama(model_path("llama"), draft=path, n_threads=1)
+    # The engine's room says it too, to who opens contexts by hand.
+    with Context(tiny("llama"), n_ctx=32, n_threads=1) as target, Model(path) as draft:
+        with pytest.raises(ArgumentError, match=message):
+            Context(draft, target=target, n_ctx=32)
+        with pytest.raises(ArgumentError, match=message):
+            draft.check_draft_of(tiny("llama"))
+
+
+@each_kind
+def test_another_vocabulary_of_the_same_size(name: str, tmp_path: Path) -> None:
+    data = bytearray(model_path(name).read_bytes())
+    at = data.index(b"<|endoftext|>")
+    data[at : at + 13] = b"<|endofworld|"
+    path = tmp_path / "draft.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ArgumentError, match=r"token 259 is '<\|endofworld\|', the target's is"):
+        Llama(model_path("llama"), draft=path, n_threads=1)
+
+
+@each_kind
+def test_p_min_of_a_file_given_by_path(name: str) -> None:
+    path, counts = model_path(name, output_scale=0.1), []
+    for p_min in (None, 0.0, 0.9):
+        with Llama(
+            model_path("llama"), draft=path, p_min=p_min, lookup=0, controller="fixed",
+            n_threads=1,
+        ) as llm:  # fmt: skip
+            result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
+            assert result["speculation"]["drafter"] == name
+            counts.append(result["speculation"]["drafted"])
+    assert counts[0] == counts[1] > 0
+    assert counts[2] == 0, "this draft is sure of nothing"
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_draft": 0}, "max_draft=0"),
+        ({"n_ctx": 0}, "n_ctx=0"),
+        ({"p_min": -1.0}, "p_min=-1"),
+        ({"p_min": float("nan")}, "p_min"),
+    ],
+)
+def test_numbers_out_of_range(name: str, arguments: dict[str, Any], message: str) -> None:
+    kind: Any = type(ROW_DRAFTS[name].random())
+    with pytest.raises(ArgumentError, match=message):
+        kind(model_path(name), **arguments)
+    with pytest.raises(ArgumentError, match="model must be"):
+        kind(3)
+
+
+@each_kind
+def test_a_draft_is_no_target(name: str) -> None:
+    with pytest.raises(UnsupportedError, match="needs its target"):
+        Llama(model_path(name), n_threads=1)
+
+
+@each_kind
+@pytest.mark.parametrize("other", ["llama", *ROW_DRAFTS])
+def test_a_file_of_another_kind(name: str, other: str) -> None:
+    kind = ROW_DRAFTS[name]
+    if other == name:
+        with kind.random() as drafter:
+            assert drafter.name == name
+    else:
+        with pytest.raises(ArgumentError, match=f"'{other}', not {kind.article}"):
+            kind.open(model_path(other))
+
+
+@each_kind
+@pytest.mark.parametrize("size", [0, 100, 5_000, 200_000])
+def test_a_truncated_file(name: str, size: int, tmp_path: Path) -> None:
+    path = tmp_path / "draft.gguf"
+    path.write_bytes(model_path(name).read_bytes()[:size])
+    with pytest.raises(ModelLoadError):
+        Llama(model_path("llama"), draft=path, n_threads=1)
+
+
+@each_kind
+def test_a_draft_without_its_target(name: str) -> None:
+    shared = Model(model_path(name, own_embedding=False, own_output=False))
+    with pytest.raises(ArgumentError, match="target="):
+        Context(shared, n_ctx=32)
+    drafter = ROW_DRAFTS[name].open(shared)
+    with pytest.raises(ArgumentError, match="attach"):
+        drafter.commit(told([1]))
+    with pytest.raises(ArgumentError, match="attach"):
+        proposed(drafter, [1, 2], 1)
+
+
+@each_kind
+def test_a_draft_drafts_for_one_open_model(name: str) -> None:
+    with ROW_DRAFTS[name].random() as drafter:
+        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as first:
+            with pytest.raises(ArgumentError, match="drafts for another open model"):
+                Llama(model_path("llama"), draft=drafter, n_threads=1)
+            result = first.create_completion([1, 2, 3], max_tokens=5, temperature=0)
+            assert result["speculation"]["reason_off"] is None
+        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as second:
+            result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
+            assert result["speculation"]["reason_off"] is None

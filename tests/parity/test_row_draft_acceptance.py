@@ -1,0 +1,235 @@
+"""Acceptance is right, where only acceptance can tell: PERM with drafts that read rows alone.
+
+The text of a target does not depend on its draft, so that a row which belongs to another token is
+seen in nothing but acceptance. The drafts here know the next tokens from the rows alone: every one
+is accepted if each row is where it belongs, and none if it is not. The contract of every kind in
+tests/row_drafts.py; what holds for one kind alone lies in test_eagle3_acceptance.py and
+test_dflash_acceptance.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import Committed, Draft, DraftRequest
+from pyllama_spec.errors import CancelledError
+from pyllama_spec.speculative import SequenceState
+from tests.models import model_path, perm_continuation
+from tests.oracles import GREEDY, generate, make_sampler
+from tests.perm_paths import PATHS, Path
+from tests.perm_tools import SUCCESSOR, check_perfect, perm_loop
+from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, context_of
+
+FAULTS = ("Shifted", "Permuted", "NotANumber")
+
+each_kind = pytest.mark.parametrize("name", ROW_DRAFTS)
+
+
+@each_kind
+@pytest.mark.parametrize("path", PATHS)
+def test_all_is_accepted(path: Path, name: str) -> None:
+    kind = ROW_DRAFTS[name]
+    path(kind, kind.perm)
+
+
+@each_kind
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_sees_wrong_rows(path: Path, name: str, fault: str) -> None:
+    """The tests above fail, one by one, for a fault in what the draft is told."""
+    kind = ROW_DRAFTS[name]
+    with pytest.raises(AssertionError):
+        path(kind, lambda: kind.faulty(fault))
+
+
+@each_kind
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rows_of_other_tokens_are_seen(name: str, fault: str) -> None:
+    kind = ROW_DRAFTS[name]
+    run = generate(perm_loop(kind.faulty(fault)), SequenceState(), kind.perm_prompt(20), 40)
+    assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR), "the text never shows it"
+    assert run.stats.accepted == 0
+    is_noticed = run.stats.reason_off is not None and "NaN" in run.stats.reason_off
+    assert is_noticed == (fault == "NotANumber")
+
+
+# ---- what else there is to a text
+
+
+@each_kind
+@pytest.mark.parametrize("n_steps", [0, 1, 3])
+def test_after_a_closed_stream(name: str, n_steps: int) -> None:
+    kind = ROW_DRAFTS[name]
+    loop, seq, prompt = perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
+    loop.prefill(seq, prompt)
+    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 60)
+    for _ in range(n_steps):
+        next(steps)
+    steps.close()  # type: ignore[attr-defined]
+    check_perfect(generate(loop, seq, list(seq.tokens), 20))
+    check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
+
+
+@each_kind
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_after_a_cancel(name: str, at: int) -> None:
+    kind = ROW_DRAFTS[name]
+    loop, seq, prompt = perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
+    loop.prefill(seq, prompt)
+    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 60)
+    for _ in range(at):
+        next(steps)
+    loop.target.cancel()
+    with pytest.raises(CancelledError):
+        next(steps)
+    loop.target.cancel(False)
+    check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
+
+
+def fail_at(drafter: AnyDrafter, where: str, at: int) -> None:
+    """Lets the drafter fail at the at-th call of one kind from now on, and never again.
+
+    Args:
+        drafter: any.
+        where: "propose", after it has computed; "commit", before a round's rows are noted; or
+            "read", after a part of a prompt is fed.
+        at: counted from 1.
+
+    """
+    n_left, propose, commit = at, drafter.propose, drafter.commit
+
+    def called(here: str) -> None:
+        nonlocal n_left
+        n_left -= here == where
+        if here == where and n_left == 0:
+            raise RuntimeError("injected")
+
+    def failing_propose(requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        drafts = propose(requests)
+        called("propose")
+        return drafts
+
+    def failing_commit(done: Sequence[Committed]) -> None:
+        is_read = done[0].first_row == done[0].start
+        if not is_read:
+            called("commit")
+        commit(done)
+        if is_read:
+            called("read")
+
+    drafter.propose = failing_propose  # type: ignore[method-assign]
+    drafter.commit = failing_commit  # type: ignore[method-assign]
+
+
+@each_kind
+@pytest.mark.parametrize("where", ["read", "propose", "commit"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_after_a_failure_of_the_drafter(name: str, where: str, at: int) -> None:
+    kind = ROW_DRAFTS[name]
+    drafter = kind.perm()
+    loop, seq = perm_loop(drafter, n_ubatch=7, n_batch=64), SequenceState()
+    check_perfect(generate(loop, seq, kind.perm_prompt(20, seed=3), 20))
+    fail_at(drafter, where, at)
+    run = generate(loop, seq, kind.perm_prompt(30), 40)
+    assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR)
+    assert run.stats.reason_off is not None
+    assert "injected" in run.stats.reason_off
+    assert isinstance(run.stats.reason_off_error, RuntimeError)
+    assert run.stats.drafted < 40
+    check_perfect(generate(loop, seq, kind.further(run.text, 1), 20))
+
+
+@each_kind
+@pytest.mark.parametrize("window", [1, 9, 24, 64])
+def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
+    kind = ROW_DRAFTS[name]
+    drafter = kind.perm(n_ctx=window)
+    loop, seq = perm_loop(drafter), SequenceState()
+    text = kind.perm_prompt(150)
+    for size in (150, 20, 90):
+        check_perfect(generate(loop, seq, text[:size], 30), kind.n_perm)
+        first, last = context_of(drafter).memory.positions(0)
+        assert last - first < window + drafter.max_draft
+
+
+@each_kind
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
+def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
+    """Also where the target's sequences share a cache: the draft's windows are full at once."""
+    kind = ROW_DRAFTS[name]
+    loop = perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
+    for seq in [SequenceState(i) for i in range(4)]:
+        prompt = kind.perm_prompt(400 + seq.seq_id, seed=seq.seq_id)
+        check_perfect(generate(loop, seq, prompt, 30), kind.n_perm)
+
+
+@each_kind
+def test_until_the_context_is_full(name: str) -> None:
+    kind = ROW_DRAFTS[name]
+    loop = perm_loop(kind.perm(), n_ctx=64)
+    run = generate(loop, SequenceState(), kind.perm_prompt(20), 500)
+    check_perfect(run, kind.n_perm)
+    assert run.finish_reason == "length"
+    assert len(run.text) == 65  # the last token is known without being decoded
+
+
+def perm_llama(kind: RowDraft, **options: Any) -> Llama:
+    """PERM with the draft, each of whose tokens is verified."""
+    values = {"n_ctx": 512, "lookup": 0, "controller": "fixed", "n_threads": 1, **options}
+    return Llama(model_path("perm"), draft=kind.perm_path(), **values)
+
+
+@each_kind
+def test_two_alternating_chats(name: str) -> None:
+    kind = ROW_DRAFTS[name]
+    with perm_llama(kind) as llm:
+        chats = [kind.perm_prompt(30, seed=1), kind.perm_prompt(41, seed=2)]
+        for _ in range(4):
+            for i, chat in enumerate(chats):
+                stats = llm.create_completion(chat, max_tokens=11, temperature=0)["speculation"]
+                assert stats["drafter"] == name
+                assert stats["accepted"] == stats["drafted"] > 0
+                said = [*chat, *perm_continuation(chat[-1], 11, SUCCESSOR)]
+                chats[i] = kind.further(said, 4)
+
+
+@each_kind
+def test_a_saved_state_is_not_read_again(name: str) -> None:
+    """Through Llama, in the same and in another: what the draft is told begins where it ended."""
+    kind = ROW_DRAFTS[name]
+    with perm_llama(kind) as llm, perm_llama(kind) as second:
+        llm.create_completion(kind.perm_prompt(40), max_tokens=21, temperature=0)
+        state = llm.save_state()
+        llm.create_completion(kind.perm_prompt(90, seed=5), max_tokens=9, temperature=0)
+        assert state.drafter is not None
+        goes_on = kind.further(state.tokens, 1)
+        for other in (llm, second):
+            other.load_state(state)
+            told = spied_commit(other)
+            stats = other.create_completion(goes_on, max_tokens=21, temperature=0)["speculation"]
+            assert stats["accepted"] == stats["drafted"] > 0
+            # The last token was pending; all before it is there and not read again.
+            n_known = len(state.tokens) - 1
+            assert told[0] == (n_known, (*goes_on[-2:], SUCCESSOR[goes_on[-1]]))
+            # Nor is anything after it told twice, or left out.
+            assert [start for start, _ in told] == [
+                n_known + sum(len(tokens) for _, tokens in told[:i]) for i in range(len(told))
+            ]
+
+
+def spied_commit(llm: Llama) -> list[tuple[int, tuple[int, ...]]]:
+    """What the drafter is told from now on: where, and which tokens."""
+    told: list[tuple[int, tuple[int, ...]]] = []
+    drafter = llm._runtime.round.drafter._drafter
+    commit = drafter.commit
+
+    def spy(done: Sequence[Committed]) -> None:
+        told.extend((one.start, tuple(one.tokens)) for one in done)
+        commit(done)
+
+    drafter.commit = spy  # type: ignore[method-assign]
+    return told

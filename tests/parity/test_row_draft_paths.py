@@ -1,0 +1,284 @@
+"""O3: a draft that reads rows says the same after a text, bit for bit, whatever way led there.
+
+The contract of every kind in tests/row_drafts.py. What holds for one kind alone lies beside:
+test_eagle3_paths.py, test_dflash_paths.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pyllama_spec.drafters import DraftRequest, SequenceErrors, Vote, model_drafter
+from pyllama_spec.engine import Context
+from pyllama_spec.errors import ArgumentError, OutOfMemoryError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.eagle3_tools import damaged_states, proposal, target_context
+from tests.oracles import generate, prompt_tokens, sampled, tiny
+from tests.row_drafts import PLAIN, ROW_DRAFTS, VARIANTS, AnyDrafter, context_of, memory_of
+from tests.tampering import interrupt_decode
+from tests.tiers import release_except
+
+# Sampling at a high temperature: drafts of random weights are rejected at every place.
+PARAMS = sampled(5, temperature=1.5)
+QUICK_VARIANTS = (*PLAIN, ("eagle3", "eagle3.1"), ("eagle3", "two layers"), ("dflash", "dspark"))
+
+each_kind = pytest.mark.parametrize("name", ROW_DRAFTS)
+each_variant = pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        one if one in QUICK_VARIANTS else pytest.param(*one, marks=pytest.mark.release)
+        for one in VARIANTS
+    ],
+)
+
+
+def opened(name: str, variant: str = "", **params: Any) -> tuple[SpeculativeLoop, SequenceState]:
+    """A loop on the tiny llama with a draft of random weights, and an empty sequence."""
+    kind = ROW_DRAFTS[name]
+    return kind.loop(kind.random(variant), **params), SequenceState()
+
+
+@each_variant
+@pytest.mark.parametrize("n_ubatch", [1, 3, 7, 32])
+def test_ubatches(name: str, variant: str, n_ubatch: int) -> None:
+    loop, _ = opened(name, variant, n_ubatch=n_ubatch)
+    for size in (1, 2, 31, 32, 33, 64):
+        seq = SequenceState()
+        loop.target.memory.clear()
+        loop.drafter.truncate(0, 0)
+        generate(loop, seq, prompt_tokens(size, seed=size), 9, PARAMS)
+        ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_kind
+@pytest.mark.parametrize("n_batch", [1, 5, 13])
+def test_a_prompt_in_parts(name: str, n_batch: int) -> None:
+    loop, seq = opened(name, n_batch=n_batch, n_ubatch=n_batch)
+    generate(loop, seq, prompt_tokens(50), 9, PARAMS)
+    ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_variant
+def test_rounds_with_rejections(name: str, variant: str) -> None:
+    loop, seq = opened(name, variant)
+    run = generate(loop, seq, prompt_tokens(30), 120, PARAMS)
+    assert run.stats.accepted < run.stats.drafted / 2
+    ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_variant
+@pytest.mark.parametrize("cut", release_except((0, 1, 2, 3, 9, 30, 33, 60, 74), (0, 1, 33, 60)))
+def test_a_prompt_that_shares_a_prefix(name: str, variant: str, cut: int) -> None:
+    loop, seq = opened(name, variant)
+    run = generate(loop, seq, prompt_tokens(45), 30, PARAMS)
+    kept = run.text[: len(run.text) - cut]
+    generate(loop, seq, kept + prompt_tokens(3, seed=8), 12, PARAMS)
+    ROW_DRAFTS[name].check_says_the_same(loop, seq)
+    # Cut where the row of the next token must not stay, since another token follows now.
+    shorter = seq.tokens[: max(len(kept) - 2, 1)]
+    generate(loop, seq, shorter + prompt_tokens(5, seed=9), 12, PARAMS)
+    ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_kind
+def test_the_same_prompt_again(name: str) -> None:
+    loop, seq = opened(name)
+    for _ in range(3):
+        generate(loop, seq, prompt_tokens(45), 20, PARAMS)
+        ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_variant
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
+def test_interleaved_sequences(name: str, variant: str, kv_unified: bool) -> None:
+    kind = ROW_DRAFTS[name]
+    loop, _ = opened(name, variant, n_ctx=1024, n_seq_max=4, kv_unified=kv_unified)
+    seqs = [SequenceState(i) for i in range(4)]
+    texts = [prompt_tokens(5 + 11 * i, seed=i) for i in range(4)]
+    for turn in range(3):
+        for seq, text in zip(seqs, texts, strict=True):
+            run = generate(loop, seq, text, 7 + turn, PARAMS)
+            text[:] = run.text + prompt_tokens(2, seed=turn)
+    drafter: Any = loop.drafter._drafter
+    for seq in seqs:
+        expected = kind.cold(tiny("llama"), drafter, seq.tokens, kind.lengths[0])
+        got = kind.read(drafter, seq.seq_id, seq.tokens, kind.lengths[0])
+        kind.check_memory(drafter, seq)
+        if kv_unified:  # masked cells of other sequences are summed over
+            near = pytest.approx(expected.proposal.probabilities, rel=1e-2)
+            assert got.proposal.ids == expected.proposal.ids
+            assert got.proposal.probabilities == near
+        else:
+            got.check_equal(expected)
+
+
+@each_variant
+def test_a_fork(name: str, variant: str) -> None:
+    kind = ROW_DRAFTS[name]
+    loop, first = opened(name, variant, n_ctx=1024, n_seq_max=3)
+    run = generate(loop, first, prompt_tokens(40), 25, PARAMS)
+    for seq_id, size in ((1, 60), (2, 44)):
+        seq = loop.fork(first, seq_id)
+        kind.check_says_the_same(loop, seq)
+        generate(loop, seq, run.text[:size] + prompt_tokens(4, seed=seq_id), 15, PARAMS)
+        kind.check_says_the_same(loop, seq)
+    generate(loop, first, run.text + prompt_tokens(4, seed=5), 15, PARAMS)
+    kind.check_says_the_same(loop, first)
+    with pytest.raises(ArgumentError, match="onto itself"):
+        loop.fork(first, 0)
+
+
+@each_variant
+@pytest.mark.parametrize("n_rounds", [1, 4, 9])
+def test_save_and_restore(name: str, variant: str, n_rounds: int) -> None:
+    """The state goes into other contexts, with rounds of the first one in between."""
+    kind = ROW_DRAFTS[name]
+    loop, seq = opened(name, variant)
+    run = generate(loop, seq, prompt_tokens(40), 4 * n_rounds, PARAMS)
+    saved, state = loop.target.memory.save(), loop.drafter.save(0)
+    assert state is not None
+    n = kind.lengths[0]
+    expected = kind.read(loop.drafter._drafter, 0, seq.tokens, n)
+    generate(loop, seq, prompt_tokens(50, seed=4), 20, PARAMS)
+    for into in (loop, opened(name, variant)[0]):
+        into.target.memory.restore(0, saved)
+        into.drafter.restore(0, state)
+        there = SequenceState(0, list(run.text), len(run.text) - 1)
+        kind.read(into.drafter._drafter, 0, there.tokens, n).check_equal(expected)
+        generate(into, there, [*there.tokens, 3, 4], 12, PARAMS)
+        kind.check_says_the_same(into, there)
+
+
+@each_kind
+@pytest.mark.parametrize("at", [0, 10, 40, -1])
+def test_a_damaged_state_is_refused(name: str, at: int) -> None:
+    loop, seq = opened(name)
+    drafter: Any = loop.drafter._drafter
+    run = generate(loop, seq, prompt_tokens(20), 8, PARAMS)
+    states = damaged_states(drafter, at)
+    for bad in states:
+        with pytest.raises(ArgumentError):
+            drafter.restore(0, bad)
+    # Through the loop it is a reason to begin anew, and no failure of the next request.
+    loop.drafter.restore(0, states[0])
+    generate(loop, seq, [*run.text, 1], 10, PARAMS)
+    ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_kind
+def test_a_state_of_another_draft_is_refused(name: str) -> None:
+    kind = ROW_DRAFTS[name]
+    loop, seq = opened(name)
+    generate(loop, seq, prompt_tokens(20), 8, PARAMS)
+    state = loop.drafter.save(0)
+    assert state is not None
+    others = [kind.other(), *(kind.random(variant) for variant in kind.variants if variant)]
+    for other in others:
+        kind.loop(other)
+        with pytest.raises(ArgumentError, match="another draft"):
+            other.restore(0, state)
+
+
+def several_texts(name: str, n: int = 3) -> tuple[AnyDrafter, list[SequenceState]]:
+    """A drafter that knows some texts, each with a pending token."""
+    kind = ROW_DRAFTS[name]
+    drafter = kind.random()
+    loop = kind.loop(drafter, n_ctx=256 * n, n_seq_max=n)
+    seqs = [SequenceState(i) for i in range(n)]
+    for seq in seqs:
+        generate(loop, seq, prompt_tokens(9 + 8 * seq.seq_id, seed=seq.seq_id), 5, PARAMS)
+    return drafter, seqs
+
+
+@each_kind
+def test_what_fails_for_one_sequence_costs_the_others_no_draft(name: str) -> None:
+    drafter, seqs = several_texts(name)
+    n = ROW_DRAFTS[name].lengths[0]
+    requests = [DraftRequest(seq.seq_id, seq.tokens, n) for seq in seqs]
+    expected = [proposal(draft) for draft in drafter.propose(requests)]
+
+    def breaks_off(drafted: Sequence[int]) -> Sequence[Vote]:
+        if len(drafted) == 3:
+            raise LookupError("no more advice")
+        return ()
+
+    for bad, error in (
+        (requests[1]._replace(prior=breaks_off), LookupError),
+        (requests[1]._replace(tokens=[*seqs[1].tokens, 3]), ArgumentError),
+    ):
+        with pytest.raises(SequenceErrors) as caught:
+            drafter.propose([requests[0], bad, requests[2]])
+        assert {seq: type(e) for seq, e in caught.value.errors.items()} == {1: error}
+        drafts = {seq: proposal(draft) for seq, draft in caught.value.drafts.items()}
+        assert drafts == {0: expected[0], 2: expected[2]}
+    # And it is none the worse for it.
+    assert [proposal(draft) for draft in drafter.propose(requests)] == expected
+
+
+@each_kind
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("at", release_except((1, 2, 3, 4, 9, 20), (2, 3, 9)))
+def test_an_interrupt_in_the_draft(name: str, at: int, is_before: bool) -> None:
+    """Rows count as fed once they are: Ctrl-C at a decode of the draft leaves no hole there."""
+    loop, seq = opened(name, n_ubatch=16)
+    drafter: Any = loop.drafter._drafter
+    interrupt_decode(memory_of(drafter), at, is_before=is_before)
+    with pytest.raises(KeyboardInterrupt):
+        generate(loop, seq, prompt_tokens(45), 40, PARAMS)
+    # The same prompt, or what came of it until then.
+    text = prompt_tokens(45) if at < 4 else seq.tokens
+    run = generate(loop, seq, [*text, 5, 6], 12, PARAMS)
+    assert run.stats.reason_off is None
+    ROW_DRAFTS[name].check_says_the_same(loop, seq)
+
+
+@each_kind
+def test_p_min_ends_a_draft_early(name: str) -> None:
+    kind = ROW_DRAFTS[name]
+    loop, seq = opened(name)
+    drafter: Any = loop.drafter._drafter
+    generate(loop, seq, prompt_tokens(40), 10, PARAMS)
+    n = kind.lengths[0]
+    whole = kind.read(drafter, 0, seq.tokens, n).proposal
+    drafter.p_min = limit = sorted(whole.probabilities)[n // 2]
+    n_sure = next(i for i, p in enumerate(whole.probabilities) if p < limit)
+    cut = kind.read(drafter, 0, seq.tokens, n).proposal
+    assert (cut.ids, cut.probabilities) == (whole.ids[:n_sure], whole.probabilities[:n_sure])
+
+
+@each_kind
+def test_the_draft_of_a_path_is_closed_and_one_of_a_model_is_not(name: str) -> None:
+    kind = ROW_DRAFTS[name]
+    first = kind.random()
+    with first, kind.open(first.model) as second:
+        second.close()
+        assert not first.model.is_closed
+    assert first.is_closed
+    first.close()
+
+
+@each_kind
+def test_a_draft_that_could_not_be_opened_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not attached then, neither to the new target nor to the old one."""
+
+    def no_memory(*args: Any, **params: Any) -> Context:
+        raise OutOfMemoryError("none left")
+
+    kind = ROW_DRAFTS[name]
+    drafter = kind.random()
+    loop, other = kind.loop(drafter), target_context(tiny("llama"), drafter)
+    with monkeypatch.context() as patched:
+        patched.setattr(model_drafter, "Context", no_memory)
+        patched.setattr(model_drafter, "instance", lambda *args: None)
+        with pytest.raises(OutOfMemoryError):
+            drafter.attach(other)
+    assert drafter.context is None
+    for target in (other, loop.target):
+        drafter.attach(target)
+        context_of(drafter)
+    loop, seq = SpeculativeLoop(loop.target, drafter), SequenceState()
+    generate(loop, seq, prompt_tokens(20), 9, PARAMS)
+    kind.check_says_the_same(loop, seq)
