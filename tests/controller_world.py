@@ -176,8 +176,8 @@ def _round(
             n_steps = max(n_steps, len(span.draft.ids) if is_stepwise else span.n_requested)
     for span, n in zip(spans, controller.verify_lengths(spans), strict=True):
         span.verify(n)
-    n_most = max(span.n_verified for span in spans)
-    rows = len(spans) * (1 + n_most)
+    n_longest = max(span.n_verified for span in spans)
+    rows = len(spans) * (1 + n_longest)
     n_past = sum(span.n_past for span in spans) // len(spans)
     draft_ms = costs.draft(n_steps) if n_steps else 0.0
     verify_ms = costs.verify(rows, n_past)

@@ -72,11 +72,11 @@ def _prompts(result: BenchResult) -> list[str]:
     with_peer = result.config.peer is not None
     rows = [_row(prompt, with_peer) for prompt in result.prompts]
     all_answers = [answer for prompt in result.prompts for answer in prompt.peer]
-    n_same = sum(prompt.fork is None for prompt in result.prompts)
+    n_same_text = sum(prompt.fork is None for prompt in result.prompts)
     rows.append(
         [
             "all", "", *_figures(result.comparison, result.speedups),
-            f"{n_same} of {len(result.prompts)}",
+            f"{n_same_text} of {len(result.prompts)}",
             *([_number(peer_tps(all_answers), 1)] if with_peer else []),
         ]
     )  # fmt: skip

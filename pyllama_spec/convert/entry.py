@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pyllama_spec.convert.dflash.convert import make_dflash
-from pyllama_spec.convert.dflash.refusals import is_dflash
-from pyllama_spec.convert.eagle3.convert import make_eagle3
-from pyllama_spec.convert.job import (
+from pyllama_spec.convert.conversion import (
     ConversionReport,
     PathLike,
     Progress,
-    open_job,
+    open_conversion,
     write_draft,
 )
+from pyllama_spec.convert.dflash.convert import make_dflash
+from pyllama_spec.convert.dflash.refusals import is_dflash
+from pyllama_spec.convert.eagle3.convert import make_eagle3
 from pyllama_spec.convert.layer_ids import Convention
 from pyllama_spec.gguf.writer import Kind
 
@@ -44,9 +44,11 @@ def convert_draft(
         ArgumentError: there is no such kind or convention, or the output is an input.
 
     """
-    job = open_job(draft_dir, target, out_path, kind, layer_ids, progress)
-    make = make_dflash if is_dflash(job.checkpoint.config, job.shapes) else make_eagle3
-    return write_draft(job, make(job))
+    conversion = open_conversion(draft_dir, target, out_path, kind, layer_ids, progress)
+    make = (
+        make_dflash if is_dflash(conversion.checkpoint.config, conversion.shapes) else make_eagle3
+    )
+    return write_draft(conversion, make(conversion))
 
 
 def convert_eagle3(
@@ -65,5 +67,5 @@ def convert_eagle3(
         ArgumentError: there is no such kind or convention, or the output is an input.
 
     """
-    job = open_job(draft_dir, target, out_path, kind, layer_ids, progress)
-    return write_draft(job, make_eagle3(job))
+    conversion = open_conversion(draft_dir, target, out_path, kind, layer_ids, progress)
+    return write_draft(conversion, make_eagle3(conversion))

@@ -18,6 +18,7 @@ from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.engine.checks import count, integer, meant, real, shown
+from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.errors import ArgumentError, UnsupportedError
@@ -32,9 +33,10 @@ SPLIT_MODES = ("none", "layer", "row", "tensor")
 KV_TYPES = {
     0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 30: "bf16",
 }  # fmt: skip
-ROPE_SCALING = {-1: None, 0: "none", 1: "linear", 2: "yarn", 3: "longrope"}
-POOLING = {-1: None, 0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}
-ATTENTION = {-1: None, 0: "causal", 1: "non-causal"}
+_ROPE_SCALING, _POOLING, _ATTENTION = (
+    {number: name for name, number in numbers.items()}
+    for numbers in (ROPE_SCALING, POOLING, ATTENTION)
+)
 
 _FLAGS = ("logits_all", "embedding", "no_perf", "verbose", "spm_infill")
 _FLAGS_OR_NONE = ("op_offload", "swa_full")
@@ -229,13 +231,13 @@ class OpenOptions:
             op_offload=bool(self.op_offload), swa_full=self.swa_full is not False,
             type_k=_by_number(self.type_k, "type_k", KV_TYPES) or "f16",
             type_v=_by_number(self.type_v, "type_v", KV_TYPES) or "f16",
-            rope_scaling=_by_number(self.rope_scaling_type, "rope_scaling_type", ROPE_SCALING),
+            rope_scaling=_by_number(self.rope_scaling_type, "rope_scaling_type", _ROPE_SCALING),
             rope_freq_base=self.rope_freq_base, rope_freq_scale=self.rope_freq_scale,
             yarn_ext_factor=self.yarn_ext_factor, yarn_attn_factor=self.yarn_attn_factor,
             yarn_beta_fast=self.yarn_beta_fast, yarn_beta_slow=self.yarn_beta_slow,
             yarn_orig_ctx=self.yarn_orig_ctx,
-            pooling=_by_number(self.pooling_type, "pooling_type", POOLING),
-            attention_type=_by_number(self.attention_type, "attention_type", ATTENTION),
+            pooling=_by_number(self.pooling_type, "pooling_type", _POOLING),
+            attention_type=_by_number(self.attention_type, "attention_type", _ATTENTION),
         )  # fmt: skip
 
     def split_name(self) -> Any:

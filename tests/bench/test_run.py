@@ -160,15 +160,15 @@ def test_p_min_ends_unsure_drafts(tmp_path: Path) -> None:
     assert n_drafted[1] == 0
 
 
-@pytest.mark.parametrize(("lookup", "n_same"), [(None, 5), (3, 3), (0, None)])
-def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, n_same: int | None) -> None:
+@pytest.mark.parametrize(("lookup", "min_ngram"), [(None, 5), (3, 3), (0, None)])
+def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, min_ngram: int | None) -> None:
     target, draft = model_path("llama"), model_path("eagle3", output_scale=0.1)
     config = tiny_config(tmp_path, model_path=target, draft=draft, lookup=lookup, repeats=1)
     assert bench.to_json(bench.run(config))["settings"]["lookup"] == lookup
     plain, (spec,) = open_sides(Model(target), config, 256)
     with plain, spec:
         drafter = spec.runtime.round.drafter._drafter
-        assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == n_same
+        assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == min_ngram
 
 
 def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:

@@ -200,10 +200,10 @@ def test_a_copy_needs_no_head(is_named: bool) -> None:
 
 def test_what_llama_opens() -> None:
     path = model_path("eagle3", output_scale=0.1)
-    for lookup, n_same in ((None, 5), (3, 3), (0, None)):
+    for lookup, min_ngram in ((None, 5), (3, 3), (0, None)):
         with Llama(model_path("llama"), draft=path, lookup=lookup, n_threads=1) as llm:
             drafter = llm._runtime.round.drafter._drafter
-            assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == n_same
+            assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == min_ngram
             assert drafter.name == "eagle3"
         assert isinstance(drafter, (Eagle3, LookupFirst))
         assert drafter.is_closed

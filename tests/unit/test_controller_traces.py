@@ -18,17 +18,17 @@ Q4_0 = Costs(lambda rows, n: 4.5 + 1.15 * (rows - 1), lambda k: 0.55 + 0.5 * k)
 
 
 def check(name: str, costs: Costs) -> None:
-    is_stepwise, n_most = TRACES[name]
+    is_stepwise, max_draft = TRACES[name]
     texts = list(recorded(name).values())
     assert sum(map(len, texts)) > 500
     found = simulate(
-        ProfitController(), texts, costs, max_draft=n_most, is_stepwise=is_stepwise
+        ProfitController(), texts, costs, max_draft=max_draft, is_stepwise=is_stepwise
     ).seconds
     assert plain(texts, costs) / found > 0.97
     best = min(
-        simulate(Fixed(n, p), texts, costs, max_draft=n_most, is_stepwise=is_stepwise).seconds
+        simulate(Fixed(n, p), texts, costs, max_draft=max_draft, is_stepwise=is_stepwise).seconds
         for n, p in GRID
-        if n <= n_most
+        if n <= max_draft
     )
     # The pair that is best on these very texts, which nobody knows before; plain is one too.
     assert min(best, plain(texts, costs)) / found > 0.95

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pyllama_spec.convert.conversion import Conversion, Draft
 from pyllama_spec.convert.dflash.borrowed import own_matrices
 from pyllama_spec.convert.dflash.config import DflashConfig, read_config
 from pyllama_spec.convert.dflash.layout import Plan, common_name, plan_tensors
 from pyllama_spec.convert.dflash.refusals import refuse_other_kinds
-from pyllama_spec.convert.job import Draft, Job
 from pyllama_spec.convert.layer_ids import ResolvedIds, to_inputs
 from pyllama_spec.convert.sizes import count_target_layers
 from pyllama_spec.convert.target import read_target
@@ -23,7 +23,7 @@ _UINT32 = 4
 _MAX_CHAIN = 32
 
 
-def make_dflash(job: Job) -> Draft:
+def make_dflash(conversion: Conversion) -> Draft:
     """Plans a draft of the layouts of z-lab, SpecForge, DeepSpec or speculators / RedHat.
 
     Raises:
@@ -31,19 +31,21 @@ def make_dflash(job: Job) -> Draft:
             target.
 
     """
-    checkpoint = job.checkpoint
-    refuse_other_kinds(checkpoint.config, job.shapes)
+    checkpoint = conversion.checkpoint
+    refuse_other_kinds(checkpoint.config, conversion.shapes)
     config = read_config(checkpoint.config)
-    target = read_target(job.target)
-    n_wanted = _check_target(config, job, target)
-    ids = to_inputs(config.layer_ids, job.layer_ids or config.counted, target.n_layer, n_wanted, -1)
+    target = read_target(conversion.target)
+    n_wanted = _check_target(config, conversion, target)
+    ids = to_inputs(
+        config.layer_ids, conversion.layer_ids or config.counted, target.n_layer, n_wanted, -1
+    )
     plan = plan_tensors(
         config, checkpoint.tensors, n_target_layers=n_wanted, n_vocab=target.n_vocab
     )
     _check_logits(config, plan)
     scale, scale_notes = _embedding_scale(config, target)
     own, notes = own_matrices(
-        config, plan, checkpoint.folder, target, job.target, is_scaled=scale is not None
+        config, plan, checkpoint.folder, target, conversion.target, is_scaled=scale is not None
     )
     return Draft(
         arch="dflash",
@@ -64,7 +66,7 @@ def make_dflash(job: Job) -> Draft:
     )  # fmt: skip
 
 
-def _check_target(config: DflashConfig, job: Job, target: Target) -> int:
+def _check_target(config: DflashConfig, conversion: Conversion, target: Target) -> int:
     """How many rows of the target fc reads."""
     if config.n_embd != target.n_embd:
         raise ConversionError(
@@ -81,7 +83,7 @@ def _check_target(config: DflashConfig, job: Job, target: Target) -> int:
             f"config.json: mask_token_id is {config.mask_token}, and the target has "
             f"{target.n_vocab} tokens"
         )
-    fc = next((s for name, s in job.shapes.items() if common_name(name) == "fc.weight"), ())
+    fc = next((s for name, s in conversion.shapes.items() if common_name(name) == "fc.weight"), ())
     if len(fc) != 2:
         raise ConversionError("there is no matrix fc.weight, which mixes the target's rows")
     return count_target_layers(config, config.target_hidden_size, fc, target)

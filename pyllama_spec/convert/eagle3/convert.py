@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pyllama_spec.convert.conversion import Conversion, Draft
 from pyllama_spec.convert.eagle3.config import DraftConfig, read_config
 from pyllama_spec.convert.eagle3.layer_ids import resolve
 from pyllama_spec.convert.eagle3.layout import Plan, common_name, plan_tensors
 from pyllama_spec.convert.eagle3.refusals import refuse_other_kinds
-from pyllama_spec.convert.job import Draft, Job
 from pyllama_spec.convert.sizes import count_target_layers
 from pyllama_spec.convert.target import read_target
 from pyllama_spec.errors import ConversionError
@@ -18,7 +18,7 @@ from pyllama_spec.gguf.target import Target
 _OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def make_eagle3(job: Job) -> Draft:
+def make_eagle3(conversion: Conversion) -> Draft:
     """Plans an EAGLE-3 head: SafeAILab, SpecForge, speculators / RedHat or NVIDIA layout.
 
     Raises:
@@ -26,18 +26,20 @@ def make_eagle3(job: Job) -> Draft:
             target.
 
     """
-    checkpoint = job.checkpoint
-    refuse_other_kinds(checkpoint.config, job.shapes)
+    checkpoint = conversion.checkpoint
+    refuse_other_kinds(checkpoint.config, conversion.shapes)
     config = read_config(checkpoint.config)
-    target = read_target(job.target)
-    fc = next(shape for name, shape in job.shapes.items() if common_name(name) == "fc.weight")
+    target = read_target(conversion.target)
+    fc = next(
+        shape for name, shape in conversion.shapes.items() if common_name(name) == "fc.weight"
+    )
     n_wanted = count_target_layers(config, config.target_hidden_size, fc, target)
     if config.n_target_layers not in (None, n_wanted):
         raise ConversionError(
             f"config.json says num_aux_hidden_states {config.n_target_layers}, and fc.weight reads "
             f"{n_wanted} rows of {target.n_embd}"
         )
-    ids = resolve(config.layer_ids, target.n_layer, n_wanted, job.layer_ids)
+    ids = resolve(config.layer_ids, target.n_layer, n_wanted, conversion.layer_ids)
     plan = plan_tensors(
         config, checkpoint.tensors, n_target_layers=n_wanted,
         target_n_embd=target.n_embd, n_vocab=target.n_vocab,

@@ -59,7 +59,7 @@ class ConversionReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Conversion:
     """What was asked for, checked as far as no kind of draft matters.
 
     Attributes:
@@ -116,14 +116,14 @@ class Draft:
     notes: tuple[str, ...] = ()
 
 
-def open_job(
+def open_conversion(
     draft_dir: PathLike,
     target: PathLike,
     out_path: PathLike,
     kind: Kind | None,
     layer_ids: Convention | None,
     progress: Progress | None,
-) -> Job:
+) -> Conversion:
     """Checks what was asked for and opens the checkpoint.
 
     Raises:
@@ -139,7 +139,7 @@ def open_job(
     out = _check_output(Path(out_path), Path(target), Path(draft_dir))
     checkpoint = open_checkpoint(Path(draft_dir))
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items()}
-    return Job(checkpoint, shapes, Path(target), out, kind, layer_ids, progress)
+    return Conversion(checkpoint, shapes, Path(target), out, kind, layer_ids, progress)
 
 
 def _check_output(out: Path, target: Path, draft: Path) -> Path:
@@ -152,7 +152,7 @@ def _check_output(out: Path, target: Path, draft: Path) -> Path:
     return out
 
 
-def write_draft(job: Job, draft: Draft) -> ConversionReport:
+def write_draft(conversion: Conversion, draft: Draft) -> ConversionReport:
     """Writes the GGUF.
 
     Raises:
@@ -166,10 +166,12 @@ def write_draft(job: Job, draft: Draft) -> ConversionReport:
         "pyllama_spec.convert.layer_ids": draft.ids.counted,
     }
     tokenizer = {**draft.target.tokenizer, **(draft.tokenizer or {})}
-    output = Output(draft.arch, job.checkpoint.name, keys, tokenizer, draft.tensors, job.kind)
-    written = write_gguf(job.out, output, job.progress)
+    output = Output(
+        draft.arch, conversion.checkpoint.name, keys, tokenizer, draft.tensors, conversion.kind
+    )
+    written = write_gguf(conversion.out, output, conversion.progress)
     return ConversionReport(
-        path=job.out,
+        path=conversion.out,
         draft=draft.name,
         layout=draft.layout,
         target_layers=draft.ids.target_layers,
