@@ -141,8 +141,12 @@ class Llama(Closeable):
             runtime.runner.load_s = perf_counter() - start
 
     def __reduce__(self) -> Any:
-        """A pickle holds what it was opened with, and opens it again; it has no memory of texts."""
-        return _opened_again, (type(self), self._opened_with.keywords())
+        """A pickle holds what it was opened with, and opens it again; it has no memory of texts.
+
+        A subclass comes back with its own attributes; its `__init__` is not called.
+        """
+        own = {name: value for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES}
+        return _opened_again, (type(self), self._opened_with.keywords(), own)
 
     def __repr__(self) -> str:
         return self._opened.describe(type(self).__name__)
@@ -784,8 +788,19 @@ class Llama(Closeable):
         self._chats.close()
 
 
-def _opened_again(kind: type[Llama], keywords: dict[str, Any]) -> Llama:
-    return kind(**keywords)
+# What Llama itself keeps in an instance; all else is a subclass's, and travels in its pickle.
+_OWN_ATTRIBUTES = frozenset((
+    "model_path", "verbose", "spm_infill", "last_n_tokens_size", "chat_handler", "cache",
+    "_opened_with", "_opened", "_texts", "_settings", "_embeddings", "_low_level", "_completions",
+    "_chats",
+))  # fmt: skip
+
+
+def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, Any]) -> Llama:
+    llm = kind.__new__(kind)
+    vars(llm).update(own)
+    Llama.__init__(llm, **keywords)
+    return llm
 
 
 def _or_none(token: int | None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyllama_spec import ModelLoadError
+from pyllama_spec import Llama, ModelLoadError
 from pyllama_spec.llama_cpp import LlamaGrammar, llama_grammar
 from pyllama_spec.llama_cpp.llama_chat_format import (
     CHATML_CHAT_TEMPLATE,
@@ -41,6 +41,33 @@ def test_a_pickle_opens_the_same_again() -> None:
         found = again(PROMPT, max_tokens=8, **GREEDY)
         assert text_of(found) == expected
         assert found["speculation"]["drafter"] == "prompt-lookup"
+
+
+class Named(Llama):
+    """A subclass with a signature of its own."""
+
+    def __init__(self, name: str, *, n_ctx: int) -> None:
+        self.name = name
+        super().__init__(model_path=model_path("llama"), n_ctx=n_ctx, n_threads=1)
+        self.notes = [name]
+
+
+def test_a_pickle_of_a_subclass_has_its_attributes() -> None:
+    with Named("first", n_ctx=128) as llm:
+        llm.notes.append("more")
+        kept = pickle.dumps(llm)
+    with pickle.loads(kept) as again:
+        assert type(again) is Named
+        assert (again.name, again.notes, again.n_ctx()) == ("first", ["first", "more"], 128)
+        again(PROMPT, max_tokens=4, **GREEDY)
+
+
+def test_a_plain_llama_has_no_attributes_of_a_subclass() -> None:
+    """What it keeps of its own cannot travel: the engine's objects."""
+    with open_tiny("prompt-lookup", n_ctx=128) as llm:
+        llm(PROMPT, max_tokens=4, **GREEDY)
+        _, (_, _, own) = llm.__reduce__()
+    assert own == {}
 
 
 def test_a_state_says_what_it_holds() -> None:
