@@ -96,6 +96,16 @@ llama_context_params engine_params(const llama_spec_context_params & in, context
     out.abort_callback      = is_cancelled;
     out.abort_callback_data = &state;
     out.ctx_other = state.target ? state.target->ctx : nullptr;
+    const bool gives_head_rows = std::find(in.layers, in.layers + in.n_layers, LLAMA_SPEC_HEAD_ROWS) != in.layers + in.n_layers;
+    if (in.is_head || gives_head_rows) {
+        // Rows of a model that pools are not copied out.
+        out.pooling_type = LLAMA_POOLING_TYPE_NONE;
+        out.embeddings   = false;
+    }
+    if (in.is_head) {
+        out.ctx_type = LLAMA_CONTEXT_TYPE_MTP;
+        out.n_rs_seq = 0;
+    }
     return out;
 }
 
@@ -134,8 +144,11 @@ void check_params(const llama_spec_context_params & p) {
 }
 
 // The engine asserts at the first decode that the last n_rs_seq + 1 tokens fit one physical batch.
-void prepare_undo(context_state & state) {
+void prepare_undo(context_state & state, bool is_head) {
     const llama_model * model = state.model->model;
+    if (is_head) {
+        return; // it keeps keys and values alone, whatever the target has beside
+    }
     if (!llama_model_is_recurrent(model) && !llama_model_is_hybrid(model)) {
         return;
     }
@@ -152,10 +165,10 @@ void prepare_undo(context_state & state) {
 }
 
 // What the engine would assert on, or read outside a tensor for, if the draft belonged to another target.
-void prepare_draft(context_state & state) {
+void prepare_draft(context_state & state, bool is_head) {
     const llama_model * model  = state.model->model;
     const llama_model * target = state.target != nullptr ? state.target->model->model : nullptr;
-    const draft_kind * kind = find_draft_kind(model);
+    const draft_kind * kind = is_head ? &mtp_kind() : find_draft_kind(model);
     if (kind == nullptr) {
         return;
     }
@@ -253,11 +266,12 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         state->target  = target != nullptr ? target->state : nullptr;
         state->compute = target != nullptr ? target->state->compute : std::make_shared<compute_state>();
         in_use lock(state->compute->busy, "the target's context");
-        prepare_draft(*state);
+        prepare_draft(*state, params->is_head);
 
         begin_counting_memory();
         try {
-            check_cells(params->n_ctx, llama_spec_key_bytes(model->state->model, (ggml_type) params->type_k, params->swa_full));
+            check_cells(params->n_ctx, llama_spec_key_bytes(model->state->model, (ggml_type) params->type_k, params->swa_full,
+                    params->is_head));
             state->ctx = llama_init_from_model(model->state->model, engine_params(*params, *state));
         } catch (const no_room & e) {
             fail(LLAMA_SPEC_MEMORY, "with n_ctx = " + std::to_string(params->n_ctx) + ", n_seq_max = " +
@@ -270,11 +284,13 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         }
         const bool is_capped = params->n_outputs_max > 0 && !llama_model_has_encoder(state->model->model);
         state->n_outputs_max = (int32_t) (is_capped ? params->n_outputs_max : llama_n_batch(state->ctx));
-        state->outputs_all   = params->embeddings;
-        prepare_undo(*state);
+        state->outputs_all   = params->embeddings && !params->is_head;
+        prepare_undo(*state, params->is_head);
         if (state->draft) {
             state->draft->prepare(state->ctx);
         }
+        const int32_t n_row = state->draft ? state->draft->n_row_inp() : 0;
+        state->n_row_inp = n_row > 0 ? n_row : llama_model_n_embd_inp(state->model->model);
         attach_threads(*state, std::max(params->n_threads, params->n_threads_batch));
         if (params->n_layers > 0) {
             state->layers.assign(params->layers, params->layers + params->n_layers);

@@ -23,7 +23,6 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     const int32_t n_vocab = state.model->n_vocab();
     const int32_t n_batch = (int32_t) llama_n_batch(state.ctx);
     const int32_t n_seq_max = (int32_t) llama_n_seq_max(state.ctx);
-    const int32_t n_embd_inp = llama_model_n_embd_inp(state.model->model);
 
     require(b.n_tokens > 0, "the batch is empty");
     if (b.n_tokens > n_batch) {
@@ -32,9 +31,9 @@ void check_batch(const context_state & state, const llama_spec_batch & b) {
     }
     require(b.ids != nullptr || b.rows != nullptr, "the batch has neither ids nor rows");
     require(b.pos != nullptr && b.seq != nullptr && b.output != nullptr, "the batch has no positions, sequences or outputs");
-    if (b.rows != nullptr && b.n_row != n_embd_inp) {
+    if (b.rows != nullptr && b.n_row != state.n_row_inp) {
         fail(LLAMA_SPEC_ARGUMENT, "the batch has rows of " + std::to_string(b.n_row) + " numbers, the model takes " +
-                std::to_string(n_embd_inp));
+                std::to_string(state.n_row_inp));
     }
     const std::string why = state.draft ? state.draft->refuse(b) : "";
     if (!why.empty()) {
@@ -229,6 +228,21 @@ void check_layer(const context_state & state, int32_t layer) {
     }
 }
 
+// Of the rows of a layer, all of the last batch; n_embd numbers each.
+struct layer_rows {
+    const float * data;
+    size_t n_embd;
+};
+
+layer_rows rows_of(const context_state & state, int32_t layer) {
+    check_layer(state, layer);
+    const llama_model * model = state.model->model;
+    if (layer == LLAMA_SPEC_HEAD_ROWS) {
+        return { llama_get_embeddings_nextn(state.ctx), (size_t) llama_model_n_embd_out(model) };
+    }
+    return { llama_get_embeddings_layer_inp(state.ctx, (uint32_t) layer), (size_t) llama_model_n_embd(model) };
+}
+
 } // namespace
 
 int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, bool encode) {
@@ -350,7 +364,7 @@ int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const fl
         if (*n_rows > 0) {
             // The rows are copied out asynchronously; reading before the copy has ended gives stale ones.
             llama_synchronize(call.state.ctx);
-            *out = llama_get_embeddings_layer_inp(call.state.ctx, (uint32_t) layer);
+            *out = rows_of(call.state, layer).data;
         }
     });
 }
@@ -366,13 +380,17 @@ int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layer
         check_row(call.state, first);
         check_row(call.state, (int32_t) std::min<int64_t>((int64_t) first + n - 1, INT32_MAX));
         llama_synchronize(call.state.ctx);
-        const size_t n_embd = (size_t) llama_model_n_embd(call.state.model->model);
+        size_t width = 0, column = 0;
         for (int32_t k = 0; k < n_layers; ++k) {
-            check_layer(call.state, layers[k]);
-            const float * rows = llama_get_embeddings_layer_inp(call.state.ctx, (uint32_t) layers[k]) + (size_t) first * n_embd;
-            for (int32_t i = 0; i < n; ++i) {
-                std::copy(rows + i * n_embd, rows + (i + 1) * n_embd, out + ((size_t) i * n_layers + k) * n_embd);
+            width += rows_of(call.state, layers[k]).n_embd;
+        }
+        for (int32_t k = 0; k < n_layers; ++k) {
+            const auto [rows, n_embd] = rows_of(call.state, layers[k]);
+            for (size_t i = 0; i < (size_t) n; ++i) {
+                const float * row = rows + ((size_t) first + i) * n_embd;
+                std::copy(row, row + n_embd, out + i * width + column);
             }
+            column += n_embd;
         }
     });
 }

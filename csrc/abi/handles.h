@@ -66,6 +66,7 @@ struct context_state {
     bool    poisoned = false;
     std::string lost;       // the server by whose loss it was
     int32_t n_rows   = 0;   // tokens of the last batch
+    int32_t n_row_inp = 0;  // the width of a batch's rows
     bool    has_logits = true;  // of the last batch
     int32_t n_pos_per_row  = 1;     // positions that the engine reads of a token without an id
     int32_t n_positions    = 0;     // of the model's table of them; a great number if it has none

@@ -105,6 +105,7 @@ struct llama_spec_model_params {
     const char * const * servers;   /* "host:port": their devices take layers too, before this machine's */
     int32_t n_servers;
     bool use_mmap, use_mlock, use_extra_bufts, check_tensors, vocab_only;
+    bool load_mtp;              /* with the MTP head that lies in the file, if one does */
     llama_spec_progress progress;
     void * progress_user;
     const struct llama_spec_override * overrides;
@@ -117,6 +118,8 @@ struct llama_spec_model_info {
     bool has_encoder, has_decoder, is_recurrent, is_hybrid, is_diffusion, can_roll_back;
     int32_t n_device_layers;    /* the layers, the output as one, whose weights lie on a GPU or another machine */
     int32_t n_target_layers;    /* of a draft: how many target layers it reads */
+    int32_t n_heads;            /* MTP heads that the file says it has, loaded or not */
+    bool    has_head;           /* they were loaded: a context of the head can be opened */
     uint64_t state_bytes;       /* of the recurrent state of a sequence, without snapshots; 0 where there is none */
     /* What rollbacks add to it for each sequence: once, and for each token that can be taken back. */
     uint64_t snapshot_base_bytes, snapshot_token_bytes;
@@ -126,6 +129,11 @@ int  llama_spec_model_load(const char * path, const struct llama_spec_model_para
 void llama_spec_model_free(llama_spec_model * model);
 int  llama_spec_model_get_info(llama_spec_model * model, struct llama_spec_model_info * out);
 const char * llama_spec_model_arch(llama_spec_model * model);
+/* Of a loaded MTP head: its weights, the type that most of them are of, and the bits of one of those. NULL and zeros
+ * where none is loaded. */
+int  llama_spec_model_get_head(llama_spec_model * model, uint64_t * n_bytes, const char ** type, double * bits);
+/* Whether this version drafts with the MTP heads of an architecture. */
+bool llama_spec_knows_head(const char * arch);
 int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
 /* Where the weights lie: the i-th device with layers, and how many it has, the output counted as one. name is NULL past
  * the last; a vocabulary alone has none. */
@@ -142,7 +150,8 @@ int32_t llama_spec_model_n_meta(llama_spec_model * model);
 int32_t llama_spec_model_meta_key(llama_spec_model * model, int32_t i, char * buf, size_t size);
 int32_t llama_spec_model_meta_value(llama_spec_model * model, int32_t i, char * buf, size_t size);
 const char * llama_spec_model_chat_template(llama_spec_model * model, const char * name);
-/* OK if the inputs of these layers (0 .. n_layer) can be taken; UNSUPPORTED names what cannot. No context is kept. */
+/* OK if the inputs of these layers (0 .. n_layer, or LLAMA_SPEC_HEAD_ROWS) can be taken; UNSUPPORTED names what cannot.
+ * No context is kept. */
 int  llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * layers, int32_t n_layers);
 
 /* ---- vocab ---------------------------------------------------------------------------------------- */
@@ -170,6 +179,7 @@ struct llama_spec_context_params {
     uint32_t yarn_orig_ctx;                                            /* 0: from the model */
     bool     offload_kqv, swa_full, kv_unified, embeddings;
     bool     op_offload;        /* wide batches of layers in the host's memory are computed on a device too */
+    bool     is_head;           /* of the model's MTP head, a draft of the model itself */
     const int32_t * layers;     /* inputs of these layers are kept at every decode */
     int32_t  n_layers;
 };
@@ -224,12 +234,14 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
 /* Of a draft: what it proposes for token i of the last batch, likeliest first: at most n_max ids of the target, and
  * their probabilities in the draft's own distribution, given the token that was chosen for token i - 1 (-1 where there
  * is none, or where the draft does not look back). And a row of [n_draft_row], valid until the next decode: of EAGLE-3
- * the hidden row to feed with whichever is chosen, of DFlash how sure its confidence head is, 0 .. 1. */
+ * and an MTP head the hidden row to feed with whichever is chosen, of DFlash how sure its confidence head is, 0 .. 1. */
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row);
-/* All rows of the last batch, in its order: [n_rows, n_embd]. Waits for the engine first. */
+/* All rows of the last batch, in its order: [n_rows, n_embd], of LLAMA_SPEC_HEAD_ROWS [n_rows, n_embd_out]. Waits for
+ * the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);
-/* Copies the inputs of some layers, side by side, of n rows of the last batch: out is [n, n_layers * n_embd]. */
+/* Copies the inputs of some layers, side by side, of n rows of the last batch: out is [n, sum of their
+ * widths]. */
 int llama_spec_copy_layer_inputs(llama_spec_context * ctx, const int32_t * layers, int32_t n_layers, int32_t first, int32_t n,
                                  float * out);
 

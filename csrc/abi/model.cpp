@@ -81,6 +81,7 @@ llama_model_params engine_params(const llama_spec_model_params & in, model_state
     out.use_extra_bufts = in.use_extra_bufts;
     out.check_tensors   = in.check_tensors;
     out.vocab_only      = in.vocab_only;
+    out.load_mtp        = in.load_mtp;
     out.load_mode       = in.use_mmap ? (in.use_mlock ? LLAMA_LOAD_MODE_MMAP_MLOCK : LLAMA_LOAD_MODE_MMAP)
                                       : (in.use_mlock ? LLAMA_LOAD_MODE_MLOCK : LLAMA_LOAD_MODE_NONE);
     if (in.tensor_split != nullptr && in.n_tensor_split > 0) {
@@ -191,12 +192,29 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->snapshot_base_bytes  = sizes.snapshot_base;
         out->snapshot_token_bytes = sizes.snapshot_token;
         out->n_target_layers = (int32_t) llama_model_target_layer_ids_n(m);
+        out->n_heads  = n_heads(m);
+        out->has_head = head_fault(m).empty();
     });
 }
 
 const char * llama_spec_model_arch(llama_spec_model * model) {
     const char * out = "";
     guarded([&] { out = llama_spec_arch_name(checked(model).state->model); });
+    return out;
+}
+
+int llama_spec_model_get_head(llama_spec_model * model, uint64_t * n_bytes, const char ** type, double * bits) {
+    return guarded([&] {
+        const head_weights found = weights_of_head(checked(model).state->model);
+        *n_bytes = found.n_bytes;
+        *type    = found.n_bytes > 0 ? ggml_type_name(found.type) : nullptr;
+        *bits    = found.n_bytes > 0 ? 8.0 * (double) ggml_type_size(found.type) / (double) ggml_blck_size(found.type) : 0.0;
+    });
+}
+
+bool llama_spec_knows_head(const char * arch) {
+    bool out = false;
+    guarded([&] { out = arch != nullptr && knows_head(arch); });
     return out;
 }
 
@@ -229,6 +247,9 @@ int llama_spec_model_check_draft(llama_spec_model * draft, llama_spec_model * ta
         const llama_model * d = checked(draft).state->model;
         const llama_model * t = checked(target).state->model;
         const draft_kind * kind = find_draft_kind(d);
+        if (kind == nullptr && n_heads(d) > 0) {
+            kind = &mtp_kind();
+        }
         if (kind == nullptr) {
             fail(LLAMA_SPEC_UNSUPPORTED, std::string("a model of architecture '") + llama_spec_arch_name(d) + "' is no draft that this "
                     "version knows; it knows " + draft_kind_names());
@@ -286,7 +307,7 @@ int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * laye
         llama_model * m = checked(model).state->model;
         model->state->home.check("this model was loaded");
         for (int32_t i = 0; i < n_layers; ++i) {
-            if (layers[i] < 0 || layers[i] > llama_model_n_layer(m)) {
+            if (layers[i] != LLAMA_SPEC_HEAD_ROWS && (layers[i] < 0 || layers[i] > llama_model_n_layer(m))) {
                 fail(LLAMA_SPEC_ARGUMENT, "layer " + std::to_string(layers[i]) + " is outside 0 .. " +
                         std::to_string(llama_model_n_layer(m)) + ", the layer inputs of this model");
             }

@@ -32,6 +32,9 @@ enum llama_spec_draft_mode {
     LLAMA_SPEC_DRAFT_HIDDEN   = 1   /* the draft's own hidden rows of the step before */
 };
 
+/* In the place of a layer's number: the rows that the model's own MTP head reads, wherever its graph takes them. */
+enum { LLAMA_SPEC_HEAD_ROWS = 1000000 };
+
 struct llama_spec_batch {
     int32_t n_tokens;
     const int32_t * ids;        /* [n_tokens], or NULL when only rows are given */

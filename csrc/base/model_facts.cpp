@@ -47,13 +47,13 @@ std::vector<std::pair<ggml_backend_dev_t, int32_t>> llama_spec_placement(const l
     return out;
 }
 
-uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool swa_full) {
+uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool swa_full, bool is_head) {
     const llama_hparams & h = model->hparams;
     if (llm_arch_is_recurrent(model->arch) || model->arch == LLM_ARCH_DEEPSEEK4) {
         return 0;
     }
     uint64_t n = 0;
-    for (uint32_t il = 0; il < h.n_layer(); ++il) {
+    for (uint32_t il = is_head ? h.n_layer() : 0; il < (is_head ? h.n_layer_all : h.n_layer()); ++il) {
         const bool keeps_all = h.has_kv(il) && !h.is_recr(il) && (swa_full || !h.is_swa(il));
         n += keeps_all ? (uint64_t) h.n_embd_k_gqa(il) * ggml_type_size(type) / (uint64_t) ggml_blck_size(type) : 0;
     }

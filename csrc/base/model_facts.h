@@ -19,8 +19,8 @@ int32_t llama_spec_n_device_layers(const llama_model * model);
 std::vector<std::pair<ggml_backend_dev_t, int32_t>> llama_spec_placement(const llama_model * model);
 
 // The least that a position takes in a cache of keys of this type, over all layers that keep every position; 0 where
-// the cache is of another kind.
-uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool swa_full);
+// the cache is of another kind. is_head: of a context of the model's MTP head, which has its layer alone.
+uint64_t llama_spec_key_bytes(const llama_model * model, ggml_type type, bool swa_full, bool is_head);
 
 // The size of a layer's key heads that blocks of this type do not divide; 0 where they divide all.
 uint32_t llama_spec_odd_head(const llama_model * model, ggml_type type_k);

@@ -4,6 +4,8 @@
 
 #include "base/abi_types.h"
 
+#include "ggml.h"
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,6 +31,8 @@ public:
     // What a decode gives for a token with an output: at most so many candidates, and a row of so many numbers.
     virtual int32_t n_candidates() const = 0;
     virtual int32_t n_row() const = 0;
+    // The width of a batch's rows; 0 where they are as wide as the model's input.
+    virtual int32_t n_row_inp() const { return 0; }
     // Reads them for token i of the last batch, likeliest first, as ids of the target. `given` is what was chosen
     // after token i - 1, for kinds in which that changes what follows. Returns how many there are, at most n_max;
     // *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
@@ -54,6 +58,23 @@ public:
 
 // The kind of a model, by its architecture; NULL for one that is no draft.
 const draft_kind * find_draft_kind(const llama_model * model);
+
+// ---- the MTP head in a target's own file: no architecture of its own. mtp/kind.cpp
+
+const draft_kind & mtp_kind();
+// Whether this version drafts with the heads of an architecture.
+bool knows_head(const std::string & arch);
+// How many heads the file says it has, loaded or not.
+int32_t n_heads(const llama_model * model);
+// Why a model's head cannot draft; empty if it was loaded and can.
+std::string head_fault(const llama_model * model);
+
+// The weights of a loaded head, and the type that most of them are of. Zeros where none is loaded.
+struct head_weights {
+    uint64_t  n_bytes = 0;
+    ggml_type type    = GGML_TYPE_F32;
+};
+head_weights weights_of_head(const llama_model * model);
 
 // The names of all kinds, as in "EAGLE-3, DFlash".
 std::string draft_kind_names();

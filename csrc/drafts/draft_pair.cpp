@@ -56,6 +56,21 @@ std::string pair_mismatch(const llama_model * draft, const llama_model * target,
     return vocabulary_mismatch(draft, target, shares);
 }
 
+std::string head_mismatch(const llama_model * draft, const llama_model * target) {
+    if (draft->arch != target->arch) {
+        return std::string("the head was made for a target of architecture '") + llm_arch_name(draft->arch) + "', this one is '" +
+            llm_arch_name(target->arch) + "'";
+    }
+    const llama_hparams & d = draft->hparams, & t = target->hparams;
+    if (d.n_layer() != t.n_layer()) {
+        return differ("as many layers as", d.n_layer(), t.n_layer());
+    }
+    if (d.n_embd != t.n_embd || d.n_embd_out() != t.n_embd_out()) {
+        return differ("rows of width", d.n_embd_out(), t.n_embd_out());
+    }
+    return vocabulary_mismatch(draft, target, true);
+}
+
 int32_t n_vocab_draft(const llama_model * draft) {
     return (int32_t) (draft->d2t != nullptr ? draft->d2t->ne[0] : draft->vocab.n_tokens());
 }

@@ -16,6 +16,9 @@ namespace llama_spec {
 // from the target where it has none of its own. Empty if the two go together, else the first difference.
 std::string pair_mismatch(const llama_model * draft, const llama_model * target, int64_t n_embd_target);
 
+// The same of an MTP head in a file of its own, which was made for one model.
+std::string head_mismatch(const llama_model * draft, const llama_model * target);
+
 // How many ids the draft chooses from.
 int32_t n_vocab_draft(const llama_model * draft);
 

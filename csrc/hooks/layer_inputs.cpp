@@ -2,6 +2,7 @@
 
 #include "hooks/layer_inputs.h"
 
+#include "base/abi_types.h"
 #include "checks/node_limits.h"
 #include "hooks/llama-spec-hooks.h"
 
@@ -82,6 +83,48 @@ ggml_tensor * first_layer_input(const llm_graph_context & graph, const ggml_tens
     return t != nullptr && t != first_output && nodes.count(t) != 0 ? const_cast<ggml_tensor *>(t) : nullptr;
 }
 
+// Whether rows without an output are dropped behind the last layer, for its output to be whole. Where the rows of an
+// MTP head are wanted as well, the engine's own graphs keep them until then.
+bool moves_dropping(const llm_graph_context & graph) {
+    const bool keeps_rows = graph.cparams.embeddings_nextn && !graph.cparams.embeddings_nextn_masked;
+    return wants(graph.cparams, (size_t) graph.n_layer) && !keeps_rows;
+}
+
+// Rows of t, [n, n_tokens], that have an output.
+ggml_tensor * rows_with_output(ggml_context * ctx, llm_graph_result & res, const llm_graph_params & params, ggml_tensor * t) {
+    auto inp = std::make_unique<llm_graph_input_out_ids>(params.hparams, params.cparams, params.n_outputs);
+    inp->out_ids = ggml_new_tensor_1d(ctx, GGML_TYPE_I32, params.n_outputs);
+    ggml_set_input(inp->out_ids);
+    ggml_set_name(inp->out_ids, "spec_out_ids");
+    ggml_tensor * rows = ggml_get_rows(ctx, t, inp->out_ids);
+    res.add_input(std::move(inp));
+    return rows;
+}
+
+// What an MTP head reads of the target, and what it hands on from step to step. The engine copies as many rows as the
+// batch has tokens, or where they are masked outputs, from the beginning of a tensor in which some graphs keep them all.
+void check_head_rows(llm_graph_result & res, const llm_graph_params & params) {
+    const bool is_masked = params.cparams.embeddings_nextn_masked;
+    // Other drafts hand on what they want to, masked.
+    if (!params.cparams.embeddings_nextn || (is_masked && params.gtype != LLM_GRAPH_TYPE_DECODER_MTP)) {
+        return;
+    }
+    ggml_tensor * t = res.t_h_nextn;
+    const int64_t n_tokens = params.ubatch.n_tokens, n_embd = params.hparams.n_embd_out();
+    if (t == nullptr || t->type != GGML_TYPE_F32 || !ggml_is_contiguous(t) || ggml_nelements(t) % n_embd != 0) {
+        throw std::runtime_error(arch_of(params.arch) + " does not expose the rows that an MTP head reads");
+    }
+    const int64_t n_rows = ggml_nelements(t) / n_embd;
+    if (is_masked && n_rows == n_tokens && params.n_outputs > 0 && params.n_outputs < n_tokens) {
+        ggml_tensor * all = ggml_reshape_2d(res.get_ctx(), t, n_embd, n_tokens);
+        res.t_h_nextn = rows_with_output(res.get_ctx(), res, params, all);
+        ggml_set_output(res.t_h_nextn);
+        ggml_build_forward_expand(res.get_gf(), res.t_h_nextn);
+    } else if (n_rows != n_tokens && !(is_masked && n_rows == params.n_outputs)) {
+        throw std::runtime_error(arch_of(params.arch) + " does not keep the rows that an MTP head reads");
+    }
+}
+
 } // namespace
 
 void llama_spec_on_tensor(const llm_graph_context & graph, ggml_tensor * cur, const char * name, int il) {
@@ -108,12 +151,12 @@ void llama_spec_on_tensor(const llm_graph_context & graph, ggml_tensor * cur, co
 }
 
 int64_t llama_spec_n_rows_last_layer(const llm_graph_context & graph) {
-    return wants(graph.cparams, (size_t) graph.n_layer) ? graph.n_tokens : graph.n_outputs;
+    return moves_dropping(graph) ? graph.n_tokens : graph.n_outputs;
 }
 
 ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tensor * cur, int il) {
     const size_t last = (size_t) graph.n_layer;
-    if (il != -1 || !wants(graph.cparams, last) || graph.res->t_layer_inp[last] == nullptr) {
+    if (il != -1 || !moves_dropping(graph) || graph.res->t_layer_inp[last] == nullptr) {
         return cur;
     }
     if (cur->ne[0] != graph.n_embd || cur->ne[1] != graph.n_tokens) {
@@ -129,7 +172,8 @@ ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tenso
     return rows;
 }
 
-void llama_spec_check_graph(const llm_graph_result & res, const llm_graph_params & params) {
+void llama_spec_check_graph(llm_graph_result & res, const llm_graph_params & params) {
+    check_head_rows(res, params);
     llama_spec_check_nodes(res.get_gf());
     const auto & wanted = params.cparams.embeddings_layer_inp;
     for (size_t layer = 0; layer < wanted.size(); ++layer) {
@@ -147,7 +191,11 @@ void llama_spec_check_graph(const llm_graph_result & res, const llm_graph_params
 
 void llama_spec_enable_layer_inputs(llama_context * ctx, const int32_t * layers, size_t n_layers) {
     for (size_t i = 0; i < n_layers; ++i) {
-        llama_set_embeddings_layer_inp(ctx, (uint32_t) layers[i], true);
+        if (layers[i] == LLAMA_SPEC_HEAD_ROWS) {
+            llama_set_embeddings_nextn(ctx, true, /* masked */ false);
+        } else {
+            llama_set_embeddings_layer_inp(ctx, (uint32_t) layers[i], true);
+        }
     }
     // Reserving builds the worst-case graph, so that what is missing is found now and not at the first decode.
     ctx->sched_reserve();

@@ -35,8 +35,9 @@ int64_t llama_spec_n_rows_last_layer(const llm_graph_context & graph);
 // Called on entry to every norm: the first one after the last layer drops the rows without an output.
 ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tensor * cur, int il);
 
-// Throws, with the architecture and the layer, if a wanted layer input was not found in the graph.
-void llama_spec_check_graph(const llm_graph_result & res, const llm_graph_params & params);
+// Throws, with the architecture and the layer, if a wanted layer input was not found in the graph. Drops the rows of an
+// MTP head that have no output, where its graph has left them all.
+void llama_spec_check_graph(llm_graph_result & res, const llm_graph_params & params);
 
 // The engine is about to free an output buffer that NumPy views may still point into.
 void llama_spec_retire_output(llama_context * ctx, ggml_backend_buffer_ptr && buffer);

@@ -20,6 +20,7 @@ from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters.automatic import wants_head
 from pyllama_spec.engine import Model, set_rpc_timeout
 from pyllama_spec.errors import ContextFullError, ModelLoadError, PyllamaSpecError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
@@ -65,6 +66,7 @@ def run(
     with Model(
         config.model_path, n_gpu_layers=config.n_gpu_layers, devices=config.devices,
         rpc_servers=config.rpc_servers,
+        load_mtp=any(wants_head(one, config.model_path) for one in (config.draft, *config.also)),
     ) as model:  # fmt: skip
         check_target(model)
         template = ChatTemplate.of_model(model)

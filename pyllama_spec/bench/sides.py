@@ -16,8 +16,10 @@ from time import process_time
 
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.synthetic import SyntheticDrafter
-from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, make_drafter
+from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter
+from pyllama_spec.drafters.automatic import make_drafter_for
 from pyllama_spec.drafters.options import draft_place
+from pyllama_spec.drafters.registry import MTP
 from pyllama_spec.engine import ContextParams, Model, Sampler
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.transfers import NO_TRANSFERS, Transfers
@@ -202,7 +204,7 @@ def _open_spec(
     max_draft = config.max_draft
     with contextlib.ExitStack() as stack:
         # What a round costs is what is measured with made-up acceptance, and a copy costs nothing.
-        is_file = not isinstance(draft, Drafter) and Path(draft).is_file()
+        is_file = not isinstance(draft, Drafter) and (draft == MTP or Path(draft).is_file())
         lookup = 0 if config.synthetic_acceptance and is_file else config.lookup
         p_min = config.p_min
         if config.also and not is_file:  # they are of the others
@@ -212,7 +214,8 @@ def _open_spec(
         place = draft_place(
             config.n_gpu_layers, config.draft_gpu_layers, config.devices, config.rpc_servers
         )
-        drafter = make_drafter(
+        drafter = make_drafter_for(
+            model,
             draft,
             DraftOptions(max_draft, p_min, lookup, is_adaptive=controller.wants_costs, **place),
         )

@@ -6,14 +6,15 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.device_options import add_layer_options
 from pyllama_spec.cli.wording import file_name, whole_number
-from pyllama_spec.drafters import DraftOptions, needs_file, open_draft
+from pyllama_spec.drafters import DraftOptions, needs_file
+from pyllama_spec.drafters.automatic import make_drafter_for, wants_head
 from pyllama_spec.drafters.options import draft_place
+from pyllama_spec.drafters.registry import AUTO, MTP
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.errors import ArgumentError
@@ -31,7 +32,10 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-m", "--model", type=file_name, help="the target; without it, no measurement"
     )
-    parser.add_argument("-d", "--draft", type=Path, help="a draft's GGUF: does it fit, its cost")
+    parser.add_argument(
+        "-d", "--draft",
+        help="a draft's GGUF, mtp for the head in the model's file, or auto: does it fit, its cost",
+    )  # fmt: skip
     parser.add_argument(
         "--max-rows", type=whole_number(2, 64), default=diagnostics.MAX_ROWS, metavar="N",
         help="the widest verify batch that is measured, 2 to 64",
@@ -55,7 +59,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if args.draft is not None and args.model is None:
         print("pyllama-spec doctor: -d needs -m, the target that it drafts for", file=sys.stderr)
         return 2
-    if args.draft is not None and not needs_file(str(args.draft)):
+    if args.draft not in (None, MTP, AUTO) and not needs_file(str(args.draft)):
         raise ArgumentError(
             f"-d takes a draft's GGUF: {args.draft} needs none, and fits every model"
         )
@@ -67,7 +71,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
         bar.draw(0.0)
         model = Model(
             args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices,
-            rpc_servers=args.rpc_servers, progress=bar,
+            rpc_servers=args.rpc_servers, load_mtp=wants_head(args.draft, args.model), progress=bar,
         )  # fmt: skip
         bar.clear()
         result["model"] = diagnostics.describe_model(model)
@@ -116,7 +120,9 @@ def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
     try:
-        with open_draft(args.draft, _draft_options(args)) as drafter:
+        with make_drafter_for(model, args.draft, _draft_options(args)) as drafter:
+            if not isinstance(drafter.describe().get("path"), str):
+                raise ArgumentError(f"{drafter.note}: there is no draft model to measure")
             return diagnostics.describe_draft(
                 drafter, model, repeats=args.repeat, n_threads=args.threads
             )
@@ -175,7 +181,7 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     print()
     _field("draft", f"{draft['path']}: fits, {size:.1f} MB of weights, {draft['architecture']}")
     _field("its layers", f"on {in_words(draft['placement'])}")
-    _field("reads", f"the inputs of layers {', '.join(map(str, draft['target_layers']))}")
+    _field("reads", draft["reads"])
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
     if draft["is_stepwise"]:
         _field("a step", f"{step:.2f} ms for each drafted token, {share:.3f} x one row")

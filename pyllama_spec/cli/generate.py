@@ -55,7 +55,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds what says which model is opened, and how."""
     parser.add_argument("-m", "--model", type=file_name, required=True, help="the target's GGUF")
     parser.add_argument(
-        "-d", "--draft", default="none", help="none, prompt-lookup, grammar, or a draft's GGUF"
+        "-d",
+        "--draft",
+        default="none",
+        help="none, prompt-lookup, grammar, mtp (the head in the model's file), auto, or a draft's "
+        "GGUF",
     )
     parser.add_argument(
         "--n-draft", type=int, help="most tokens to draft per round [the drafter's own]"
@@ -242,6 +246,8 @@ def print_figures(stats: SpeculationStats, timing: Timing) -> None:
             f"controller {stats.controller}: asked in {stats.asked} rounds, {stats.probes} of them "
             f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified"
         )
+    if stats.note:
+        lines.append(stats.note)
     if stats.reason_off is not None:
         lines.append(f"the drafter is off: {stats.reason_off}")
     for line in lines:

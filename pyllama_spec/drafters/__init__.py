@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyllama_spec.drafters.dflash import DFlash
     from pyllama_spec.drafters.eagle3 import Eagle3
     from pyllama_spec.drafters.lookup_first import LookupFirst
+    from pyllama_spec.drafters.mtp import Mtp
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
     __getattr__, __dir__ = lazy_names(
@@ -33,6 +34,7 @@ else:
             "DFlash": "pyllama_spec.drafters.dflash",
             "Eagle3": "pyllama_spec.drafters.eagle3",
             "LookupFirst": "pyllama_spec.drafters.lookup_first",
+            "Mtp": "pyllama_spec.drafters.mtp",
         },
     )
 
@@ -48,6 +50,7 @@ __all__ = [
     "Eagle3",
     "Features",
     "LookupFirst",
+    "Mtp",
     "NoDrafter",
     "PromptLookup",
     "SequenceErrors",

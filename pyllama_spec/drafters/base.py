@@ -197,6 +197,10 @@ class Drafter(Closeable):
             DraftRequest.stop is asked; else a draft costs by how many tokens were asked for.
         has_lookup: whether it also has drafts that cost no call of a model, and heeds
             DraftRequest.lookup_only.
+        wants_head: whether it drafts with the MTP head in the target's own file, which has to be
+            loaded with it: Model(load_mtp=True).
+        note: what results say of it beside its name, such as why draft="auto" took it; "" for
+            nothing.
 
     """
 
@@ -205,6 +209,8 @@ class Drafter(Closeable):
     max_draft: int = 8
     is_stepwise: bool = False
     has_lookup: bool = False
+    wants_head: bool = False
+    note: str = ""
 
     # ---- drafting
 

@@ -101,6 +101,7 @@ class LookupFirst(Drafter):
         self.name = drafter.name
         self.target_layers = drafter.target_layers
         self.max_draft, self.is_stepwise = drafter.max_draft, drafter.is_stepwise
+        self.wants_head = drafter.wants_head
         # One size: among places that end alike the newest is as good as the one that does so for
         # longest, and an index of four sizes takes a kilobyte per token.
         self._lookup = PromptLookup(drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
@@ -111,6 +112,15 @@ class LookupFirst(Drafter):
     def check(self, target: Model) -> None:
         """As the model."""
         self.drafter.check(target)
+
+    @property
+    def note(self) -> str:
+        """What there is to say of the model."""
+        return self.drafter.note
+
+    @note.setter
+    def note(self, text: str) -> None:
+        self.drafter.note = text
 
     @property
     def attached_to(self) -> Context | None:

@@ -17,6 +17,7 @@ from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError
 
 _Memory = TypeVar("_Memory", bound=RowMemory)
@@ -34,8 +35,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
     """What drafts of every architecture share: the model, its context, what it was fed.
 
     Args:
-        model: the draft, or the path of its GGUF.
-        arch: the architecture that it must have, which is the drafter's name too.
+        model: the draft, or the path of its GGUF; None for the target itself, once it is known.
+        name: the drafter's; it is the architecture that the draft must have, too.
         kind: what to call it, as in "an EAGLE-3 draft".
         n_ctx: rows of a sequence that it remembers; None for as many as are of use. Fewer make a
             window: the oldest are forgotten, and it goes on.
@@ -46,12 +47,17 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         ModelLoadError: the file cannot be read, or its parts contradict each other.
         ArgumentError: it is a draft of another kind, or a number is out of range.
 
+    Attributes:
+        can_be_target: whether the draft may lie in the target's own file.
+
     """
+
+    can_be_target = False
 
     def __init__(
         self,
-        model: Model | str | os.PathLike[str],
-        arch: str,
+        model: Model | str | os.PathLike[str] | None,
+        name: str,
         kind: str,
         *,
         n_ctx: int | None,
@@ -61,30 +67,59 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         rpc_servers: Sequence[str] | None = None,
         progress: Progress | None,
     ) -> None:
-        self.name = arch
+        self.name = name
         self.p_min = real(p_min, "p_min", 0.0)
         self._n_ctx = None if n_ctx is None else count(n_ctx, "n_ctx", 1)
-        instance(model, (Model, str, os.PathLike), "model", "; give a Model or a path")
-        self._owns_model = not isinstance(model, Model)
-        self.model = (
-            model
-            if isinstance(model, Model)
-            else Model(
-                model,
-                n_gpu_layers=n_gpu_layers,
-                devices=devices,
-                rpc_servers=rpc_servers,
+        if model is not None or not self.can_be_target:
+            instance(model, (Model, str, os.PathLike), "model", "; give a Model or a path")
+        self._owns_model = not isinstance(model, (Model, type(None)))
+        self._model = model if isinstance(model, Model) else None
+        if self._owns_model:
+            self._model = self.load(
+                model, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
                 progress=progress,
-            )
-        )
-        if self.model.info.arch != arch:
-            model_arch = self.model.info.arch
-            self.close()
-            raise ArgumentError(f"{self.model.path.name} is of kind {model_arch!r}, not {kind}")
-        self.target_layers = self.model.target_layers
+            )  # fmt: skip
+        if self._model is not None:
+            self._check_kind(self._model, kind)
+        self.target_layers = self.layers_read()
         self._target: Context | None = None
         self._memory: _Memory | None = None
         self._n_features = 0
+
+    def load(self, path: Any, **how: Any) -> Model:
+        """The model of a draft that is given as a path."""
+        return Model(path, **how)
+
+    def _check_kind(self, model: Model, kind: str) -> None:
+        why = self.why_not(model, kind)
+        if why:
+            self.close()
+            raise ArgumentError(f"{model.path.name} {why}")
+
+    def why_not(self, model: Model, kind: str) -> str:
+        """Why a model is none that this drafts with; "" if it is one."""
+        arch = model.info.arch
+        return "" if arch == self.name else f"is of kind {arch!r}, not {kind}"
+
+    def layers_read(self) -> tuple[int, ...]:
+        """The layer inputs that the draft reads of the target."""
+        return self.model.target_layers
+
+    @property
+    def model(self) -> Model:
+        """The draft.
+
+        Raises:
+            ArgumentError: it is the target itself, and attach() has not said which one.
+
+        """
+        if self._model is None:
+            raise ArgumentError(f"the drafter {self.name!r} is not attached to a target yet")
+        return self._model
+
+    def ngram_arrays(self) -> NgramArrays | None:
+        """Of a draft whose file has an n-gram table: its arrays; see Model.ngram_arrays()."""
+        return None if self._model is None else self._model.ngram_arrays()
 
     def check(self, target: Model) -> None:
         """Raises unless the draft was made for the target, with the first difference."""
@@ -110,7 +145,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
                 return
             self._memory.context.close()
             self._target = self._memory = None  # also where the next one cannot be opened
-        self._n_features = len(self.target_layers) * target.model.info.n_embd
+        self._n_features = sum(map(target.model.row_width, self.target_layers))
         self._memory = self.open_memory(target)
         self._target = target
 
@@ -119,8 +154,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         """Opens the draft's context, with open_context(), and what keeps account of it."""
 
     def open_context(
-        self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int
-    ) -> Context:
+        self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int,
+        *, is_head: bool = False,
+    ) -> Context:  # fmt: skip
         """A context of the draft beside the target's.
 
         Args:
@@ -129,6 +165,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             n_guesses: and guesses of a sequence behind them.
             n_batch: the most tokens that a decode takes.
             n_outputs: the most of them with an output.
+            is_head: it is that of an MTP head.
 
         """
         params = target.params
@@ -140,7 +177,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             n_batch=n_batch, n_ubatch=n_batch, n_seq_max=params.n_seq_max,
             n_outputs_max=n_outputs, kv_unified=params.kv_unified, n_threads=target.n_threads,
             flash_attn=params.flash_attn, type_k=params.type_k, type_v=params.type_v,
-            offload_kqv=params.offload_kqv, is_window=True,
+            offload_kqv=params.offload_kqv, is_window=True, is_head=is_head,
         )  # fmt: skip
 
     def memory_or_fail(self) -> _Memory:
@@ -227,12 +264,13 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             "n_embd": info.n_embd,
             "placement": self.model.placement,
             "target_layers": list(self.target_layers),
+            "reads": f"the inputs of layers {', '.join(map(str, self.target_layers))}",
         }
 
     @property
     def is_closed(self) -> bool:
         """Whether close() was called."""
-        return self._owns_model and self.model.is_closed
+        return self._owns_model and self._model is not None and self._model.is_closed
 
     def close(self) -> None:
         """Frees the draft's context, and the model if it was given as a path."""
@@ -240,8 +278,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             if self._memory is not None:
                 self._memory.context.close()
         self._target = self._memory = None
-        if self._owns_model:
-            self.model.close()
+        if self._owns_model and self._model is not None:
+            self._model.close()
 
 
 def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
@@ -255,7 +293,7 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     if not match_length:
         return draft
     try:
-        arrays = draft.model.ngram_arrays()
+        arrays = draft.ngram_arrays()
         table = None if arrays is None else NgramTable(*arrays, draft.model.info.n_vocab)
     except ArgumentError as error:
         draft.close()

@@ -18,7 +18,9 @@ from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 
-NONE, PROMPT_LOOKUP, GRAMMAR = "none", "prompt-lookup", "grammar"
+NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
+# None of these: drafters/automatic.py chooses one when it knows the target.
+AUTO = "auto"
 
 
 Opener = Callable[[Path, DraftOptions], Drafter]
@@ -28,7 +30,15 @@ _KINDS: dict[str, Opener | str] = {
     "dflash": "pyllama_spec.drafters.dflash:open_dflash",
     "eagle3": "pyllama_spec.drafters.eagle3:open_eagle3",
 }
-# Drafters that need no file.
+
+
+def _open_own_head(options: DraftOptions) -> Drafter:
+    from pyllama_spec.drafters.mtp import open_mtp  # imported when it is asked for, as the kinds
+
+    return open_mtp(None, options)
+
+
+# Drafters that need no file of their own.
 _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     NONE: lambda options: NoDrafter(),
     GRAMMAR: lambda options: (
@@ -37,6 +47,7 @@ _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     PROMPT_LOOKUP: lambda options: (
         PromptLookup() if options.max_draft is None else PromptLookup(max(options.max_draft, 1))
     ),
+    MTP: _open_own_head,
 }
 # Architectures of files that only draft for another model, of kinds that are not here.
 _OTHER_DRAFTS = ("eagle", "dspark", "medusa")
@@ -65,14 +76,15 @@ def is_draft(arch: str) -> bool:
 
 def needs_file(name: str) -> bool:
     """Whether it is the path of a draft, and no drafter that is asked for by name."""
-    return name not in _NAMED
+    return name not in _NAMED and name != AUTO
 
 
 def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     """The drafter that `draft=` means.
 
     Args:
-        draft: None, "none", "prompt-lookup", "grammar", the path of a GGUF, or a Drafter.
+        draft: None, "none", "prompt-lookup", "grammar", "mtp", the path of a GGUF, or a Drafter;
+            "auto" is for automatic.make_drafter_for().
         options: for those that are made here.
 
     Raises:
@@ -83,9 +95,9 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 
     """
     is_name = isinstance(draft, str) and draft in _NAMED
-    is_file = isinstance(draft, (str, os.PathLike)) and not is_name
+    is_model = isinstance(draft, (str, os.PathLike)) and (not is_name or draft == MTP)
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
-        if value is not None and not is_file:
+        if value is not None and not is_model:
             raise ArgumentError(
                 f"{name}={shown(value)} is for a draft that is given as a file, not {shown(draft)}"
             )

@@ -81,9 +81,7 @@ class RowMemory(ABC):
         self.context = context
         self.n_calls = 0
         self._n_features, self._n_window = n_features, n_window
-        self._batch = Batch(
-            context.n_batch, n_row=n_features, n_model_row=context.model.info.n_embd_inp
-        )
+        self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
         self._batch.logits = False
         self._sequences: dict[int, SequenceMemory] = {}
 

@@ -115,6 +115,8 @@ class Context(Closeable):
         self._layer_views: dict[int, tuple[int, Rows]] = {}
         self._n_last = 0
         self._n_draft_row: int = info.n_draft_row
+        # The width of a batch's rows.
+        self.n_row = model.info.n_embd_out if params.is_head else model.info.n_embd_inp
         n = info.n_candidates
         self._candidates = ffi.new("int32_t[]", n), ffi.new("float[]", n), ffi.new("int32_t *")
 
@@ -280,8 +282,8 @@ class Context(Closeable):
 
         Returns:
             The tokens, as ids of the target; their probabilities in the draft's own distribution;
-            and a row, float32, a view as logits(): of EAGLE-3 the hidden row to feed with whichever
-            token is chosen, of DFlash how sure the confidence head is, if it has one.
+            and a row, float32, a view as logits(): of EAGLE-3 and MTP the hidden row to feed with
+            whichever token is chosen, of DFlash how sure the confidence head is, if it has one.
 
         Raises:
             ArgumentError: no output was asked for there.
@@ -303,7 +305,8 @@ class Context(Closeable):
             layer: one of target_layers.
 
         Returns:
-            [n_rows, n_embd] float32, read-only, a view with the lifetime of logits().
+            [n_rows, Model.row_width(layer)] float32, read-only, a view with the lifetime of
+            logits().
 
         Raises:
             ArgumentError: the context was not opened with this layer.
@@ -312,7 +315,7 @@ class Context(Closeable):
         index = int32(layer, "layer")
         code = lib.llama_get_output_layer_inp(self.handle, index, self._row, self._n_rows)
         check(code, f"cannot read the input of layer {layer}")
-        n_rows, n_embd = self._n_rows[0], self.model.info.n_embd
+        n_rows, n_embd = self._n_rows[0], self.model.row_width(index)
         if n_rows == 0:
             return np.zeros((0, n_embd), dtype=np.float32)
         address = int(ffi.cast("uintptr_t", self._row[0]))

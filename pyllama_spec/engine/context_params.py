@@ -19,6 +19,9 @@ ATTENTION = {None: -1, "causal": 0, "non-causal": 1}
 _BY_NAME = (
     ("rope_scaling", ROPE_SCALING), ("pooling", POOLING), ("attention_type", ATTENTION),
 )  # fmt: skip
+_FLAGS = (
+    "offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_window", "is_head",
+)  # fmt: skip
 _YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 
 
@@ -54,6 +57,8 @@ class ContextParams:
         embeddings: keep the output embeddings too.
         is_window: positions may run past n_ctx; who decodes forgets old ones in time.
         target_layers: layer inputs that every decode keeps, see Context.layer_input().
+        is_head: a context of the model's MTP head, a draft of the model itself. It has no
+            embeddings, no pooling and no snapshots, whatever the other fields say.
 
     """
 
@@ -85,6 +90,7 @@ class ContextParams:
     embeddings: bool = False
     is_window: bool = False
     target_layers: tuple[int, ...] = ()
+    is_head: bool = False
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -96,8 +102,7 @@ class ContextParams:
             real(getattr(self, name), name, 0.0)
         for name in _YARN:
             real(getattr(self, name), name)
-        flags = ("offload_kqv", "op_offload", "swa_full", "kv_unified", "embeddings", "is_window")
-        for name in (*flags, "flash_attn"):
+        for name in (*_FLAGS, "flash_attn"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (name == "flash_attn" and value is None):
                 raise ArgumentError(f"{name}={shown(value)} is not True or False")
@@ -133,6 +138,7 @@ class ContextParams:
         raw.offload_kqv, raw.op_offload = self.offload_kqv, self.op_offload
         raw.swa_full = self.swa_full
         raw.kv_unified, raw.embeddings = self.kv_unified, self.embeddings
+        raw.is_head = self.is_head
 
 
 def _type_id(name: str) -> int:

@@ -16,7 +16,7 @@ Rows = npt.NDArray[np.float32]
 
 
 class LayerRows(Sequence[Rows]):
-    """One array per layer, [n, n_embd] float32, as Context.layer_input() gives them.
+    """One array per layer, [n, width of the layer] float32, as Context.layer_input() gives them.
 
     They are the rows of the last batch until the next decode, also where a view is made only then.
 
@@ -58,14 +58,14 @@ class LayerRows(Sequence[Rows]):
         """Copies the rows of all layers, side by side, in one call.
 
         Args:
-            buffer: [>= at + n, n_layers * n_embd] float32, contiguous.
+            buffer: [>= at + n, sum of the layers' widths] float32, contiguous.
             at: its first row that is written.
 
         Raises:
             ArgumentError: the buffer has another width, or too few rows.
 
         """
-        width = len(self.layers) * self._context.model.info.n_embd
+        width = sum(map(self._context.model.row_width, self.layers))
         if buffer.shape[1] != width or not 0 <= at <= len(buffer) - self.n:
             raise ArgumentError(
                 f"a buffer of shape {buffer.shape} has no place for {self.n} rows of {width} "

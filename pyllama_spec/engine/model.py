@@ -14,7 +14,7 @@ from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
-from pyllama_spec.engine.model_info import DraftBlock, ModelInfo, NgramArrays
+from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
 from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
@@ -25,6 +25,9 @@ from pyllama_spec.gguf.header import check_header
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 SplitMode = Literal["none", "layer", "row", "tensor"]
 Progress = Callable[[float], None]
+# In the place of a layer's number: the rows that the model's own MTP head reads. Behind the final
+# norm, before it, or the raw stream: whatever the graph of the architecture says.
+HEAD_ROWS: int = lib.LLAMA_SPEC_HEAD_ROWS
 
 
 @ffi.def_extern(onerror=lambda *error: not keep_error(*error))  # type: ignore[untyped-decorator]
@@ -53,6 +56,8 @@ class Model(Closeable):
         use_mlock: keep the model in RAM.
         use_extra_bufts: let the engine repack weights for faster kernels.
         vocab_only: load the vocabulary without the weights.
+        load_mtp: load the MTP head of the file too, if it has one; info.has_head says whether it
+            can draft.
         kv_overrides: keys of the file with other values; overrides.py says which may be.
         progress: called with 0.0 .. 1.0 while loading.
 
@@ -78,6 +83,7 @@ class Model(Closeable):
         use_mlock: bool = False,
         use_extra_bufts: bool = True,
         vocab_only: bool = False,
+        load_mtp: bool = False,
         kv_overrides: Mapping[str, Override] | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -94,7 +100,7 @@ class Model(Closeable):
         params.split_mode = _SPLIT_MODES[split_mode]
         flags = {
             "use_mmap": use_mmap, "use_mlock": use_mlock, "use_extra_bufts": use_extra_bufts,
-            "vocab_only": vocab_only,
+            "vocab_only": vocab_only, "load_mtp": load_mtp,
         }  # fmt: skip
         for name, flag in flags.items():
             instance(flag, bool, name)
@@ -260,6 +266,16 @@ class Model(Closeable):
             raw.n_slots, raw.mask_id, raw.n_window or None, raw.guesses_behind, raw.has_confidence
         )
 
+    @property
+    def head_weights(self) -> HeadWeights | None:
+        """Of the MTP head that was loaded with load_mtp; None of other models."""
+        n_bytes, kind, bits = ffi.new("uint64_t *"), ffi.new("char **"), ffi.new("double *")
+        code = lib.llama_spec_model_get_head(self.handle, n_bytes, kind, bits)
+        check(code, "cannot read the head")
+        if kind[0] == ffi.NULL:
+            return None
+        return HeadWeights(n_bytes[0], ffi.string(kind[0]).decode(), bits[0])
+
     def check_draft_of(self, target: Model) -> None:
         """Raises unless this is a draft that was made for the target. Makes no context.
 
@@ -277,7 +293,8 @@ class Model(Closeable):
 
         Args:
             layers: 0 .. n_layer. "Input of layer k" is the residual stream that enters layer k;
-                n_layer stands for what leaves the last layer, before the final norm.
+                n_layer stands for what leaves the last layer, before the final norm. HEAD_ROWS
+                stands for the rows that the model's MTP head reads.
 
         Raises:
             ArgumentError: a layer does not exist.
@@ -289,9 +306,18 @@ class Model(Closeable):
         code = lib.llama_spec_model_probe_layers(self.handle, ids, len(layers))
         check(code, f"cannot take layer inputs {list(layers)} of {self.path.name}")
 
+    def row_width(self, layer: int) -> int:
+        """The numbers in a row of a layer's inputs, or of HEAD_ROWS."""
+        return self.info.n_embd_out if layer == HEAD_ROWS else self.info.n_embd
+
     def close(self) -> None:
         """Lets go of the weights; they are freed once no context uses them. May be called twice."""
         self._handle.close()
+
+
+def knows_head(arch: str) -> bool:
+    """Whether this version drafts with the MTP heads of an architecture."""
+    return bool(lib.llama_spec_knows_head(arch.encode()))
 
 
 def _name_places(

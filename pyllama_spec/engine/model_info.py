@@ -48,9 +48,28 @@ class DraftBlock(NamedTuple):
         return self.n_slots if self.guesses_behind else self.n_slots - 1
 
 
+class HeadWeights(NamedTuple):
+    """Of a loaded MTP head.
+
+    Attributes:
+        n_bytes: its weights, without the output matrix where that is the target's.
+        type: the type that most of them are of, by the engine's name.
+        bits: of one such weight.
+
+    """
+
+    n_bytes: int
+    type: str
+    bits: float
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Sizes and kinds, read from the file. Nothing here is guessed."""
+    """Sizes and kinds, read from the file. Nothing here is guessed.
+
+    n_heads is how many MTP heads the file says it has; has_head, that they were loaded and can
+    draft.
+    """
 
     arch: str
     n_vocab: int
@@ -72,6 +91,8 @@ class ModelInfo:
     can_roll_back: bool
     n_device_layers: int
     n_target_layers: int
+    n_heads: int
+    has_head: bool
     state_bytes: int
     snapshot_base_bytes: int
     snapshot_token_bytes: int

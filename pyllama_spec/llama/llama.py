@@ -34,8 +34,7 @@ from pyllama_spec.llama.embedding import Embeddings, response, texts_of
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
     check_parallel,
-    open_drafter,
-    open_model,
+    open_pair,
     open_runtime,
     why_not_generating,
 )
@@ -114,8 +113,7 @@ class Llama(Closeable):
         last_n, adapters = options.penalty_window(), options.adapters()
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
-            drafter = open_drafter(draft, options, controller)
-            model = open_model(options)
+            model, drafter = open_pair(draft, options, controller)
             params = for_model(params, model)
             why_not = why_not_generating(model, options.vocab_only, options.embedding)
             runtime = None if why_not else open_runtime(

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from pyllama_spec.drafters import Drafter, make_drafter
-from pyllama_spec.drafters.registry import is_draft
+from pyllama_spec.drafters.automatic import check_head, make_drafter_for, wants_head
+from pyllama_spec.drafters.registry import AUTO, is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.exactness import FEW_ROWS
@@ -81,8 +82,8 @@ def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
     return ""
 
 
-def open_model(options: OpenOptions) -> Model:
-    """The model that Llama's keywords say.
+def open_model(options: OpenOptions, *, load_mtp: bool = False) -> Model:
+    """The model that Llama's keywords say, with the MTP head of its file if that is wanted.
 
     Raises:
         ModelLoadError: the file is missing, unreadable, or not a model.
@@ -92,7 +93,10 @@ def open_model(options: OpenOptions) -> Model:
     if options.rpc_timeout is not None:
         set_rpc_timeout(options.rpc_timeout)
     path = options.model_path
-    return Model(path, **options.model_arguments(), progress=progress_for(path, options.verbose))
+    return Model(
+        path, **options.model_arguments(), load_mtp=load_mtp,
+        progress=progress_for(path, options.verbose),
+    )  # fmt: skip
 
 
 def check_parallel(n_parallel: object, params: ContextParams) -> None:
@@ -110,19 +114,24 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
         )
 
 
-def open_drafter(draft: object, options: OpenOptions, controller: Controller) -> Drafter:
-    """The drafter that Llama's `draft=` means, with what the other keywords say of it.
+def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tuple[Model, Drafter]:
+    """The target, and the drafter that Llama's `draft=` means, as the other keywords say.
 
     Raises:
-        PyllamaSpecError: whatever make_drafter() raises.
+        PyllamaSpecError: whatever open_model() and make_drafter() raise.
 
     """
-    return make_drafter(
-        draft,
-        options.draft_options(
-            progress=progress_for(str(draft), options.verbose), is_adaptive=controller.wants_costs
-        ),
+    draft_options = options.draft_options(
+        progress=progress_for(str(draft), options.verbose), is_adaptive=controller.wants_costs
     )
+    if draft == AUTO:
+        model = open_model(options, load_mtp=wants_head(draft, options.model_path))
+        return model, make_drafter_for(model, draft, draft_options)
+    # What is wrong with a draft is said before the target is loaded.
+    drafter = make_drafter(draft, draft_options)
+    if drafter.wants_head:
+        check_head(options.model_path)
+    return open_model(options, load_mtp=drafter.wants_head), drafter
 
 
 def open_runtime(

@@ -98,7 +98,9 @@ class OpenOptions:
             on stderr.
         draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", "grammar"
             for no more than what a grammar or schema forces (every other one drafts that as well),
-            the path of a draft's GGUF, or a Drafter. It changes how fast the text comes, never the
+            "mtp" for the head in the model's own file, the path of a draft's GGUF, or a Drafter;
+            "auto" for the head where there is one, else a draft that lies beside the file and was
+            made for it, else "prompt-lookup". It changes how fast the text comes, never the
             text.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
         p_min: end a draft before a token that it is less sure of, for drafts from a file, and

@@ -60,6 +60,8 @@ class Result(dict[str, Any]):
                 f"{speculation['drafter']}: {accepted} of {drafted} drafted tokens accepted, "
                 f"{speculation['tokens_per_round']:.2f} tokens per round"
             )
+        if speculation.get("note"):
+            parts.append(speculation["note"])
         if speculation.get("reason_off"):
             parts.append(f"the drafter is off: {speculation['reason_off']}")
         return "; ".join(parts)

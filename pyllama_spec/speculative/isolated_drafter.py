@@ -62,7 +62,7 @@ class IsolatedDrafter:
         # Drafts of each sequence that began with an id outside of the vocabulary; absent after one
         # that did not.
         self._n_foreign: dict[int, int] = {}
-        self.name = drafter.name
+        self.name, self.note = drafter.name, drafter.note
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup

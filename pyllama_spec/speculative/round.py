@@ -158,7 +158,7 @@ class Round:
                 "shorten the prompt or choose a larger n_ctx"
             )
         start = perf_counter()
-        run.stats.drafter = self.drafter.name
+        run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller.name
         self.scheduler.controller.begin(state.seq_id)
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])

@@ -38,6 +38,7 @@ class SpeculationStats:
 
     Attributes:
         drafter: the drafter's name.
+        note: what there is to say of it beside, such as why it was chosen; "" for nothing.
         rounds: decodes of the target after the prompt.
         drafted: tokens that were proposed and verified.
         accepted: of those, the ones that the target's own choice confirmed.
@@ -61,6 +62,7 @@ class SpeculationStats:
     """
 
     drafter: str = "none"
+    note: str = ""
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -151,6 +153,7 @@ class SpeculationStats:
         """The `speculation` object of the JSON face."""
         return {
             "drafter": self.drafter,
+            "note": self.note or None,
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import dense, encoder, hybrid, moe, recurrent
+from . import dense, encoder, hybrid, moe, mtp, recurrent
 from .config import TinyConfig
 from .sketch import Sketch
 
@@ -97,4 +97,5 @@ def build(
     )
     sketch = Sketch(cfg)
     ARCHITECTURES[arch](sketch)
+    mtp.add_heads(sketch)
     return sketch.write(path)

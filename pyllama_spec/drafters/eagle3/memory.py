@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from pyllama_spec.drafters.choice import Choice
-from pyllama_spec.drafters.row_memory import RowMemory, SequenceMemory
+from pyllama_spec.drafters.chain import ChainMemory
+from pyllama_spec.drafters.row_memory import SequenceMemory
 from pyllama_spec.engine.batch import Batch
 
 
-class Eagle3Memory(RowMemory):
+class Eagle3Memory(ChainMemory):
     """The pairs of all sequences, in the context of a head.
 
     A sequence's n_fed may be as many as it has tokens: then the last pair was fed with the token
@@ -27,23 +27,6 @@ class Eagle3Memory(RowMemory):
             s.tokens[first + 1 : first + n + 1], first, seq,
             rows=[s.rows.view(first, first + n)], output_last=is_read,
         )  # fmt: skip
-
-    def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
-        """Feeds what waits, and says what follows the last pair of each sequence."""
-        wanted = sorted(seqs)
-        for seq in wanted:
-            s = self.of(seq)
-            if s.n_fed == self.n_ready(s):  # asked again: the last pair says it again
-                s.n_fed -= 1
-        choices: dict[int, Choice] = {}
-
-        def read(seq: int, end: int, has_more: bool) -> None:
-            ids, p, row = self.context.draft_candidates(end)
-            # The row is a view that the next decode overwrites.
-            choices[seq] = Choice(ids, p, row.copy() if has_more else row)
-
-        self.feed(wanted, read)
-        return choices
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
         """The pair that truncate() left at the end is right if the text goes on as it did."""

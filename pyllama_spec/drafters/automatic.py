@@ -1,0 +1,124 @@
+"""What draft="auto" means for a target: the MTP head in its file, else a draft beside it.
+
+Where there is neither, what is drafted is copied from the text. The drafter's `note` says which of
+them was taken, and why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from pyllama_spec.drafters.base import Drafter
+from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.registry import (
+    AUTO,
+    MTP,
+    PROMPT_LOOKUP,
+    is_draft,
+    make_drafter,
+    open_draft,
+)
+from pyllama_spec.engine.model import Model, knows_head
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.gguf.reader import read_key, read_keys
+
+INSTEAD = f'give a draft\'s file, or draft="{PROMPT_LOOKUP}"'
+_ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
+# Of more files in one folder nobody waits for the reading.
+_MAX_FILES = 64
+
+
+def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
+    """Whether a target has to be loaded with its MTP head for a draft.
+
+    Args:
+        draft: as of Llama.
+        target: the target's file. Of "auto" its keys say whether it has a head that can draft.
+
+    """
+    if isinstance(draft, Drafter):
+        return draft.wants_head
+    if draft == MTP:
+        return True
+    if draft != AUTO:
+        return False
+    with contextlib.suppress(PyllamaSpecError):  # who loads the file says what is wrong with it
+        return not _head_fault(Path(target))
+    return False
+
+
+def check_head(target: str | os.PathLike[str]) -> None:
+    """Raises unless a file's keys say that it has an MTP head to draft with. Loads nothing.
+
+    Raises:
+        ArgumentError: it has none, or one that this version does not know.
+        ModelLoadError: the file is missing, damaged or no GGUF.
+
+    """
+    path = Path(target)
+    fault = _head_fault(path)
+    if fault:
+        raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {INSTEAD}')
+
+
+def _head_fault(path: Path) -> str:
+    """What keeps a file's head from drafting, by its keys alone; "" for nothing."""
+    keys = read_keys(path, lambda name: name == _ARCH or name.endswith(_N_HEADS))
+    arch = keys[_ARCH].value if _ARCH in keys else b""
+    name = arch.decode("utf-8", "replace") if isinstance(arch, bytes) else ""
+    found = keys.get(name + _N_HEADS)
+    n = found.value if found is not None and isinstance(found.value, int) else 0
+    if n < 1:
+        return f"({name}) has no MTP head"
+    if not knows_head(name):
+        return f"has an MTP head of architecture {name!r}, which this version does not draft with"
+    return "" if n == 1 else f"has {n} MTP heads, and this version drafts with one"
+
+
+def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Drafter:
+    """The drafter that `draft=` means for an open target; see make_drafter().
+
+    Raises:
+        PyllamaSpecError: whatever make_drafter() raises.
+
+    """
+    if draft != AUTO:
+        return make_drafter(draft, options)
+    if target.info.has_head:
+        return _noted(make_drafter(MTP, options), "the file has an MTP head")
+    for path in _drafts_beside(target.path):
+        with contextlib.suppress(PyllamaSpecError):  # another model's, or broken
+            drafter = open_draft(path, options)
+            try:
+                drafter.check(target)
+            except PyllamaSpecError:
+                drafter.close()
+                raise
+            return _noted(drafter, f"{path.name} lies beside the file and was made for it")
+    n_heads = target.info.n_heads
+    head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"
+    reason = f"the file has {head}, and no draft for it lies beside it"
+    # What is said of a draft model is for none.
+    plain = DraftOptions(options.max_draft, is_adaptive=options.is_adaptive)
+    return _noted(make_drafter(PROMPT_LOOKUP, plain), reason)
+
+
+def _noted(drafter: Drafter, reason: str) -> Drafter:
+    drafter.note = f"auto chose {drafter.name}: {reason}"
+    return drafter
+
+
+def _drafts_beside(target: Path) -> list[Path]:
+    """Files in the target's folder whose architecture is that of a draft, by their names."""
+    found = []
+    with contextlib.suppress(OSError):
+        files = sorted(target.parent.glob("*.gguf"))[:_MAX_FILES]
+        for path in files:
+            with contextlib.suppress(PyllamaSpecError, OSError):
+                key = read_key(path, _ARCH) if path.is_file() else None
+                arch = key.value if key is not None else b""
+                if isinstance(arch, bytes) and is_draft(arch.decode("utf-8", "replace")):
+                    found.append(path)
+    return found

@@ -1,0 +1,153 @@
+"""Drafts of a head that reads pairs of a token and a row, one drafted token after the other.
+
+Pairs with a row of the target stay in the head's memory. Those with a row of its own are guesses:
+they are forgotten before the next draft, the accepted ones too, since the target's row is better.
+So a rejected token costs nothing, and the call that feeds the accepted pairs is the first step of
+the next draft: n drafted tokens are n calls, however many sequences draft together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
+from pyllama_spec.drafters.choice import Choice, choose
+from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
+from pyllama_spec.drafters.row_memory import RowMemory
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.context import Context
+
+
+class ChainMemory(RowMemory):
+    """The pairs of all sequences, in the context of a head."""
+
+    def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
+        """Feeds what waits, and says what follows the last pair of each sequence."""
+        wanted = sorted(seqs)
+        for seq in wanted:
+            s = self.of(seq)
+            if s.n_fed == self.n_ready(s):  # asked again: the last pair says it again
+                s.n_fed -= 1
+        choices: dict[int, Choice] = {}
+
+        def read(seq: int, end: int, has_more: bool) -> None:
+            ids, p, row = self.context.draft_candidates(end)
+            # The row is a view that the next decode overwrites.
+            choices[seq] = Choice(ids, p, row.copy() if has_more else row)
+
+        self.feed(wanted, read)
+        return choices
+
+
+_Pairs = TypeVar("_Pairs", bound=ChainMemory)
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft on its way: what was drafted, and what the head says next."""
+
+    request: DraftRequest
+    position: int
+    choice: Choice
+    ids: list[int] = field(default_factory=list)
+    p: list[float] = field(default_factory=list)
+    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def seq(self) -> int:
+        """Whose it is."""
+        return self.request.seq
+
+
+class ChainDrafter(ModelDrafter[_Pairs]):
+    """Drafts with a head, in a chain: each token of a draft is a call.
+
+    Args:
+        max_draft: the most tokens to draft at once.
+        how: as of ModelDrafter.
+
+    """
+
+    is_stepwise = True
+
+    def __init__(self, *how: Any, max_draft: int, **more: Any) -> None:
+        self.max_draft = count(max_draft, "max_draft", 1)
+        super().__init__(*how, **more)
+        self._step = Batch(1)
+
+    def open_head(self, target: Context, *, is_own: bool = False) -> tuple[Context, int]:
+        """The head's context with room for as many pairs as the target has tokens, and for guesses.
+
+        Args:
+            target: the target's.
+            is_own: the head is that of the model's own file.
+
+        Returns:
+            The context, and how many pairs of a sequence it keeps.
+
+        """
+        params = target.params
+        n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
+        n_batch = max(min(params.n_batch, params.n_ubatch), params.n_seq_max)
+        # The guesses of a sequence stay until its next draft.
+        context = self.open_context(
+            target, n_window, self.max_draft, n_batch, params.n_seq_max, is_head=is_own
+        )
+        n_hidden = self._n_features if is_own else self.model.info.n_embd
+        self._step = Batch(params.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)
+        self._step.hidden_rows = True
+        self._step.logits = False
+        return context, n_window
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Feeds the pairs that were committed since the last draft, and drafts from the last ones.
+
+        One call of the head feeds all sequences, and one more drafts each further token of all.
+
+        Raises:
+            SequenceErrors: with the drafts of those sequences that did not fail.
+
+        """
+        pairs = self.memory_or_fail()
+        errors: dict[int, Exception] = {}
+        asked = passed(requests, self.can_draft, errors)
+        choices = pairs.ask(r.seq for r in asked) if asked else {}
+        chains = [_Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
+        going = passed(chains, self._extend, errors)
+        while going:
+            self._step_all(going)
+            going = passed(going, self._extend, errors)
+        drafts = {c.seq: Draft(c.ids, c.p, c.candidates) for c in chains if c.seq not in errors}
+        if errors:
+            raise SequenceErrors(errors, drafts)
+        return [drafts.get(request.seq, NO_DRAFT) for request in requests]
+
+    def _extend(self, chain: _Chain) -> bool:
+        """Puts the chosen token to the draft; whether another one is wanted behind it."""
+        choice = chain.choice
+        token, p = choose(choice, chain.request.prior, chain.ids)
+        if p < self.p_min:
+            return False
+        chain.ids.append(token)
+        chain.p.append(p)
+        chain.candidates.append(choice.candidates)
+        stop = chain.request.stop
+        if stop is not None and stop(p):
+            return False
+        return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
+
+    def _step_all(self, chains: Sequence[_Chain]) -> None:
+        """Feeds each chain its newest token with the head's own row of it."""
+        pairs, step = self.memory_or_fail(), self._step
+        step.clear()
+        for chain in chains:
+            step.add(
+                chain.ids[-1], chain.position + len(chain.ids) - 1, chain.request.seq,
+                output=True, row=chain.choice.row,
+            )  # fmt: skip
+        pairs.decode(step)
+        for i, chain in enumerate(chains):
+            chain.choice = Choice(*pairs.context.draft_candidates(i))

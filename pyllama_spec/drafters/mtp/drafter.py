@@ -1,0 +1,176 @@
+"""MTP ("nextn"): a head that was trained with the target and lies in the target's own file.
+
+At position P the head reads the token x[P] and the row of x[P-1], its *pair*, as the engine's own
+driver has it; before the first token stands a row of zeros:
+
+    position        0          1          2          3
+    token         x[0]       x[1]       x[2]       x[3] = pending
+    row of       zeros       x[0]       x[1]       x[2]        from the target
+                                                     |
+                                                     +-> first drafted token d[1], row h[1]
+    then            4: (d[1], h[1]) -> d[2], h[2]    5: (d[2], h[2]) -> ...
+
+Which row of the target that is, is the architecture's own business: the engine's graph says it, and
+Model gives it as HEAD_ROWS. What stays of the pairs, and what a draft costs: drafters/chain.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.drafters.base import Drafter
+from pyllama_spec.drafters.chain import ChainDrafter
+from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters.mtp.memory import MtpMemory
+from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import HEAD_ROWS, Model, Progress
+from pyllama_spec.errors import ArgumentError
+
+# Tokens that a head drafts per round where nothing else is said: each costs a layer and the whole
+# output matrix.
+_MAX_DRAFT = 3
+# And where only those are drafted that pay.
+_MAX_ADAPTIVE = 6
+# Heads of 4 bits were seen to be right for a fifteenth of the tokens that they are at 8.
+_FEW_BITS = 6
+
+
+class Mtp(ChainDrafter[MtpMemory]):
+    """Drafts with the MTP head of the target's own file, in a chain.
+
+    Args:
+        model: None for the head of the target, which has to be loaded with load_mtp=True; or a
+            file that holds the head of such a target, with the same embedding and output.
+        max_draft: the most tokens to draft at once.
+        n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
+            make a window: the oldest are forgotten, and the head goes on.
+        p_min: end a draft before a token that the head gives a lower probability.
+        n_gpu_layers, devices, rpc_servers, progress: for a head given as a path, as of Model.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: it has no head that this version knows, or a number is out of range.
+
+    """
+
+    can_be_target = True
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str] | None = None,
+        max_draft: int = _MAX_DRAFT,
+        *,
+        n_ctx: int | None = None,
+        p_min: float = 0.0,
+        n_gpu_layers: int = 0,
+        devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(
+            model, "mtp", "an MTP head", max_draft=max_draft, n_ctx=n_ctx, p_min=p_min,
+            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
+            progress=progress,
+        )  # fmt: skip
+        self.wants_head = model is None
+
+    def load(self, path: Any, **how: Any) -> Model:
+        """The file of a head."""
+        return Model(path, load_mtp=True, **how)
+
+    def why_not(self, model: Model, kind: str) -> str:
+        """Why a model has no head to draft with; "" if it has one."""
+        return "" if model.info.has_head else why_no_head(model)
+
+    def layers_read(self) -> tuple[int, ...]:
+        """The rows that the head reads of the target."""
+        return (HEAD_ROWS,)
+
+    def check(self, target: Model) -> None:
+        """Raises unless the target has a head, or this one was made for it."""
+        if not self.wants_head:
+            super().check(target)
+        elif not target.info.has_head:
+            raise ArgumentError(f'draft="mtp": {target.path.name} {why_no_head(target)}')
+
+    def attach(self, target: Context) -> None:
+        """Opens the head's context beside the target's, whose threads it shares.
+
+        Raises:
+            ArgumentError: the target has no head, or the head was made for another one.
+            OutOfMemoryError: there is not enough memory for it.
+
+        """
+        if self.wants_head and isinstance(target, Context):
+            self.check(target.model)
+            self._model = target.model
+        super().attach(target)
+
+    def open_memory(self, target: Context) -> MtpMemory:
+        """Room for as many pairs as the target has tokens, and for the guesses behind them."""
+        context, n_window = self.open_head(target, is_own=True)
+        weights = self.model.head_weights
+        if weights is not None and weights.bits < _FEW_BITS:
+            self._add_note(
+                f"the weights of the head are {weights.type}: below {_FEW_BITS} bits a head may be "
+                "right less often than it was trained to be"
+            )
+        return MtpMemory(context, self._n_features, n_window)
+
+    def _add_note(self, text: str) -> None:
+        if text not in self.note:
+            self.note = f"{self.note}; {text}" if self.note else text
+
+    def describe(self) -> dict[str, Any]:
+        """The head's file, its sizes and where it lies; {} of a target's before attach()."""
+        if self._model is None:
+            return {}
+        weights = self._model.head_weights
+        return {
+            **super().describe(),
+            "size_bytes": weights.n_bytes if weights else 0,
+            "weights": weights.type if weights else "",
+            "n_layer": self._model.info.n_heads,
+            "target_layers": [],
+            "reads": "the rows that the target's graph has for its MTP head",
+        }
+
+
+def why_no_head(model: Model) -> str:
+    """What keeps a model from drafting with a head of its own, as the end of a sentence."""
+    info = model.info
+    if not info.n_heads:
+        return f"({info.arch}) has no MTP head; {_INSTEAD}"
+    try:
+        model.check_draft_of(model)
+    except ArgumentError as error:
+        return f"cannot draft for itself: {str(error).partition(': ')[2]}; {_INSTEAD}"
+    return f"was opened without its MTP head; {_INSTEAD}"
+
+
+_INSTEAD = 'give a draft\'s file, or draft="prompt-lookup"'
+
+
+def open_mtp(path: Path | None, options: DraftOptions) -> Drafter:
+    """The head of the target, or of a file, with lookups beside it unless options.lookup is 0.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: it has no head that this version knows.
+
+    """
+    own = _MAX_ADAPTIVE if options.is_adaptive else _MAX_DRAFT
+    head = Mtp(
+        path,
+        own if options.max_draft is None else max(options.max_draft, 1),
+        p_min=options.p_min or 0.0,
+        n_gpu_layers=options.n_gpu_layers,
+        devices=options.devices,
+        rpc_servers=options.rpc_servers,
+        progress=options.progress,
+    )
+    return add_lookup(head, options)

@@ -1,0 +1,66 @@
+"""What an MTP head remembers: pairs of a token and the row before it (see drafter.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pyllama_spec.drafters.chain import ChainMemory
+from pyllama_spec.drafters.feature_rows import Rows
+from pyllama_spec.drafters.row_memory import SequenceMemory
+from pyllama_spec.engine.batch import Batch
+
+
+class MtpMemory(ChainMemory):
+    """The pairs of all sequences, in the context of a head.
+
+    A sequence's n_fed may be one more than it has tokens: then the last pair was fed with the token
+    `ahead`, which truncate() has taken back.
+    """
+
+    def n_ready(self, s: SequenceMemory) -> int:
+        """The pair of a token has the row of the one before, which is always known with it."""
+        return len(s.tokens)
+
+    def put(self, batch: Batch, seq: int, s: SequenceMemory, n: int, is_read: bool) -> None:
+        """Each token with the row before it, the first one of a text with a row of zeros."""
+        first = s.n_fed
+        rows: Rows = s.rows.view(max(first - 1, 0), first + n - 1)
+        if first == 0:
+            zeros = np.zeros((1, s.rows.n_features), np.float32)
+            rows = np.concatenate((zeros, rows))
+        batch.extend(s.tokens[first : first + n], first, seq, rows=[rows], output_last=is_read)
+
+    def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
+        """The pair that truncate() left at the end is right if the text goes on as it did."""
+        if tokens and s.n_fed > len(s.tokens) and s.ahead != tokens[0]:
+            self.roll_back(seq, s, len(s.tokens))
+        s.ahead = None
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps what belongs to the first n_keep tokens, and the pair of the next one."""
+        s = self._sequences.get(seq)
+        if s is None:
+            return
+        if n_keep == 0:
+            self.forget(seq)
+            return
+        if n_keep < len(s.tokens):
+            s.ahead = s.tokens[n_keep] if s.n_fed > n_keep else None
+            s.truncate(n_keep)
+        end = n_keep + (s.ahead is not None)
+        if s.n_fed > end:
+            self.roll_back(seq, s, end)
+
+    def known(self, s: SequenceMemory, n_keep: int) -> int:
+        """The pair of the token that follows them needs the row of the last one.
+
+        Where that row is gone, the target has to make it again: of a token whose pair is there.
+        """
+        n_keep = min(n_keep, len(s.tokens))
+        before_next = max(min(s.n_fed, n_keep) - 1, 0)
+        is_held = s.rows.holds(n_keep - 1) and s.rows.start <= before_next
+        if n_keep == 0 or is_held or (n_keep - 1 in s.pinned and n_keep <= s.n_fed):
+            return n_keep
+        return max(min(n_keep, s.n_fed) - 1, 0)

@@ -1,0 +1,265 @@
+"""Files with MTP heads: loaded when asked for, and refused in one line where they cannot draft."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import DraftOptions, LookupFirst, Mtp, make_drafter
+from pyllama_spec.drafters.automatic import wants_head
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine.model import HEAD_ROWS, knows_head
+from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError, UnsupportedError
+from tests.models import ARCHITECTURES, TinyConfig, model_path
+from tests.models.mtp import HEADS
+from tests.models.sketch import Sketch
+from tests.mtp_tools import ARCHS, mtp_context, with_head
+from tests.oracles import tiny
+
+
+def open_llama(path: Path, **options: Any) -> Llama:
+    """A small one."""
+    return Llama(path, **{"n_ctx": 128, "n_threads": 1, **options})
+
+
+def without(source: Path, path: Path, *names: str) -> Path:
+    """A copy of a GGUF without some tensors."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(source)
+    arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
+    writer = GGUFWriter(path, arch)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind = field.types[0]
+        sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    for tensor in reader.tensors:
+        if tensor.name not in names:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_architectures() -> None:
+    """Those that are known here are those that have a builder, whose numbers are computed again."""
+    assert all(knows_head(arch) for arch in ARCHS)
+    assert set(ARCHS) == set(HEADS)
+    assert not any(knows_head(arch) for arch in ("llama", "step35", "mimo2", "gemma4", ""))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_head_is_loaded_when_asked_for(arch: str) -> None:
+    path = model_path(arch, n_heads=1)
+    with Model(path) as plain, Model(path, load_mtp=True) as model:
+        assert (plain.info.n_heads, plain.info.has_head) == (1, False)
+        assert plain.head_weights is None
+        assert (model.info.n_heads, model.info.has_head) == (1, True)
+        weights = model.head_weights
+        assert weights is not None
+        assert weights.type == "f32"
+        assert weights.bits == 32
+        assert 0 < weights.n_bytes < model.info.size_bytes
+        assert plain.info.n_layer == model.info.n_layer == 4
+    with tiny(arch) as model:
+        assert (model.info.n_heads, model.info.has_head) == (0, False)
+
+
+def test_nothing_of_it_is_loaded_for_other_drafts() -> None:
+    path = model_path("qwen35", n_heads=1)
+    for draft in (None, "none", "prompt-lookup", "grammar"):
+        with open_llama(path, draft=draft) as llm:
+            assert not llm._opened.model.info.has_head
+        assert not wants_head(draft, path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("llama", {}, "(llama) has no MTP head; give a draft's file"),
+        ("qwen35", {}, "(qwen35) has no MTP head; give a draft's file"),
+        ("qwen35", {"n_heads": 2}, "has 2 MTP heads, and this version drafts with one"),
+    ],
+)
+def test_a_file_without_a_head_to_draft_with(
+    kind: str, options: dict[str, Any], words: str
+) -> None:
+    path = model_path(kind, **options)
+    for draft in ("mtp", Mtp()):
+        with pytest.raises(ArgumentError) as caught:
+            open_llama(path, draft=draft)
+        assert words in str(caught.value)
+        assert str(caught.value).startswith(f'draft="mtp": {path.name} ')
+        assert "\n" not in str(caught.value)
+
+
+def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
+    m = Sketch(TinyConfig("llama"))
+    ARCHITECTURES["llama"](m)
+    m.key("nextn_predict_layers", 1)
+    path = m.write(tmp_path / "head.gguf")
+    with pytest.raises(ArgumentError, match="an MTP head of architecture 'llama', which this"):
+        open_llama(path, draft="mtp")
+    assert not wants_head("auto", path)
+
+
+@pytest.mark.parametrize("tensor", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm"])
+def test_a_head_with_a_missing_tensor(tmp_path: Path, tensor: str) -> None:
+    name = f"blk.4.{tensor}.weight"
+    path = without(model_path("qwen35", n_heads=1), tmp_path / "torso.gguf", name)
+    with pytest.raises((ArgumentError, ModelLoadError)) as caught:
+        open_llama(path, draft="mtp")
+    assert name.removesuffix(".weight") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if tensor == "nextn.eh_proj":  # of others the engine looks whether they are in the file
+        with open_llama(path) as llm:
+            llm.create_completion([1, 2, 3], max_tokens=4)
+
+
+def test_a_model_that_was_loaded_without_its_head() -> None:
+    model = tiny("qwen35", n_heads=1)
+    drafter = Mtp()
+    with pytest.raises(ArgumentError, match="was not loaded, or is not whole"):
+        drafter.check(model)
+    with (
+        mtp_context(model, drafter, target_layers=()) as context,
+        pytest.raises(ArgumentError, match="not loaded"),
+    ):
+        drafter.attach(context)
+    with pytest.raises(ArgumentError, match="not loaded"):
+        Context(model, n_ctx=64, n_threads=1, is_head=True)
+    with pytest.raises(ArgumentError, match="not attached to a target"):
+        _ = Mtp().model
+
+
+def test_rows_that_a_model_does_not_have() -> None:
+    with pytest.raises(UnsupportedError, match="does not expose the rows that an MTP head reads"):
+        Context(tiny("llama"), n_ctx=64, n_threads=1, target_layers=(HEAD_ROWS,))
+    with pytest.raises(ArgumentError, match=r"layer 5 is outside 0 \.\. 4"):
+        tiny("llama").check_layer_inputs((5,))
+
+
+@pytest.mark.parametrize(("ids", "rows"), [(True, False), (False, True)])
+def test_half_a_pair(ids: bool, rows: bool) -> None:
+    model = with_head("qwen35", n_heads=1)
+    with Context(model, n_ctx=64, n_threads=1, is_head=True) as context:
+        batch = Batch(4, n_row=64 if rows else 0)
+        row = np.zeros(64, np.float32) if rows else None
+        batch.add(5 if ids else None, 0, output=True, row=row)
+        with pytest.raises(ArgumentError, match="an MTP head takes an id and a row of every token"):
+            context.decode(batch)
+        wide = Batch(4, n_row=65)
+        wide.add(5, 0, row=np.zeros(65, np.float32))
+        with pytest.raises(ArgumentError, match="rows of 65 numbers, the model takes 64"):
+            context.decode(wide)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_context_of_a_head(arch: str) -> None:
+    """Whatever its parameters say: no embeddings, pooling, snapshots; and the target's threads."""
+    model, drafter = with_head(arch, n_heads=1), Mtp(max_draft=2)
+    with mtp_context(model, drafter, n_threads=2) as target:
+        drafter.attach(target)
+        head = drafter.context
+        assert head is not None
+        assert head.model is model
+        assert head.n_threads == target.n_threads
+        assert (head.n_rs_seq, head.pooling) == (0, "none")
+        assert head.memory_bytes < target.memory_bytes
+    with Context(
+        model, n_ctx=64, n_threads=1, n_rs_seq=4, embeddings=True, pooling="mean", is_head=True
+    ) as context:
+        assert (context.n_rs_seq, context.pooling) == (0, "none")
+    with Context(model, n_ctx=64, n_threads=1, pooling="mean", target_layers=(HEAD_ROWS,)) as one:
+        assert one.pooling == "none"
+
+
+def test_options() -> None:
+    drafter = make_drafter("mtp", DraftOptions(5, 0.3, 7))
+    assert isinstance(drafter, LookupFirst)
+    assert drafter.wants_head
+    head = drafter.drafter
+    assert isinstance(head, Mtp)
+    assert (head.max_draft, head.p_min, drafter.min_ngram) == (5, 0.3, 7)
+    assert make_drafter("mtp", DraftOptions(lookup=0)).name == "mtp"
+    assert make_drafter("mtp", DraftOptions(is_adaptive=True)).max_draft == 6
+    with pytest.raises(ArgumentError, match="max_draft"):
+        Mtp(max_draft=0)
+    with pytest.raises(ArgumentError, match="n_ctx"):
+        Mtp(n_ctx=0)
+
+
+# ---- auto
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target without a head, and nothing beside it."""
+    os.link(model_path("llama"), tmp_path / "target.gguf")
+    return tmp_path
+
+
+def note(path: Path) -> tuple[str, str]:
+    """What draft="auto" takes, and why."""
+    with open_llama(path, draft="auto") as llm:
+        answer = llm.create_completion([3, 4, 5], max_tokens=3)
+        found = answer["speculation"]
+        return found["drafter"], found["note"]
+
+
+def test_auto_takes_the_head_of_the_file() -> None:
+    for options in ({}, {"quantised": "Q8_0"}):
+        assert note(model_path("qwen35", n_heads=1, **options)) == (
+            "mtp", "auto chose mtp: the file has an MTP head",
+        )  # fmt: skip
+
+
+def test_auto_takes_a_draft_beside_the_target(folder: Path) -> None:
+    os.link(model_path("dflash"), folder / "b.gguf")
+    os.link(model_path("eagle3"), folder / "a.gguf")
+    assert note(folder / "target.gguf") == (
+        "eagle3", "auto chose eagle3: a.gguf lies beside the file and was made for it",
+    )  # fmt: skip
+
+
+def test_auto_takes_no_draft_of_another_target(folder: Path) -> None:
+    (folder / "0.gguf").write_bytes(b"GGUF, but not really")
+    (folder / "dir.gguf").mkdir()
+    os.link(model_path("perm_eagle3"), folder / "a.gguf")
+    os.link(model_path("qwen2"), folder / "other.gguf")
+    name, why = note(folder / "target.gguf")
+    assert name == "prompt-lookup"
+    assert why.endswith("the file has no MTP head, and no draft for it lies beside it")
+    os.link(model_path("eagle3"), folder / "z.gguf")
+    assert note(folder / "target.gguf")[0] == "eagle3"
+
+
+def test_auto_says_that_a_head_cannot_be_used(folder: Path) -> None:
+    os.link(model_path("qwen35", n_heads=2), folder / "two.gguf")
+    name, why = note(folder / "two.gguf")
+    assert name == "prompt-lookup"
+    assert "no MTP head that this version can draft with" in why
+
+
+def test_auto_of_a_file_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(PyllamaSpecError, match=r"missing\.gguf"):
+        open_llama(tmp_path / "missing.gguf", draft="auto")
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("Q8_0", False), ("Q4_0", True), ("Q5_0", True)])
+def test_a_head_of_few_bits_is_told(kind: str, is_told: bool) -> None:
+    path = model_path("qwen35", n_heads=1, quantised=kind)
+    with open_llama(path, draft="mtp") as llm:
+        told = llm.create_completion([3, 4, 5], max_tokens=3)["speculation"]["note"]
+    assert (told is not None) == is_told
+    if told is not None:
+        assert f"the weights of the head are {kind.lower()}: below 6 bits" in told

@@ -1,0 +1,67 @@
+"""PERM in the architectures that have MTP heads, with a head whose drafts are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import mtp
+from .build import ARCHITECTURES
+from .config import TinyConfig
+from .sketch import Sketch
+from .toys import perm_next
+
+_INTO_THE_RESIDUAL = (
+    "attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight",
+    "ssm_out.weight",
+)  # fmt: skip
+
+
+def build_perm_mtp(
+    path: Path,
+    *,
+    arch: str,
+    n_vocab: int = 320,
+    seed: int = 0,
+    n_layer: int = 2,
+    n_cycles: int = 1,
+    output_scale: float = 16.0,
+    mixing: float = 0.01,
+    **extra: Any,
+) -> Path:
+    """Write PERM with the layers of an architecture, and a head that drafts from the row alone.
+
+    What the layers add is random and small beside the one-hot row, `mixing` times what it is
+    elsewhere: the successor stays the likeliest by far. The head's block adds nothing.
+
+    e_x is the one-hot row of token x, P the successor, s = 1 / sqrt(1 / n_vocab + eps). The final
+    norm has the weights -1: the row of x is e_x before it and -s e_x behind it. eh_proj takes no
+    notice of the token, and makes e_P(x) of the row that the architecture's head reads. The head's
+    own norm, -1 as well, makes of that the row that the target itself would have for P(x), and the
+    output matrix then gives P(P(x)), the token behind the one that the row stands beside. The other
+    row, before the norm or behind it, has the other sign, and gives every token but that one; a row
+    of another token gives another one.
+    """
+    m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
+    ARCHITECTURES[arch](m)
+    mtp.add_heads(m)
+    sign = -1.0 if arch in mtp.READS_NORMED else 1.0
+    blk = f"blk.{n_layer}."
+    for name, array in m.tensors.items():
+        if name.endswith(_INTO_THE_RESIDUAL):
+            array *= np.float32(0.0 if name.startswith(blk) else mixing)
+    m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
+    m.tensors["output_norm.weight"][:] = -1.0
+    successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
+    rms = np.sqrt(1.0 / n_vocab + m.cfg.norm_eps)
+    output = m.tensors["output.weight"]
+    output[:] = 0.0
+    output[successor, np.arange(n_vocab)] = -output_scale * rms
+    eh_proj = np.zeros((n_vocab, 2 * n_vocab))
+    eh_proj[successor, n_vocab + np.arange(n_vocab)] = sign
+    m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj
+    m.tensors[f"{blk}nextn.hnorm.weight"][:] = 1.0
+    m.tensors[f"{blk}nextn.shared_head_norm.weight"][:] = -1.0
+    return m.write(path)

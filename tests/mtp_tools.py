@@ -1,0 +1,47 @@
+"""What tests of MTP heads share: models with a head, loops on them, faults on the way of rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from pyllama_spec.drafters import Drafter, Mtp
+from pyllama_spec.engine import Context, Model
+from pyllama_spec.speculative import SpeculativeLoop
+from tests import tampering
+from tests.models import model_path
+
+ARCHS = ("qwen35",)
+"""The architectures whose heads this version drafts with."""
+
+
+@cache
+def with_head(kind: str, **options: Any) -> Model:
+    """A tiny model with its MTP head, loaded once per test run."""
+    return Model(model_path(kind, **options), load_mtp=True)
+
+
+def mtp_context(model: Model, drafter: Drafter, **overrides: Any) -> Context:
+    """A small context on one thread that keeps what the head reads, with ten snapshots."""
+    values: dict[str, Any] = {
+        "n_ctx": 256, "n_batch": 64, "n_ubatch": 32, "n_rs_seq": 10, "n_threads": 1,
+    }  # fmt: skip
+    return Context(model, **{**values, "target_layers": drafter.target_layers, **overrides})
+
+
+def perm_loop(drafter: Drafter, arch: str = "qwen35", **params: Any) -> SpeculativeLoop:
+    """A loop on PERM in an architecture, with a drafter."""
+    model = with_head("perm_mtp", arch=arch)
+    return SpeculativeLoop(mtp_context(model, drafter, **params), drafter)
+
+
+class Shifted(tampering.Shifted, Mtp):
+    """A head that is given each row one token late: its pairs are off by a position."""
+
+
+class Permuted(tampering.Permuted, Mtp):
+    """A head that is given rows whose numbers are in another order."""
+
+
+class NotANumber(tampering.NotANumber, Mtp):
+    """A head that is given rows of NaN."""

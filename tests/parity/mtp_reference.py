@@ -1,0 +1,179 @@
+"""NumPy forward pass of MTP heads, written from the models' published code. Float64 throughout.
+
+It reads the GGUF by itself and shares nothing with the engine. A head is one block behind the
+layers: it norms the embedding of a token and a row, joins them by a matrix, goes through its block
+with the memory of the pairs before, and norms; that is its row, and the output matrix gives the
+logits of the next token but one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Head:
+    """A head with what it remembers.
+
+    Attributes:
+        arch: the architecture.
+        keys: of the file, without the architecture in front.
+        tensors: all of the file.
+        blk: the prefix of the head's tensors.
+        memory: keys and values of each pair so far, each [n_heads, width].
+
+    """
+
+    arch: str
+    keys: Mapping[str, Any]
+    tensors: Mapping[str, Array]
+    blk: str
+    memory: list[tuple[Array, Array]] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Array:
+        return self.tensors[f"{self.blk}{name}.weight"]
+
+    def has(self, name: str) -> bool:
+        """Whether the block has a tensor."""
+        return f"{self.blk}{name}.weight" in self.tensors
+
+    def norm(self, x: Array, weight: Array) -> Array:
+        """Root-mean-square norm over the last axis."""
+        eps = self.keys["attention.layer_norm_rms_epsilon"]
+        out: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
+        return out
+
+    def rope(self, x: Array, position: int, *, interleaved: bool = False) -> Array:
+        """Rotate the first numbers of each head, [n_heads, width], by a position."""
+        n_rot = self.keys["rope.dimension_count"]
+        half = n_rot // 2
+        # An angle of float32 is off by 0.002 at 40,000, and ggml multiplies from pair to pair: the
+        # same is done here, so that what is compared is not that.
+        ratio = np.float32(self.keys["rope.freq_base"] ** (-1.0 / half))
+        steps = np.array([position, *[ratio] * (half - 1)], np.float32)
+        angles = np.cumprod(steps, dtype=np.float32).astype(np.float64)
+        cos, sin = np.cos(angles), np.sin(angles)
+        first = slice(0, n_rot, 2) if interleaved else slice(0, half)
+        second = slice(1, n_rot, 2) if interleaved else slice(half, n_rot)
+        out: Array = x.copy()
+        out[:, first] = x[:, first] * cos - x[:, second] * sin
+        out[:, second] = x[:, first] * sin + x[:, second] * cos
+        return out
+
+    def attend(self, q: Array, k: Array, v: Array, scale: float) -> Array:
+        """Remembers k and v, [n_kv, width], and attends over all so far: [n_head, width of v]."""
+        self.memory.append((k, v))
+        keys, values = (np.stack(part) for part in zip(*self.memory, strict=True))
+        group = len(q) // len(k)
+        keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
+        scores = np.einsum("hd,thd->ht", q, keys) * scale
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        mixed: Array = np.einsum("ht,thd->hd", weights, values)
+        return mixed
+
+    def step(self, token: int, row: Array, position: int) -> tuple[Array, Array]:
+        """Of a pair at a position: the logits, [n_vocab], and the head's own row, [n_embd]."""
+        table = self["nextn.embed_tokens"] if self.has("nextn.embed_tokens") else self.tensors[
+            "token_embd.weight"
+        ]  # fmt: skip
+        e = self.norm(table[token], self["nextn.enorm"])
+        h = self.norm(row, self["nextn.hnorm"])
+        x: Array = self["nextn.eh_proj"] @ np.concatenate((e, h))
+        return _BLOCKS[self.arch](self, x, position)
+
+    def logits(self, normed: Array) -> Array:
+        """What the output matrix makes of a row behind the last norm."""
+        name = "nextn.shared_head_head"
+        output = self[name] if self.has(name) else self.tensors["output.weight"]
+        out: Array = output @ normed
+        return out
+
+    def last_norm(self, x: Array) -> Array:
+        """The norm before the output: the head's own, else the target's."""
+        own = self.has("nextn.shared_head_norm")
+        return self.norm(
+            x, self["nextn.shared_head_norm"] if own else self.tensors["output_norm.weight"]
+        )
+
+
+def load(path: Path) -> Head:
+    """The first head of a file."""
+    reader = GGUFReader(path)
+    arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
+    keys = {
+        name.removeprefix(f"{arch}."): value.contents()
+        for name, value in reader.fields.items()
+        if name.startswith(f"{arch}.")
+    }
+    tensors = {t.name: np.array(t.data, dtype=np.float64) for t in reader.tensors}
+    n_layer = keys["block_count"] - keys["nextn_predict_layers"]
+    return Head(arch, keys, tensors, f"blk.{n_layer}.")
+
+
+def chain(
+    head: Head, tokens: Sequence[int], rows: Array, first: int, n_steps: int
+) -> tuple[list[Array], list[int]]:
+    """Logits of a chain of drafted tokens, and these.
+
+    Args:
+        head: without a memory yet.
+        tokens: of the pairs.
+        rows: beside them.  # [len(tokens), n_row]
+        first: the position of the first pair.
+        n_steps: how many tokens to draft, each by the greatest logit.
+
+    """
+    for i, token in enumerate(tokens):
+        logits, row = head.step(token, rows[i], first + i)
+    seen, drafted = [logits], [int(np.argmax(logits))]
+    for i in range(n_steps - 1):
+        logits, row = head.step(drafted[-1], row, first + len(tokens) + i)
+        seen.append(logits)
+        drafted.append(int(np.argmax(logits)))
+    return seen, drafted
+
+
+def silu(x: Array) -> Array:
+    """X * sigmoid(x)."""
+    out: Array = x / (1.0 + np.exp(-x))
+    return out
+
+
+def gated_ffn(head: Head, x: Array, part: str = "ffn_{}") -> Array:
+    """SwiGLU with the matrices of a name."""
+    gate, up, down = (head[part.format(name)] for name in ("gate", "up", "down"))
+    return down @ (silu(gate @ x) * (up @ x))
+
+
+def _gated_attention(head: Head, x: Array, position: int) -> Array:
+    """Qwen3-Next's: each head's query is followed by a gate for what it finds."""
+    n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
+    width = head.keys["attention.key_length"]
+    q, gate = np.split((head["attn_q"] @ x).reshape(n_head, 2 * width), 2, axis=1)
+    k, v = ((head[f"attn_{part}"] @ x).reshape(n_kv, width) for part in "kv")
+    q = head.rope(head.norm(q, head["attn_q_norm"]), position)
+    k = head.rope(head.norm(k, head["attn_k_norm"]), position)
+    found = head.attend(q, k, v, 1.0 / np.sqrt(width)) / (1.0 + np.exp(-gate))
+    return head["attn_output"] @ found.reshape(-1)
+
+
+def _qwen35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    x = x + _gated_attention(head, head.norm(x, head["attn_norm"]), position)
+    x = x + gated_ffn(head, head.norm(x, head["post_attention_norm"]))
+    row = head.last_norm(x)
+    return head.logits(row), row
+
+
+_BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
+    "qwen35": _qwen35,
+}

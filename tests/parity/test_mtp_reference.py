@@ -1,0 +1,96 @@
+"""An MTP head's numbers are those of an independent forward pass, and its rows are the right ones.
+
+Rows of noise, so that each of the two halves of a pair counts. Which row of the target a head reads
+is asked of the target alone: behind the final norm it gives the logits by the output matrix.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyllama_spec.drafters import Mtp
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.engine.model import HEAD_ROWS
+from tests.models import model_path
+from tests.models.mtp import READS_NORMED
+from tests.mtp_tools import ARCHS, mtp_context, with_head
+from tests.parity.mtp_reference import chain, load
+from tests.tiers import release_except
+
+N_PAIRS, N_STEPS = 40, 8
+OPTIONS = {"n_heads": 1, "output_scale": 1.0}
+
+
+@pytest.mark.parametrize("first", [0, 4096, 40960])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_logits_of_a_chain(arch: str, first: int) -> None:
+    """In one batch and in pieces, of which but the last row of each has no output."""
+    model, rng = with_head(arch, **OPTIONS), np.random.default_rng(3)
+    n_row = model.info.n_embd_out
+    tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
+    rows = rng.standard_normal((N_PAIRS, n_row)).astype(np.float32)
+    wanted, drafted = chain(
+        load(model_path(arch, **OPTIONS)), tokens, rows.astype(np.float64), first, N_STEPS
+    )
+    for size in (N_PAIRS, 7):
+        with (
+            mtp_context(model, Mtp()) as target,
+            Context(
+                model, target=target, n_ctx=64, n_batch=64, n_ubatch=64, n_threads=1,
+                is_head=True, is_window=True, type_k="f32", type_v="f32",
+            ) as context,
+        ):  # fmt: skip
+            batch = Batch(64, n_row=n_row)
+            for start in range(0, N_PAIRS, size):
+                batch.clear()
+                part = slice(start, start + size)
+                batch.extend(tokens[part], first + start, rows=[rows[part]], output_last=True)
+                context.decode(batch)
+            at = batch.n_tokens - 1
+            for i in range(N_STEPS):
+                logits = context.logits(at)
+                np.testing.assert_allclose(logits, wanted[i], rtol=0, atol=1e-4)
+                ids, p, row = context.draft_candidates(at)
+                assert ids[0] == drafted[i]
+                shares = np.exp(wanted[i] - wanted[i].max())
+                likeliest = np.sort(shares / shares.sum())[::-1]
+                np.testing.assert_allclose(p, likeliest[: len(p)], rtol=0, atol=1e-5)
+                batch.clear()
+                batch.add(ids[0], first + N_PAIRS + i, output=True, row=row)
+                context.decode(batch)
+                at = 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_row_that_a_head_reads(arch: str) -> None:
+    model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
+    n_layer, tokens = model.info.n_layer, list(range(40, 60))
+    with mtp_context(model, Mtp(), target_layers=(HEAD_ROWS, n_layer)) as context:
+        batch = Batch(64)
+        batch.extend(tokens, 0, output_all=True)
+        context.decode(batch)
+        rows, before = context.layer_input(HEAD_ROWS), context.layer_input(n_layer)
+        logits = np.array([context.logits(i) for i in range(len(tokens))])
+        head = load(path)
+        normed = head.norm(before.astype(np.float64), head.tensors["output_norm.weight"])
+        wanted = normed if arch in READS_NORMED else before
+        np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(
+            normed @ head.tensors["output.weight"].T, logits, rtol=0, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
+@pytest.mark.parametrize("n_tokens", [1, 31, 33, 64])
+def test_logits_of_the_target_do_not_depend_on_the_rows(arch: str, n_tokens: int) -> None:
+    """Also of prompts whose last layer is computed of all tokens, and without the head of one."""
+    model, rows = with_head(arch, n_heads=1), []
+    tokens = [int(i) for i in np.random.default_rng(n_tokens).integers(0, 256, n_tokens)]
+    for layers in ((), (HEAD_ROWS,)):
+        with mtp_context(model, Mtp(), target_layers=layers) as context:
+            batch = Batch(64)
+            batch.extend(tokens, 0, output_last=True)
+            context.decode(batch)
+            rows.append(context.logits(n_tokens - 1).copy())
+    np.testing.assert_array_equal(rows[0], rows[1])
