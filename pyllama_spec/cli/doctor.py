@@ -182,6 +182,9 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     _field("draft", f"{draft['path']}: fits, {size:.1f} MB of weights, {draft['architecture']}")
     _field("its layers", f"on {in_words(draft['placement'])}")
     _field("reads", draft["reads"])
+    if "shared_tokens" in draft:
+        n, of = draft["shared_tokens"], draft["target_tokens"]
+        _field("vocabulary", f"{draft['vocabulary']}, {n} of {of} tokens ({n / of:.0%}) shared")
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
     if draft["is_stepwise"]:
         _field("a step", f"{step:.2f} ms for each drafted token, {share:.3f} x one row")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyllama_spec.drafters.eagle3 import Eagle3
     from pyllama_spec.drafters.lookup_first import LookupFirst
     from pyllama_spec.drafters.mtp import Mtp
+    from pyllama_spec.drafters.small_model import SmallModel
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
     __getattr__, __dir__ = lazy_names(
@@ -35,6 +36,7 @@ else:
             "Eagle3": "pyllama_spec.drafters.eagle3",
             "LookupFirst": "pyllama_spec.drafters.lookup_first",
             "Mtp": "pyllama_spec.drafters.mtp",
+            "SmallModel": "pyllama_spec.drafters.small_model",
         },
     )
 
@@ -54,6 +56,7 @@ __all__ = [
     "NoDrafter",
     "PromptLookup",
     "SequenceErrors",
+    "SmallModel",
     "TokenPrior",
     "TokenView",
     "Vote",

@@ -266,6 +266,14 @@ class Drafter(Closeable):
         """The target that it cannot leave while that one is open; None if it is free to."""
         return None
 
+    def n_unread(self, seq: int) -> int:
+        """How many tokens of the sequence it will read before its next draft.
+
+        For drafters that do not read a text as they are told it: that draft takes longer, and
+        says nothing of what drafts cost.
+        """
+        return 0
+
     # ---- a state that outlasts a request
 
     def resume_at(self, seq: int, n_keep: int) -> int:

@@ -8,13 +8,13 @@ the next draft: n drafted tokens are n calls, however many sequences draft toget
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
-from pyllama_spec.drafters.model_drafter import ModelDrafter, passed
+from pyllama_spec.drafters.model_drafter import DraftMemory, ModelDrafter, passed
 from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
@@ -42,16 +42,32 @@ class ChainMemory(RowMemory):
         return choices
 
 
-_Pairs = TypeVar("_Pairs", bound=ChainMemory)
+class Asked(DraftMemory, Protocol):
+    """A memory that says what follows a text."""
+
+    def ask(self, seqs: Iterable[int]) -> Mapping[int, Choice]:
+        """Feeds what waits, and says what follows the text of each sequence."""
+        ...
+
+    def n_fed(self, seq: int) -> int:
+        """The position of the first guess of a sequence."""
+        ...
+
+    def decode(self, batch: Batch) -> None:
+        """A decode of the draft."""
+        ...
+
+
+_Pairs = TypeVar("_Pairs", bound=Asked)
 
 
 @dataclass(slots=True)
-class _Chain:
-    """A draft on its way: what was drafted, and what the head says next."""
+class Chain:
+    """A draft on its way: what was drafted, and what the head says next; None for nothing."""
 
     request: DraftRequest
     position: int
-    choice: Choice
+    choice: Choice | None
     ids: list[int] = field(default_factory=list)
     p: list[float] = field(default_factory=list)
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -115,19 +131,21 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         errors: dict[int, Exception] = {}
         asked = passed(requests, self.can_draft, errors)
         choices = pairs.ask(r.seq for r in asked) if asked else {}
-        chains = [_Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
+        chains = [Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
         going = passed(chains, self._extend, errors)
         while going:
-            self._step_all(going)
+            self.step_all(going)
             going = passed(going, self._extend, errors)
         drafts = {c.seq: Draft(c.ids, c.p, c.candidates) for c in chains if c.seq not in errors}
         if errors:
             raise SequenceErrors(errors, drafts)
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
 
-    def _extend(self, chain: _Chain) -> bool:
+    def _extend(self, chain: Chain) -> bool:
         """Puts the chosen token to the draft; whether another one is wanted behind it."""
         choice = chain.choice
+        if choice is None or not choice.ids:
+            return False
         token, p = choose(choice, chain.request.prior, chain.ids)
         if p < self.p_min:
             return False
@@ -139,11 +157,12 @@ class ChainDrafter(ModelDrafter[_Pairs]):
             return False
         return len(chain.ids) < min(chain.request.n_requested, self.max_draft)
 
-    def _step_all(self, chains: Sequence[_Chain]) -> None:
+    def step_all(self, chains: Sequence[Chain]) -> None:
         """Feeds each chain its newest token with the head's own row of it."""
         pairs, step = self.memory_or_fail(), self._step
         step.clear()
         for chain in chains:
+            assert chain.choice is not None  # it was extended
             step.add(
                 chain.ids[-1], chain.position + len(chain.ids) - 1, chain.request.seq,
                 output=True, row=chain.choice.row,

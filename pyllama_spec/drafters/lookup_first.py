@@ -163,6 +163,10 @@ class LookupFirst(Drafter):
     def _prior(self, request: DraftRequest) -> TokenPrior:
         return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
 
+    def n_unread(self, seq: int) -> int:
+        """Of the model."""
+        return self.drafter.n_unread(seq)
+
     def resume_at(self, seq: int, n_keep: int) -> int:
         """As the model can: a lookup needs the tokens alone."""
         return self.drafter.resume_at(seq, n_keep)

@@ -12,7 +12,6 @@ from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.context import Context
@@ -20,7 +19,47 @@ from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError
 
-_Memory = TypeVar("_Memory", bound=RowMemory)
+
+class _HasTokens(Protocol):
+    tokens: list[int]
+
+
+class DraftMemory(Protocol):
+    """What a draft's context was fed, of each sequence."""
+
+    context: Context
+    n_calls: int
+
+    def of(self, seq: int) -> _HasTokens:
+        """What is known of a sequence."""
+        ...
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Notes tokens."""
+        ...
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """See Drafter.resume_at."""
+        ...
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """See Drafter.truncate."""
+        ...
+
+    def copy(self, seq: int, to: int) -> None:
+        """See Drafter.copy."""
+        ...
+
+    def save(self, seq: int, fingerprint: str) -> bytes:
+        """What is known of a sequence, for restore() with the same fingerprint."""
+        ...
+
+    def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
+        """Puts back what save() gave; returns the number of tokens."""
+        ...
+
+
+_Memory = TypeVar("_Memory", bound=DraftMemory)
 
 
 class _HasSeq(Protocol):

@@ -30,6 +30,8 @@ _KINDS: dict[str, Opener | str] = {
     "dflash": "pyllama_spec.drafters.dflash:open_dflash",
     "eagle3": "pyllama_spec.drafters.eagle3:open_eagle3",
 }
+# Any other architecture: a model of its own.
+_SMALL_MODEL = "pyllama_spec.drafters.small_model:open_small_model"
 
 
 def _open_own_head(options: DraftOptions) -> Drafter:
@@ -136,8 +138,8 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
             f"{file} does not say what kind of model it holds: general.architecture is missing"
         )
     arch = key.value.decode("utf-8", "replace")
-    opener = _KINDS.get(arch)
-    if opener is None:
+    opener = _KINDS.get(arch, _SMALL_MODEL)
+    if arch not in _KINDS and arch.startswith(_OTHER_DRAFTS):
         raise UnsupportedError(
             f"drafts of kind {arch!r} are not supported by this version ({file.name}); "
             f'draft="{PROMPT_LOOKUP}" needs no file'

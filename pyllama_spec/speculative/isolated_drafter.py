@@ -110,6 +110,14 @@ class IsolatedDrafter:
         n = self._call(seq, "resume_at", resume)
         return n_keep if n is None else n
 
+    def n_unread(self, seq: int) -> int:
+        """See Drafter.n_unread."""
+
+        def n_unread() -> int:
+            return count(self._drafter.n_unread(seq), "what n_unread() gives")
+
+        return self._call(seq, "n_unread", n_unread) or 0
+
     def save(self, seq: int) -> bytes | None:
         """What restore() needs to go on with the sequence; None if the drafter has no such thing.
 

@@ -371,12 +371,15 @@ class Round:
             step = (self._read if span.n_prompt else self._verify)(span, done)
             if step is not None:
                 out.append((self._runs[span.seq], step))
-        drafter = self.drafter
+        drafter, controller = self.drafter, self.scheduler.controller
         if not done and not drafter.has_failed:
             return 0.0
         start = perf_counter()
         if done:
             drafter.commit(done)
+            for span in spans:
+                if span.n_prompt and not self._runs[span.seq].n_missing:
+                    controller.catch_up(span.seq, drafter.n_unread(span.seq))
         if drafter.has_failed:
             for span in spans:
                 failure = drafter.failure(span.seq)

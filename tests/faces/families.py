@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tools.fetch_smollm2 import cache_directory
+from tools.packaged_models import cache_directory
 
 USER: dict[str, Any] = {"role": "user", "content": "Weather in Paris?"}
 WEATHER: dict[str, Any] = {

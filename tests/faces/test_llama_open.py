@@ -60,8 +60,8 @@ def test_an_open_model_is_no_draft() -> None:
 def test_draft_files(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
         open_tiny(draft=str(tmp_path / "draft.gguf"))
-    with pytest.raises(UnsupportedError, match="kind 'qwen3' are not supported by this version"):
-        open_tiny(draft=str(model_path("qwen3")))
+    with pytest.raises(ArgumentError, match=r"\(bert\) is not a model that generates text"):
+        open_tiny(draft=str(model_path("bert")))
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"no model")
     with pytest.raises(ModelLoadError, match="not a GGUF"):

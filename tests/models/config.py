@@ -50,6 +50,8 @@ class TinyConfig:
     suppress_special: bool = True
     """Keep control tokens (EOS among them) far from the argmax, so that generation runs on."""
     chat_template: str | None = CHATML_TEMPLATE
+    shuffle: int = 0
+    """Not 0: the seed of other ids for the same texts, see vocab.shuffled()."""
     n_heads: int = 0
     """MTP heads behind the layers, of the architectures in mtp.HEADS."""
 

@@ -12,7 +12,7 @@ from . import parts
 from .config import TinyConfig
 from .recurrent import lfm2, qwen35
 from .sketch import Sketch
-from .vocab import SPECIAL_IDS
+from .vocab import SPECIAL_IDS, shuffled
 
 CONSTANT_TOKENS = tuple(range(ord("a"), ord("q")))
 """The 16 tokens that a CONSTANT model emits: the letters a to p."""
@@ -89,6 +89,9 @@ def build_perm(
     m.put("token_embd.weight", np.eye(n_vocab, dtype=np.float32))
     m.put("output_norm.weight", np.ones(n_vocab, np.float32))
     successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
+    if cfg.shuffle:
+        ids = shuffled(n_vocab, cfg.shuffle)
+        successor = ids[successor[np.argsort(ids)]]
     output = np.zeros((n_vocab, n_vocab))
     # RMSNorm divides a one-hot row of width n by sqrt(1 / n + eps)
     rms = np.sqrt(1.0 / n_vocab + cfg.norm_eps)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from gguf import GGUFWriter, TokenType
+from numpy.typing import NDArray
 
 SPECIAL_TOKENS = ("<|bos|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>")
 BOS, IM_START, IM_END, ENDOFTEXT = range(256, 260)
@@ -70,9 +72,25 @@ def merges() -> list[str]:
     return [f"{left} {right}" for left, right in _MERGES]
 
 
-def write_tokenizer(writer: GGUFWriter, n_vocab: int, chat_template: str | None) -> None:
-    """Add the tokenizer's keys to `writer`."""
+def shuffled(n_vocab: int, seed: int) -> NDArray[np.int64]:
+    """The id of each token in another vocabulary of the same texts, int64 `[n_vocab]`.
+
+    The specials keep theirs. With seed 0 all do.
+    """
+    ids = np.arange(n_vocab)
+    if seed:
+        ordinary = np.setdiff1d(ids, SPECIAL_IDS)
+        ids[ordinary] = np.random.default_rng(seed).permutation(ordinary)
+    return ids
+
+
+def write_tokenizer(
+    writer: GGUFWriter, n_vocab: int, chat_template: str | None, shuffle: int = 0
+) -> None:
+    """Add the tokenizer's keys to `writer`; `shuffle` is the seed of shuffled()."""
     texts, types = tokens(n_vocab)
+    order = np.argsort(shuffled(n_vocab, shuffle))
+    texts, types = [texts[i] for i in order], [types[i] for i in order]
     writer.add_tokenizer_model("gpt2")
     # The gpt-2 pre-tokenizer drops spaces before punctuation on the way back; qwen2's does not.
     writer.add_tokenizer_pre("qwen2")

@@ -19,7 +19,7 @@ import pytest
 
 from pyllama_spec import Llama
 from tests.models import model_path
-from tools.fetch_smollm2 import cache_directory
+from tools.packaged_models import cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "llama-cpp-python==0.3.36"

@@ -20,6 +20,7 @@ from pyllama_spec.drafters import (
     NoDrafter,
     PromptLookup,
 )
+from pyllama_spec.drafters.small_model import SmallModel
 from pyllama_spec.speculative import Round
 from tests.models import model_path, perm_continuation, perm_next
 from tests.oracles import prompt_tokens, tiny, tiny_context
@@ -43,6 +44,10 @@ def make(kind: str, seed: int) -> Drafter:
         return Eagle3(model_path("eagle3"), 4)
     if kind == "dflash":
         return DFlash(model_path("dflash"))
+    if kind == "draft-model":
+        return SmallModel(model_path("llama", seed=9, output_scale=3.0), 4)
+    if kind == "draft-model, other vocabulary":
+        return SmallModel(model_path("qwen35", seed=9, output_scale=3.0, shuffle=3), 4)
     return NoDrafter()
 
 
@@ -55,7 +60,17 @@ def traffic_of(arch: str, n: int, seed: int) -> tuple[list[Request], list[list[i
 
 
 @pytest.mark.parametrize(
-    "kind", ["none", "scripted", "failing", "prompt-lookup", "eagle3", "dflash"]
+    "kind",
+    [
+        "none",
+        "scripted",
+        "failing",
+        "prompt-lookup",
+        "eagle3",
+        "dflash",
+        "draft-model",
+        "draft-model, other vocabulary",
+    ],
 )
 @pytest.mark.parametrize("n_seqs", release_except(WIDTHS, (1, 4, 8)))
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("llama",)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.wheel.environment import PROMPT, Environment, perm_model, run
-from tools.fetch_smollm2 import cache_directory
+from tools.packaged_models import cache_directory
 
 PACKAGE = "llama-cpp-python==0.3.36"
 SCRIPT = Path(__file__).with_name("beside_llama_cpp.py")

@@ -8,7 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from tools.fetch_smollm2 import cache_directory
+from tools.packaged_models import cache_directory
 
 VERSION = "0.3.36"
 PACKAGE = f"llama-cpp-python=={VERSION}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tests.conftest import smollm2
 from tools.comparison import environments
-from tools.fetch_smollm2 import cache_directory
+from tools.packaged_models import cache_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAFT = ROOT / "examples" / "drafts" / "smollm2-135m-eagle3.gguf"

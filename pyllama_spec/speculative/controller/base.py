@@ -207,6 +207,9 @@ class Controller:
     def begin(self, seq: int) -> None:
         """A request begins on a sequence."""
 
+    def catch_up(self, seq: int, n_tokens: int) -> None:
+        """The drafter has so many tokens of the sequence to read before its next draft."""
+
     def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
         """What is wanted of the drafter for each span, in their order."""
         return [DraftDecision(span.max_draft) for span in spans]

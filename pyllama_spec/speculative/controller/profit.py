@@ -181,6 +181,11 @@ class ProfitController(Controller):
         # Of short texts not each one is worth a try.
         state.wait = max(_FIRST_RETRY // 2, int(min(self._debt / _RETRY_SHARE, _DEAR_RETRY)))
 
+    def catch_up(self, seq: int, n_tokens: int) -> None:
+        """As if the model had not been asked for so long."""
+        state = self._of(seq)
+        state.n_waiting = max(state.n_waiting, n_tokens)
+
     def _of(self, seq: int) -> _Sequence:
         state = self._sequences.get(seq)
         if state is None:

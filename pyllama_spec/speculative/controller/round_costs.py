@@ -10,6 +10,8 @@ from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 
 # Drafts from which on a slow one among them does not count.
 _N_OFTEN = 3
+# Tokens that no text gains while a drafter is off for the first time: they are those of a prompt.
+_N_LONG = 64
 
 
 class RoundCosts:
@@ -138,8 +140,11 @@ class RoundCosts:
             n = max(spans[i].n_requested for i in by_model)
         n_tokens = max(n_waiting[i] for i in by_model)
         curve = self._draft_curve(len(by_model))
+        is_late = n_tokens > 2 * (1 + self.limits.max_draft)
+        if is_late and not curve and n_tokens > _N_LONG:
+            return  # a whole text was read first, and what a draft costs by itself is not known
         self._n_drafts += 1
-        if n_tokens > 2 * (1 + self.limits.max_draft) and curve:
+        if is_late and curve:
             # More rows than a round leaves were fed first: that is what being off has cost.
             self._catch_up.add(n_tokens, max(seconds - curve.at(n), 0.0))
         else:

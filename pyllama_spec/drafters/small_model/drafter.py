@@ -1,0 +1,165 @@
+"""A small model of any text architecture drafts for a larger one (arXiv 2211.17192).
+
+It reads the text itself and needs no row of the target. Each drafted token is a decode of it, and
+the first of them reads what the last round added: n drafted tokens are n decodes, however many
+sequences draft together. What it has read of accepted guesses stays in its memory (memory.py). The
+vocabularies may differ (vocab_map.py). A chat template in its file is never used: it continues the
+text that the target reads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.drafters.base import Drafter, DraftRequest
+from pyllama_spec.drafters.chain import Chain, ChainDrafter
+from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.small_model.memory import TokenMemory
+from pyllama_spec.drafters.small_model.vocab_map import VocabMap
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.model import Model, Progress
+from pyllama_spec.errors import ModelLoadError, UnsupportedError
+
+NAME = "draft-model"
+# Tokens that are drafted per round where nothing else is said: each costs a whole decode.
+_MAX_DRAFT = 4
+# And where only those are drafted that pay.
+_MAX_ADAPTIVE = 8
+# A token of the target that the draft lacks becomes several of its own.
+_MAX_PER_GUESS = 16
+
+
+class SmallModel(ChainDrafter[TokenMemory]):
+    """Drafts with an ordinary model, in a chain.
+
+    Args:
+        model: the small model, or the path of its GGUF.
+        max_draft: the most tokens to draft at once.
+        n_ctx: tokens of a sequence that it remembers; None for as many as the target. Fewer make a
+            window: the oldest are forgotten, and it goes on.
+        p_min: end a draft before a token that it gives a lower probability.
+        n_gpu_layers, devices, rpc_servers, progress: for a model given as a path, as of Model.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: it does not generate text, or a number is out of range.
+
+    """
+
+    def __init__(
+        self,
+        model: Model | str | os.PathLike[str],
+        max_draft: int = _MAX_DRAFT,
+        *,
+        n_ctx: int | None = None,
+        p_min: float = 0.0,
+        n_gpu_layers: int = 0,
+        devices: Sequence[str] | None = None,
+        rpc_servers: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__(
+            model, NAME, "a model that generates text", max_draft=max_draft, n_ctx=n_ctx,
+            p_min=p_min, n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
+            progress=progress,
+        )  # fmt: skip
+        self._vocab: VocabMap | None = None
+
+    def layers_read(self) -> tuple[int, ...]:
+        """It reads nothing of the target but its text."""
+        return ()
+
+    def why_not(self, model: Model, kind: str) -> str:
+        """Why a model cannot draft by itself."""
+        info = model.info
+        if info.n_target_layers:
+            return f"({info.arch}) is a draft that reads rows of its target, not {kind}"
+        is_causal = model.metadata.get(f"{info.arch}.attention.causal", "true") != "false"
+        if not info.has_decoder or not is_causal or info.has_encoder or info.is_diffusion:
+            return f"({info.arch}) is not {kind}"
+        return ""
+
+    def check(self, target: Model) -> None:
+        """Raises unless it shares enough of the target's vocabulary.
+
+        Raises:
+            ArgumentError: it shares next to nothing of it, with the numbers.
+
+        """
+        self._vocab = VocabMap(target.vocab, self.model.vocab)
+        self._vocab.check(self.model.path.name)
+
+    def open_memory(self, target: Context) -> TokenMemory:
+        """Room for as many tokens as the target has, and for the guesses behind them."""
+        assert self._vocab is not None  # attach() checks first
+        params = target.params
+        n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
+        n_batch = max(min(params.n_batch, params.n_ubatch), _MAX_PER_GUESS * params.n_seq_max)
+        n_guesses = self.max_draft * (1 if self._vocab.is_identity else _MAX_PER_GUESS)
+        context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
+        self._step = Batch(n_batch)
+        return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
+
+    def n_unread(self, seq: int) -> int:
+        """A text is read when the first draft is asked for."""
+        return self.memory_or_fail().n_unread(seq)
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether anything is wanted, and it can read the text."""
+        return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)
+
+    def step_all(self, chains: Sequence[Chain]) -> None:
+        """Reads each chain's newest token."""
+        memory = self.memory_or_fail()
+        guesses = [(c.seq, memory.vocab.to_draft(c.ids[-1])[:_MAX_PER_GUESS]) for c in chains]
+        choices = memory.guess([(seq, ids) for seq, ids in guesses if ids], self._step)
+        for chain in chains:
+            chain.choice = choices.get(chain.seq)
+
+    def describe(self) -> dict[str, Any]:
+        """Its file, its sizes, and how much of the target's vocabulary it shares."""
+        facts = super().describe()
+        del facts["target_layers"]
+        facts["reads"] = "the text"
+        vocab = self._vocab
+        if vocab is not None:
+            facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"
+            facts["shared_tokens"], facts["target_tokens"] = vocab.n_shared, vocab.n_target
+        return facts
+
+
+def open_small_model(path: Path, options: DraftOptions) -> Drafter:
+    """The model of a file, with lookups and n-grams beside it unless options.lookup is 0.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its parts contradict each other.
+        ArgumentError: it does not generate text.
+        UnsupportedError: the engine has no such architecture.
+
+    """
+    own = _MAX_ADAPTIVE if options.is_adaptive else _MAX_DRAFT
+    try:
+        model = SmallModel(
+            path,
+            own if options.max_draft is None else max(options.max_draft, 1),
+            p_min=options.p_min or 0.0,
+            n_gpu_layers=options.n_gpu_layers,
+            devices=options.devices,
+            rpc_servers=options.rpc_servers,
+            progress=options.progress,
+        )
+    except ModelLoadError as error:
+        unknown = re.search(r"unknown model architecture: '([^']*)'", str(error))
+        if unknown is None:
+            raise
+        raise UnsupportedError(
+            f"drafts of kind {unknown[1]!r} are not supported by this version ({path.name}); "
+            'draft="prompt-lookup" needs no file'
+        ) from None
+    return add_lookup(model, options)

@@ -1,0 +1,332 @@
+"""What a draft model has read of each sequence, and how it goes back where a guess was wrong.
+
+    the text           x[0] ... x[n-1]                    committed, the last one pending
+    the model holds    x[0] ... x[n-1] d[1] ... d[k-1]    after a draft d[1] ... d[k]
+    accepted are       d[1] ... d[a], then the target's own token t
+
+What it holds of the accepted guesses stays, since they are tokens of the text now: it goes back to
+where held and text part, and reads what is missing in one batch, which is the first step of the
+next draft. A recurrent state cannot be cut: a copy is taken of it where the text ended, before the
+first guess, and what was accepted is read again behind it, in the same batch.
+
+Nothing is read before a draft is asked for, so that a text without drafts costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pyllama_spec.drafters.base import Committed
+from pyllama_spec.drafters.choice import Choice
+from pyllama_spec.drafters.saved_state import pack, unpack
+from pyllama_spec.drafters.small_model.vocab_map import VocabMap
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.errors import ArgumentError
+
+_NO_ROW = np.zeros(0, np.float32)
+
+
+@dataclass(slots=True)
+class SequenceText:
+    """What is known of one sequence.
+
+    Attributes:
+        tokens: ids of the target, the last one pending.
+        ids: the same text in ids of the draft; the same list where the vocabularies are one.
+        ends: [len(tokens)] how many ids the text has behind each token; unused where they are one.
+        held: of the ids of the text those that the draft's memory holds, but for the oldest; then
+            guesses.
+        base: which of them stands at position 0 of the memory: with a text that is longer than a
+            window it begins anew.
+        first: those before this one have left the window, or were never read.
+        checkpoint: the recurrent state behind the first n_checkpoint of those ids.
+        is_torn: a decode was interrupted: the memory may hold more than is said here.
+
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    base: int = 0
+    first: int = 0
+    checkpoint: memoryview | bytes | None = None
+    n_checkpoint: int = 0
+    is_torn: bool = False
+
+
+class TokenMemory:
+    """The texts of all sequences, in the context of a draft model.
+
+    Args:
+        context: the draft's.
+        vocab: between the target's ids and the draft's.
+        n_window: how many tokens of a sequence fit, guesses included.
+        n_guesses: the most guesses that may stand behind a text.
+
+    Attributes:
+        n_calls: how many decodes were made, for who counts the cost.
+        n_read: how many tokens were decoded.
+
+    """
+
+    def __init__(self, context: Context, vocab: VocabMap, n_window: int, n_guesses: int) -> None:
+        self.context, self.vocab = context, vocab
+        self.n_calls = self.n_read = 0
+        self._n_window, self._n_guesses = n_window, n_guesses
+        self._has_state = context.model.info.has_recurrent_state
+        self._batch = Batch(context.n_batch)
+        self._sequences: dict[int, SequenceText] = {}
+
+    def of(self, seq: int) -> SequenceText:
+        """What is known of a sequence."""
+        if seq not in self._sequences:
+            text = SequenceText()
+            if self.vocab.is_identity:
+                text.ids = text.tokens
+            self._sequences[seq] = text
+        return self._sequences[seq]
+
+    # ---- what is told
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Notes tokens. Nothing is computed."""
+        for one in done:
+            s = self.of(one.seq)
+            if one.start != len(s.tokens):
+                raise ArgumentError(
+                    f"tokens from position {one.start} on were committed, and {len(s.tokens)} are "
+                    "known"
+                )
+            s.tokens.extend(one.tokens)
+            if not self.vocab.is_identity:
+                for token in one.tokens:
+                    s.ids.extend(self.vocab.to_draft(token))
+                    s.ends.append(len(s.ids))
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Keeps the first n_keep tokens. What the draft holds is compared when it is next asked."""
+        s = self._sequences.get(seq)
+        if s is None:
+            return
+        if n_keep == 0:
+            self.forget(seq)
+            return
+        del s.tokens[n_keep:]
+        if not self.vocab.is_identity and len(s.ends) > n_keep:
+            del s.ids[s.ends[n_keep - 1] :], s.ends[n_keep:]
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        """All of them: no row of the target is needed."""
+        return n_keep
+
+    def forget(self, seq: int) -> None:
+        """Forgets a sequence."""
+        if self._sequences.pop(seq, None) is not None:
+            self.context.memory.remove(seq)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Lets `to` begin as a copy of `seq`."""
+        s = self.of(seq)
+        self.forget(to)
+        self.context.memory.copy(seq, to)
+        tokens = list(s.tokens)
+        ids = tokens if self.vocab.is_identity else list(s.ids)
+        self._sequences[to] = SequenceText(
+            tokens, ids, list(s.ends), list(s.held), s.base, s.first, s.checkpoint,
+            s.n_checkpoint, s.is_torn,
+        )  # fmt: skip
+
+    # ---- what is asked
+
+    def n_fed(self, seq: int) -> int:
+        """The position behind the text."""
+        return len(self._sequences[seq].ids)
+
+    def n_unread(self, seq: int) -> int:
+        """How many ids of the text are not in the memory."""
+        s = self.of(seq)
+        return len(s.ids) - _n_common(s.held, s.ids, len(s.ids))
+
+    def can_ask(self, seq: int) -> bool:
+        """Whether the draft can read anything of the text."""
+        return bool(self.of(seq).ids)
+
+    def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
+        """Reads what is missing of each text, and says what follows it."""
+        left = sorted(seqs)
+        for seq in left:
+            self._go_back(seq, self._sequences[seq])
+        choices: dict[int, Choice] = {}
+        asked = list(left)
+        while left:
+            parts = self._fill(left)
+            self._decode_for(self._batch, [self._sequences[seq] for seq, _, _ in parts])
+            # Only now: an interrupt before would leave a hole in the memory.
+            for seq, n, end in parts:
+                s = self._sequences[seq]
+                s.held.extend(s.ids[len(s.held) : len(s.held) + n])
+                if end is not None:
+                    choices[seq] = self.choice(end)
+        if self._has_state:
+            for seq in asked:
+                s = self._sequences[seq]
+                s.checkpoint, s.n_checkpoint = self.context.memory.checkpoint(seq), len(s.held)
+        return choices
+
+    def _go_back(self, seq: int, s: SequenceText) -> None:
+        """Brings what is held to a beginning of the text, shorter by a token at least."""
+        n = _n_common(s.held, s.ids, len(s.ids) - 1)
+        # A window that has moved on is kept for a text that was cut, unless little of it is left.
+        n_seen = min(len(s.ids), self._n_window - self._n_window // 4)
+        if n <= s.first or (s.first and 2 * (n - s.first) < n_seen):
+            self._empty(seq, s, 0)
+        elif n < len(s.held) or s.is_torn:
+            self._cut(seq, s, n)
+        s.is_torn = False
+        self._make_room(seq, s)
+
+    def _cut(self, seq: int, s: SequenceText, n: int) -> None:
+        memory = self.context.memory
+        if not self._has_state:
+            if memory.rollback(seq, n - s.base):
+                del s.held[n:]
+            else:
+                self._empty(seq, s, 0)
+        elif s.checkpoint is not None and s.first < s.n_checkpoint <= n:
+            memory.return_to(seq, memoryview(s.checkpoint), s.n_checkpoint - s.base)
+            del s.held[s.n_checkpoint :]
+        else:
+            self._empty(seq, s, 0)
+
+    def _empty(self, seq: int, s: SequenceText, first: int) -> None:
+        """Begins anew, with the text from position `first` on."""
+        self.context.memory.remove(seq)
+        s.held, s.base, s.first = s.ids[:first], first, first
+        s.checkpoint, s.n_checkpoint = None, 0
+
+    def _make_room(self, seq: int, s: SequenceText) -> None:
+        """Forgets the oldest tokens, so that the text and the guesses behind it fit the window."""
+        n = len(s.ids) + self._n_guesses
+        if n - s.first <= self._n_window:
+            return
+        # A quarter more, so that this is not done in every round.
+        first = min(n - self._n_window + self._n_window // 4, len(s.ids) - 1)
+        if first >= len(s.held) or self._has_state:
+            self._empty(seq, s, first)
+        else:
+            self.context.memory.remove(seq, s.first - s.base, first - s.base)
+            s.first = first
+
+    def _fill(self, left: list[int]) -> list[tuple[int, int, int | None]]:
+        """Fills the batch with what the first of these sequences have not been read.
+
+        Returns:
+            Of each that is in it: how many tokens, and the batch's index of the last one of those
+            that are no longer left.
+
+        """
+        batch = self._batch
+        batch.clear()
+        parts: list[tuple[int, int, int | None]] = []
+        while left and batch.n_tokens < batch.n_max:
+            s = self._sequences[left[0]]
+            at = len(s.held)
+            n = min(len(s.ids) - at, batch.n_max - batch.n_tokens)
+            is_end = at + n == len(s.ids)
+            batch.extend(s.ids[at : at + n], at - s.base, left[0], output_last=is_end)
+            parts.append((left[0], n, batch.n_tokens - 1 if is_end else None))
+            if is_end:
+                left.pop(0)
+        return parts
+
+    def guess(
+        self, guesses: Sequence[tuple[int, Sequence[int]]], batch: Batch
+    ) -> dict[int, Choice]:
+        """Reads guesses behind the texts of some sequences, and says what follows each.
+
+        Args:
+            guesses: of each sequence, the draft's ids, at least one.
+            batch: with room for them.
+
+        """
+        batch.clear()
+        ends = []
+        for seq, ids in guesses:
+            s = self._sequences[seq]
+            batch.extend(ids, len(s.held) - s.base, seq, output_last=True)
+            ends.append(batch.n_tokens - 1)
+        self._decode_for(batch, [self._sequences[seq] for seq, _ in guesses])
+        for seq, ids in guesses:
+            self._sequences[seq].held.extend(ids)
+        return {seq: self.choice(end) for (seq, _), end in zip(guesses, ends, strict=True)}
+
+    def choice(self, row: int) -> Choice:
+        """What the draft chooses at a row of the last batch: an id of the target, or none."""
+        logits = self.context.logits(row)
+        best = int(logits.argmax())
+        # NaN anywhere makes this NaN, as the drafter has to notice.
+        p = 1.0 / float(np.exp(logits - logits[best]).sum())
+        token = self.vocab.of_draft(best)
+        return Choice((token,), (p,), _NO_ROW) if token >= 0 else Choice((), (), _NO_ROW)
+
+    def _decode_for(self, batch: Batch, sequences: Sequence[SequenceText]) -> None:
+        for s in sequences:
+            s.is_torn = True
+        self.decode(batch)
+        for s in sequences:
+            s.is_torn = False
+
+    def decode(self, batch: Batch) -> None:
+        """A decode of the draft."""
+        self.n_calls += 1
+        self.n_read += batch.n_tokens
+        self.context.decode(batch)
+
+    # ---- a state that outlasts a request
+
+    def save(self, seq: int, fingerprint: str) -> bytes:
+        """What is known of a sequence, for restore()."""
+        s = self.of(seq)
+        facts = {
+            "draft": fingerprint, "base": s.base, "first": s.first,
+            "n_checkpoint": s.n_checkpoint, "is_torn": s.is_torn,
+        }  # fmt: skip
+        tokens, held = (np.array(ids, dtype="<i4").tobytes() for ids in (s.tokens, s.held))
+        state = self.context.memory.save(seq)
+        return pack(facts, [tokens, held, state, bytes(s.checkpoint or b"")])
+
+    def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
+        """Puts back what save() gave with the same fingerprint; returns the number of tokens.
+
+        Raises:
+            ArgumentError: the state is damaged, or of another draft. The sequence is forgotten.
+
+        """
+        facts, parts = unpack(data)
+        self.forget(seq)
+        if facts["draft"] != fingerprint:
+            raise ArgumentError("the state was saved with another draft")
+        self.context.memory.restore(seq, parts[2])
+        s = self.of(seq)
+        self.commit([Committed(seq, np.frombuffer(parts[0], dtype="<i4").tolist(), 0)])
+        s.held = np.frombuffer(parts[1], dtype="<i4").tolist()
+        s.base, s.first, s.is_torn = facts["base"], facts["first"], facts["is_torn"]
+        s.checkpoint, s.n_checkpoint = parts[3] or None, facts["n_checkpoint"]
+        return len(s.tokens)
+
+
+def _n_common(held: Sequence[int], ids: Sequence[int], n_most: int) -> int:
+    """How many ids two lists begin with alike, at most n_most."""
+    n = min(len(held), len(ids), n_most)
+    if held[:n] == ids[:n]:
+        return n
+    # They part where the last guesses are: look there first.
+    low = next((i for i in range(max(n - 64, 0), n) if held[i] != ids[i]), n)
+    if held[:low] == ids[:low]:
+        return low
+    return next(i for i in range(n) if held[i] != ids[i])
