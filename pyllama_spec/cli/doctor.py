@@ -121,7 +121,7 @@ def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
     bar.draw(0.0)
     try:
         with make_drafter_for(model, args.draft, _draft_options(args)) as drafter:
-            if not isinstance(drafter.describe().get("path"), str):
+            if not drafter.wants_head and "path" not in drafter.describe():
                 raise ArgumentError(f"{drafter.note}: there is no draft model to measure")
             return diagnostics.describe_draft(
                 drafter, model, repeats=args.repeat, n_threads=args.threads

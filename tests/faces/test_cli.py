@@ -20,7 +20,7 @@ from pyllama_spec.engine import Model, quantize
 from tests.models import model_path
 
 SPECULATION = {
-    "drafter", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
+    "drafter", "note", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
     "accepted_histogram", "reason_off", "controller", "asked", "copied", "probes", "proposed",
     "expected", "verified_histogram", "gain_expected", "gain_realised", "probe_s", "drafted_by",
 }  # fmt: skip

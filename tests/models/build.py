@@ -43,6 +43,11 @@ ARCHITECTURES: dict[str, Callable[[Sketch], None]] = {
 }
 """The builder of each architecture, by the engine's name for it."""
 
+WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
+    "glm4moe": moe.glm4moe,
+}
+"""Further architectures, which are here for their MTP heads alone."""
+
 SLIDING = frozenset({"gemma2", "gemma3", "gpt-oss"})
 HYBRID = frozenset(
     {
@@ -83,8 +88,9 @@ def build(
     layer `k` and no others: what enters layers `0..k` keeps its bits, what enters later layers
     changes. `extra` are the further fields of `TinyConfig`.
     """
-    if arch not in ARCHITECTURES:
-        raise ValueError(f"no builder for {arch!r}; known: {', '.join(ARCHITECTURES)}")
+    builders = {**ARCHITECTURES, **WITH_HEADS}
+    if arch not in builders:
+        raise ValueError(f"no builder for {arch!r}; known: {', '.join(builders)}")
     cfg = TinyConfig(
         arch=arch,
         seed=seed,
@@ -96,6 +102,6 @@ def build(
         **extra,
     )
     sketch = Sketch(cfg)
-    ARCHITECTURES[arch](sketch)
+    builders[arch](sketch)
     mtp.add_heads(sketch)
     return sketch.write(path)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from . import parts
+from .moe import shared_expert
 from .recurrent import (
     delta_net,
+    gated_attention,
     mamba2_mixer,
     mamba_mixer,
     require_attention_layer,
@@ -42,19 +44,18 @@ def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "post_attention_norm")
         if (index + 1) % cfg.attention_interval == 0:
-            m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
-            for part in "kv":
-                m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)
-            m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
-            parts.head_norms(m, blk)
+            gated_attention(m, blk)
         else:
             delta_net(m, blk, head, k_heads, v_heads, joined=joined)
-        parts.experts(m, blk)
-        m.matrix(f"{blk}ffn_gate_inp_shexp.weight", cfg.n_embd)
-        for part in ("gate", "up"):
-            m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
-        m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+        gated_experts(m, blk)
     m.output()
+
+
+def gated_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts, and a shared one behind a gate."""
+    parts.experts(m, blk)
+    m.matrix(f"{blk}ffn_gate_inp_shexp.weight", m.cfg.n_embd)
+    shared_expert(m, blk)
 
 
 def qwen35moe(m: Sketch) -> None:

@@ -38,7 +38,7 @@ def gpt_oss(m: Sketch) -> None:
 def deepseek2(m: Sketch) -> None:
     """Latent attention (the absorbed form); layer 0 dense, routed and shared experts after."""
     cfg = m.cfg
-    q_rank, kv_rank, rope, nope = 24, 16, 8, 8
+    q_rank, kv_rank, rope, nope = Q_RANK, KV_RANK, ROPE, NOPE
     parts.header(m)
     parts.moe_header(m)
     m.key("attention.head_count_kv", 1)  # the latent is one head shared by all
@@ -55,20 +55,67 @@ def deepseek2(m: Sketch) -> None:
     m.key("expert_gating_func", 1)  # softmax
     m.embedding()
     for index, blk in parts.layers(m):
-        parts.norms(m, blk, "attn_norm", "ffn_norm")
-        m.matrix(f"{blk}attn_q_a.weight", q_rank, cfg.n_embd)
-        m.norm(f"{blk}attn_q_a_norm", q_rank)
-        m.matrix(f"{blk}attn_q_b.weight", cfg.n_head * (nope + rope), q_rank, gain=1.5)
-        m.matrix(f"{blk}attn_kv_a_mqa.weight", kv_rank + rope, cfg.n_embd, gain=1.5)
-        m.norm(f"{blk}attn_kv_a_norm", kv_rank)
-        m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, kv_rank, nope, gain=1.5)
-        m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, kv_rank)
-        m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
-        if index == 0:
-            parts.gated_ffn(m, blk)
-            continue
-        parts.experts(m, blk)
-        for part in ("gate", "up"):
-            m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
-        m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+        latent_layer(m, blk, is_dense=index == 0)
     m.output()
+
+
+Q_RANK, KV_RANK, ROPE, NOPE = 24, 16, 8, 8
+
+
+def latent_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a layer with latent attention."""
+    cfg, q_rank, kv_rank, rope, nope = m.cfg, Q_RANK, KV_RANK, ROPE, NOPE
+    parts.norms(m, blk, "attn_norm", "ffn_norm")
+    m.matrix(f"{blk}attn_q_a.weight", q_rank, cfg.n_embd)
+    m.norm(f"{blk}attn_q_a_norm", q_rank)
+    m.matrix(f"{blk}attn_q_b.weight", cfg.n_head * (nope + rope), q_rank, gain=1.5)
+    m.matrix(f"{blk}attn_kv_a_mqa.weight", kv_rank + rope, cfg.n_embd, gain=1.5)
+    m.norm(f"{blk}attn_kv_a_norm", kv_rank)
+    m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, kv_rank, nope, gain=1.5)
+    m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, kv_rank)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
+    if is_dense:
+        parts.gated_ffn(m, blk)
+    else:
+        parts.experts(m, blk)
+        shared_expert(m, blk)
+
+
+def shared_expert(m: Sketch, blk: str) -> None:
+    """Add an expert that every token goes to."""
+    cfg = m.cfg
+    for part in ("gate", "up"):
+        m.matrix(f"{blk}ffn_{part}_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
+    m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
+
+
+def glm4moe(m: Sketch) -> None:
+    """Half of each head rotated; layer 0 dense, sigmoid-gated and shared experts after."""
+    cfg = m.cfg
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim)
+    m.key("rope.dimension_count", cfg.head_dim // 2)
+    m.key("leading_dense_block_count", 1)
+    m.key("expert_shared_count", 1)
+    m.key("expert_weights_scale", 1.5)
+    m.key("expert_weights_norm", True)
+    m.key("expert_gating_func", 2)  # sigmoid
+    m.embedding()
+    for index, blk in parts.layers(m):
+        glm4moe_layer(m, blk, is_dense=index == 0)
+    m.output()
+
+
+def glm4moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a layer of glm4moe."""
+    parts.norms(m, blk, "attn_norm", "post_attention_norm")
+    parts.attention(m, blk, bias=True)
+    parts.head_norms(m, blk)
+    if is_dense:
+        parts.gated_ffn(m, blk)
+        return
+    parts.experts(m, blk)
+    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
+    shared_expert(m, blk)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from . import parts
+from .hybrid import gated_experts
+from .moe import glm4moe_layer, latent_layer
+from .recurrent import gated_attention
 from .sketch import Sketch
 
 
@@ -31,21 +35,27 @@ def add_heads(m: Sketch) -> None:
 
 def _qwen35(m: Sketch, blk: str) -> None:
     """Gated attention and a dense feed-forward block, as in the layers with attention."""
-    cfg = m.cfg
     parts.norms(m, blk, "attn_norm", "post_attention_norm")
-    m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
-    for part in "kv":
-        m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)
-    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
-    parts.head_norms(m, blk)
+    gated_attention(m, blk)
     parts.gated_ffn(m, blk)
+
+
+def _qwen35moe(m: Sketch, blk: str) -> None:
+    """Likewise, with experts. qwen3next's is the same."""
+    parts.norms(m, blk, "attn_norm", "post_attention_norm")
+    gated_attention(m, blk)
+    gated_experts(m, blk)
 
 
 HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
+    "qwen3next": _qwen35moe,
+    "deepseek2": partial(latent_layer, is_dense=False),
+    "glm4moe": partial(glm4moe_layer, is_dense=False),
 }
 """The builder of a head's block, by the engine's name of its architecture."""
 
 
-READS_NORMED = frozenset({"qwen35"})
+READS_NORMED = frozenset(HEADS)
 """Those whose head reads the row behind the final norm; of the others it is the one before."""

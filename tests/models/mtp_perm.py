@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import mtp
-from .build import ARCHITECTURES
+from .build import ARCHITECTURES, WITH_HEADS
 from .config import TinyConfig
 from .sketch import Sketch
 from .toys import perm_next
@@ -45,7 +45,7 @@ def build_perm_mtp(
     of another token gives another one.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
-    ARCHITECTURES[arch](m)
+    {**ARCHITECTURES, **WITH_HEADS}[arch](m)
     mtp.add_heads(m)
     sign = -1.0 if arch in mtp.READS_NORMED else 1.0
     blk = f"blk.{n_layer}."

@@ -44,16 +44,21 @@ def qwen35(m: Sketch) -> None:
     for index, blk in parts.layers(m):
         parts.norms(m, blk, "attn_norm", "post_attention_norm")
         if (index + 1) % cfg.attention_interval == 0:
-            # each head's query is followed by its gate
-            m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
-            for part in "kv":
-                m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)
-            m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
-            parts.head_norms(m, blk)
+            gated_attention(m, blk)
         else:
             delta_net(m, blk, head, k_heads, v_heads)
         parts.gated_ffn(m, blk)
     m.output()
+
+
+def gated_attention(m: Sketch, blk: str) -> None:
+    """Add attention in which each head's query is followed by its gate."""
+    cfg = m.cfg
+    m.matrix(f"{blk}attn_q.weight", 2 * cfg.n_embd, cfg.n_embd)
+    for part in "kv":
+        m.matrix(f"{blk}attn_{part}.weight", cfg.n_embd_kv, cfg.n_embd)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=3.0)
+    parts.head_norms(m, blk)
 
 
 def delta_net(

@@ -174,6 +174,94 @@ def _qwen35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
+def _softmax(x: Array) -> Array:
+    out: Array = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+    return out
+
+
+def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
+    """The routed experts, by softmax or sigmoid as the file says, without the shared ones."""
+    router: Array = head["ffn_gate_inp"] @ x
+    is_sigmoid = head.keys.get("expert_gating_func", 1) == 2
+    p = 1.0 / (1.0 + np.exp(-router)) if is_sigmoid else _softmax(router)
+    bias = head.tensors.get(f"{head.blk}exp_probs_b.bias", 0.0)
+    chosen = np.argsort(p + bias)[-head.keys["expert_used_count"] :]
+    weights = p[chosen]
+    if is_normed:
+        weights = weights / weights.sum()
+    weights = weights * head.keys.get("expert_weights_scale", 1.0)
+    gate, up, down = (head[f"ffn_{name}_exps"] for name in ("gate", "up", "down"))
+    out = np.zeros_like(x)
+    for i, weight in zip(chosen, weights, strict=True):
+        out += weight * (down[i] @ (silu(gate[i] @ x) * (up[i] @ x)))
+    return out
+
+
+def _qwen35moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    x = x + _gated_attention(head, head.norm(x, head["attn_norm"]), position)
+    normed = head.norm(x, head["post_attention_norm"])
+    share = 1.0 / (1.0 + np.exp(-head["ffn_gate_inp_shexp"] @ normed))
+    shared = share * gated_ffn(head, normed, "ffn_{}_shexp")
+    row = head.last_norm(x + experts(head, normed, is_normed=True) + shared)
+    return head.logits(row), row
+
+
+def _latent_attention(head: Head, x: Array, position: int) -> Array:
+    """DeepSeek's: all heads attend to one latent row, into which their queries are taken."""
+    n_head, rank = head.keys["attention.head_count"], head.keys["attention.kv_lora_rank"]
+    n_rot, width = head.keys["rope.dimension_count"], head.keys["attention.key_length_mla"]
+    q = head["attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])
+    plain, turned = np.split(q.reshape(n_head, width), [width - n_rot], axis=1)
+    latent, k = np.split(head["attn_kv_a_mqa"] @ x, [rank])
+    latent = head.norm(latent, head["attn_kv_a_norm"])
+    k = head.rope(k[None], position, interleaved=True)[0]
+    turned = head.rope(turned, position, interleaved=True)
+    absorbed = np.einsum("hrn,hn->hr", head["attn_k_b"], plain)
+    found = head.attend(
+        np.concatenate((absorbed, turned), axis=1), np.concatenate((latent, k))[None],
+        latent[None], 1.0 / np.sqrt(width),
+    )  # fmt: skip
+    values: Array = np.einsum("hvr,hr->hv", head["attn_v_b"], found)
+    out: Array = head["attn_output"] @ values.reshape(-1)
+    return out
+
+
+def _deepseek2(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    x = x + _latent_attention(head, head.norm(x, head["attn_norm"]), position)
+    normed = head.norm(x, head["ffn_norm"])
+    is_normed = bool(head.keys.get("expert_weights_norm", False))
+    x = x + experts(head, normed, is_normed=is_normed) + gated_ffn(head, normed, "ffn_{}_shexp")
+    row = head.last_norm(x)
+    return head.logits(row), row
+
+
+def _attention(head: Head, x: Array, position: int) -> Array:
+    """Grouped queries with biases, and norms of their heads."""
+    n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
+
+    def project(part: str, n: int) -> Array:
+        bias = head.tensors.get(f"{head.blk}attn_{part}.bias", 0.0)
+        out: Array = (head[f"attn_{part}"] @ x + bias).reshape(n, -1)
+        return out
+
+    q, k, v = project("q", n_head), project("k", n_kv), project("v", n_kv)
+    q = head.rope(head.norm(q, head["attn_q_norm"]), position)
+    k = head.rope(head.norm(k, head["attn_k_norm"]), position)
+    return head["attn_output"] @ head.attend(q, k, v, 1.0 / np.sqrt(q.shape[1])).reshape(-1)
+
+
+def _glm4moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    x = x + _attention(head, head.norm(x, head["attn_norm"]), position)
+    normed = head.norm(x, head["post_attention_norm"])
+    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
+    row = head.last_norm(x)
+    return head.logits(row), row
+
+
 _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "qwen35": _qwen35,
+    "qwen35moe": _qwen35moe,
+    "qwen3next": _qwen35moe,
+    "deepseek2": _deepseek2,
+    "glm4moe": _glm4moe,
 }

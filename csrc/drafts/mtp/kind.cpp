@@ -23,7 +23,7 @@ namespace {
 constexpr int32_t N_CANDIDATES = 2;
 
 // Architectures whose heads tests/parity/test_mtp_reference.py computes again. A head of another one is refused by name.
-constexpr llm_arch KNOWN[] = { LLM_ARCH_QWEN35 };
+constexpr llm_arch KNOWN[] = { LLM_ARCH_QWEN35, LLM_ARCH_QWEN35MOE, LLM_ARCH_QWEN3NEXT, LLM_ARCH_DEEPSEEK2, LLM_ARCH_GLM4_MOE };
 
 class mtp_context : public draft_context {
 public:
