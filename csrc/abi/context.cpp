@@ -5,6 +5,7 @@
 #include "hooks/layer_inputs.h"
 #include "hooks/output_buffers.h"
 #include "hooks/snapshots.h"
+#include "kernels/thread_pool.h"
 
 #include "llama-ext.h"
 
@@ -195,6 +196,8 @@ void attach_threads(context_state & state, int32_t n_threads) {
     compute_state & compute = *state.compute;
     if (compute.pool == nullptr) {
         ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
+        // Milliseconds, so much as there is between two decodes. The default spins through a tenth of a second.
+        params.poll       = 1;
         compute.pool      = ggml_threadpool_new(&params);
         compute.n_threads = n_threads;
         if (compute.pool == nullptr) {
@@ -331,6 +334,7 @@ int llama_spec_context_get_info(llama_spec_context * ctx, llama_spec_context_inf
         out->n_host_copies = ctx->state->n_host_copies;
         out->n_graphs_reused = llama_perf_context(c).n_reused;
         out->n_threads     = ctx->state->compute->n_threads;
+        pyllama_spec_count_threads((const pyllama_spec_pool *) ctx->state->compute->pool, &out->n_graphs, &out->n_with_fewer);
         out->memory_bytes  = memory_bytes(c);
         out->n_candidates  = ctx->state->draft ? ctx->state->draft->n_candidates() : 0;
         out->n_draft_row   = ctx->state->draft ? ctx->state->draft->n_row() : 0;

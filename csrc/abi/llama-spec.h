@@ -40,6 +40,9 @@ const char * llama_spec_row_kernels(void);
 /* For comparisons, on this thread: whether decodes are left to the engine's own kernels, as if there were none of ours.
  * Rows are not equal to single ones then. */
 void llama_spec_set_stock_kernels(bool are_stock);
+/* For comparisons, on this thread: whether all of a context's threads compute, even where other programs use the cores
+ * and fewer are faster. */
+void llama_spec_set_all_threads(bool are_all);
 /* For the end of the process, before static data goes away under a thread that computes: stops the decodes and
  * loads of all threads, refuses new decodes, and waits until no thread is inside a call, or for the timeout. */
 void llama_spec_shutdown(int32_t timeout_ms);
@@ -190,6 +193,8 @@ struct llama_spec_context_info {
     uint64_t memory_bytes;      /* of its memory of past tokens, on all devices */
     uint64_t n_host_copies;     /* how often a sequence's state went to the host, or came from there */
     int32_t  n_graphs_reused;   /* batches that were computed with the graph of an earlier one */
+    int64_t  n_graphs;          /* that more than one thread could compute, of it and of those that share its threads */
+    int64_t  n_with_fewer;      /* of these, the ones that fewer than all threads computed */
     int32_t  n_candidates, n_draft_row; /* of a draft's context: what llama_spec_draft_candidates() gives at most */
     int32_t  pooling_type;      /* enum llama_pooling_type of its embeddings */
     bool     has_memory;        /* of past tokens; without, batches are encoded */
@@ -217,7 +222,7 @@ int  llama_spec_get_transfers(llama_spec_context * ctx, bool with_relatives, str
 void llama_spec_limit_memory(uint64_t n_bytes);
 /* Ends a decode that runs in another thread as soon as the engine looks; until cleared, later ones end at once. */
 void llama_spec_cancel(llama_spec_context * ctx, bool value);
-/* Sends the threads to sleep until the next decode; left alone they first poll for some 0.1 s. */
+/* Sends the threads to sleep until the next decode; left alone they first poll for some milliseconds. */
 int  llama_spec_rest(llama_spec_context * ctx);
 /* So many NumPy views more, or fewer, point into the context's output: buffers they point into are kept. Returns how
  * many there are. Thread-safe, also during a decode. */

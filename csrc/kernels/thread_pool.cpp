@@ -4,6 +4,7 @@
 #include "kernels/thread_pool.h"
 
 #include "kernels/rows.h"
+#include "kernels/thread_choice.h"
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +19,7 @@ constexpr size_t SLOT_ALIGNMENT = 128;  // two cache lines, which processors fet
 
 thread_local int t_n_tokens = 0;
 thread_local int t_is_stock = 0;
+thread_local int t_has_all  = 0;
 
 // Not an error: another thread's is.
 struct graph_left {};
@@ -40,11 +42,27 @@ void run(pyllama_spec_pool * pool, void * (*compute)(void *), void * state) {
     }
 }
 
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+        std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+pyllama_spec_thread_choice * choice_of(const pyllama_spec_pool * pool) {
+    return (pyllama_spec_thread_choice *) pool->choice;
+}
+
+void free_scratch(pyllama_spec_pool * pool) {
+    ::operator delete(pool->scratch, std::align_val_t(SLOT_ALIGNMENT));
+    pool->scratch = nullptr;
+    pool->n_slot = pool->n_slots = 0;
+}
+
 } // namespace
 
 void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, int n_threads) {
     pool->n_tokens = t_n_tokens;
     pool->is_stock = t_is_stock;
+    pool->has_all  = t_has_all;
     size_t n_slot = 0;
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
@@ -61,7 +79,7 @@ void pyllama_spec_prepare_pool(pyllama_spec_pool * pool, ggml_cgraph * graph, in
     n_slot = std::max(n_slot, pool->n_slot);
     const size_t n_slots = std::max((size_t) n_threads, pool->n_slots);
     char * scratch = (char *) ::operator new(n_slot * n_slots, std::align_val_t(SLOT_ALIGNMENT));
-    pyllama_spec_free_pool(pool);
+    free_scratch(pool);
     pool->scratch = scratch;
     pool->n_slot  = n_slot;
     pool->n_slots = n_slots;
@@ -75,10 +93,39 @@ void pyllama_spec_set_stock_kernels(int is_stock) {
     t_is_stock = is_stock;
 }
 
+void pyllama_spec_set_all_threads(int has_all) {
+    t_has_all = has_all;
+}
+
 void pyllama_spec_free_pool(pyllama_spec_pool * pool) {
-    ::operator delete(pool->scratch, std::align_val_t(SLOT_ALIGNMENT));
-    pool->scratch = nullptr;
-    pool->n_slot = pool->n_slots = 0;
+    free_scratch(pool);
+    delete choice_of(pool);
+    pool->choice = nullptr;
+}
+
+int pyllama_spec_choose_threads(pyllama_spec_pool * pool, ggml_cgraph * graph, int n_threads) {
+    pool->slept_ns = 0;
+    if (pool->choice == nullptr && n_threads == 1) {
+        return 1;
+    }
+    if (pool->choice == nullptr) {
+        pool->choice = new pyllama_spec_thread_choice();
+    }
+    const uint64_t shape = ((uint64_t) ggml_graph_n_nodes(graph) << 32) + (uint32_t) pool->n_tokens;
+    const int n_used = choice_of(pool)->begin(shape, n_threads, now_ns());
+    return pool->has_all ? n_threads : n_used;
+}
+
+void pyllama_spec_count_graph(pyllama_spec_pool * pool) {
+    if (pool->choice != nullptr && !pool->has_all) {
+        choice_of(pool)->end(now_ns(), __atomic_load_n(&pool->slept_ns, __ATOMIC_RELAXED));
+    }
+}
+
+void pyllama_spec_count_threads(const pyllama_spec_pool * pool, int64_t * n_graphs, int64_t * n_with_fewer) {
+    const pyllama_spec_thread_choice * choice = choice_of(pool);
+    *n_graphs     = choice != nullptr ? choice->n_graphs : 0;
+    *n_with_fewer = choice != nullptr ? choice->n_with_fewer : 0;
 }
 
 void pyllama_spec_leave_graph(void) {

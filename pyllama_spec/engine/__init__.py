@@ -3,7 +3,7 @@
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
-from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.context import Context, ThreadUse
 from pyllama_spec.engine.context_params import ContextParams
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
@@ -41,6 +41,7 @@ __all__ = [
     "RpcServer",
     "Sampler",
     "SamplerParams",
+    "ThreadUse",
     "Transfers",
     "Vocab",
     "build_stamp",

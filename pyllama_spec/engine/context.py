@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,22 @@ from pyllama_spec.errors import (
 )
 
 Rows = npt.NDArray[np.float32]
+
+
+class ThreadUse(NamedTuple):
+    """Counts that only grow, of a target's context and its drafts' together; 0 with one thread.
+
+    Where other programs use the cores, threads wait for the one among them that lost its core. What
+    they wait is measured, and where fewer threads are faster, fewer compute: with the same numbers.
+
+    Attributes:
+        n_graphs: physical batches that more than one thread could compute.
+        n_with_fewer: those of them that fewer than all threads computed.
+
+    """
+
+    n_graphs: int = 0
+    n_with_fewer: int = 0
 
 
 class _View:
@@ -340,6 +356,13 @@ class Context(Closeable):
         return n
 
     @property
+    def thread_use(self) -> ThreadUse:
+        """How many graphs fewer than all threads computed, since other programs use the cores."""
+        info = ffi.new("struct llama_spec_context_info *")
+        check(lib.llama_spec_context_get_info(self.handle, info), "cannot read the context")
+        return ThreadUse(info.n_graphs, info.n_with_fewer)
+
+    @property
     def transfers(self) -> Transfers:
         """What went between the host and devices in the calls on this context so far."""
         return read_transfers(self.handle, with_drafts=False)
@@ -356,7 +379,7 @@ class Context(Closeable):
     def pause_threads(self) -> None:
         """Sends the worker threads to sleep until the next decode; done at the end of every text.
 
-        Left alone they wait for work without sleeping for a while, some 0.1 s, in which another
+        Left alone they wait for work without sleeping for some milliseconds, in which another
         context of the process, or whatever the program does next, has fewer processors.
         """
         # Refused where another thread decodes, or after a failure: nothing to do then.

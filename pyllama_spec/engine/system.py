@@ -88,6 +88,19 @@ def stock_kernels() -> Iterator[None]:
         lib.llama_spec_set_stock_kernels(False)
 
 
+@contextlib.contextmanager
+def all_threads() -> Iterator[None]:
+    """Decodes of this thread by all threads of a context, even where fewer would be faster.
+
+    Fewer are where other programs use the cores too (`Context.thread_use`). The numbers are equal.
+    """
+    lib.llama_spec_set_all_threads(True)
+    try:
+        yield
+    finally:
+        lib.llama_spec_set_all_threads(False)
+
+
 def supports_gpu() -> bool:
     """Whether this build finds a GPU, or a server of another machine, to put layers on."""
     return bool(lib.llama_spec_supports_gpu())
@@ -108,9 +121,8 @@ def default_n_threads() -> int:
 def bounded_n_threads(n_threads: int | None) -> int:
     """The number of a context's threads: what was asked for, and no more than there are cores.
 
-    Threads wait for one another at each step of a graph, and spin meanwhile, so that one without a
-    core of its own makes all of them wait: three on two busy cores took 12 s for a token. Hardware
-    threads count as cores here.
+    Threads wait for one another at each step of a graph, so that one without a core of its own
+    makes all of them wait. Hardware threads count as cores here.
     """
     if n_threads is None:
         return default_n_threads()
