@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,6 +18,7 @@ from pyllama_spec.bench.figures import (
 )
 from pyllama_spec.bench.peer import PeerRun
 from pyllama_spec.bench.result import BenchResult
+from pyllama_spec.bench.sides import Run
 
 FORMAT = "pyllama_spec bench 1"
 # Of a calm machine the share is 0.9 and more: threads that wait for each other poll.
@@ -107,6 +109,7 @@ def _prompt(prompt: PromptResult) -> dict[str, Any]:
         "speedup_over_repeats": _spread(prompt.speedups),
         "prompt_tokens": prompt.n_prompt,
         "accepted_histogram": accepted_histogram(runs),
+        "state": state_of(runs),
         "reason_off": next((run.reason_off for run in runs if run.reason_off), None),
         "asked": sum(run.asked for run in runs),
         "probes": sum(run.probes for run in runs),
@@ -198,17 +201,26 @@ def peer_tps(answers: Iterable[PeerRun]) -> float | None:
     return ratio(sum(answer.n_tokens for answer in runs), sum(answer.seconds for answer in runs))
 
 
-def _off(result: BenchResult) -> list[str]:
-    """For each reason: at the end of how many texts the drafter was off, and how long it was on."""
+def state_of(runs: Sequence[Run]) -> str:
+    """What became of the drafter in the repeats of a prompt: the first that fits any of them."""
+    states = {run.state for run in runs}
+    return next((one for one in ("disabled", "used", "idle") if one in states), "none")
+
+
+def _states(result: BenchResult) -> list[str]:
+    """In how many texts the drafter was idle, or disabled: the median of since when, and why."""
     runs = [pair.spec for pair in result.pairs]
     out = []
     for reason in sorted({run.reason_off for run in runs if run.reason_off is not None}):
-        ended = [run for run in runs if run.reason_off == reason]
-        on = ratio(sum(run.asked for run in ended), sum(len(run.rounds) for run in ended))
-        share = "" if on is None else f", and on in {on:.0%} of their rounds"
+        those = [run for run in runs if run.reason_off == reason]
+        since = statistics.median_low([run.disabled_since or 0 for run in those])
+        when = f"after {since} rounds" if since else "from the beginning"
         out.append(
-            f"the drafter was off at the end of {len(ended)} of {len(runs)} texts{share}: {reason}"
+            f"the drafter was disabled in {len(those)} of {len(runs)} texts, {when}: {reason}"
         )
+    n_idle = sum(run.state == "idle" for run in runs)
+    if n_idle:
+        out.append(f"the drafter was idle in {n_idle} of {len(runs)} texts: it proposed nothing")
     return out
 
 
@@ -244,6 +256,6 @@ def notes(result: BenchResult) -> list[str]:
         out.append("interrupted: only what was measured until then is counted")
     if result.failure is not None:
         out.append(f"ended by an error: {result.failure}")
-    out += _off(result)
+    out += _states(result)
     out += [f"peer, prompt {key!r}: {reason}" for key, reason in result.peer_failures.items()]
     return out

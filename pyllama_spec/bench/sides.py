@@ -48,7 +48,9 @@ class Run:
         decode_s: all rounds.
         draft_s, verify_s: of those, in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
-        reason_off: why the drafter was not used, or not to the end.
+        state: of SpeculationStats: none, used, idle or disabled.
+        reason_off: why the drafter was disabled; None if it was not.
+        disabled_since: after how many rounds it was.
         transfers: between the host and devices in all rounds, of the target and its draft.
         asked, probes, proposed, expected, gain_expected, gain_realised, probe_s,
         round_counts: as of SpeculationStats.
@@ -63,7 +65,9 @@ class Run:
     draft_s: float = 0.0
     verify_s: float = 0.0
     cpu_s: float = 0.0
+    state: str = "none"
     reason_off: str | None = None
+    disabled_since: int | None = None
     transfers: Transfers = NO_TRANSFERS
     asked: int = 0
     probes: int = 0
@@ -151,7 +155,9 @@ class Side(Closeable):
             draft_s=timing.draft_s,
             verify_s=timing.verify_s,
             cpu_s=cpu_s,
-            reason_off=stats.reason_off,
+            reason_off=stats.reason_off if stats.state == "disabled" else None,
+            state=stats.state,
+            disabled_since=stats.off_since,
             transfers=transfers,
             asked=stats.asked,
             probes=stats.probes,

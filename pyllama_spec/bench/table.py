@@ -13,7 +13,7 @@ from pyllama_spec.bench.figures import (
     accepted_histogram,
     ratio,
 )
-from pyllama_spec.bench.report import notes, peer_tps
+from pyllama_spec.bench.report import notes, peer_tps, state_of
 from pyllama_spec.bench.result import BenchResult
 
 _NOTHING = "-"
@@ -135,17 +135,17 @@ def _controller(result: BenchResult) -> list[str]:
     rows = []
     for prompt in result.prompts:
         runs = [pair.spec for pair in prompt.pairs]
-        spec, is_off = prompt.comparison.spec, any(run.reason_off for run in runs)
+        spec = prompt.comparison.spec
         counts = (
             spec.rounds, sum(run.asked for run in runs), sum(run.probes for run in runs),
             sum(run.proposed for run in runs), spec.drafted, spec.accepted,
         )  # fmt: skip
         expected = sum(run.expected for run in runs)
-        rows.append([prompt.id, *map(str, counts), _number(expected, 1), "yes" if is_off else "no"])
+        rows.append([prompt.id, *map(str, counts), _number(expected, 1), state_of(runs)])
     if not any(run.asked for prompt in result.prompts for run in (p.spec for p in prompt.pairs)):
         return []
     head = ["drafts", "rounds", "asked", "probes", "proposed", "verified", "accepted",
-            "expected", "off at the end"]  # fmt: skip
+            "expected", "drafter"]  # fmt: skip
     return _aligned([head, *rows])
 
 

@@ -15,10 +15,13 @@ from pyllama_spec.cli.generate import (
     DEFAULTS_APART,
     add_model_options,
     add_sampling_options,
+    end_lines,
+    figure_lines,
     open_llama,
-    print_figures,
+    print_notes,
     print_pieces,
     request_options,
+    thread_lines,
 )
 from pyllama_spec.cli.line_editor import LineEditor, open_editor
 from pyllama_spec.drafters.base import DraftStop
@@ -37,6 +40,8 @@ from pyllama_spec.terminal import dim
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+# An answer ends by itself; this is for a model that does not.
+_MAX_TOKENS = 1024
 _HELP = """\
 /help              this text
 /reset             begin anew; the system message stays
@@ -60,7 +65,7 @@ def add_chat(commands: _Commands) -> None:
         "--history", type=Path, default=None, metavar="FILE",
         help="keep what is typed there for the next time; without, for this session only",
     )  # fmt: skip
-    parser.set_defaults(run=run_chat)
+    parser.set_defaults(run=run_chat, max_tokens=_MAX_TOKENS)
 
 
 def run_chat(args: argparse.Namespace) -> int:
@@ -75,7 +80,7 @@ def run_chat(args: argparse.Namespace) -> int:
             print(dim(f"[{one.message}]", sys.stderr), file=sys.stderr)
         if sys.stdin is not None and sys.stdin.isatty():
             print(dim("/help says what can be done, Ctrl-D leaves", sys.stdout))
-        chat = _Chat(llama, request_options(args), args.system, switch if has_drafter else None)
+        chat = _Chat(llama, args, switch if has_drafter else None)
         with closing(open_editor(args.history)) as editor:
             while (text := _next_message(editor)) is not None:
                 if not chat.take(text):
@@ -144,11 +149,10 @@ class Switch(Controller):
 class _Chat:
     """The conversation, and what the commands do to it."""
 
-    def __init__(
-        self, llama: Llama, options: dict[str, Any], system: str | None, switch: Switch | None
-    ) -> None:
-        self._llama, self._options, self._switch = llama, options, switch
-        self._system = system
+    def __init__(self, llama: Llama, args: argparse.Namespace, switch: Switch | None) -> None:
+        self._llama, self._options, self._switch = llama, request_options(args), switch
+        self._system: str | None = args.system
+        self._has_figures, self._is_first = not args.quiet, True
         self._turns: list[dict[str, Any]] = []
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: print(_HELP),
@@ -180,6 +184,7 @@ class _Chat:
         self._turns.append({"role": "user", "content": text})
         generation = None
         try:
+            threads = self._llama.context.thread_use
             generation = self._llama.generate_chat_steps(self._messages, **self._options)
             with generation:
                 print_pieces(generation, silent=False)
@@ -192,7 +197,12 @@ class _Chat:
             # A message without an answer would stand before the next one.
             self._turns.pop()
             return
-        print_figures(generation.record.stats, generation.record.timing)
+        print_notes(end_lines(generation, self._options["max_tokens"]))
+        if self._has_figures:
+            stats, timing = generation.record.stats, generation.record.timing
+            print_notes(figure_lines(stats, timing, has_load=self._is_first))
+            print_notes(thread_lines(threads, self._llama.context))
+        self._is_first = False
         self._turns.append({"role": "assistant", "content": generation.record.text})
 
     def _reset(self, _: str) -> None:

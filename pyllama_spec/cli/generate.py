@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ from pyllama_spec.cli.device_options import (
     layer_keywords,
 )
 from pyllama_spec.cli.wording import file_name
+from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.llama import Llama
@@ -27,6 +29,8 @@ from pyllama_spec.terminal import dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
+# Of the decodes: one now and then may be a try.
+_SHARED = 0.25
 DEFAULTS_APART = (
     "The defaults here suit a look at a model. Those of Llama in Python are llama-cpp-python's, so "
     "that programs keep theirs: a shorter context (512), 16 tokens for a text and no bound for a "
@@ -87,6 +91,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     add_layer_options(parser)
     add_context_options(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="no figures below a text")
     parser.add_argument("--verbose", action="store_true", help="show what the engine says")
 
 
@@ -191,6 +196,7 @@ def run_generate(args: argparse.Namespace) -> int:
             generation = llama.generate_chat_steps(messages, **request_options(args))
         else:
             generation = llama.generate_steps(prompt, **request_options(args))
+        before = llama.context.thread_use
         try:
             with generation:
                 print_pieces(generation, silent=args.json)
@@ -201,10 +207,13 @@ def run_generate(args: argparse.Namespace) -> int:
             elif isinstance(error, PyllamaSpecError):
                 print()
             raise
+        shared = thread_lines(before, llama.context)
     if args.json:
         print(json.dumps(_as_json(generation)))
     else:
-        print_figures(generation.record.stats, generation.record.timing)
+        print_notes(end_lines(generation, args.max_tokens))
+        if not args.quiet:
+            print_notes(figure_lines(generation.record.stats, generation.record.timing) + shared)
     return 0
 
 
@@ -229,12 +238,52 @@ def _as_json(generation: Generation) -> dict[str, Any]:
     }
 
 
-def print_figures(stats: SpeculationStats, timing: Timing) -> None:
-    """Says on stderr how fast it was, and what the drafter gave."""
+def print_notes(lines: Sequence[str]) -> None:
+    """Lines of the command's own, on stderr."""
+    for line in lines:
+        print(dim(fitted(f"[{line}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
+
+
+def state_lines(stats: SpeculationStats) -> list[str]:
+    """What became of the drafter, where it was not used."""
+    if stats.state == "idle":
+        return [f"{stats.drafter} was idle: it proposed nothing"]
+    if stats.state != "disabled":
+        return []
+    since = f"after {stats.off_since} rounds" if stats.off_since else "from the beginning"
+    return [f"{stats.drafter} was disabled {since}: {stats.reason_off}"]
+
+
+def end_lines(generation: Generation, max_tokens: int) -> list[str]:
+    """Why the text ends, where the model did not end it."""
+    record = generation.record
+    if record.finish_reason != "length":
+        return []
+    if len(record.tokens) == max_tokens:
+        return [f"cut at {max_tokens} tokens: -n takes another number; 0: up to the context"]
+    return ["cut where the context ends: -c takes a longer one"]
+
+
+def thread_lines(before: ThreadUse, context: Context) -> list[str]:
+    """Whether other programs had the cores, and what to do about it."""
+    n = context.thread_use.n_graphs - before.n_graphs
+    n_fewer = context.thread_use.n_with_fewer - before.n_with_fewer
+    if not n_fewer or n_fewer < _SHARED * n:
+        return []
+    line = (
+        f"other programs use the cores: {n_fewer} of {n} decodes took fewer than "
+        f"{context.n_threads} threads, which was faster; -t sets how many there are at most"
+    )
+    return [line]
+
+
+def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = True) -> list[str]:
+    """How fast it was, and what the drafter gave."""
     speed = (
         f"{timing.n_decoded} tokens in {timing.decode_s:.2f} s: {timing.decode_tps:.1f} tokens/s"
     )
-    lines = [f"{speed}; load {timing.load_s:.2f} s, prompt {timing.prompt_s:.2f} s"]
+    load = f"load {timing.load_s:.2f} s, " if has_load else ""
+    lines = [f"{speed}; {load}prompt {timing.prompt_s:.2f} s"]
     if stats.drafter != "none":
         lines.append(
             f"{stats.drafter}: {stats.rounds} rounds of {stats.tokens_per_round:.2f} tokens, "
@@ -248,7 +297,4 @@ def print_figures(stats: SpeculationStats, timing: Timing) -> None:
         )
     if stats.note:
         lines.append(stats.note)
-    if stats.reason_off is not None:
-        lines.append(f"the drafter is off: {stats.reason_off}")
-    for line in lines:
-        print(dim(fitted(f"[{line}]", sys.stderr, 1), sys.stderr), file=sys.stderr)
+    return lines + state_lines(stats)

@@ -62,8 +62,10 @@ class Result(dict[str, Any]):
             )
         if speculation.get("note"):
             parts.append(speculation["note"])
+        if speculation.get("state") == "idle":
+            parts.append("the drafter found nothing to propose")
         if speculation.get("reason_off"):
-            parts.append(f"the drafter is off: {speculation['reason_off']}")
+            parts.append(f"the drafter is disabled: {speculation['reason_off']}")
         return "; ".join(parts)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -186,6 +187,7 @@ class Job:
         last_n: int,
         by_token: bool = False,
     ) -> None:
+        self._asked_s = perf_counter()
         self.prompt = tuple(prompt)
         self.run: SequenceRun | None = None
         self.ticket: Any = None
@@ -244,7 +246,7 @@ class Job:
             token_sampler,
             self._max_tokens,
             self._observer,
-            timing=Timing(load_s),
+            timing=Timing(load_s, queue_s=perf_counter() - self._asked_s),
         )
         if self._guided is not None:
             run.forced = self._guided.forced
@@ -273,6 +275,8 @@ class Job:
 
         What a callback raised behind that end, where only a draft has led, is no error.
         """
+        if self.run is not None and not self.run.timing.first_token_s and step.tokens:
+            self.run.timing.first_token_s = perf_counter() - self._asked_s
         pieces, finish = self._take(step)
         self._texts += [piece.text for piece in pieces]
         if finish is not None:

@@ -384,8 +384,7 @@ class Round:
             for span in spans:
                 failure = drafter.failure(span.seq)
                 if failure is not None:
-                    stats = self._runs[span.seq].stats
-                    stats.reason_off, stats.reason_off_error = failure.reason, failure.error
+                    self._runs[span.seq].stats.note_failure(failure.reason, failure.error)
         return perf_counter() - start
 
     def _read(self, span: Span, done: list[Committed]) -> Step | None:
@@ -515,4 +514,5 @@ class Round:
         for span in spans:
             # A failure of the drafter has said so already.
             if self.drafter.failure(span.seq) is None:
-                self._runs[span.seq].stats.reason_off = controller.reason_off(span.seq)
+                reason, is_round = controller.reason_off(span.seq), bool(span.tokens)
+                self._runs[span.seq].stats.note_off(reason, is_round=is_round)

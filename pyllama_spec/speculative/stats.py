@@ -56,8 +56,13 @@ class SpeculationStats:
             not say.
         probe_s: seconds of drafting in retries.
         round_counts: what each round asked for and got, in order; not in as_dict().
-        reason_off: why the drafter was not used, or not to the end; None if it was.
+        reason_off: why the drafter was off in the last round; None if it was not. A text that it
+            made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
+        has_failed: whether it is off because it failed.
+        rounds_off: rounds in which it was off, tries of it included.
+        off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
+            it was not, and in the sum of several requests.
 
     """
 
@@ -80,6 +85,9 @@ class SpeculationStats:
     round_counts: list[RoundCounts] = field(default_factory=list)
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
+    has_failed: bool = False
+    rounds_off: int = 0
+    off_since: int | None = None
 
     def count_round(self, n_drafted: int, n_accepted: int) -> None:
         """Counts a finished round."""
@@ -108,8 +116,47 @@ class SpeculationStats:
                 self.probes += 1
                 self.probe_s += draft_s
 
+    def note_off(self, reason: str | None, *, is_round: bool) -> None:
+        """After a round, or after a part of the prompt: why the drafter is off now, or None."""
+        self.rounds_off += is_round and self.off_since is not None
+        if reason is None:
+            self.off_since = None
+        elif self.off_since is None:
+            self.off_since = self.rounds
+        self.reason_off = reason
+
+    def note_failure(self, reason: str, error: Exception | None) -> None:
+        """The drafter failed, and is off until the next prompt."""
+        if not self.has_failed:
+            self.off_since = self.rounds
+        self.has_failed, self.reason_off, self.reason_off_error = True, reason, error
+
+    @property
+    def state(self) -> str:
+        """What became of the drafter: "none", "used", "idle" or "disabled".
+
+        "none": there is no drafter. "disabled": it failed, or was off as the text ended and for
+        more than half of the rounds. "idle": it was asked, and proposed nothing; a lookup where
+        nothing came again is so. "used": tokens that it proposed were verified.
+        """
+        if self.drafter == "none":
+            return "none"
+        # Who was asked and found nothing costs next to nothing, on or off.
+        is_silent = self.asked > 0 and self.proposed == 0
+        is_off = (
+            self.reason_off is not None
+            and not is_silent
+            and (not self.drafted or 2 * self.rounds_off > self.rounds)
+        )
+        if self.has_failed or is_off:
+            return "disabled"
+        return "used" if self.drafted else "idle"
+
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""
+        self.off_since = other.off_since if self.drafter == "none" else None
+        self.has_failed = self.has_failed or other.has_failed
+        self.rounds_off += other.rounds_off
         self.drafter = other.drafter
         self.rounds += other.rounds
         self.drafted += other.drafted
@@ -151,6 +198,7 @@ class SpeculationStats:
 
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object of the JSON face."""
+        is_disabled = self.state == "disabled"
         return {
             "drafter": self.drafter,
             "note": self.note or None,
@@ -160,7 +208,9 @@ class SpeculationStats:
             "acceptance_rate": self.acceptance_rate,
             "tokens_per_round": self.tokens_per_round,
             "accepted_histogram": list(self.accepted_histogram),
-            "reason_off": self.reason_off,
+            "state": self.state,
+            "disabled_since": self.off_since if is_disabled else None,
+            "reason_off": self.reason_off if is_disabled else None,
             "controller": self.controller,
             "asked": self.asked,
             "copied": self.copied,
@@ -193,6 +243,9 @@ class Timing:
         draft_s: of those, in the drafter.
         verify_s: of those, in the target's decode.
         n_decoded: tokens committed by the rounds.
+        queue_s: from the call that asked for it to when it began to be computed: what it waited for
+            other requests, and a stream for its reader.
+        first_token_s: from that call to the first token; 0 until there is one.
 
     """
 
@@ -202,6 +255,8 @@ class Timing:
     draft_s: float = 0.0
     verify_s: float = 0.0
     n_decoded: int = 0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
 
     @property
     def overhead_s(self) -> float:
@@ -217,6 +272,8 @@ class Timing:
         """The `timing` object of the JSON face."""
         return {
             "load_s": self.load_s,
+            "queue_s": self.queue_s,
+            "first_token_s": self.first_token_s,
             "prompt_s": self.prompt_s,
             "decode_s": self.decode_s,
             "draft_s": self.draft_s,

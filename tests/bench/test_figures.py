@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -193,14 +194,21 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool) -> None:
     assert any("busy" in note for note in notes(result)) == is_busy
 
 
-def test_a_drafter_that_was_off_at_the_end_is_said_with_how_long_it_was_on() -> None:
+def test_what_became_of_the_drafter_is_said() -> None:
+    off: dict[str, Any] = {"state": "disabled", "reason_off": "it does not pay"}
     runs = [
-        made_up_run([(1, 1)] * 6, 1.0, asked=3, reason_off="it does not pay"),
-        made_up_run([(1, 1)] * 6, 1.0, asked=6),
+        made_up_run([(1, 1)] * 6, 1.0, asked=3, disabled_since=2, **off),
+        made_up_run([(1, 1)] * 6, 1.0, asked=3, disabled_since=4, **off),
+        made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used"),
+        made_up_run([(0, 0)] * 12, 1.0, asked=6, state="idle"),
     ]
-    result = made_up_result([one_prompt(*(Pair(made_up_run([(0, 0)] * 12, 2.0), r) for r in runs))])
-    assert (
-        "the drafter was off at the end of 1 of 2 texts, and on in 50% of their rounds: "
-        "it does not pay"
-    ) in notes(result)
-    assert "off at the end" in table(result)
+    prompts = [one_prompt(Pair(made_up_run([(0, 0)] * 12, 2.0), run)) for run in runs]
+    result = made_up_result(prompts)
+    assert [note for note in notes(result) if "drafter" in note] == [
+        "the drafter was disabled in 2 of 4 texts, after 2 rounds: it does not pay",
+        "the drafter was idle in 1 of 4 texts: it proposed nothing",
+    ]
+    states = [line["state"] for line in to_json(result)["prompts"]]
+    assert states == ["disabled", "disabled", "used", "idle"]
+    shown = [line.split()[-1] for line in table(result).split("\n") if line]
+    assert [word for word in shown if word in states] == states

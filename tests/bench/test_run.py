@@ -43,7 +43,7 @@ def test_the_controllers_counts_are_those_of_the_runs(result: bench.BenchResult)
     (head,) = [line for line in bench.table(result).split("\n") if line.startswith("drafts ")]
     assert head.split(maxsplit=8)[1:] == [
         "rounds", "asked", "probes", "proposed", "verified", "accepted", "expected",
-        "off at the end",
+        "drafter",
     ]  # fmt: skip
 
 

@@ -21,11 +21,13 @@ from tests.models import model_path
 
 SPECULATION = {
     "drafter", "note", "rounds", "drafted", "accepted", "acceptance_rate", "tokens_per_round",
-    "accepted_histogram", "reason_off", "controller", "asked", "copied", "probes", "proposed",
+    "accepted_histogram", "state", "disabled_since",
+    "reason_off", "controller", "asked", "copied", "probes", "proposed",
     "expected", "verified_histogram", "gain_expected", "gain_realised", "probe_s", "drafted_by",
 }  # fmt: skip
 TIMING = {
-    "load_s", "prompt_s", "decode_s", "draft_s", "verify_s", "overhead_s", "decode_tps",
+    "load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s", "verify_s",
+    "overhead_s", "decode_tps",
 }  # fmt: skip
 REPEATED = "one two three four one two three four one two"
 
@@ -303,3 +305,54 @@ def test_doctor_says_that_the_machine_is_busy() -> None:
             other.wait()
     assert done.returncode == 0, done.stderr
     assert "The machine is busy with something else" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "said"),
+    [
+        (("-d", "none"), "none", ""),
+        # A cycle of as many tokens as there are, and once more.
+        (("-d", "prompt-lookup", "--controller", "fixed", "-n", "400"), "used", ""),
+        (("-d", "prompt-lookup", "--controller", "fixed"), "idle", "it proposed nothing"),
+        (("-d", "prompt-lookup", "--controller", "off"), "disabled", "from the beginning: the con"),
+    ],
+)
+def test_the_state_of_the_drafter_is_said(
+    options: tuple[str, ...], state: str, said: str, perm: Path
+) -> None:
+    options = ("-p", "abc", "-n", "6", *options)
+    speculation = generate(perm, *options)["speculation"]
+    assert speculation["state"] == state
+    assert (speculation["reason_off"] is None) == (state != "disabled")
+    done = cli("generate", "-m", perm, "-t", 1, *options)
+    assert done.returncode == 0, done.stderr
+    shown = " ".join(done.stderr.split())
+    assert ("was idle" in shown or "was disabled" in shown) == bool(said)
+    assert said in shown
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_a_text_that_is_cut_says_so_and_figures_can_be_silenced(command: str, perm: Path) -> None:
+    base = ("-m", perm, "-t", 1, *(("-p", "abc") if command == "generate" else ()))
+    cut = cli(command, *base, "-n", 5, stdin="hello\nagain\n")
+    assert "cut at 5 tokens: -n takes another number" in cut.stderr
+    assert cut.stderr.count("load ") == 1  # a chat loads once
+    quiet = cli(command, *base, "-n", 5, "-q", stdin="hello\nagain\n")
+    assert quiet.stdout == cut.stdout
+    assert {line for line in quiet.stderr.split("\n") if line} == {
+        line for line in cut.stderr.split("\n") if "cut at" in line or "note" in line
+    }
+    full = cli(command, *base, "-n", 0, "-c", 64, stdin="hello\n")
+    assert "cut where the context ends: -c takes a longer one" in full.stderr
+
+
+def test_an_answer_of_a_chat_is_longer_than_a_text(perm: Path) -> None:
+    """Of a model that never ends: 1,024 tokens, not the 128 of `generate`."""
+    done = cli("chat", "-m", perm, "-t", 1, stdin="hello\n")
+    assert "cut at 1024 tokens" in done.stderr
+
+
+def test_the_time_to_the_first_token_is_told(perm: Path) -> None:
+    timing = generate(perm, "-p", "abc" * 40, "-n", 4)["timing"]
+    assert 0 <= timing["queue_s"] <= timing["first_token_s"]
+    assert timing["first_token_s"] >= timing["prompt_s"]
