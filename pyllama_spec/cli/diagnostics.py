@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -25,11 +28,14 @@ from pyllama_spec.engine import (
 )
 from pyllama_spec.engine.placement import in_words
 from pyllama_spec.engine.system import backends
+from pyllama_spec.errors import CancelledError, EngineError
 from pyllama_spec.speculative import ProfitController
 from pyllama_spec.speculative.controller.base import ControllerLimits
-from pyllama_spec.speculative.row_timing import measure_rows
+from pyllama_spec.speculative.row_timing import in_order, measure_rows
 
 MAX_ROWS = 16
+# Together with what opens them less than a minute.
+VERIFY_S, DRAFT_S = 40.0, 10.0
 _N_PREFIX = 128
 
 
@@ -45,6 +51,7 @@ class VerifyCost:
         lowest, highest: the ratio in single passes.
         own_share: how much of its threads' time this process had, of all passes: 1.0 on a machine
             that has nothing else to do.
+        n_passes: passes that had time for this width.
     """
 
     n_rows: int
@@ -53,6 +60,7 @@ class VerifyCost:
     lowest: float
     highest: float
     own_share: float
+    n_passes: int
 
 
 def report() -> dict[str, Any]:
@@ -117,44 +125,104 @@ def measure_verify_cost(
     max_rows: int = MAX_ROWS,
     repeats: int = 5,
     n_threads: int | None = None,
+    budget_s: float | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[VerifyCost]:
     """Times decodes of 1 .. max_rows rows after a short prefix, taking turns.
+
+    A wider batch takes no less than a narrower one: where it seemed to, something else disturbed
+    the narrower one, and the time of the wider counts for both.
 
     Args:
         model: the target.
         max_rows: the widest batch.
         repeats: passes over all widths; medians are given, after one pass that is not counted.
         n_threads: as for a context.
+        budget_s: seconds after which it ends, in the middle of a decode if need be; None for
+            VERIFY_S. What was measured until then is given.
         progress: called with 0.0 .. 1.0.
+
+    Raises:
+        EngineError: not even a decode of one row ended in that time.
+
     """
+    budget_s = VERIFY_S if budget_s is None else budget_s
     n_ctx = _N_PREFIX + 4 * max_rows * max_rows + max_rows
+    passes: list[dict[int, float]] = []
     with Context(model, n_ctx=n_ctx, n_threads=n_threads) as context:
         batch = Batch(max(context.n_batch, max_rows))
         token = model.vocab.bos or 0
-        passes: list[list[float]] = []
-        wall_s = own_s = 0.0
-        for i in range(repeats + 1):
-            context.memory.clear()
-            batch.clear()
-            batch.extend([token] * _N_PREFIX, 0, output_last=True)
-            context.decode(batch)
-            begun, own = perf_counter(), process_time()
-            seconds: list[float] = []
-            for n, one in enumerate(_one_pass(context, batch, token, max_rows), 1):
-                seconds.append(one)
-                if progress is not None:
-                    progress((i + n / max_rows) / (repeats + 1))
-            passes.append(seconds)
-            wall_s, own_s = wall_s + perf_counter() - begun, own_s + process_time() - own
+        begun, own = perf_counter(), process_time()
+        with _ended_after(context, budget_s):
+            for i in range(repeats + 1):
+                context.memory.clear()
+                batch.clear()
+                batch.extend([token] * _N_PREFIX, 0, output_last=True)
+                context.decode(batch)
+                seconds: dict[int, float] = {}
+                passes.append(seconds)
+                for n_rows, one in _one_pass(context, batch, token, max_rows):
+                    seconds[n_rows] = one
+                    if progress is not None:
+                        done = (i + len(seconds) / max_rows) / (repeats + 1)
+                        progress(max(done, (perf_counter() - begun) / budget_s))
+        wall_s, own_s = perf_counter() - begun, process_time() - own
         share = own_s / (wall_s * context.n_threads)
+    if progress is not None:
+        progress(1.0)
+    costs = _costs(passes, max_rows, share)
+    if not costs:
+        raise EngineError(
+            f"no decode of {model.path.name} ended within {budget_s:.0f} s: other programs have "
+            "the processor, or the model does not fit the memory; end them, or take fewer threads"
+        )
+    return costs
+
+
+def _costs(passes: list[dict[int, float]], max_rows: int, share: float) -> list[VerifyCost]:
+    """Medians of passes behind the first; of all where there was no time for a whole one."""
+    is_any_whole = any(len(one) == max_rows for one in passes[1:])
+    counted = [_as_widths_grow(one) for one in passes[is_any_whole:] if one]
+    by_rows = {n: [one for one in counted if n in one] for one in counted for n in one}
+    # Not each width was in as many passes.
+    seconds = _as_widths_grow(
+        {n: statistics.median(one[n] for one in those) for n, those in by_rows.items()}
+    )
+    ratio = _as_widths_grow(
+        {n: statistics.median(one[n] / one[1] for one in those) for n, those in by_rows.items()}
+    )
     out = []
-    for n in range(max_rows):
-        ms = 1e3 * statistics.median(times[n] for times in passes[1:])
-        ratios = [times[n] / times[0] for times in passes[1:]]
-        mid = statistics.median(ratios)
-        out.append(VerifyCost(n + 1, ms, mid, min(ratios), max(ratios), share))
+    for n in sorted(by_rows):
+        ratios = [ratio[n], *(one[n] / one[1] for one in by_rows[n])]
+        n_passes = len(by_rows[n])
+        out.append(
+            VerifyCost(n, 1e3 * seconds[n], ratio[n], min(ratios), max(ratios), share, n_passes)
+        )
     return out
+
+
+def _as_widths_grow(seconds: dict[int, float]) -> dict[int, float]:
+    """By rows, with nothing slower than what is wider."""
+    out, least = {}, math.inf
+    for n in sorted(seconds, reverse=True):
+        out[n] = least = min(least, seconds[n])
+    return out
+
+
+@contextmanager
+def _ended_after(context: Context, seconds: float) -> Iterator[None]:
+    """Ends the block by then, with a decode in it if one runs."""
+    timer = threading.Timer(seconds, context.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except CancelledError:
+        pass
+    finally:
+        timer.cancel()
+        timer.join()
+        context.cancel(False)
 
 
 def describe_draft(
@@ -206,6 +274,7 @@ def pays_above(verify_ms: dict[int, float], draft_ms: list[float]) -> list[dict[
         draft_ms: milliseconds of drafts of 1, 2 ... tokens, of as many as are verified.
 
     """
+    verify_ms = _as_widths_grow(verify_ms)
     plain, drafts = verify_ms[1], [0.0, *draft_ms]
     return [
         {
@@ -223,11 +292,14 @@ def _measure_drafts(
 ) -> list[float]:
     """Median milliseconds of drafts of 1, 2 ... tokens, after a short prefix."""
     layers, max_draft = tuple(drafter.target_layers), max(drafter.max_draft, 1)
+    over = perf_counter() + DRAFT_S
 
     def measure(n: int, tokens: list[int]) -> float:
         """Of drafts of n tokens, by token."""
         times: list[float] = []
         for _ in range(repeats + 1):
+            if len(times) > 1 and perf_counter() > over:
+                break
             start = perf_counter()
             (draft,) = drafter.propose([DraftRequest(0, tokens, n)])
             times.append((perf_counter() - start) / max(len(draft.ids), 1))
@@ -245,13 +317,20 @@ def _measure_drafts(
         if drafter.is_stepwise:
             step = measure(max_draft, tokens)
             return [step * n for n in range(1, max_draft + 1)]
-        return [measure(n, tokens) * n for n in range(1, max_draft + 1)]
+        draft_ms: list[float] = []
+        for n in range(1, max_draft + 1):
+            # A block is one call, whatever its length.
+            is_late = draft_ms and perf_counter() > over
+            draft_ms.append(draft_ms[-1] if is_late else measure(n, tokens) * n)
+        return draft_ms
 
 
-def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> Iterator[float]:
-    """Seconds per width. Positions grow: a recurrent state could not be taken back."""
+def _one_pass(
+    context: Context, batch: Batch, token: int, max_rows: int
+) -> Iterator[tuple[int, float]]:
+    """Rows, and seconds of a decode. Positions grow: a recurrent state could not be taken back."""
     pos = _N_PREFIX
-    for n_rows in range(1, max_rows + 1):
+    for n_rows in in_order(max_rows):
         times: list[float] = []
         for _ in range(3):
             batch.clear()
@@ -261,4 +340,4 @@ def _one_pass(context: Context, batch: Batch, token: int, max_rows: int) -> Iter
             times.append(perf_counter() - start)
             pos += n_rows
         # The first decode of a width builds its graph; a round of the loop mostly reuses one.
-        yield min(times[1:])
+        yield n_rows, min(times[1:])

@@ -95,7 +95,7 @@ def _run_doctor(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=1))
         return 0
     if "verify_cost" in result:
-        _print_costs(result["verify_cost"])
+        _print_costs(result["verify_cost"], args.max_rows, args.repeat)
     if "draft" in result:
         _print_draft(result["draft"], result["verify_cost"])
     return 0
@@ -160,7 +160,7 @@ def _print_model(model: dict[str, Any]) -> None:
     _field("exact rows", same)
 
 
-def _print_costs(costs: list[dict[str, Any]]) -> None:
+def _print_costs(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> None:
     print("\nA verify batch of n rows (1 pending + n-1 drafted), over one row:\n")
     print(f"{'rows':>5} {'ms':>9} {'x one row':>10} {'in single passes':>17}   a round pays above")
     for cost in costs:
@@ -168,11 +168,24 @@ def _print_costs(costs: list[dict[str, Any]]) -> None:
         pays = f"{ratio:.2f} tokens per round" if n > 1 else ""
         passes = f"{cost['lowest']:.2f} .. {cost['highest']:.2f}" if n > 1 else ""
         print(f"{n:>5} {cost['ms']:>9.2f} {ratio:>10.2f} {passes:>17}   {pays}".rstrip())
+    _print_trust(costs, n_asked, repeats)
+
+
+def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> None:
+    """What a reader should know of the figures."""
+    n_passes = min(cost["n_passes"] for cost in costs)
+    if len(costs) < n_asked or n_passes < repeats:
+        print(
+            f"\nThere was time for {len(costs)} of {n_asked} widths and {n_passes} of {repeats} "
+            f"passes: doctor ends\nafter {diagnostics.VERIFY_S:.0f} s of it. --max-rows and "
+            "--repeat ask for less."
+        )
     share = costs[0]["own_share"]
     if share < _BUSY:
         print(
             f"\nThe machine is busy with something else: {share:.0%} of the processors' time went\n"
-            "into this. Figures of a calm one may differ."
+            "into this. Figures of a calm one may differ: measure again when the other programs "
+            "have\nended, or with as many threads as they leave cores (-t)."
         )
 
 
@@ -192,8 +205,12 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         _field("a draft", f"one call for up to {draft['max_draft']} tokens")
     print("\nDraft and batch together, by the medians above:\n")
     print(" drafted  draft ms   a round pays above")
-    for cost, ms in zip(costs[1:], draft_ms, strict=False):
-        n, pays = cost["n_rows"] - 1, cost["ratio"] + ms / costs[0]["ms"]
+    for cost in costs[1:]:
+        n = cost["n_rows"] - 1
+        if n > len(draft_ms):
+            break
+        ms = draft_ms[n - 1]
+        pays = cost["ratio"] + ms / costs[0]["ms"]
         print(f"{n:>8} {ms:>9.2f}   {pays:.2f} tokens per round")
     print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
     print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")

@@ -43,7 +43,7 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
     quickest: dict[int, float] = {}
     seconds(1)  # pages of the file, caches
     try:
-        for n_rows in _order(max_rows):
+        for n_rows in in_order(max_rows):
             if len(quickest) >= 2 and perf_counter() - begun > budget_s:
                 break
             quickest[n_rows] = min(seconds(n_rows), seconds(n_rows))
@@ -58,8 +58,8 @@ def measure_rows(target: Context, max_rows: int, budget_s: float = _BUDGET_S) ->
     return quickest
 
 
-def _order(max_rows: int) -> list[int]:
-    """1 and max_rows, then what lies in the middle of the widest gap that is left."""
+def in_order(max_rows: int) -> list[int]:
+    """Widths: 1 and max_rows, then what lies in the middle of the widest gap that is left."""
     out = [1, max_rows] if max_rows > 1 else [1]
     while len(out) < max_rows:
         known = sorted(out)

@@ -25,7 +25,7 @@ from pyllama_spec.speculative.controller.base import ControllerLimits as BaseRoo
 from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
-from pyllama_spec.speculative.row_timing import _order
+from pyllama_spec.speculative.row_timing import in_order
 from tests.controller_world import Costs, made_up, simulate
 
 
@@ -254,7 +254,7 @@ def test_sequences_of_a_batch_are_chosen_for_together(is_padded: bool) -> None:
 
 def test_the_ends_are_probed_first() -> None:
     for n in range(1, 20):
-        order = _order(n)
+        order = in_order(n)
         assert sorted(order) == list(range(1, n + 1))
         assert order[:2] == [1, n][: len(order)]
 
