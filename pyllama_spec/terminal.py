@@ -57,6 +57,15 @@ def fitted(text: str, stream: TextIO | None, indent: int = 0) -> str:
     )  # fmt: skip
 
 
+_drawn: list[ProgressBar] = []  # the one that stands in the last line
+
+
+def clear_bar() -> None:
+    """Takes away the bar that stands on the terminal, before something else is said there."""
+    for bar in [*_drawn]:
+        bar.clear()
+
+
 class ProgressBar:
     """One line on a terminal's stderr, or a bar of tqdm in a notebook; silent elsewhere.
 
@@ -110,6 +119,8 @@ class ProgressBar:
             width = max(min(_BAR_WIDTH, n_free - len(note)), _LEAST_BAR)
             if len(note) > n_free - width:
                 note = f"{note[: max(n_free - width - 3, 0)]}..."
+        _drawn.clear()
+        _drawn.append(self)
         filled = int(width * min(max(fraction, 0.0), 1.0))
         bar = "#" * filled + "." * (width - filled)
         state = f"{percent} {note}{end}".rstrip()
@@ -117,6 +128,8 @@ class ProgressBar:
 
     def clear(self) -> None:
         """Takes the bar away."""
+        if self in _drawn:
+            _drawn.remove(self)
         self._write(_CLEAR)
         if self._widget is not None:
             self._widget.close()

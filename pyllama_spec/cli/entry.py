@@ -24,7 +24,7 @@ from pyllama_spec.cli.wording import Parser, notes_on_stderr, with_options
 from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.sizes import shares_by_type
-from pyllama_spec.terminal import fitted
+from pyllama_spec.terminal import clear_bar, fitted
 
 # Of the bytes of a file's weights: norms and biases of F32 have less.
 _LEAST_SHARE = 0.005
@@ -44,10 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(argv, args)
         sys.stdout.flush()
     except PyllamaSpecError as error:
+        clear_bar()
         message = with_options(_one_line(error), args)
         print(f"pyllama-spec: {message}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:
+        clear_bar()  # and the ^C that the terminal wrote behind it
         hint = getattr(args, "if_interrupted", "")
         print(f"pyllama-spec: interrupted{hint}", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -71,6 +71,14 @@ def kinds() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
+def known_drafts() -> str:
+    """What can draft, for a message about something that cannot."""
+    return (
+        f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}), which was made for the target, "
+        f'draft="{PROMPT_LOOKUP}", which needs no file, or a Drafter of your own'
+    )
+
+
 def is_draft(arch: str) -> bool:
     """Whether files of an architecture draft for another model, and are no targets."""
     return arch in _KINDS or arch.startswith(_OTHER_DRAFTS)
@@ -142,7 +150,7 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
     if arch not in _KINDS and arch.startswith(_OTHER_DRAFTS):
         raise UnsupportedError(
             f"drafts of kind {arch!r} are not supported by this version ({file.name}); "
-            f'draft="{PROMPT_LOOKUP}" needs no file'
+            f"{known_drafts()}"
         )
     return _resolved(opener)(file, options or DraftOptions())
 
@@ -161,7 +169,7 @@ def _hint(draft: object) -> str:
     if isinstance(draft, type):
         return f"draft={draft.__name__} is a class; give an object of it: {draft.__name__}()"
     if hasattr(draft, "create_completion"):
-        return "draft= takes the path of the draft's GGUF file, not an open model"
+        return f"draft= takes the path of a GGUF, and no open model; {known_drafts()}"
     if callable(getattr(draft, "propose", None)):
         return (
             f"draft={shown(draft)} has a propose(), but is no Drafter: let its class inherit from "

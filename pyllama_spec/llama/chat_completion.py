@@ -19,7 +19,7 @@ from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.llama.overridable import Overridable
-from pyllama_spec.llama.responses import Envelope, Response, Stream
+from pyllama_spec.llama.responses import Envelope, Response, Stream, answering_model
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
@@ -197,7 +197,7 @@ class ChatCompletions:
         logprobs: bool,
     ) -> Response | Stream:
         instance(stream, bool, "stream")
-        envelope = Envelope.make("chatcmpl", llm.model_path if model is None else model)
+        envelope = Envelope.make("chatcmpl", answering_model(llm.model_path, model))
         vocab = self._opened.model.vocab
         self._completions.restore_cached(llm, generation.record.prompt_tokens)
         if reader is not None:

@@ -15,7 +15,7 @@ from pyllama_spec.llama.caches import longest_token_prefix
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.overridable import Overridable
-from pyllama_spec.llama.responses import Envelope, Response, Stream
+from pyllama_spec.llama.responses import Envelope, Response, Stream, answering_model
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
@@ -67,7 +67,7 @@ class Completions:
         instance(stream, bool, "stream")
         instance(echo, bool, "echo")
         request = RequestOptions.from_keywords(options)
-        name = llm.model_path if model is None else model
+        name = answering_model(llm.model_path, model)
         if is_list_of_prompts(prompt):
             if stream:
                 raise UnsupportedError("stream=True is for one prompt; make a stream for each")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,11 @@ class Embedder:
         self._lock = RequestLock(self.context.cancel)
         self._encodes = model.info.has_encoder or not self.context.has_memory
         self._batch = Batch(self.context.n_batch)
+
+    @property
+    def gives_each_token(self) -> bool:
+        """Whether a text has a vector for each of its tokens, and none of its own."""
+        return self.context.pooling == "none"
 
     @property
     def n_batch(self) -> int:
@@ -152,6 +158,13 @@ class Embeddings:
         listed, embedder = texts_of(texts), self._embedder
         if embedder is None:
             mine = Embedder(self._model, self._params)
+            if mine.gives_each_token and self._params.pooling is None:
+                warnings.warn(
+                    f"{self._model.path.name} names no pooling, as a model that is for text: a "
+                    'text gives a vector for each of its tokens. Llama(pooling_type="mean"), or '
+                    '"last", gives one for the text; "none" says that each token\'s is meant',
+                    stacklevel=3,
+                )
             # Two threads may come here at once: one context serves both.
             embedder = self.__dict__.setdefault("_embedder", mine)
             if embedder is not mine:

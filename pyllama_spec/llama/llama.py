@@ -50,7 +50,7 @@ from pyllama_spec.llama.open_options import (
     with_arguments,
 )
 from pyllama_spec.llama.overridable import Logits
-from pyllama_spec.llama.responses import Response, Stream
+from pyllama_spec.llama.responses import Response, Stream, answering_model
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Generation, Runtime
@@ -388,8 +388,10 @@ class Llama(Closeable):
             return_count: give the number of tokens too.
 
         Returns:
-            For each text a list of n_embd floats; where the model does not pool, such a list for
-            each of its tokens. Of a single text its own, and with return_count a pair.
+            For each text a list of n_embd floats; where the model does not pool, as a chat model,
+            such a list for each of its tokens, with a UserWarning unless Llama(pooling_type=) says
+            so: "mean" or "last" give one for the text. Of a single text its own, and with
+            return_count a pair.
 
         Raises:
             UnsupportedError: the model was opened without embedding=True.
@@ -409,7 +411,7 @@ class Llama(Closeable):
     ) -> dict[str, Any]:
         """The same in the form of OpenAI's API; see embed()."""
         vectors, n_tokens = self.embed(texts_of(input), return_count=True)
-        return response(vectors, n_tokens, self.model_path if model is None else model)
+        return response(vectors, n_tokens, answering_model(self.model_path, model))
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
         """create_chat_completion() as objects of the package openai.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, PromptLookup
 from pyllama_spec.drafters.base import NO_DRAFT
+from pyllama_spec.drafters.registry import known_drafts
 from pyllama_spec.engine.checks import count, shown
 from pyllama_spec.errors import ArgumentError
 
@@ -96,6 +97,9 @@ def drafter_of(draft_model: object, draft: object = None) -> Drafter:
     if isinstance(draft_model, LlamaPromptLookupDecoding):
         n = min(draft_model.num_pred_tokens, _MAX_DRAFT)
         return PromptLookup(max_ngram=draft_model.max_ngram_size, min_ngram=1, max_draft=n)
+    if hasattr(draft_model, "create_completion"):
+        # It can be called, and gives an answer in place of ids.
+        raise ArgumentError(f"draft_model= takes no open model; {known_drafts()}")
     if callable(draft_model) and not isinstance(draft_model, type):
         return _Called(draft_model)
     raise ArgumentError(

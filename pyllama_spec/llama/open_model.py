@@ -154,7 +154,8 @@ class OpenModel(Closeable):
             return f"<{name} of {self.model!r}>"
         drafter, n_ctx = self.generating.round.drafter, self.generating.context.n_ctx_seq
         draft = "no draft" if drafter.name == "none" else f"draft {drafter!r}"
-        return f"<{name} of {self.model!r}, n_ctx={n_ctx}, {draft}>"
+        n = self.generating.context.n_seq_max
+        return f"<{name} of {self.model!r}, n_ctx={n_ctx}, n_parallel={n}, {draft}>"
 
     @property
     def drafter_name(self) -> str:

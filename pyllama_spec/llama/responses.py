@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine import Vocab
@@ -67,6 +68,17 @@ class Result(dict[str, Any]):
         if speculation.get("reason_off"):
             parts.append(f"the drafter is disabled: {speculation['reason_off']}")
         return "; ".join(parts)
+
+
+def answering_model(path: str, model: str | None) -> str:
+    """What an answer says of the model: the caller's name for it, else the file's, without folders.
+
+    Args:
+        path: the file.
+        model: the request's own name for it.
+
+    """
+    return Path(path).name if model is None else model
 
 
 @dataclass(frozen=True, slots=True)

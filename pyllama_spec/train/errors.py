@@ -11,6 +11,11 @@ from pathlib import Path
 from pyllama_spec.errors import PyllamaSpecError
 
 _EXTRA = "pip install 'pyllama_spec[train]'"
+# Else pip takes that for CUDA, on a machine without a GPU too.
+_SMALL_TORCH = (
+    "on a machine without a GPU PyTorch's CPU build first, some 200 MB where pip's choice has "
+    "gigabytes, by the line that PyTorch's own page shows for it"
+)
 
 
 class TrainError(PyllamaSpecError):
@@ -34,7 +39,11 @@ def need(*packages: str) -> None:
     """
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
-        raise TrainError(f"training needs {', '.join(missing)}; install what it needs: {_EXTRA}")
+        raise TrainError(
+            f"training needs {', '.join(missing)}; install what it needs: "
+            + (f"{_SMALL_TORCH}; then " if "torch" in missing else "")
+            + _EXTRA
+        )
 
 
 @contextmanager

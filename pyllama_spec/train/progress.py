@@ -16,6 +16,13 @@ _SURE, _FIRST_GUESS_S = 0.005, 30.0
 _NEARLY = 0.999
 
 
+# Of a run's text: from when on it says how long all of it will take.
+_KNOWN = 0.02
+# Training over text, in time, by docs/train-log.md: 22 to 47.5 minutes without AVX-512, 42 to 34
+# with it. A larger target writes more slowly, while the head grows less.
+_LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
+
+
 class Reporter(Protocol):
     """Is told how a run goes."""
 
@@ -36,6 +43,41 @@ class SilentReporter:
 
     def progress(self, stage: str, fraction: float, note: str) -> None:
         """Says nothing."""
+
+
+class WholeEstimate:
+    """How long text and training will take together, said once the pace of the text is known.
+
+    Args:
+        epochs: passes over the text.
+
+    """
+
+    def __init__(self, epochs: float) -> None:
+        self._epochs = epochs
+        self._begun: tuple[float, float] | None = None
+        self._is_said = False
+
+    def tell(self, fraction: float, reporter: Reporter) -> None:
+        """A line for the reporter at 0.0 .. 1.0 of the text, if it is known and was not told."""
+        now = monotonic()
+        if self._begun is None:
+            self._begun = now, fraction
+        done = fraction - self._begun[1]
+        if self._is_said or done < _KNOWN:
+            return
+        self._is_said = True
+        all_s = (now - self._begun[0]) / done
+        left_s, passes = all_s * (1 - fraction), self._epochs / _EPOCHS
+        least, most = (passes * share * all_s for share in (_LEAST_TRAINING, _MOST_TRAINING))
+        reporter.line(
+            f"the text takes about {_minutes(left_s)} more here, and the training behind it "
+            f"{_minutes(least)} to {_minutes(most)}, as far as can be told from other runs"
+        )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
 
 
 class TerminalReporter:

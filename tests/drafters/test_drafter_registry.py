@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,3 +283,39 @@ def test_values_that_mean_no_drafter(draft: object, words: str) -> None:
 def test_options_out_of_range(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         DraftOptions(**values)
+
+
+class _Open:
+    """Looks as an open model of llama-cpp-python or of ours does."""
+
+    def create_completion(self, prompt: str) -> dict[str, str]:
+        return {"prompt": prompt}
+
+    def __call__(self, prompt: str) -> dict[str, str]:
+        return self.create_completion(prompt)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.parametrize("keyword", ["draft", "draft_model"])
+def test_an_open_model_is_no_draft_and_what_is_one_is_named(keyword: str, is_ours: bool) -> None:
+    path = str(model_path("llama"))
+    manager: Any = Llama(path, n_ctx=64) if is_ours else contextlib.nullcontext(_Open())
+    with manager as opened, pytest.raises(ArgumentError) as caught:
+        Llama(path, n_ctx=64, **{keyword: opened})
+    said = str(caught.value)
+    assert "no open model" in said
+    for known in (*registry.kinds(), "prompt-lookup", "Drafter"):
+        assert known in said
+
+
+def test_a_draft_of_an_unknown_kind_is_told_which_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "heads.gguf"
+    writer = GGUFWriter(path, "medusa")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedError) as caught:
+        open_draft(path)
+    for known in ("'medusa'", path.name, *registry.kinds(), "prompt-lookup"):
+        assert known in str(caught.value)

@@ -188,7 +188,6 @@ def test_echo_and_ids_as_prompt() -> None:
         b = llm(llm.tokenize("the cat"), max_tokens=4, **GREEDY)
         assert text_of(a) == "the cat" + text_of(b)
         assert a["object"] == "text_completion"
-        assert a["model"] == llm.model_path
         with pytest.raises(UnsupportedError, match="fill-in-the-middle"):
             llm("the cat", suffix="mat")
 

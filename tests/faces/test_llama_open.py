@@ -53,7 +53,7 @@ def test_bad_keywords(keywords: dict[str, Any], words: str) -> None:
 
 
 def test_an_open_model_is_no_draft() -> None:
-    with open_tiny() as llm, pytest.raises(ArgumentError, match="not an open model"):
+    with open_tiny() as llm, pytest.raises(ArgumentError, match="no open model"):
         open_tiny(draft=llm)  # type: ignore[arg-type]
 
 

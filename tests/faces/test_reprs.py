@@ -37,13 +37,19 @@ def test_a_llama(draft: str | Drafter | None, words: str) -> None:
     path = model_path("llama")
     with Llama(str(path), draft=draft, n_ctx=64) as llm:
         assert repr(llm).startswith(f"<Llama of <Model '{path.name}': llama ")
-        assert ", n_ctx=64, " in repr(llm)
+        assert ", n_ctx=64, n_parallel=1, " in repr(llm)
         assert words in repr(llm)
         stream = llm([1, 2, 3], max_tokens=3, temperature=0.0, stream=True)
         assert repr(stream) == "<Stream: 0 tokens, going on>"
         list(stream)
         assert re.fullmatch(r"<Stream: \d tokens, ended: (length|stop)>", repr(stream))
     assert repr(llm) == f"<Llama of <Model '{path.name}', closed>>"
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_how_many_requests_a_llama_computes_side_by_side(n_parallel: int) -> None:
+    with Llama(str(model_path("llama")), n_ctx=64, n_parallel=n_parallel) as llm:
+        assert f", n_ctx=64, n_parallel={n_parallel}, no draft>" in repr(llm)
 
 
 def test_drafters_before_and_after() -> None:

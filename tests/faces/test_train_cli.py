@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from pyllama_spec.train import (
     HeadConfig,
 )
 from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.provenance import command
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 from tests.models import model_path
@@ -101,6 +104,9 @@ def test_without_pytorch_the_way_to_it_is_told(
     err = capsys.readouterr().err
     assert "training needs torch" in err
     assert "pip install 'pyllama_spec[train]'" in err
+    # Not the gigabytes that pip takes by itself.
+    assert err.index("PyTorch's CPU build first") < err.index("pip install 'pyllama_spec[train]'")
+    assert err.count("\n") == 1
 
 
 def test_the_recorded_command_has_no_folders_and_no_defaults(tmp_path: Path) -> None:
@@ -249,3 +255,31 @@ def test_a_corpus_is_known_by_the_keys_that_it_always_had() -> None:
         "user_temperature": 1.0, "opening_share": 0.75, "min_user": 2, "max_user": 64,
         "min_answer": 16, "max_passes": 8, "seed": 1,
     }  # fmt: skip
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "pyllama-spec: interrupted"),
+        (ArgumentError("no more"), "pyllama-spec: no more"),
+    ],
+)
+def test_what_ends_a_run_does_not_stand_in_its_bar(
+    error: BaseException, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(config: RunConfig, reporter: Reporter) -> None:
+        reporter.progress("writing text", 0.4, "7 tokens")
+        raise error
+
+    monkeypatch.setattr(cli_train, "train_eagle3", stop)
+    monkeypatch.setattr(sys, "stderr", terminal := _Terminal())
+    assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf") != 0
+    shown = terminal.getvalue()
+    assert "writing text [" in shown
+    # Back to the beginning of the line, and nothing of the bar left there.
+    assert shown.rpartition("\r\x1b[K")[2].startswith(said)

@@ -60,3 +60,36 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert states[3601].startswith(f"writing text [{'#' * 12}{'.' * 12}]  50% 3600 tokens, 60 min")
     assert text.count("\n") == 1, "only lines end"
     assert states[-1].startswith("reading features")
+
+
+@pytest.mark.parametrize(
+    ("first", "epochs", "left", "training"),
+    [
+        (0.0, 2.6, 98, "40 min to 130 min"),
+        # What an earlier run wrote took none of this one's time.
+        (0.5, 2.6, 48, "40 min to 130 min"),
+        (0.0, 1.3, 98, "20 min to 65 min"),
+    ],
+)
+def test_the_whole_is_estimated_once(
+    first: float, epochs: float, left: int, training: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a text of 100 minutes."""
+    clock = 1000.0
+    monkeypatch.setattr(progress, "monotonic", lambda: clock)
+    whole = progress.WholeEstimate(epochs)
+    told: list[tuple[int, str]] = []
+
+    class Listener(progress.SilentReporter):
+        def line(self, text: str) -> None:
+            told.append((minute, text))
+
+    for minute in range(int(100 * (1 - first)) + 1):
+        clock = 1000.0 + 60 * minute
+        whole.tell(first + minute / 100, Listener())
+    assert len(told) == 1
+    assert 2 <= told[0][0] <= 3
+    assert told[0][1].startswith(
+        f"the text takes about {left + 2 - told[0][0]} min more here, and the training behind it "
+        f"{training}, as far"
+    )

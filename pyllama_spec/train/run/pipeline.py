@@ -31,7 +31,7 @@ from pyllama_spec.train.corpus.tasks import has_template
 from pyllama_spec.train.corpus.vocab_size import choose_size, coverage, head_bytes
 from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import read_json, write_json
-from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.progress import Reporter, WholeEstimate
 from pyllama_spec.train.run.checkpoint import Checkpoints
 from pyllama_spec.train.run.curves import write_curves
 from pyllama_spec.train.run.export import export_head
@@ -143,6 +143,8 @@ class Pipeline(Generic[H]):
             config.max_disk_bytes,
         )
 
+        whole = WholeEstimate(config.fit.epochs)
+
         def report(p: CorpusProgress) -> None:
             note = (
                 f"{p.n_answer} of {p.n_wanted} tokens in {p.n_texts} texts, {p.n_begun} more in "
@@ -154,6 +156,7 @@ class Pipeline(Generic[H]):
                     f"{p.n_answer} tokens, enough once what was begun before them has ended: "
                     f"{p.n_running} are being written"
                 )
+            whole.tell(p.fraction, self._reporter)
             self._reporter.progress("writing text", min(p.fraction, 0.999), note)
 
         folder = self._work / "corpus"
