@@ -6,9 +6,11 @@
 #include "checks/work_limit.h"
 
 #include "chat.h"
+#include "chat-peg-parser.h"
 #include "json-schema-to-grammar.h"
 #include "sampling.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
 #include <string>
@@ -65,9 +67,7 @@ struct llama_spec_chat {
 };
 
 struct llama_spec_chat_session {
-    std::shared_ptr<model_state>  model;
-    common_chat_parser_params     parser;
-    std::set<llama_token>         preserved;
+    common_chat_parser_params parser;
 };
 
 namespace {
@@ -153,13 +153,61 @@ common_json prefill(const llama_vocab * vocab, const std::string & text) {
     return out;
 }
 
-common_json message_json(const common_chat_msg & message) {
+std::unique_ptr<common_chat_peg_mapper> mapper_of(common_chat_format format, common_chat_msg & message) {
+    switch (format) {
+        case COMMON_CHAT_FORMAT_PEG_GEMMA4:     return std::make_unique<common_chat_peg_gemma4_mapper>(message);
+        case COMMON_CHAT_FORMAT_PEG_MINIMAX_M3: return std::make_unique<common_chat_peg_minimax_m3_mapper>(message);
+        default:                                return std::make_unique<common_chat_peg_mapper>(message);
+    }
+}
+
+// Whether calls are written with an id.
+bool has_call_ids(const common_peg_arena & parser) {
+    for (size_t i = 0; i < parser.size(); ++i) {
+        const auto * tag = std::get_if<common_peg_tag_parser>(&parser.get(i));
+        if (tag != nullptr && tag->tag == common_chat_peg_builder::TOOL_ID) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// The engine's own common_chat_parse() says neither how far a parse came nor whether it lacks something, and logs what it
+// cannot read.
+common_json parsed_answer(const common_chat_parser_params & params, const std::string & text) {
+    static const common_peg_arena content_only =
+        build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
+    common_chat_input input = params.generation_prompt;
+    const size_t n_before = input.size();
+    input.append(common_chat_input(text));
+
+    common_peg_parse_context ctx(std::move(input.text), std::move(input.tokens), COMMON_PEG_PARSE_FLAG_LENIENT);
+    const auto result = (params.parser.empty() ? content_only : params.parser).parse(ctx);
+    if (result.fail()) {
+        fail(LLAMA_SPEC_UNSUPPORTED, "the answer is not in the form that the chat template's parser expects");
+    }
+    common_chat_msg message;
+    mapper_of(params.format, message)->from_ast(ctx.ast, result);
+    using builder = common_chat_peg_builder;
+    size_t told     = n_before;
+    bool   is_named = false;   // whether the call has a name already: without one it is none
+    ctx.ast.visit(result, [&](const common_peg_ast_node & node) {
+        if (node.tag == builder::TOOL || node.tag == builder::TOOL_OPEN) {
+            is_named = false;
+            return;
+        }
+        is_named = is_named || node.tag == builder::TOOL_NAME;
+        if (node.tag == builder::CONTENT || node.tag == builder::REASONING || (is_named && !node.tag.empty())) {
+            told = std::max(told, node.end);
+        }
+    });
     auto calls = common_json::array();
     for (const auto & call : message.tool_calls) {
         calls.push_back({ { "name", call.name }, { "arguments", call.arguments }, { "id", call.id } });
     }
     return { { "content", message.render_content() }, { "reasoning_content", message.reasoning_content },
-             { "tool_calls", calls } };
+             { "tool_calls", calls }, { "is_whole", result.success() && result.end >= ctx.input.size() },
+             { "n_told", told - n_before } };
 }
 
 } // namespace
@@ -206,13 +254,15 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
                 { "prompt", applied.prompt }, { "grammar", applied.grammar }, { "grammar_lazy", applied.grammar_lazy },
                 { "stops", applied.additional_stops }, { "generation_prompt", applied.generation_prompt },
                 { "format", common_chat_format_name(applied.format) }, { "supports_thinking", applied.supports_thinking },
+                { "thinking_start", applied.thinking_start_tag }, { "thinking_ends", applied.thinking_end_tags },
+                { "object_arguments", common_chat_templates_get_caps(chat->templates.get()).at("supports_object_arguments") },
+                { "has_call_ids", has_call_ids(applied.parser) },
+                { "preserved_tokens", std::vector<llama_token>(sampling.preserved_tokens.begin(), sampling.preserved_tokens.end()) },
             };
             write_triggers(sampling, json);
             json["prefill"] = prefill(vocab, applied.generation_prompt);
 
             auto session = std::make_unique<llama_spec_chat_session>();
-            session->model     = chat->model;
-            session->preserved = sampling.preserved_tokens;
             session->parser.format            = applied.format;
             session->parser.generation_prompt = common_chat_input_tokenize(vocab, applied.generation_prompt);
             session->parser.parser            = std::move(applied.parser);
@@ -226,22 +276,15 @@ void llama_spec_chat_session_free(llama_spec_chat_session * session) {
     guarded([&] { delete session; });
 }
 
-int llama_spec_chat_parse(llama_spec_chat_session * session, const int32_t * ids, int32_t n_ids, int32_t n_bytes_cut,
-                          bool is_partial, char ** answer) {
+int llama_spec_chat_parse(llama_spec_chat_session * session, const char * text, int32_t n_bytes, char ** answer) {
     return guarded([&] {
-        require(session != nullptr && answer != nullptr && (ids != nullptr || n_ids == 0), "the chat is closed");
-        common_chat_input input;
-        const llama_vocab * vocab = session->model->vocab();
-        for (int32_t i = 0; i < n_ids; ++i) {
-            const bool is_shown = session->preserved.count(ids[i]) > 0;
-            input.append(common_token_to_piece(vocab, ids[i], is_shown), ids[i]);
-        }
-        if (n_bytes_cut > 0) {
-            input.truncate(input.size() - std::min((size_t) n_bytes_cut, input.size()));
-        }
-        check_nesting(input.text.c_str(), "the answer");
+        require(session != nullptr && answer != nullptr && n_bytes >= 0 && (text != nullptr || n_bytes == 0), "the chat is closed");
+        const std::string said(text != nullptr ? text : "", (size_t) n_bytes);
+        std::string brackets = said;
+        std::replace(brackets.begin(), brackets.end(), '\0', ' ');
+        check_nesting(brackets.c_str(), "the answer");
         try {
-            *answer = text_out(message_json(common_chat_parse(input, is_partial, session->parser)).dump_safe());
+            *answer = text_out(parsed_answer(session->parser, said).dump_safe());
         } catch (const failure &) {
             throw;
         } catch (const engine_abort &) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi/llama-spec.h"
+#include "abi/thoughts.h"
 #include "base/guard.h"
 #include "checks/token_chars.h"
 #include "transfers/transfers.h"
@@ -122,6 +123,9 @@ struct llama_spec_sampler {
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> shadow{ nullptr, nullptr }, shadow_begin{ nullptr, nullptr };
     bool   is_lazy = false;     // the grammar waits for a trigger
     size_t n_unmatched = 0;     // bytes generated that triggers were looked for in
+    llama_spec::thoughts thoughts, thoughts_begin;  // what a grammar that waits is not shown
+    // Where there are thoughts: the same grammar until it wakes. Whether the sampler's waits cannot be read.
+    std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> waiting{ nullptr, nullptr }, waiting_begin{ nullptr, nullptr };
     bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
     std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
     std::vector<llama_token_data> candidates;

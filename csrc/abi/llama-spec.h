@@ -301,6 +301,10 @@ struct llama_spec_sampler_params {
     int32_t  n_trigger_tokens;
     const int32_t * grammar_prefill;    /* ids that a grammar which does not wait has seen already */
     int32_t  n_grammar_prefill;
+    const char * thought_start;         /* while a thought is open, a grammar that waits sees nothing; NULL for no thoughts */
+    const char ** thought_ends;
+    int32_t  n_thought_ends;
+    bool     thought_is_open;           /* the prompt's end has begun one */
 };
 
 int  llama_spec_sampler_new(llama_spec_model * model, const struct llama_spec_sampler_params * params,
@@ -340,14 +344,15 @@ void llama_spec_chat_free(llama_spec_chat * chat);
 /* request: {messages, tools, tool_choice ("auto", "none", "required"), parallel_tool_calls, json_schema, grammar,
  * reasoning_format ("none", "auto", "deepseek"), add_generation_prompt, variables}, all but messages optional.
  * answer: {prompt, format, grammar, grammar_lazy, trigger_patterns, trigger_tokens, prefill, stops, generation_prompt,
- * supports_thinking}. The session parses what the model says to that prompt. */
+ * supports_thinking, thinking_start, thinking_ends, preserved_tokens, object_arguments, has_call_ids}. The session parses
+ * what the model says to that prompt. */
 int  llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_spec_chat_session ** out, char ** answer);
 void llama_spec_chat_session_free(llama_spec_chat_session * session);
-/* ids: all that was generated, without the token that ends it; n_bytes_cut: bytes at the end of its text that are none
- * of it (a stop string). answer: {content, reasoning_content, tool_calls: [{name, arguments, id}]}. UNSUPPORTED: it is
+/* text: what the model has said so far, with the names of preserved_tokens and of no other control token.
+ * answer: {content, reasoning_content, tool_calls: [{name, arguments, id}], is_whole, n_told}. is_whole: nothing is
+ * missing, and nothing follows. n_told: bytes of the text up to the last that is in one of the three. UNSUPPORTED: it is
  * not what the template's parser expects. Two threads may not use one session at once. */
-int  llama_spec_chat_parse(llama_spec_chat_session * session, const int32_t * ids, int32_t n_ids, int32_t n_bytes_cut,
-                           bool is_partial, char ** answer);
+int  llama_spec_chat_parse(llama_spec_chat_session * session, const char * text, int32_t n_bytes, char ** answer);
 
 /* ---- quantize ------------------------------------------------------------------------------------- */
 

@@ -139,6 +139,20 @@ void make_shadow(llama_spec_sampler & s, const char * text, const char * root) {
     s.shadow_begin = { copy_grammar(*s.shadow), llama_grammar_free_impl };
 }
 
+void watch_thoughts(llama_spec_sampler & s, const llama_spec_sampler_params & p) {
+    s.thoughts.start = p.thought_start;
+    s.thoughts.ends.assign(p.thought_ends, p.thought_ends + p.n_thought_ends);
+    s.thoughts.is_open = p.thought_is_open;
+    s.thoughts_begin   = s.thoughts;
+    s.waiting_begin = { llama_grammar_init_impl(s.model->vocab(), p.grammar, p.grammar_root != nullptr ? p.grammar_root : "root",
+                            true, p.grammar_triggers, (size_t) p.n_grammar_triggers, p.trigger_tokens, (size_t) p.n_trigger_tokens),
+                        llama_grammar_free_impl };
+    if (!s.waiting_begin) {
+        fail(LLAMA_SPEC_ARGUMENT, "the grammar could not be parsed");
+    }
+    s.waiting = { copy_grammar(*s.waiting_begin), llama_grammar_free_impl };
+}
+
 } // namespace
 
 int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_params * params, llama_spec_sampler ** out) {
@@ -163,6 +177,9 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
                 show_prefill(*s);
             });
             s->is_lazy = params->n_grammar_triggers > 0;
+            if (params->thought_start != nullptr && (s->is_lazy || params->n_trigger_tokens > 0)) {
+                within(GRAMMAR_BOUNDS, [&] { watch_thoughts(*s, *params); });
+            }
         }
         *out = s.release();
     });
@@ -190,6 +207,12 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         }
         s->is_lazy     = from.is_lazy;
         s->n_unmatched = from.n_unmatched;
+        s->thoughts       = from.thoughts;
+        s->thoughts_begin = from.thoughts_begin;
+        if (from.waiting) {
+            s->waiting       = { copy_grammar(*from.waiting), llama_grammar_free_impl };
+            s->waiting_begin = { copy_grammar(*from.waiting_begin), llama_grammar_free_impl };
+        }
         s->chain     = llama_sampler_clone(from.chain);
         s->grammar   = from.grammar != nullptr ? llama_sampler_clone(from.grammar) : nullptr;
         *out = s.release();
@@ -202,11 +225,15 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         in_use lock(s.busy, "the sampler");
         llama_sampler_reset(s.chain);
         s.n_unmatched = 0;
+        s.thoughts    = s.thoughts_begin;
         if (s.grammar != nullptr) {
             within(GRAMMAR_BOUNDS, [&] {
                 llama_sampler_reset(s.grammar);
                 if (s.shadow) {
                     s.shadow = { copy_grammar(*s.shadow_begin), llama_grammar_free_impl };
+                }
+                if (s.waiting) {
+                    s.waiting = { copy_grammar(*s.waiting_begin), llama_grammar_free_impl };
                 }
                 show_prefill(s);
             });

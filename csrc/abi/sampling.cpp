@@ -4,6 +4,7 @@
 #include "checks/grammar_check.h"
 #include "hooks/held_logits.h"
 
+#include "common.h"
 #include "llama-grammar.h"
 
 #include <algorithm>
@@ -206,16 +207,33 @@ void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     if (!is_generated || s.grammar == nullptr) {
         return;
     }
-    if (!s.is_lazy) {
+    if (!s.is_lazy && !s.waiting) {
         llama_sampler_accept(s.grammar, id);
         if (s.shadow) {
             llama_grammar_accept_impl(*s.shadow, id);
         }
         return;
     }
-    // All that was generated is matched with the triggers, by a matcher that calls itself for each character.
-    s.n_unmatched += (size_t) std::abs(llama_token_to_piece(s.model->vocab(), id, nullptr, 0, 0, true));
-    with_deep_stack(trigger_stack(s.n_unmatched), [&] { llama_sampler_accept(s.grammar, id); });
+    std::vector<int32_t> shown = { id };
+    const bool watches = s.waiting && s.waiting->awaiting_trigger;
+    if (watches) {
+        shown = s.thoughts.shown(id, common_token_to_piece(s.model->vocab(), id, true));
+    }
+    for (const int32_t one : shown) {
+        const auto show = [&] {
+            llama_sampler_accept(s.grammar, one);
+            if (watches) {
+                llama_grammar_accept_impl(*s.waiting, one);
+            }
+        };
+        if (!s.is_lazy) {
+            show();
+            continue;
+        }
+        // All that it is shown is matched with the triggers, by a matcher that calls itself for each character.
+        s.n_unmatched += (size_t) std::abs(llama_token_to_piece(s.model->vocab(), one, nullptr, 0, 0, true));
+        with_deep_stack(trigger_stack(s.n_unmatched), show);
+    }
 }
 
 } // namespace

@@ -37,12 +37,10 @@ session begun(const chat & c, const char * request) {
     return session(out);
 }
 
-void parse(llama_spec_model * m, const session & s, const std::string & written, bool is_partial) {
-    std::vector<int32_t> ids(written.size() * 4 + 16);
-    const int32_t n = llama_spec_tokenize(m, written.data(), (int32_t) written.size(), ids.data(), (int32_t) ids.size(), false, true);
+void parse(const session & s, const std::string & written) {
     char * answer = nullptr;
-    if (s && n >= 0) {
-        llama_spec_chat_parse(s.get(), ids.data(), n, 0, is_partial, &answer);
+    if (s) {
+        llama_spec_chat_parse(s.get(), written.data(), (int32_t) written.size(), &answer);
     }
     const text owner(answer);
 }
@@ -68,9 +66,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t * data, size_t size) {
             const text owner(grammar);
             break;
         }
-        case 1: parse(m.get(), begun(opened(m.get(), input.c_str()), REQUEST), "<tool_call>{\"name\": \"f\"", true); break;
-        case 2: parse(m.get(), begun(sound, input.c_str()), "a", false); break;
-        default: parse(m.get(), waiting, input, (data[0] & 4) != 0);
+        case 1: parse(begun(opened(m.get(), input.c_str()), REQUEST), "<tool_call>{\"name\": \"f\""); break;
+        case 2: parse(begun(sound, input.c_str()), "a"); break;
+        default: parse(waiting, input);
     }
     return 0;
 }

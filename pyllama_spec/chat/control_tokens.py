@@ -68,7 +68,7 @@ class _Tokenizer:
     def _is_forged(self, name: str, start: int, end: int) -> bool:
         caller = self._caller
         if caller.located == "nothing":
-            return self._may_be_forged(name)
+            return self._may_be_forged(name, start, end)
         if self._touching(start, end):
             return True
         if caller.located == "all":
@@ -77,13 +77,15 @@ class _Tokenizer:
             return name.casefold() in self._caller_text
         return any(a <= start and end <= b for a, b in caller.lookups)
 
-    def _may_be_forged(self, name: str) -> bool:
+    def _may_be_forged(self, name: str, start: int, end: int) -> bool:
         """Whether the caller could have written this name, whatever the template did to the text.
 
         A chat with as many control tokens as it has without the caller's signs has them from the
-        template.
+        template; and so it has one at a place where it has it without them as well.
         """
-        plain = name.casefold()
+        plain, blank = name.casefold(), self._caller.blank
+        if blank is not None and len(blank) == len(self._text) and any(map(is_sign, name)):
+            return blank[start:end] != name
         if plain in self._caller_text:
             return True
         names, blank_names = self._control_names

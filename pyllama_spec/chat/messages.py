@@ -41,8 +41,9 @@ def check_messages(messages: object) -> list[dict[str, Any]]:
                 raise ArgumentError(f"messages[{i}] has no content")
             content = ""
         checked = {**message, "content": content}
-        if isinstance(checked.get("tool_calls"), (list, tuple)):
-            checked["tool_calls"] = [_plain(call) for call in checked["tool_calls"]]
+        calls = checked.get("tool_calls")
+        if isinstance(calls, (list, tuple)):
+            checked["tool_calls"] = [_with_arguments(_plain(call)) for call in calls]
         out.append(checked)
     return out
 
@@ -69,6 +70,16 @@ def _plain(thing: Any) -> Any:
     """A dict where it is an object of pydantic, as the package openai makes them of answers."""
     dump = None if isinstance(thing, Mapping) else getattr(thing, "model_dump", None)
     return dump(exclude_none=True) if callable(dump) else thing
+
+
+def _with_arguments(call: Any) -> Any:
+    """A call of a function without arguments says so, as every template expects it."""
+    function = _plain(call.get("function")) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    is_missing = not arguments.strip() if isinstance(arguments, str) else arguments is None
+    return {**call, "function": {**function, **({"arguments": "{}"} if is_missing else {})}}
 
 
 def _text(content: object, i: int) -> str | None:

@@ -25,6 +25,9 @@ from typing import Any, Literal, NamedTuple
 # What is known of the caller's text in a rendered chat: every stretch of it; those of messages, and
 # the signs of all else; signs, or all but what the template looks for in texts; nothing.
 Located = Literal["all", "messages", "signs", "nothing"]
+# Who renders a chat: jinja2 here, or the engine, which gives the template the arguments of past
+# calls as values or as the text that they are.
+Form = Literal["jinja2", "values", "text"]
 Span = tuple[int, int]
 
 # The private-use planes 15 and 16: no text of people has them, no template looks for them, and no
@@ -102,16 +105,22 @@ class _Alphabet(dict[int, int]):
     Args:
         stand_in_of: of a character.
         signs_only: letters, digits and white space stand for themselves.
+        keeps_escaped: what JSON escapes stands for itself.
 
     """
 
-    def __init__(self, stand_in_of: Callable[[str], str], *, signs_only: bool) -> None:
+    def __init__(
+        self, stand_in_of: Callable[[str], str], *, signs_only: bool, keeps_escaped: bool
+    ) -> None:
         super().__init__()
         self._stand_in_of, self._signs_only = stand_in_of, signs_only
+        self._keeps_escaped = keeps_escaped
 
     def __missing__(self, code: int) -> int:
         char = chr(code)
         is_kept = self._signs_only and not is_sign(char)
+        if self._keeps_escaped:
+            is_kept = is_kept or char in '"\\' or char < " "
         self[code] = ord(char if is_kept else self._stand_in_of(char))
         return self[code]
 
@@ -146,6 +155,8 @@ class StandIns:
         words: values that stay as they are, if they are words: the template compares with them.
         lookups: what the template looks for in texts.
         letter: stands for every character, if it is not "".
+        form: who renders. The engine's filters do not see through stand-ins: it escapes a quote in
+            JSON, and no stand-in for one.
 
     """
 
@@ -156,13 +167,15 @@ class StandIns:
         words: frozenset[str],
         lookups: Sequence[str],
         letter: str = "",
+        form: Form = "jinja2",
     ) -> None:
-        self._words, self._letter = words, letter
+        self._words, self._letter, self._form = words, letter, form
         self._lookups = lookups if substitution.keeps_lookups else ()
         self._free = _free(taken)
         self._stand_ins_by_char: dict[str, str] = {}
-        self._signs = _Alphabet(self._stand_in_of, signs_only=True)
-        self._all = _Alphabet(self._stand_in_of, signs_only=False)
+        keeps = form != "jinja2"
+        self._signs = _Alphabet(self._stand_in_of, signs_only=True, keeps_escaped=keeps)
+        self._all = _Alphabet(self._stand_in_of, signs_only=False, keeps_escaped=keeps)
         self._alphabet = self._signs if substitution.signs_only else self._all
         has_marks = substitution.has_marks
         self.open, self.close = (next(self._free), next(self._free)) if has_marks else ("", "")
@@ -193,6 +206,8 @@ class StandIns:
 
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message, with marks around its content where the substitution has them."""
+        if self._form == "values" and isinstance(message.get("tool_calls"), list):
+            message = {**message, "tool_calls": list(map(_with_values, message["tool_calls"]))}
         hidden: dict[str, Any] = self.value(message)
         content = hidden.get("content")
         if self.open and isinstance(content, str):
@@ -209,6 +224,8 @@ class StandIns:
 
     def _string(self, text: str, key: str) -> str:
         is_role = key == "role"
+        if key == "type" and text == "function":  # of a tool or a call: there is no other type
+            return text
         if _is_word(text) and (text in self._words or (is_role and text.casefold() in _ROLES)):
             return text
         # Templates put roles between signs of their own: there a letter is enough to forge.
@@ -235,6 +252,14 @@ class StandIns:
                 out.append(char)
         return "".join(out)
 
+    def _unescaped(self, match: re.Match[str]) -> str:
+        """A stand-in that the engine has escaped, or what it would have written in its place."""
+        stand_in = json.loads(f'"{match[0]}"')
+        for real, other in self._stand_ins_by_char.items():
+            if other == stand_in:
+                return stand_in if real.isascii() else json.dumps(real)[1:-1]
+        return match[0]
+
     def read(self, rendered: str) -> tuple[str, list[Span]] | None:
         """The rendering with the characters put back, and whose they are.
 
@@ -242,6 +267,8 @@ class StandIns:
             The text and the spans that are the caller's; None where marks are not in pairs.
 
         """
+        if self._form != "jinja2":
+            rendered = _ESCAPED_PAIR.sub(self._unescaped, rendered)
         pieces = [rendered]
         if self.open:
             pieces = re.split(f"([{self.open}{self.close}])", rendered)
@@ -265,6 +292,21 @@ class StandIns:
                 texts.append(piece.translate(chars))
                 at += len(piece)
         return None if begin is not None else ("".join(texts), joined(spans))
+
+
+# A character outside of the basic plane, in JSON that is ASCII alone.
+_ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+
+
+def _with_values(call: Any) -> Any:
+    """A call with its arguments as values, where they are JSON text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
+    except (ValueError, RecursionError):
+        return call
 
 
 def _split_space(text: str) -> tuple[str, str, str]:
@@ -329,6 +371,7 @@ def locate(
     words: frozenset[str],
     lookups: Sequence[str],
     render: Callable[[StandIns], str | None],
+    form: Form = "jinja2",
 ) -> PromptProvenance:
     """Finds the caller's text in a rendered chat.
 
@@ -339,6 +382,7 @@ def locate(
         words: strings of the template that are words.
         lookups: strings that the template looks for in texts.
         render: renders with stand-ins; None where the template fails on them.
+        form: who renders.
 
     """
     taken = set(text).union(source, *caller_strings)
@@ -347,7 +391,7 @@ def locate(
         for substitution in SUBSTITUTIONS:
             if substitution.keeps_lookups and not used:
                 continue
-            stand_ins = StandIns(substitution, taken, words, used)
+            stand_ins = StandIns(substitution, taken, words, used, form=form)
             rendered = render(stand_ins)
             restored = None if rendered is None else stand_ins.read(rendered)
             if restored is not None and restored[0] == text:
@@ -358,5 +402,5 @@ def locate(
     except (NotTrackedError, RecursionError):
         return PromptProvenance("nothing", caller_strings=tuple(caller_strings))
     letter = next((char for one in caller_strings for char in one if char.isalpha()), "x")
-    blank = render(StandIns(_SIGNS, taken, words, (), letter))
+    blank = render(StandIns(_SIGNS, taken, words, (), letter, form))
     return PromptProvenance("nothing", caller_strings=tuple(caller_strings), blank=blank)

@@ -22,6 +22,7 @@ from pyllama_spec.chat.control_tokens import tokenize_chat
 from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import (
     RUNNING,
+    Form,
     Located,
     PromptProvenance,
     StandIns,
@@ -226,6 +227,7 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         caller_variables: Mapping[str, Any],
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
+        form: Form = "jinja2",
     ) -> RenderedChat:
         """A chat that was rendered elsewhere, with the caller's text found in it.
 
@@ -234,9 +236,10 @@ class ChatTemplate:
             messages: as check_messages() gives them.
             caller_variables: the variables of the template that come from the caller, tools too.
             run: renders this chat with other messages and variables.
+            form: who that is.
 
         """
-        caller = self._locate(text, messages, caller_variables, run)
+        caller = self._locate(text, messages, caller_variables, run, form)
         starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
         return RenderedChat(text, _parts(text, caller), starts_with_bos, caller)
 
@@ -246,6 +249,7 @@ class ChatTemplate:
         messages: Sequence[dict[str, Any]],
         caller_variables: Mapping[str, Any],
         run: Callable[[Sequence[dict[str, Any]], Mapping[str, Any]], str],
+        form: Form,
     ) -> PromptProvenance:
         def render(stand_ins: StandIns) -> str | None:
             hidden = [stand_ins.message(message) for message in messages]
@@ -263,7 +267,7 @@ class ChatTemplate:
         # Values alone: the names of variables are the template's.
         return locate(
             text, strings_of([*messages, *caller_variables.values()]), source=self.source,
-            words=self._program.words, lookups=self._program.lookups, render=render,
+            words=self._program.words, lookups=self._program.lookups, render=render, form=form,
         )  # fmt: skip
 
     def _run(self, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> str:

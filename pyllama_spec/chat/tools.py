@@ -1,36 +1,30 @@
-"""Chats with tools: what is offered, what may be answered, and the calls in the answer."""
+"""Chats whose answers are taken apart: what is offered, and what may be answered."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from pyllama_spec.chat.answers import AnswerReader, AnyReader, EngineReader, ForcedReader
+from pyllama_spec.chat.grammar_rules import calls_grammar, either
 from pyllama_spec.chat.messages import check_messages, render_messages
+from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
-from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 Tools = Sequence[Mapping[str, Any]]
-# The engine's own grammar of several calls, of templates in the way of Hermes and Qwen: it repeats
-# what may be empty, which is left recursion, and which the engine's own sampler refuses.
-_NULLABLE_LOOP = re.compile(r"\((\S+)\? space\)\+")
-# What the engine lets a model say before a call that it has to make. A small one would say it to
-# the end of the answer; OpenAI's answers have none, and llama-cpp-python's neither.
-_TEXT_BEFORE_CALL = re.compile(
-    r"^(root ::= .*?)\buntil-\d+\?? (?:space )?(?=tool-call)", re.MULTILINE
+# What the engine says before the words of a template that refuses.
+_BEFORE_REFUSAL = (
+    "Unable to generate parser for this template. Automatic parser generation failed: "
 )
-# White space inside of a call's JSON, which a small model would go on with as well: a blank at
-# most, as in constraints.py. What lies between the tags of a call stays the template's.
-_JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
-# The engine's grammars of calls in tags of their own take several, also where one was asked for.
-_REPEATED_CALLS = re.compile(
-    r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE
-)
+# How a template is given the arguments of past calls, where it takes values and where it does not.
+_FORMS: Mapping[bool, Form] = {True: "values", False: "text"}
+# As which the engine shows templates the schema of an answer.
+_SCHEMA_VARIABLE = "response_format"
 # How reasoning comes out: apart, or as it stands in the text.
 REASONING = ("auto", "deepseek", "none")
 
@@ -91,8 +85,17 @@ class ToolRequest:
     @property
     def is_plain(self) -> bool:
         """Whether the template alone does it: no tools to call, and nothing to take apart."""
-        calls = bool(self.tools) and self.choice != "none"
-        return not calls and self.reasoning in (None, "none")
+        return not self.may_call and self.reasoning in (None, "none")
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may be a call."""
+        return bool(self.tools) and self.choice != "none"
+
+    @property
+    def wants_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.may_call and self.choice != "auto"
 
     @property
     def forced(self) -> str | None:
@@ -149,109 +152,8 @@ def _choice(choice: object, names: Sequence[str]) -> str:
     return f"={name}"
 
 
-@dataclass(slots=True)
-class Answer:
-    """What an answer says, once it is taken apart.
-
-    Attributes:
-        content: the text for the user.
-        reasoning: what the model thought before, where it comes apart.
-        calls: (name, arguments as JSON text) of each call.
-
-    """
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-
-
-class AnswerReader(Protocol):
-    """Takes answers apart. `options` are what the request has to ask for beside its own."""
-
-    options: dict[str, Any]
-
-    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
-        """What the answer says so far: its tokens, its text, and what of the tokens is no text."""
-
-
-class EngineReader:
-    """Answers in the form of the model's own template, which the engine knows to read."""
-
-    def __init__(self, session: ChatSession, *, begins_with_call: bool, single: bool) -> None:
-        self._session = session
-        self._last = Answer()
-        self.options: dict[str, Any] = {"stop": session.stops}
-        if session.grammar:
-            rules = _NULLABLE_LOOP.sub(r"(\1 space)*", session.grammar)
-            rules = _REPEATED_CALLS.sub(r"\1\2", rules) if single else rules
-            self.options["grammar"] = _call_at_once(rules) if begins_with_call else rules
-            if session.is_lazy:
-                self.options["grammar_triggers"] = session.trigger_patterns
-                self.options["grammar_trigger_tokens"] = session.trigger_tokens
-            else:
-                self.options["grammar_prefill"] = session.prefill
-
-    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
-        """See AnswerReader. What no parser takes is content: text is never lost."""
-        try:
-            parsed = self._session.parse(tokens, n_bytes_cut, partial=partial)
-        except (UnsupportedError, ArgumentError):
-            return self._last if partial else Answer(text)
-        calls = [(call["name"], call["arguments"]) for call in parsed["tool_calls"]]
-        self._last = Answer(parsed["content"], parsed["reasoning_content"], calls)
-        if not partial and not (calls or parsed["content"] or parsed["reasoning_content"]):
-            return Answer(text)  # an unfinished call, or none
-        return self._last
-
-
-def _call_at_once(rules: str) -> str:
-    """The engine's rules, for a call that has to be: nothing before it, its JSON on one line."""
-    rules = _JSON_SPACE.sub("blank", _TEXT_BEFORE_CALL.sub(r"\1", rules))
-    return f'{rules.rstrip()}\nblank ::= " "?\n'
-
-
-class ForcedReader:
-    """Arguments of one function, for templates that know no tools: all of the answer is them."""
-
-    def __init__(self, tool: Mapping[str, Any]) -> None:
-        function = tool["function"]
-        self._name = _name(tool)
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
-        self.options: dict[str, Any] = {"grammar": schema_grammar(schema)}
-
-    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
-        """See AnswerReader."""
-        return Answer(calls=[(self._name, text)])
-
-
-class AnyReader:
-    """A call of one of several functions, for templates that know no tools."""
-
-    def __init__(self, tools: Tools) -> None:
-        cases = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": _name(tool)},
-                    "arguments": tool["function"].get("parameters") or {"type": "object"},
-                },
-                "required": ["name", "arguments"],
-            }
-            for tool in tools
-        ]
-        self.options: dict[str, Any] = {"grammar": schema_grammar({"anyOf": cases})}
-
-    def read(self, tokens: Sequence[int], text: str, n_bytes_cut: int, *, partial: bool) -> Answer:
-        """See AnswerReader. Names come before arguments, so that a part can be read as well."""
-        try:
-            call = json.loads(text)
-        except ValueError:
-            return Answer() if partial else Answer(text)
-        return Answer(calls=[(call["name"], json.dumps(call["arguments"]))])
-
-
 class ToolChats:
-    """The chats with tools of one model.
+    """The chats of one model whose answers are taken apart.
 
     Args:
         model: whose vocabulary reads them.
@@ -283,37 +185,139 @@ class ToolChats:
 
         """
         checked = check_messages(messages)
-        base: dict[str, Any] = {
-            "tool_choice": "required" if request.forced else request.choice,
-            "reasoning_format": request.reasoning or "auto",
-        }
-        if request.parallel is not None or request.forced:
-            # A function that is named is called once: a small model would call it to the end.
-            base["parallel_tool_calls"] = bool(request.parallel)
-        if schema is not None:
-            base["json_schema"] = json.dumps({"type": "object"} if schema is True else schema)
-
-        def run(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> ChatSession:
-            tools = values.get("tools") or []
-            others = {name: value for name, value in values.items() if name != "tools"}
-            return self._parser.begin(
-                {**base, "messages": messages, "tools": tools, "variables": others}
+        offered = [dict(tool) for tool in request.offered]
+        # Where a call has to be, no content is left that a schema could be for.
+        wants_call = request.wants_call
+        schema = None if wants_call else schema
+        chat = _Chat(self._parser, request, schema)
+        caller_variables = {"tools": offered, **variables}
+        try:
+            session, checked = render_messages(
+                checked, lambda read: chat.session(read, caller_variables)
             )
-
-        caller_variables = {"tools": [dict(tool) for tool in request.offered], **variables}
-        session, checked = render_messages(checked, lambda read: run(read, caller_variables))
-        rendered = self._template.located(
-            session.prompt, checked, caller_variables, lambda read, values: run(read, values).prompt
-        )
-        wants_call = request.choice not in ("auto", "none") and bool(request.tools)
+        except ArgumentError as error:
+            raise self._refusal(error, checked, caller_variables) from None
+        rendered = chat.located(self._template, session, checked, caller_variables)
         if wants_call and not session.grammar:
-            reader: AnswerReader = (
-                ForcedReader(request.offered[0]) if request.forced else AnyReader(request.tools)
-            )
-            return rendered, reader
-        single = not base.get("parallel_tool_calls", True)
-        return rendered, EngineReader(session, begins_with_call=wants_call, single=single)
+            return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
+        return rendered, chat.reader(session, checked, caller_variables)
+
+    def _refusal(
+        self,
+        error: ArgumentError,
+        messages: Sequence[dict[str, Any]],
+        variables: Mapping[str, Any],
+    ) -> ArgumentError:
+        """What is wrong, in the words of the template if it has some for it."""
+        others = {name: value for name, value in variables.items() if name != "tools"}
+        try:
+            self._template.render(messages, tools=variables["tools"], **others)
+        except ArgumentError as refusal:
+            return refusal
+        except UnsupportedError:
+            pass
+        return ArgumentError(str(error).replace(_BEFORE_REFUSAL, ""))
 
     def close(self) -> None:
         """Lets go of the parser."""
         self._parser.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """One chat, as the engine is asked for it.
+
+    Attributes:
+        parser: asked.
+        request: of the chat.
+        schema: what the content has to be, where no tool is called.
+
+    """
+
+    parser: ChatParser
+    request: ToolRequest
+    schema: Any
+
+    def session(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+        *,
+        choice: str | None = None,
+        is_plain: bool = False,
+    ) -> ChatSession:
+        """The chat rendered, with a parser of its answer.
+
+        Args:
+            messages: of the chat.
+            values: the caller's variables of the template, tools too.
+            choice: in place of the request's.
+            is_plain: for the prompt alone: schemas are not read.
+
+        """
+        request = self.request
+        asked: dict[str, Any] = {
+            "messages": messages,
+            "tools": values.get("tools") or [],
+            "variables": {name: value for name, value in values.items() if name != "tools"},
+            "tool_choice": choice or ("required" if request.forced else request.choice),
+            "reasoning_format": request.reasoning or "auto",
+        }
+        if request.parallel is not None or request.forced:
+            # A function that is named is called once: a small model would call it to the end.
+            asked["parallel_tool_calls"] = bool(request.parallel)
+        if is_plain:
+            asked["tool_choice"] = "none"
+        elif self.schema is not None and choice is None:
+            schema = {"type": "object"} if self.schema is True else self.schema
+            asked["json_schema"] = json.dumps(schema)
+        return self.parser.begin(asked)
+
+    def located(
+        self,
+        template: ChatTemplate,
+        session: ChatSession,
+        messages: Sequence[dict[str, Any]],
+        values: Mapping[str, Any],
+    ) -> RenderedChat:
+        """The chat of a session, with the caller's text found in it.
+
+        Schemas with stand-ins in them are none: the chat is rendered without reading them, if that
+        gives the same text.
+        """
+
+        def plain(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
+            return self.session(messages, values, is_plain=True).prompt
+
+        def full(messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
+            return self.session(messages, values).prompt
+
+        render, form = full, _FORMS[session.object_arguments]
+        shown = values if self.schema is None else {_SCHEMA_VARIABLE: self.schema, **values}
+        try:
+            if plain(messages, shown) == session.prompt:
+                render, values = plain, shown
+        except ArgumentError:
+            pass
+        return template.located(session.prompt, messages, values, render, form=form)
+
+    def reader(
+        self,
+        session: ChatSession,
+        messages: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+    ) -> EngineReader:
+        """Who reads the answer to what `session` asks."""
+        request = self.request
+        single = request.parallel is False or bool(request.forced and not request.parallel)
+        if self.schema is None or not request.may_call:
+            return EngineReader(session, at_once=request.wants_call, single=single)
+        # A call, or a text by the schema: the engine has a grammar of one or of the other.
+        calls = self.session(messages, values, choice="required")
+        if not calls.grammar:
+            return EngineReader(session, at_once=False, single=single)
+        rules = calls_grammar(calls.grammar, single=single, at_once=True)
+        return EngineReader(
+            self.session(messages, values, choice="auto"), at_once=True, single=single,
+            grammar=either([rules, session.grammar]),
+        )  # fmt: skip

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance, int32
+from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
@@ -82,8 +82,15 @@ class ChatSession:
         trigger_patterns, trigger_tokens: what wakes it.
         prefill: ids that the template wrote of the answer; a grammar that does not wait has to have
             seen them.
+        generation_prompt: what the prompt ends with, as text: the answer's beginning.
         stops: texts that end the answer.
         format: the engine's name of how calls are written.
+        thinking_start, thinking_ends: what begins a thought, and what may end it; "" and () where
+            the template knows no thoughts.
+        preserved_tokens: control tokens whose names the parser has to be shown.
+        object_arguments: whether the template is given the arguments of past calls as values, not
+            as text.
+        has_call_ids: whether calls are written with an id.
 
     """
 
@@ -95,31 +102,34 @@ class ChatSession:
         self.trigger_patterns: tuple[str, ...] = tuple(answer["trigger_patterns"])
         self.trigger_tokens: tuple[int, ...] = tuple(answer["trigger_tokens"])
         self.prefill: tuple[int, ...] = tuple(answer["prefill"])
+        self.generation_prompt: str = answer["generation_prompt"]
         self.stops: tuple[str, ...] = tuple(answer["stops"])
         self.format: str = answer["format"]
+        self.thinking_start: str = answer["thinking_start"]
+        self.thinking_ends: tuple[str, ...] = tuple(answer["thinking_ends"])
+        self.preserved_tokens = frozenset[int](answer["preserved_tokens"])
+        self.object_arguments: bool = answer["object_arguments"]
+        self.has_call_ids: bool = answer["has_call_ids"]
 
-    def parse(
-        self, tokens: Sequence[int], n_bytes_cut: int = 0, *, partial: bool
-    ) -> dict[str, Any]:
+    def parse(self, text: str) -> dict[str, Any]:
         """What the answer says so far.
 
         Args:
-            tokens: all that was generated, without the token that ended it.
-            n_bytes_cut: bytes at the end of its text that are none of it: a stop string.
-            partial: whether more follows.
+            text: all that was generated, with the names of preserved_tokens and of no other control
+                token.
 
         Returns:
-            content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id.
+            content, reasoning_content, and tool_calls: a list of name, arguments (JSON text), id
+            ("" for none). is_whole: whether nothing is missing at its end, and nothing is left
+            over. n_told: bytes of the text up to the last that is in one of these.
 
         Raises:
             UnsupportedError: it is not what the template's parser expects.
             ArgumentError: it is nested too deeply to be read.
 
         """
-        out, ids = ffi.new("char **"), ffi.new("int32_t[]", list(tokens) or [0])
-        code = lib.llama_spec_chat_parse(
-            self._handle.pointer, ids, len(tokens), int32(n_bytes_cut, "n_bytes_cut"), partial, out
-        )
+        out, data = ffi.new("char **"), text.encode("utf-8", errors="replace")
+        code = lib.llama_spec_chat_parse(self._handle.pointer, data, len(data), out)
         check(code, "cannot read the answer")
         message: dict[str, Any] = json.loads(_taken(out))
         return message

@@ -47,6 +47,9 @@ class SamplerParams:
         grammar_trigger_tokens: ids that wake it as well.
         grammar_prefill: ids that a grammar which does not wait has seen already: the beginning of
             an answer that the prompt ends with.
+        thought_tags: what begins a thought, and what may end it; a grammar that waits is not woken
+            by what stands between.
+        thought_is_open: whether the prompt's end has begun one.
 
     """
 
@@ -78,6 +81,8 @@ class SamplerParams:
     grammar_triggers: tuple[str, ...] = ()
     grammar_trigger_tokens: tuple[int, ...] = ()
     grammar_prefill: tuple[int, ...] = ()
+    thought_tags: tuple[str, ...] = ()
+    thought_is_open: bool = False
 
     def __post_init__(self) -> None:
         _check_floats(self)
@@ -142,7 +147,7 @@ def _check_floats(params: SamplerParams) -> None:
 
 
 def _check_texts(params: SamplerParams) -> None:
-    for name in ("dry_breakers", "grammar_triggers"):
+    for name in ("dry_breakers", "grammar_triggers", "thought_tags"):
         values = getattr(params, name)
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise ArgumentError(f"{name}={shown(values)} is not a tuple of texts")
@@ -254,6 +259,11 @@ class Sampler:
             raw.n_trigger_tokens = len(params.grammar_trigger_tokens)
             raw.grammar_prefill = ids(params.grammar_prefill)
             raw.n_grammar_prefill = len(params.grammar_prefill)
+            if params.thought_tags:
+                raw.thought_start = text(params.thought_tags[0])
+                raw.thought_ends = texts(params.thought_tags[1:])
+                raw.n_thought_ends = len(params.thought_tags) - 1
+                raw.thought_is_open = bool(params.thought_is_open)
         return raw, keep
 
     @property

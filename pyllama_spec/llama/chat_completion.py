@@ -24,7 +24,8 @@ from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
 if TYPE_CHECKING:
-    from pyllama_spec.chat.tools import AnswerReader, ToolChats, ToolRequest
+    from pyllama_spec.chat.answers import AnswerReader
+    from pyllama_spec.chat.tools import ToolChats, ToolRequest
 
 # Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}

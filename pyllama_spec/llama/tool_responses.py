@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import hashlib
+import string
+from collections.abc import Generator, Sequence
 from typing import Any
 
-from pyllama_spec.chat.tools import Answer, AnswerReader, ToolRequest
+from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
+from pyllama_spec.chat.tools import ToolRequest
 from pyllama_spec.engine import Vocab
 from pyllama_spec.llama.responses import Envelope, Response, Result, figures
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.logprobs import chat_logprobs
+from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs
+
+# Nine letters and digits: templates in Mistral's way take no other id in a later turn.
+_ID_CHARS = string.ascii_letters + string.digits
+_ID_LENGTH = 9
 
 
-def _read(reader: AnswerReader, generation: Generation, vocab: Vocab) -> Answer:
-    record = generation.record
-    # What of the tokens' bytes is no text: a stop string that begins inside of the last one.
-    n_bytes = sum(len(vocab.piece(token)) for token in record.tokens)
-    n_cut = max(n_bytes - len(record.text.encode()), 0) if record.finish_reason == "stop" else 0
-    answer = reader.read(record.tokens, record.text, n_cut, partial=record.finish_reason != "stop")
-    # A call that was cut before anything of it could be read: as text it is not lost.
-    return (
-        Answer(record.text) if record.finish_reason == "length" and answer == Answer() else answer
-    )
+def _made_id(answer_id: str, i: int) -> str:
+    """An id for the i-th call of an answer, the same in a stream and in the whole answer."""
+    number = int.from_bytes(hashlib.blake2b(f"{answer_id}/{i}".encode()).digest(), "little")
+    chars = []
+    for _ in range(_ID_LENGTH):
+        number, at = divmod(number, len(_ID_CHARS))
+        chars.append(_ID_CHARS[at])
+    return "".join(chars)
 
 
-def _call(answer_id: str, i: int, name: str, arguments: str) -> Response:
+def _id(answer_id: str, calls: Sequence[Call], i: int) -> str:
+    """The model's own id of a call, where it is one that tells calls apart."""
+    own = calls[i].id
+    is_new = own not in (one.id for one in calls[:i])
+    return own if own and is_new else _made_id(answer_id, i)
+
+
+def _call(answer_id: str, calls: Sequence[Call], i: int) -> Response:
     return {
-        "id": f"call_{i}_{name}_{answer_id}",
+        "id": _id(answer_id, calls, i),
         "type": "function",
-        "function": {"name": name, "arguments": arguments},
+        "function": {"name": calls[i].name, "arguments": calls[i].arguments},
     }
+
+
+def _finish(answer: Answer, reason: str | None) -> str | None:
+    """Why it ended: "tool_calls" only where all of them can be made."""
+    is_call = bool(answer.calls) and all(call.is_whole for call in answer.calls)
+    return "tool_calls" if is_call and reason == "stop" else reason
 
 
 def tool_completion(
@@ -43,23 +61,24 @@ def tool_completion(
 ) -> Response:
     """A whole chat completion; finish_reason is "tool_calls" where there are calls."""
     record = generation.read_all()
-    answer = _read(reader, generation, vocab)
+    text = AnswerText(vocab, reader.shown)
+    text.add(record.tokens, record.text)
+    answer = reader.read(text.text, has_ended=True)
     message: Response = {"role": "assistant", "content": answer.content or None}
     if not answer.calls:
         message["content"] = answer.content
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.calls:
-        calls = [_call(envelope.id, i, *call) for i, call in enumerate(answer.calls)]
+        calls = [_call(envelope.id, answer.calls, i) for i in range(len(answer.calls))]
         if request.is_legacy or request.forced:
             message["function_call"] = calls[0]["function"]
         message["tool_calls"] = calls
-    is_call = bool(answer.calls) and record.finish_reason == "stop"
     choice: Response = {
         "index": 0,
         "message": message,
         "logprobs": chat_logprobs(vocab, record.logprobs) if logprobs else None,
-        "finish_reason": "tool_calls" if is_call else record.finish_reason,
+        "finish_reason": _finish(answer, record.finish_reason),
     }
     return Result({**envelope.wrap("chat.completion", choice), **figures(record)}, [record])
 
@@ -89,16 +108,17 @@ class _Deltas:
                 deltas.append({key: new[len(old) :]})
         sent.reasoning = max(sent.reasoning, now.reasoning, key=len)
         sent.content = max(sent.content, now.content, key=len)
-        for i, (name, arguments) in enumerate(now.calls):
+        for i, call in enumerate(now.calls):
+            if call.is_open:  # its id, which goes first, is still to come
+                break
             if i == len(sent.calls):
-                sent.calls.append((name, arguments))
-                deltas.append(self._delta(i, _call(self._id, i, name, arguments)))
+                sent.calls.append(call)
+                deltas.append(self._delta(i, _call(self._id, now.calls, i)))
                 continue
-            old_arguments = sent.calls[i][1]
-            if len(arguments) > len(old_arguments) and arguments.startswith(old_arguments):
-                sent.calls[i] = (name, arguments)
-                more = {"arguments": arguments[len(old_arguments) :]}
-                deltas.append(self._delta(i, {"function": more}))
+            old, new = sent.calls[i].arguments, call.arguments
+            if len(new) > len(old) and new.startswith(old):
+                sent.calls[i] = call
+                deltas.append(self._delta(i, {"function": {"arguments": new[len(old) :]}}))
         return deltas
 
     def _delta(self, i: int, call: Response) -> Response:
@@ -124,21 +144,26 @@ def tool_chunks(
         return envelope.wrap("chat.completion.chunk", choice)
 
     deltas = _Deltas(envelope.id, has_function=request.is_legacy or bool(request.forced))
-    is_first, has_calls = True, False
+    text = AnswerText(vocab, reader.shown)
+    # Of tokens whose text is held back as well: they are reported with what comes next.
+    entries: list[TokenLogprob] = []
+
+    def reported() -> Any:
+        shown = chat_logprobs(vocab, entries) if logprobs and entries else None
+        entries.clear()
+        return shown
+
+    is_first = True
     for piece in generation:
         if is_first:
             yield chunk({"role": "assistant"})
             is_first = False
-        answer = _read(reader, generation, vocab)
-        reported: Any = None
-        if logprobs and piece.tokens:
-            reported = chat_logprobs(vocab, generation.record.logprobs[-len(piece.tokens) :])
+        text.add(piece.tokens, piece.text)
+        entries += generation.record.logprobs[-len(piece.tokens) :] if piece.tokens else []
+        answer = reader.read(text.text, has_ended=piece.finish_reason is not None)
         for delta in deltas.of(answer):
-            yield chunk(delta, reported=reported)
-            reported = None
-        has_calls = has_calls or bool(answer.calls)
+            yield chunk(delta, reported=reported())
         if piece.finish_reason is not None:
-            is_call = has_calls and piece.finish_reason == "stop"
-            finish = "tool_calls" if is_call else piece.finish_reason
-            yield {**chunk({}, finish), **figures(generation.record)}
+            finish = _finish(answer, piece.finish_reason)
+            yield {**chunk({}, finish, reported()), **figures(generation.record)}
             return

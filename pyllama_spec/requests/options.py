@@ -63,8 +63,8 @@ class RequestOptions:
         tfs_z: 1, which is off; the engine has no tail-free sampling any more.
         logprobs: how many alternatives to report with each token's log-probability; None for no
             log-probabilities. They are those of the model, before any sampler.
-        grammar_triggers, grammar_trigger_tokens, grammar_prefill: of a grammar that waits, or that
-            the prompt's end began; see engine.SamplerParams.
+        grammar_triggers, grammar_trigger_tokens, grammar_prefill, thought_tags, thought_is_open: of
+            a grammar that waits, or that the prompt's end began; see engine.SamplerParams.
         logits_processor: one or several functions that change the logits, in order.
         stopping_criteria: one or several functions that end the text before the next token.
 
@@ -105,6 +105,8 @@ class RequestOptions:
     grammar_triggers: tuple[str, ...] = ()
     grammar_trigger_tokens: tuple[int, ...] = ()
     grammar_prefill: tuple[int, ...] = ()
+    thought_tags: tuple[str, ...] = ()
+    thought_is_open: bool = False
     response_format: Mapping[str, Any] | None = None
     logprobs: int | None = None
     logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None

@@ -27,10 +27,9 @@ def test_calls_of_families(family: str) -> None:
         assert "get_weather" in rendered.text
         assert rendered.text.count("Weather in Paris?") == 1
         assert rendered.located != "nothing"
-        ids = model.vocab.tokenize(FAMILIES[family], add_special=False, parse_special=True)
-        answer = reader.read(ids, FAMILIES[family], 0, partial=False)
-        assert [name for name, _ in answer.calls] == ["get_weather"]
-        assert json.loads(answer.calls[0][1]) == ARGUMENTS
+        answer = reader.read(FAMILIES[family], has_ended=True)
+        assert [call.name for call in answer.calls] == ["get_weather"]
+        assert json.loads(answer.calls[0].arguments) == ARGUMENTS
         assert not answer.content.strip()
         chats.close()
 
@@ -208,10 +207,9 @@ def test_what_is_no_call_is_text() -> None:
         parser = ChatParser(model, FORMATS["chatml-function-calling"].source)
         session = parser.begin({"messages": [USER], "tools": [WEATHER]})
         for text in ("Hello.", "<tool_call>\n{", "[" * 300, '{"name": "x"}'):
-            ids = model.vocab.tokenize(text, add_special=False)
             chats = ToolChats(model, ChatTemplate(FORMATS["chatml-function-calling"].source))
             _, reader = chats.begin([USER], ToolRequest.read([WEATHER], None, None, None), {})
-            answer = reader.read(ids, text, 0, partial=False)
+            answer = reader.read(text, has_ended=True)
             assert answer.content == text
-        session.parse([], partial=True)
+        session.parse("")
         parser.close()

@@ -1,0 +1,329 @@
+"""Answers taken apart: the text for the user, the thought before it, and calls of tools.
+
+Nothing of an answer is lost: what no parser takes is text for the user. While an answer is being
+written its reader says only what stays true, whatever follows; so what a stream has shown is a
+beginning of the whole answer.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+from pyllama_spec.chat.grammar_rules import calls_grammar, named_calls
+from pyllama_spec.constraints import schema_grammar
+from pyllama_spec.engine import ChatSession, Vocab
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+# How far behind what is understood an unfinished call is looked for, in characters: the end of the
+# call before it is shorter.
+_MAX_CLOSING = 64
+
+
+class Call(NamedTuple):
+    """A call of a function.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON text; unfinished where the answer was cut.
+        id: the model's own; "" for none.
+        is_open: whether more of it may follow.
+
+    """
+
+    name: str
+    arguments: str
+    id: str = ""
+    is_open: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its arguments can be read."""
+        try:
+            json.loads(self.arguments)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+
+@dataclass(slots=True)
+class Answer:
+    """What an answer says, once it is taken apart.
+
+    Attributes:
+        content: the text for the user.
+        reasoning: what the model thought before, where it comes apart.
+        calls: of functions.
+
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return not (self.content or self.reasoning or self.calls)
+
+
+class AnswerReader(Protocol):
+    """Takes answers apart.
+
+    Attributes:
+        options: what the request has to ask for beside its own.
+
+    """
+
+    options: dict[str, Any]
+
+    @property
+    def shown(self) -> Collection[int]:
+        """Control tokens whose names it has to see in the text."""
+
+    def read(self, text: str, *, has_ended: bool) -> Answer:
+        """What the answer says so far.
+
+        Args:
+            text: of the answer, with the names of the tokens that are `shown`.
+            has_ended: whether nothing follows.
+
+        """
+
+
+class AnswerText:
+    """The text of an answer as its reader takes it, with the names of some control tokens.
+
+    Args:
+        vocab: of the model.
+        shown: ids whose names the text has.
+
+    Attributes:
+        text: what there is of it.
+
+    """
+
+    def __init__(self, vocab: Vocab, shown: Collection[int]) -> None:
+        self._vocab, self._shown = vocab, shown
+        self.text = ""
+
+    def add(self, tokens: Sequence[int], text: str) -> None:
+        """Appends tokens, and the text that was given out for them: less than theirs at a stop."""
+        pieces = {token: self._vocab.piece(token) for token in tokens}
+        # Only what has no text of its own has to be named; the rest is in the text already.
+        named = {token for token in pieces if token in self._shown and not pieces[token]}
+        if not named:
+            self.text += text
+            return
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        parts: list[str] = []
+        at = 0
+        for token in tokens:
+            if token in named:
+                parts.append(self._vocab.piece(token, special=True).decode(errors="replace"))
+                continue
+            n = len(decoder.decode(pieces[token]))
+            parts.append(text[at : at + n])
+            at += n
+        self.text += "".join([*parts, text[at:]])
+
+
+class _Parsed(NamedTuple):
+    answer: Answer
+    is_whole: bool
+    n_told: int  # characters
+
+
+class EngineReader:
+    """Answers in the form of the model's own template, which the engine knows to read.
+
+    Args:
+        session: of the chat.
+        at_once: the grammar has a call begin at once.
+        single: it has one call at most.
+        grammar: rules to follow in place of the session's.
+
+    """
+
+    def __init__(
+        self, session: ChatSession, *, at_once: bool, single: bool, grammar: str | None = None
+    ) -> None:
+        self._session = session
+        self.shown: Collection[int] = session.preserved_tokens
+        self.options: dict[str, Any] = {"stop": session.stops}
+        if grammar is not None:
+            self.options |= {"grammar": grammar, "grammar_prefill": session.prefill}
+        elif session.grammar:
+            self.options["grammar"] = calls_grammar(session.grammar, single=single, at_once=at_once)
+            if session.is_lazy:
+                self.options |= {
+                    "grammar_triggers": session.trigger_patterns,
+                    "grammar_trigger_tokens": session.trigger_tokens,
+                    **_thoughts(session),
+                }
+            else:
+                self.options["grammar_prefill"] = session.prefill
+
+    def read(self, text: str, *, has_ended: bool) -> Answer:
+        """See AnswerReader."""
+        if has_ended:
+            return self._whole(text)
+        parsed = self._parse(text)
+        return Answer() if parsed is None else parsed.answer
+
+    def _parse(self, text: str) -> _Parsed | None:
+        """What the engine reads in a text; None where it is not in the template's form."""
+        try:
+            parsed = self._session.parse(text)
+        except (UnsupportedError, ArgumentError):
+            return None
+        written = parsed["tool_calls"]
+        is_whole = bool(parsed["is_whole"])
+        has_ids = self._session.has_call_ids
+        calls = [
+            Call(
+                one["name"], one["arguments"], one["id"],
+                is_open=has_ids and not one["id"] and not is_whole and i == len(written) - 1,
+            )
+            for i, one in enumerate(written)
+        ]  # fmt: skip
+        answer = Answer(parsed["content"], parsed["reasoning_content"], calls)
+        n_told = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
+        # White space before a text is no part of any form: the engine's parsers skip it.
+        blank = text[: len(text) - len(text.lstrip())]
+        has_text = bool(answer.content) and not answer.reasoning
+        if has_text and text.startswith(blank + answer.content):
+            answer.content = blank + answer.content
+        return _Parsed(answer, is_whole, n_told)
+
+    def _whole(self, text: str) -> Answer:
+        parsed = self._parse(text)
+        if parsed is not None:
+            return self._completed(text, parsed)
+        # A parser that has refused a text refuses all that begin with it.
+        taken, refused = 0, len(text)
+        while refused - taken > 1:
+            middle = (taken + refused) // 2
+            if self._parse(text[:middle]) is None:
+                refused = middle
+            else:
+                taken = middle
+        begun = self._parse(text[:taken])
+        answer = Answer() if begun is None else self._completed(text[:taken], begun)
+        return replace(answer, content=answer.content + text[taken:])
+
+    def _completed(self, text: str, parsed: _Parsed) -> Answer:
+        """The answer of a text that ends there, whatever its parser still waits for."""
+        if parsed.is_whole:
+            return self._with_rest(text, parsed)
+        ended = self._with_sign(text)
+        if ended is not None:
+            return ended
+        answer, n_told = parsed.answer, parsed.n_told
+        # A call that has begun behind all else, and is none yet, is text.
+        for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
+            clean = self._clean(text[:at])
+            if clean is not None and clean.calls == answer.calls:
+                return replace(clean, content=clean.content + text[at:])
+        if answer.calls:  # the end of a call is missing, or something in it
+            return answer
+        return replace(answer, content=answer.content + text[n_told:])
+
+    def _clean(self, text: str) -> Answer | None:
+        """The answer of a text that lacks nothing, else None."""
+        parsed = self._parse(text)
+        if parsed is None:
+            return None
+        return self._with_rest(text, parsed) if parsed.is_whole else self._with_sign(text)
+
+    def _with_sign(self, text: str) -> Answer | None:
+        """The answer with what a parser holds back at the end, as a tag may begin with it.
+
+        With a character behind it that no tag has it is not held back. None where no text may
+        stand at that place, such as in a call.
+        """
+        sign = next(char for char in ("\U0010fffd", "\U0010fffc", "\U0010fffb") if char not in text)
+        parsed = self._parse(text + sign)
+        if parsed is None:
+            return None
+        answer = parsed.answer
+        for name in ("content", "reasoning"):
+            said = getattr(answer, name)
+            if said.endswith(sign):
+                kept = replace(answer, **{name: said[:-1]})
+                if not kept.reasoning.strip():
+                    kept.reasoning = ""
+                return kept if not kept.is_empty or not text.strip() else self._bare(text)
+        return None
+
+    def _with_rest(self, text: str, parsed: _Parsed) -> Answer:
+        """A whole answer; what its parser leaves out of one without text or calls is text."""
+        answer = parsed.answer
+        if answer.content or answer.calls:
+            return answer
+        if answer.reasoning:
+            return replace(answer, content=self._untagged(text[parsed.n_told :]))
+        return self._bare(text)
+
+    def _bare(self, text: str) -> Answer:
+        """The answer of a text in which its parser sees nothing."""
+        return Answer(self._untagged(text) if text.strip() else text)
+
+    def _untagged(self, text: str) -> str:
+        """A text without the tags of a thought at its ends; "" where they are all of it."""
+        session, rest = self._session, text.strip()
+        for tag in (session.thinking_start, *session.thinking_ends):
+            rest = rest.removeprefix(tag.strip()).strip() if tag else rest
+        return text if rest and rest == text.strip() else rest
+
+
+def _thoughts(session: ChatSession) -> dict[str, Any]:
+    """What keeps a grammar that waits asleep while the model thinks."""
+    start, ends = session.thinking_start, session.thinking_ends
+    if not start or not ends:
+        return {}
+    _, begun, thought = session.generation_prompt.rpartition(start)
+    is_open = bool(begun) and not any(end in thought for end in ends)
+    return {"thought_tags": (start, *ends), "thought_is_open": is_open}
+
+
+class ForcedReader:
+    """Arguments of one function, for templates that know no tools: all of the answer is them."""
+
+    shown: Collection[int] = ()
+
+    def __init__(self, tool: Mapping[str, Any]) -> None:
+        self._name = tool["function"]["name"]
+        self.options: dict[str, Any] = {"grammar": _rules_of(tool)}
+
+    def read(self, text: str, *, has_ended: bool) -> Answer:
+        """See AnswerReader."""
+        del has_ended
+        return Answer(calls=[Call(self._name, text)])
+
+
+class AnyReader:
+    """A call of one of several functions, for templates that know no tools."""
+
+    shown: Collection[int] = ()
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        arguments = {tool["function"]["name"]: _rules_of(tool) for tool in tools}
+        self.options: dict[str, Any] = {"grammar": named_calls(arguments)}
+
+    def read(self, text: str, *, has_ended: bool) -> Answer:
+        """See AnswerReader."""
+        try:
+            call = json.loads(text)
+            return Answer(calls=[Call(call["name"], json.dumps(call["arguments"]))])
+        except (ValueError, RecursionError, TypeError, KeyError):
+            return Answer(text) if has_ended else Answer()
+
+
+def _rules_of(tool: Mapping[str, Any]) -> str:
+    """Rules for the arguments of a function, by its own schema."""
+    schema = tool["function"].get("parameters")
+    return schema_grammar(schema or {"type": "object", "properties": {}})
