@@ -227,7 +227,9 @@ class EngineReader:
         for at in range(min(n_told + _MAX_CLOSING, len(text)), n_told - 1, -1):
             clean = self._clean(text[:at])
             if clean is not None and clean.calls == answer.calls:
-                return replace(clean, content=clean.content + text[at:])
+                rest = text[at:]
+                is_blank = bool(clean.calls) and not rest.strip()
+                return clean if is_blank else replace(clean, content=clean.content + rest)
         if answer.calls:  # the end of a call is missing, or something in it
             return answer
         return replace(answer, content=answer.content + text[n_told:])
