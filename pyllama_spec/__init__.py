@@ -34,11 +34,13 @@ from pyllama_spec.errors import (
     ContextFullError,
     ContextOpenError,
     ConversionError,
+    DeadlineError,
     EngineError,
     ForkedError,
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    QueueFullError,
     RemoteError,
     UnknownKeywordError,
     UnsupportedError,
@@ -49,6 +51,7 @@ from pyllama_spec.llama.responses import Stream
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.ticket import RequestStatus
 from pyllama_spec.speculative import SpeculationStats, Timing
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ __all__ = [
     "ContextFullError",
     "ContextOpenError",
     "ConversionError",
+    "DeadlineError",
     "Draft",
     "DraftRequest",
     "Drafter",
@@ -93,9 +97,11 @@ __all__ = [
     "Piece",
     "PromptLookup",
     "PyllamaSpecError",
+    "QueueFullError",
     "RemoteError",
     "RenderedChat",
     "RequestOptions",
+    "RequestStatus",
     "SamplerParams",
     "SequenceErrors",
     "SpeculationStats",

@@ -64,8 +64,16 @@ class BusyError(PyllamaSpecError):
     """The object is in use by another thread, or by a stream that has not been closed."""
 
 
+class QueueFullError(BusyError):
+    """As many requests wait for a place as the model was told to let wait: try again later."""
+
+
 class CancelledError(PyllamaSpecError):
     """The generation was cancelled from another thread."""
+
+
+class DeadlineError(CancelledError, TimeoutError):
+    """The request was not answered within the time that it was given."""
 
 
 # The code of the SystemExit that ends a daemon thread which computes while the process ends. No

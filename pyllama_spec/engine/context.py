@@ -269,6 +269,11 @@ class Context(Closeable):
         check(code, f"cannot read the embedding of sequence {seq_id}")
         return self._view((1 if self.pooling == "rank" else self.model.info.n_embd_out,))
 
+    @property
+    def adapters(self) -> tuple[tuple[Adapter, float], ...]:
+        """The LoRA adapters that count now, each with its scale."""
+        return self._adapters
+
     def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
         """Lets these LoRA adapters, each with its scale, count from the next decode on.
 

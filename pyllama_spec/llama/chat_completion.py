@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.prompts import chat_top_logprobs, template_variables
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.checks import instance, shown
+from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.completion import Completions
@@ -19,7 +20,14 @@ from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.llama.overridable import Overridable
-from pyllama_spec.llama.responses import Envelope, Response, Stream, answering_model
+from pyllama_spec.llama.responses import (
+    Deferred,
+    Envelope,
+    Response,
+    Stream,
+    answering_model,
+    check_stream,
+)
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
@@ -160,7 +168,7 @@ class ChatCompletions:
         options: dict[str, Any],
         more: Mapping[str, Any],
         *,
-        stream: bool,
+        stream: bool | Deferred,
         model: str | None,
         logprobs: bool | None,
         top_logprobs: int | None,
@@ -174,7 +182,8 @@ class ChatCompletions:
         RequestOptions that a chat handler is given too, `more` those that it is not given.
         """
         if llm.chat_handler is not None:
-            others = (stream, model, logprobs, top_logprobs)
+            is_stream = stream.value if isinstance(stream, Deferred) else stream
+            others = (is_stream, model, logprobs, top_logprobs)
             return _handled(llm, llm.chat_handler, messages, tool_options, options, *others)
         from pyllama_spec.chat.tools import ToolRequest
 
@@ -194,29 +203,24 @@ class ChatCompletions:
         model: str | None,
         request: ToolRequest,
         *,
-        stream: bool,
+        stream: bool | Deferred,
         logprobs: bool,
     ) -> Response | Stream:
-        instance(stream, bool, "stream")
+        check_stream(stream)
         envelope = Envelope.make("chatcmpl", answering_model(llm.model_path, model))
         vocab = self._opened.model.vocab
-        self._completions.restore_cached(llm, generation.record.prompt_tokens)
-        if reader is not None:
+        if reader is None:
+            given: tuple[Any, ...] = (generation, envelope, vocab)
+            chunks = responses.chat_chunks(*given, logprobs=logprobs)
+            whole = partial(responses.chat_completion, *given, logprobs=logprobs)
+        else:
             from pyllama_spec.llama.tool_responses import tool_chunks, tool_completion
-        if stream:
-            chunks = (
-                responses.chat_chunks(generation, envelope, vocab, logprobs=logprobs)
-                if reader is None
-                else tool_chunks(generation, envelope, vocab, reader, request, logprobs=logprobs)
-            )
-            return Stream(generation, self._completions.noting(llm, chunks, generation))
-        response = (
-            responses.chat_completion(generation, envelope, vocab, logprobs=logprobs)
-            if reader is None
-            else tool_completion(generation, envelope, vocab, reader, request, logprobs=logprobs)
-        )
-        self._completions.note(llm, generation)
-        return response
+
+            given = (generation, envelope, vocab, reader, request)
+            chunks = tool_chunks(*given, logprobs=logprobs)
+            whole = partial(tool_completion, *given, logprobs=logprobs)
+        handle = self._completions.handle(llm, generation, chunks, whole, envelope)
+        return handle if stream or isinstance(stream, Deferred) else handle.result()
 
     def begin(
         self,

@@ -50,7 +50,7 @@ from pyllama_spec.llama.open_options import (
     with_arguments,
 )
 from pyllama_spec.llama.overridable import Logits
-from pyllama_spec.llama.responses import Response, Stream, answering_model
+from pyllama_spec.llama.responses import Response, Stream, answered, answering_model
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Generation, Runtime
@@ -118,7 +118,7 @@ class Llama(Closeable):
             why_not = why_not_generating(model, options.vocab_only, options.embedding)
             runtime = None if why_not else open_runtime(
                 model, params, drafter, options.n_draft, options.n_parallel, controller,
-                wants_rows=options.logits_all,
+                wants_rows=options.logits_all, max_waiting=options.queue_limit(),
             )  # fmt: skip
         own = None if drafter is draft and draft_model is None else drafter  # closed with this
         opened = OpenModel(model, runtime, why_not, own, options.seed)
@@ -306,6 +306,27 @@ class Llama(Closeable):
             parallel_tool_calls=parallel_tool_calls, reasoning_format=reasoning_format,
             chat_template_kwargs=chat_template_kwargs,
         )  # fmt: skip
+
+    async def acreate_completion(
+        self, *options: Any, stream: bool = False, **more: Any
+    ) -> Response | Stream:
+        """create_completion() in an event loop, which never waits: with n_parallel=1 too.
+
+        Returns:
+            The whole response, or with stream=True a Stream that is in line, for `async for`. A
+            task that is cancelled meanwhile aborts the request.
+
+        Raises:
+            PyllamaSpecError: whatever create_completion() and Generation raise.
+
+        """
+        return await answered(self.create_completion, options, more, stream=stream)
+
+    async def acreate_chat_completion(
+        self, *options: Any, stream: bool = False, **more: Any
+    ) -> Response | Stream:
+        """create_chat_completion() in an event loop; see acreate_completion()."""
+        return await answered(self.create_chat_completion, options, more, stream=stream)
 
     def generate_steps(
         self,
@@ -544,8 +565,10 @@ class Llama(Closeable):
     def save_state(self) -> LlamaState:
         """What the last request read and generated, for load_state() of this or an equal Llama.
 
+        Waits in line for a place without a request.
+
         Raises:
-            BusyError: every place has a request running.
+            BusyError: called by a callback of a running request.
 
         """
         return self._opened.save_state()
@@ -556,7 +579,7 @@ class Llama(Closeable):
         Raises:
             ArgumentError: the state is damaged or of another model or settings. What the model
                 held before may be forgotten then.
-            BusyError: every place has a request running.
+            BusyError: called by a callback of a running request.
 
         """
         self._low_level.load_state(state)
@@ -613,7 +636,7 @@ class Llama(Closeable):
         Raises:
             ContextFullError: they do not fit.
             ArgumentError: an id is outside the vocabulary.
-            BusyError: a request is running.
+            BusyError: called by a callback of a running request.
 
         """
         self._low_level.eval(self, tokens)
@@ -744,12 +767,14 @@ class Llama(Closeable):
     ) -> None:
         """Lets these LoRA adapters count from here on, each with its scale; () for none.
 
-        What the memory holds was computed without them, and is forgotten.
+        They are those of the requests that are made from here on. Requests that were made before
+        keep theirs to their end, whether they run or wait: those with other adapters are computed
+        apart. What the memory holds of other adapters is not used.
 
         Raises:
             ArgumentError: these are no pairs of a file or an Adapter and a scale.
             ModelLoadError: a file is missing, or made for another model.
-            BusyError: a request is running.
+            BusyError: called by a callback of a running request.
 
         """
         try:
@@ -762,9 +787,7 @@ class Llama(Closeable):
             (one if isinstance(one, Adapter) else Adapter(self._opened.model, one), scale)
             for one, scale in pairs
         ]
-        with self._runtime.runner.exclusive():
-            self._runtime.context.set_adapters(loaded)
-        self.reset()
+        self._opened.set_adapters(loaded)
 
     # ---- the end
 

@@ -64,7 +64,7 @@ class Llama(Closeable):
         type_v: str | int | None = None, spm_infill: bool = False, verbose: bool = False,
         draft: str | os.PathLike[str] | Drafter | None = None, n_draft: int | None = None,
         p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
-        n_parallel: int = 1, chat_template: str | None = None,
+        n_parallel: int = 1, max_waiting: int | None = None, chat_template: str | None = None,
         devices: Sequence[str] | None = None, draft_gpu_layers: int | None = None,
         rpc_servers: Sequence[str] | None = None, rpc_timeout: float | None = None, **unknown: Any,
     ) -> None: ...
@@ -155,6 +155,30 @@ class Llama(Closeable):
         self, messages: Sequence[Message], *options: Any, **more: Any,
     ) -> Response | Stream: ...
     # fmt: on
+    @overload
+    async def acreate_completion(
+        self, *options: Any, stream: Literal[False] = ..., **more: Any
+    ) -> Response: ...
+    @overload
+    async def acreate_completion(
+        self, *options: Any, stream: Literal[True], **more: Any
+    ) -> Stream: ...
+    @overload
+    async def acreate_completion(
+        self, *options: Any, stream: bool, **more: Any
+    ) -> Response | Stream: ...
+    @overload
+    async def acreate_chat_completion(
+        self, *options: Any, stream: Literal[False] = ..., **more: Any
+    ) -> Response: ...
+    @overload
+    async def acreate_chat_completion(
+        self, *options: Any, stream: Literal[True], **more: Any
+    ) -> Stream: ...
+    @overload
+    async def acreate_chat_completion(
+        self, *options: Any, stream: bool, **more: Any
+    ) -> Response | Stream: ...
     def generate_steps(
         self, prompt: str | Sequence[int], options: RequestOptions | None = None, **keywords: Any
     ) -> Generation: ...

@@ -20,8 +20,7 @@ from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedErro
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.generation import Runtime
-from pyllama_spec.requests.parallel import ParallelRunner
-from pyllama_spec.requests.runner import Runner, SerialRunner
+from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import Controller, Round
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
 from pyllama_spec.speculative.row_timing import measure_rows
@@ -143,6 +142,7 @@ def open_runtime(
     controller: Controller | None = None,
     *,
     wants_rows: bool = False,
+    max_waiting: int | None = None,
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -154,6 +154,7 @@ def open_runtime(
         n_parallel: how many requests are computed side by side.
         controller: how long drafts are; None for as long as n_draft says.
         wants_rows: make room for the logits of every token of a batch.
+        max_waiting: the most requests that may wait for a place; None for any number.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -191,8 +192,7 @@ def open_runtime(
         ) from None
     round_ = Round(context, drafter, n_draft, controller)
     on_close = _learn_costs(round_, controller, drafter)
-    runner: Runner = SerialRunner(round_) if n_parallel == 1 else ParallelRunner(round_)
-    return Runtime(model, context, round_, runner, on_close)
+    return Runtime(model, context, round_, Runner(round_, max_waiting), on_close)
 
 
 def _learn_costs(

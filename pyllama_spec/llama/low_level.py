@@ -92,8 +92,7 @@ class LowLevel:
         if not len(tokens):
             return
         runtime = self._opened.runtime
-        with runtime.runner.exclusive():
-            state = runtime.runner.latest()
+        with runtime.runner.visit() as state:
             prompt = [*state.tokens[: llm.n_tokens], *tokens]
             self._n_back = None
             if len(prompt) > llm.n_ctx():
@@ -114,7 +113,7 @@ class LowLevel:
     def _read(self, state: SequenceState, prompt: Sequence[int]) -> Logits:
         """Brings a sequence to the end of a prompt; the logits of its last token, [n_vocab]."""
         runtime = self._opened.runtime
-        run = SequenceRun(state, prompt)
+        run = SequenceRun(state, prompt, adapters=self._opened.adapters)
         runtime.round.begin(run)
         while run.n_missing:
             for _, step in runtime.round.step([run]):
@@ -126,8 +125,10 @@ class LowLevel:
     def _rows_of(self, state: SequenceState, prompt: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Reads a prompt; a row, [n_vocab], for each token that the memory did not hold."""
         runtime = self._opened.runtime
-        context, run = runtime.context, SequenceRun(state, prompt)
+        context = runtime.context
+        run = SequenceRun(state, prompt, adapters=self._opened.adapters)
         runtime.round.begin(run)
+        runtime.round.use_adapters(run.adapters)
         # The drafter is not shown these rows: it forgets, and reads the text again when asked to.
         runtime.round.drafter.truncate(state.seq_id, 0)
         n_outputs = context.params.n_outputs_max or context.n_batch
@@ -146,8 +147,7 @@ class LowLevel:
         """Of each token of a prompt given those before it; None for the first."""
         runtime = self._opened.runtime
         entries: list[TokenLogprob | None] = [None]
-        with runtime.runner.exclusive():
-            state = runtime.runner.idle()[0]
+        with runtime.runner.visit(oldest=True) as state:
             runtime.round.forget(state)
             for at, row in self._rows_of(state, prompt):
                 if at + 1 < len(prompt):
@@ -222,7 +222,7 @@ class LowLevel:
         self._last_logits = self._n_back = None
         return Generation(
             self._opened.runtime, tokens, request, seed=seed, last_n=llm.last_n_tokens_size,
-            by_token=by_token,
+            by_token=by_token, adapters=self._opened.adapters,
         )  # fmt: skip
 
 

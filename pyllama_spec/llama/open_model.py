@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Adapter, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
+from pyllama_spec.speculative import Adapters, SavedSequence, SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,8 @@ class OpenModel(Closeable):
         self.model, self.generating, self._why_not = model, generating, why_not
         self._own_drafter = own_drafter
         self.seeds = SeedStream(seed)
+        # LoRA adapters of the requests from here on, each with its scale.
+        self.adapters: Adapters = ()
 
     @property
     def runtime(self) -> Runtime:
@@ -162,6 +165,23 @@ class OpenModel(Closeable):
         """What the statistics call the drafter."""
         return self.runtime.round.drafter.name
 
+    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+        """The adapters of the requests from here on; nothing of the idle sequences is kept.
+
+        Raises:
+            ArgumentError: one was loaded for another model, or a scale is no number.
+            BusyError: called by a callback of a running request.
+
+        """
+        runtime, before = self.runtime, self.adapters
+        with runtime.runner.exclusive():
+            # They are put in now to have them checked; each decode has those of its requests.
+            runtime.context.set_adapters(adapters)
+            self.adapters = tuple((adapter, float(scale)) for adapter, scale in adapters)
+            if self.adapters != before:
+                for sequence in runtime.runner.idle():
+                    runtime.round.forget(sequence)
+
     def reset(self) -> None:
         """Forgets what was read and generated."""
         runtime = self.runtime
@@ -172,21 +192,34 @@ class OpenModel(Closeable):
     def save_state(self) -> LlamaState:
         """What the last request read and generated, for load_state() of this or an equal Llama.
 
+        Waits in line for a place without a request.
+
         Raises:
-            BusyError: every place has a request running.
+            BusyError: called by a callback of a running request.
 
         """
-        runtime = self.runtime
-        with runtime.runner.exclusive():
-            sequence = runtime.runner.latest()
-            memory = runtime.context.memory.save(sequence.seq_id)
-            drafter = runtime.round.drafter.save(sequence.seq_id)
-            tokens = tuple(sequence.tokens)
-            seed = self.seeds.state
-            return LlamaState(
-                tokens, sequence.n_decoded, memory, drafter, seed, self.model.identity,
-                sequence.n_given,
-            )  # fmt: skip
+        with self.runtime.runner.visit() as sequence:
+            return self.state_of(sequence)
+
+    def state_of(self, sequence: SequenceState) -> LlamaState:
+        """What a sequence holds, for whoever has it for itself."""
+        saved = self.runtime.round.save(sequence)
+        return LlamaState(
+            saved.tokens, saved.n_decoded, saved.memory, saved.drafter, self.seeds.state,
+            self.model.identity, saved.n_given,
+        )  # fmt: skip
+
+    def restore(self, sequence: SequenceState, state: LlamaState) -> None:
+        """Brings a sequence to a state, for whoever has it for itself.
+
+        Raises:
+            ArgumentError: the state is damaged or of other settings; the sequence is empty then.
+
+        """
+        saved = SavedSequence(
+            state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, self.adapters
+        )
+        self.runtime.round.restore(sequence, saved)
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state; the next request with that beginning does not read it again.
@@ -194,7 +227,7 @@ class OpenModel(Closeable):
         Raises:
             ArgumentError: the state is damaged or of another model or settings. What the model
                 held before may be forgotten then.
-            BusyError: every place has a request running.
+            BusyError: called by a callback of a running request.
 
         """
         if not isinstance(state, LlamaState):
@@ -206,15 +239,8 @@ class OpenModel(Closeable):
                 f"{self.model.path.name}: read the text again"
             )
         runtime = self.runtime
-        with runtime.runner.exclusive():
-            runtime.runner.latest()  # raises where there is no place
-            sequence = runtime.runner.idle()[0]
-            runtime.round.forget(sequence)
-            if state.n_decoded:
-                runtime.context.memory.restore(sequence.seq_id, state.memory)
-            sequence.tokens[:] = state.tokens
-            sequence.n_decoded, sequence.n_given = state.n_decoded, state.n_given
-            runtime.round.drafter.restore(sequence.seq_id, state.drafter)
+        with runtime.runner.visit(oldest=True) as sequence:
+            self.restore(sequence, state)
             runtime.runner.note_latest(sequence)
             self.seeds.state = state.seed
 

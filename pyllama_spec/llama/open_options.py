@@ -114,6 +114,8 @@ class OpenOptions:
             round; "off": nothing; or a speculative.Controller.
         n_parallel: how many requests are computed side by side. The KV cache is that many times
             as large.
+        max_waiting: the most requests that may wait for a place; one more is a QueueFullError at
+            once. None for any number.
         chat_template: Jinja text instead of the file's.
 
     """
@@ -170,6 +172,7 @@ class OpenOptions:
     lookup: int | None = None
     controller: ControllerChoice = None
     n_parallel: int = 1
+    max_waiting: int | None = None
     chat_template: str | None = None
     devices: Sequence[str] | None = None
     draft_gpu_layers: int | None = None
@@ -259,6 +262,15 @@ class OpenOptions:
 
         """
         return count(self.last_n_tokens_size, "last_n_tokens_size", -1)
+
+    def queue_limit(self) -> int | None:
+        """How many requests may wait for a place; None for any number.
+
+        Raises:
+            ArgumentError: max_waiting is no such number.
+
+        """
+        return None if self.max_waiting is None else count(self.max_waiting, "max_waiting")
 
     def adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
         """The LoRA adapters to begin with.

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.llama.caches import BaseLlamaCache
-from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.requests.generation import Generation
 
@@ -55,12 +54,6 @@ class Overridable(Protocol):
         **keywords: Any,
     ) -> Generation:
         """An answer that has not begun."""
-
-    def save_state(self) -> LlamaState:
-        """What the last request read and generated."""
-
-    def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state."""
 
     @property
     def n_tokens(self) -> int:

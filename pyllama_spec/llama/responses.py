@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from enum import Enum
 from html import escape
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from pyllama_spec.engine import Vocab
+from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.errors import ForkedError
+from pyllama_spec.errors import ForkedError, UnsupportedError
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
+from pyllama_spec.requests.ticket import PENDING, RequestStatus
 
 Response = dict[str, Any]
+# Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
+NOTHING_YET: Response = {}
 # Behind the letters, so that it can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba(46,160,67,.28);border-radius:3px"
 _TEXT = "white-space:pre-wrap;margin:0 0 .4em 0"
@@ -114,16 +128,47 @@ class Envelope:
         }
 
 
-class Stream(Closeable, Iterator[Response]):
-    """Chunks of a response as they come.
+class Deferred(Enum):
+    """In the place of stream=: the handle of a request, which is read as a whole or in chunks."""
 
-    It holds the model's turn from its first chunk to the one with a finish_reason. A reader that
-    leaves before closes it, by close(), `with`, or by dropping it.
+    WHOLE = False
+    CHUNKS = True
+
+
+def check_stream(stream: object) -> None:
+    """Refuses what is no answer to whether a request is read in chunks."""
+    if not isinstance(stream, Deferred):
+        instance(stream, bool, "stream")
+
+
+class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
+    """The handle of a request: its chunks as they come, or all of it.
+
+    `for` and result() wait; in an event loop `async for` and `await` do the same and never block
+    it. It comes into line with its first chunk, or with start(), and has its place up to the chunk
+    with a finish_reason. A reader that leaves before closes it, by close(), `with`, or by dropping
+    it; in an event loop by abort(), `async with`, or by being cancelled. See Generation.
+
+    Args:
+        generations: what computes it; several for a list of prompts, which has no chunks.
+        chunks: its chunks.
+        whole: all of it, after the generations were read or not.
+        id_: of the response.
+
+    Attributes:
+        id: that of the response and of every chunk.
+
     """
 
-    def __init__(self, generation: Generation, chunks: Generator[Response, None, None]) -> None:
-        self._generation = generation
-        self._chunks = chunks
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        chunks: Generator[Response, None, None] | None,
+        whole: Callable[[], Response],
+        id_: str,
+    ) -> None:
+        self._generations, self._generation = generations, generations[0]
+        self._chunks, self._whole, self.id = chunks, whole, id_
 
     def __repr__(self) -> str:
         record = self._generation.record
@@ -131,21 +176,129 @@ class Stream(Closeable, Iterator[Response]):
         state = "going on" if reason is None else f"ended: {reason}"
         return f"<Stream: {record.usage['completion_tokens']} tokens, {state}>"
 
+    @property
+    def status(self) -> RequestStatus:
+        """Where it is: its stage, its place in line, how much of its prompt is read."""
+        return next(
+            (s for g in self._generations if (s := g.status).stage != "ended"),
+            self._generations[-1].status,
+        )
+
+    def start(self, *, is_whole: bool = False) -> None:
+        """Comes into line now, and is computed whether it is read or not.
+
+        Args:
+            is_whole: to its end; else no more than some pieces ahead of its reader.
+
+        Raises:
+            QueueFullError: as many requests wait as Llama(max_waiting=) allows.
+
+        """
+        for generation in self._generations:
+            generation.start(is_whole=is_whole, is_detached=True)
+
+    def _readable(self) -> Generator[Response, None, None]:
+        if self._chunks is None:
+            raise UnsupportedError("a list of prompts is answered as a whole: it has no chunks")
+        return self._chunks
+
+    # ---- for a thread that waits
+
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> Response:
+        chunks = self._readable()
         with self._generation.reading():
-            return next(self._chunks)
+            return next(chunks)
+
+    def result(self) -> Response:
+        """All of it, as without stream=True; waits."""
+        return self._whole()
+
+    # ---- for an event loop
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Response:
+        return await self._generation.arriving(self.__next__, NOTHING_YET)
+
+    def __await__(self) -> Generator[Any, None, Response]:
+        return self.aresult().__await__()
+
+    def aresult(self) -> Coroutine[Any, Any, Response]:
+        """result() in an event loop; the same as awaiting it."""
+
+        async def read() -> Response:
+            with ExitStack() as stack:
+                for generation in self._generations:
+                    stack.callback(generation.abort)
+                self.start(is_whole=True)
+                for generation in self._generations:
+                    with suppress(Exception):  # what it is goes into the response, or out of it
+                        await generation.aread_all()
+                return self._whole()
+
+        return read()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    # ---- its end
+
+    def abort(self) -> None:
+        """Ends it at whichever stage it is, from any thread, and waits for nothing.
+
+        Its readers get CancelledError. May be called twice, and after its end.
+        """
+        for generation in self._generations:
+            generation.abort()
 
     def close(self) -> None:
         """Ends it; a step that another thread computes is waited for. May be called twice.
 
         In a forked child it does nothing: it is the parent's.
         """
-        with suppress(ForkedError), self._generation.reading():
-            self._chunks.close()
-            self._generation.close()
+        for generation in self._generations:
+            generation.close()
+        if self._chunks is not None:
+            with suppress(ForkedError), self._generation.reading():
+                self._chunks.close()
+
+
+async def answered(  # noqa: D417 - the like share a line
+    create: Callable[..., Any], options: Sequence[Any], more: Mapping[str, Any], *, stream: bool
+) -> Any:
+    """What one of Llama's create_... gives, in an event loop.
+
+    Args:
+        create: the call.
+        options, more: its arguments.
+        stream: whether the handle is wanted, and not the whole response.
+
+    Raises:
+        PyllamaSpecError: whatever the call and the request raise.
+
+    """
+    import asyncio  # not needed to open a model
+
+    instance(stream, bool, "stream")
+    deferred = Deferred.CHUNKS if stream else Deferred.WHOLE
+    # Templates, grammars and tokens are made in a thread: they may take their time.
+    handle = await asyncio.to_thread(create, *options, stream=deferred, **more)
+    if not isinstance(handle, Stream):  # of a chat handler
+        return handle
+    handle.start(is_whole=not stream)
+    return handle if stream else await handle
 
 
 def figures(record: GenerationRecord) -> Response:
@@ -226,6 +379,9 @@ class Completion:
             yield chunk(self.echo)
         offset = self.offset
         for piece in self.generation:
+            if piece is PENDING:
+                yield NOTHING_YET
+                continue
             if piece.finish_reason is not None:
                 yield {**chunk("", piece.finish_reason), **figures(self.generation.record)}
                 return
@@ -261,6 +417,9 @@ def chat_chunks(
 
     is_first = True
     for piece in generation:
+        if piece is PENDING:
+            yield NOTHING_YET
+            continue
         if is_first:
             # Only now: until the prompt is read, the request can still fail.
             yield chunk({"role": "assistant"})

@@ -10,9 +10,10 @@ from typing import Any
 from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText, Call
 from pyllama_spec.chat.tools import ToolRequest
 from pyllama_spec.engine import Vocab
-from pyllama_spec.llama.responses import Envelope, Response, Result, figures
+from pyllama_spec.llama.responses import NOTHING_YET, Envelope, Response, Result, figures
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs
+from pyllama_spec.requests.ticket import PENDING
 
 # Nine letters and digits: templates in Mistral's way take no other id in a later turn.
 _ID_CHARS = string.ascii_letters + string.digits
@@ -155,6 +156,9 @@ def tool_chunks(
 
     is_first = True
     for piece in generation:
+        if piece is PENDING:
+            yield NOTHING_YET
+            continue
         if is_first:
             yield chunk({"role": "assistant"})
             is_first = False

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
 
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import BusyError, ForkedError
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.job import Job
+from pyllama_spec.requests.job import Job, Keeper
 from pyllama_spec.requests.logprobs import TokenLogprob
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.runner import Runner
-from pyllama_spec.speculative import Round, SpeculationStats, Timing
+from pyllama_spec.requests.ticket import PENDING, RequestStatus, Ticket
+from pyllama_spec.speculative import Adapters, Round, SpeculationStats, Timing
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +86,28 @@ class GenerationRecord:
         self.finish_reason = piece.finish_reason
 
 
-class Generation(Closeable, Iterator[Piece]):
-    """A running generation: an iterator over its pieces, whose last one has a finish_reason.
+class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
+    """The handle of a request: an iterator over its pieces, whose last one has a finish_reason.
 
-    It takes a place in the model with its first piece and gives it back with the last one, or when
-    it is closed or dropped. What was decoded until then stays in the model's memory, where the
-    next request with the same beginning finds it.
+    It takes a place in the model with its first piece, or with start(), and gives it back with the
+    last one, or when it is closed or dropped. What was decoded until then stays in the model's
+    memory, where the next request with the same beginning finds it.
+
+    `for` reads it and waits; `async for` reads it in an event loop, which never waits: the request
+    is computed elsewhere, at most 64 pieces ahead of its reader. A task that is cancelled while it
+    reads, or `async with` that is left, aborts it. A stream that nobody reads loses its place to
+    those that wait for one, and goes on as if nothing had been once it is read again.
 
     Attributes:
         record: what it has given so far; complete after the last piece.
 
     Raises:
-        BusyError: this thread has as many streams of the model open as it has places.
         ContextFullError: the prompt does not fit.
-        CancelledError: Llama.cancel() was called.
+        CancelledError: abort() or Llama.cancel() was called.
+        DeadlineError: its timeout_s is over.
+        QueueFullError: as many requests wait as Llama(max_waiting=) allows.
         ClosedError: Llama.close() was called, before it or meanwhile.
+        BusyError: a callback of a running generation reads it: it would wait for itself.
         Exception: what a logits processor or a stopping criterion raised.
             All of them carry partial_text and partial_tokens.
 
@@ -110,30 +122,60 @@ class Generation(Closeable, Iterator[Piece]):
         seed: int | None = None,
         last_n: int = 64,
         by_token: bool = False,
+        adapters: Adapters = None,
     ) -> None:
         self.record = GenerationRecord(tuple(prompt))
         job = Job(
             runtime.model, runtime.context, prompt, options, seed=seed, last_n=last_n,
-            by_token=by_token,
+            by_token=by_token, adapters=adapters,
         )  # fmt: skip
-        # The generator does not know this object: a cycle would keep a dropped stream alive.
-        self._pieces = _recorded(runtime.runner, job, self.record)
         self._runner, self._job = runtime.runner, job
+        self._ticket = runtime.runner.ticket(job, options.timeout_s)
+        # The generator does not know this object: a cycle would keep a dropped stream alive.
+        self._pieces = _recorded(runtime.runner, self._ticket, self.record)
+        self._id = ""
         # Reentrant: a callback may look at its own stream.
         self._lock = threading.RLock()
 
-    def start(self) -> None:
-        """Begins to compute without being read, where others can compute beside it.
+    @property
+    def id(self) -> str:
+        """A name of this request that no other one has."""
+        if not self._id:
+            import uuid  # not needed to open a model
 
-        For whoever wants a text as a whole: a stream that is read piece by piece does not run ahead
-        of its reader by more than some pieces.
+            self._id = f"gen-{uuid.uuid4().hex}"
+        return self._id
+
+    @property
+    def status(self) -> RequestStatus:
+        """Where it is: its stage, its place in line, how much of its prompt is read."""
+        return self._runner.status(self._ticket)
+
+    def start(self, *, is_whole: bool = True, is_detached: bool = False) -> None:
+        """Comes into line without being read, where others can compute beside it.
+
+        Args:
+            is_whole: compute it to its end, for whoever wants a text as a whole; else a stream does
+                not run ahead of its reader by more than some pieces.
+            is_detached: compute it with n_parallel=1 too before anybody reads it.
+
         """
-        self._runner.start(self._job)
+        with self._lock:
+            if self._ticket.number >= 0:
+                return
+            if self._runner.start(self._ticket, is_whole=is_whole, is_detached=is_detached):
+                next(self._pieces)  # to where dropping it ends the request
+
+    def look_after(self, keeper: Keeper) -> None:
+        """Has what its sequence holds looked after, before it and behind it."""
+        self._job.keeper = keeper
 
     @property
     def end_token(self) -> int | None:
         """The token that ended the text, which is no part of it; None where none did, or yet."""
         return self._job.end_token
+
+    # ---- for a thread that waits
 
     def __iter__(self) -> Generation:
         return self
@@ -153,6 +195,9 @@ class Generation(Closeable, Iterator[Piece]):
             with suppress(BusyError):
                 self.close()
             raise
+        ended_by = self._ticket.error
+        if ended_by is not None and self.record.finish_reason is None:
+            raise ended_by  # its reader had it before, or closed it
         return self.record
 
     @contextmanager
@@ -168,24 +213,104 @@ class Generation(Closeable, Iterator[Piece]):
         with self._lock:
             yield
 
+    # ---- for an event loop
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> Piece:
+        return await self.arriving(self.__next__, PENDING)
+
+    async def arriving(self, advance: Callable[[], _T], pending: _T) -> _T:
+        """What a function gives that reads this generation, as soon as it can without waiting.
+
+        Args:
+            advance: reads, and gives `pending` where PENDING is all that there is to read.
+            pending: see advance.
+
+        Raises:
+            StopAsyncIteration: there is nothing more to read.
+
+        """
+        import asyncio  # not needed to open a model
+
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
+                loop.call_soon_threadsafe(arrived.set)
+
+        self._runner.listen(self._ticket, wake)
+        self.start(is_whole=False, is_detached=True)
+        while True:
+            arrived.clear()
+            with self.reading():
+                self._ticket.polls = True
+                try:
+                    found = advance()
+                except StopIteration:
+                    raise StopAsyncIteration from None
+                finally:
+                    self._ticket.polls = False
+            if found is not pending:
+                return found
+            try:
+                await arrived.wait()
+            except BaseException:  # the task is cancelled: nobody reads any more
+                self.abort()
+                raise
+
+    async def aread_all(self) -> GenerationRecord:
+        """read_all() in an event loop."""
+        self.start(is_detached=True)
+        async for _ in self:
+            pass
+        return self.record
+
+    async def __aenter__(self) -> Generation:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    # ---- its end
+
+    def abort(self) -> None:
+        """Ends it at whichever stage it is, from any thread, and waits for nothing.
+
+        In line, put aside or unread it is over at once, while it is computed with the round. Its
+        readers get CancelledError. May be called twice, and after its end.
+        """
+        self._runner.abort(self._ticket)
+
     def close(self) -> None:
         """Ends it; a step that another thread computes is waited for. May be called twice.
 
         In a forked child it does nothing: it is the parent's.
         """
-        with suppress(ForkedError), self.reading():
-            self._pieces.close()
-            # One that was started and never read has no generator yet that could do it.
-            self._runner.withdraw(self._job)
+        with suppress(ForkedError):
+            self._runner.check_reader()
+            self._runner.abort(self._ticket)  # whoever reads it in another thread waits no longer
+            with self._lock:
+                self._pieces.close()
+                self._runner.withdraw(self._ticket)
 
 
-def _recorded(runner: Runner, job: Job, record: GenerationRecord) -> Generator[Piece, None, None]:
-    pieces = runner.pieces(job)
+def _recorded(
+    runner: Runner, ticket: Ticket, record: GenerationRecord
+) -> Generator[Piece, None, None]:
+    pieces, job = runner.pieces(ticket), ticket.job
     try:
         for piece in pieces:
             if job.run is not None:
                 record.stats, record.timing = job.run.stats, job.run.timing
-            record.add(piece, job.logprobs)
+            if piece is not PENDING:
+                record.add(piece, job.logprobs)
             yield piece
     finally:
         if job.run is not None:

@@ -17,6 +17,7 @@ from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
+    Adapters,
     Round,
     SequenceRun,
     SequenceState,
@@ -74,6 +75,21 @@ class RowSampler(Protocol):
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """Advances the state over a committed token."""
+        ...
+
+
+class Keeper(Protocol):
+    """Looks after what sequences hold, for requests that begin alike; called where it computes.
+
+    What it raises is the request's error before it, and nobody's behind it.
+    """
+
+    def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
+        """Before a request begins on a sequence: it may hold anything by then."""
+        ...
+
+    def behind(self, state: SequenceState) -> None:
+        """When a text has come to its end, before another one gets the sequence."""
         ...
 
 
@@ -168,10 +184,11 @@ class Job:
         seed: for requests without one.
         last_n: tokens that penalties see, for requests that do not say.
         by_token: give each token at once, instead of whole characters.
+        adapters: what it is computed with.
 
     Attributes:
+        keeper: looks after what its sequence holds before it and behind it; None for nobody.
         run: its run, once it has begun.
-        ticket: what a runner notes of it.
         end_token: the token that ended the text, which is no part of it; None where none did.
 
     """
@@ -186,11 +203,13 @@ class Job:
         seed: int | None,
         last_n: int,
         by_token: bool = False,
+        adapters: Adapters = None,
     ) -> None:
         self._asked_s = perf_counter()
         self.prompt = tuple(prompt)
         self.run: SequenceRun | None = None
-        self.ticket: Any = None
+        self.adapters = adapters
+        self.keeper: Keeper | None = None
         self.end_token: int | None = None
         self._context, self._vocab = context, model.vocab
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
@@ -247,14 +266,23 @@ class Job:
             self._max_tokens,
             self._observer,
             timing=Timing(load_s, queue_s=perf_counter() - self._asked_s),
+            adapters=self.adapters,
         )
         if self._guided is not None:
             run.forced = self._guided.forced
         elif self._sampler.params.grammar is not None:
             run.forced = self._forced
+        if self.keeper is not None:
+            self.keeper.before(state, self.prompt)
         round_.begin(run)
         self.run = run
         return run
+
+    def keep(self, state: SequenceState) -> None:
+        """Behind its last round, while it has its sequence still."""
+        if self.keeper is not None:
+            with contextlib.suppress(Exception):  # the text is whole, whatever becomes of this
+                self.keeper.behind(state)
 
     def _forced(self, max_draft: int) -> Sequence[int]:
         """Tokens of the text that the grammar leaves no choice about.
@@ -304,13 +332,18 @@ class Job:
                 self.end_token = step.tokens[-1]
         return pieces, finish
 
-    def note_delivered(self, piece: Piece) -> None:
+    def note_delivered(self, piece: Piece, *, in_sequence: bool) -> None:
         """Before a piece is delivered to its reader: the text in the memory ends with it.
 
         As without a draft its last token counts as not decoded yet.
+
+        Args:
+            piece: what is delivered.
+            in_sequence: whether the sequence is still that of this request, and nobody's else.
+
         """
         self._n_delivered += len(piece.tokens)
-        if self.run is not None:
+        if in_sequence and self.run is not None:
             self.run.state.n_given = len(self.prompt) + self._n_delivered - 1
 
     def note_end(self) -> None:

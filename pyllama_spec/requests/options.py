@@ -65,6 +65,8 @@ class RequestOptions:
             log-probabilities. They are those of the model, before any sampler.
         grammar_triggers, grammar_trigger_tokens, grammar_prefill, thought_tags, thought_is_open: of
             a grammar that waits, or that the prompt's end began; see engine.SamplerParams.
+        timeout_s: seconds, from the call on, after which the request ends with a DeadlineError,
+            wherever it is; looked at between two rounds. None for no end.
         logits_processor: one or several functions that change the logits, in order.
         stopping_criteria: one or several functions that end the text before the next token.
 
@@ -109,6 +111,7 @@ class RequestOptions:
     thought_is_open: bool = False
     response_format: Mapping[str, Any] | None = None
     logprobs: int | None = None
+    timeout_s: float | None = None
     logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None
     stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
 
@@ -125,6 +128,8 @@ class RequestOptions:
         for name, low, high in _COUNTS:
             if (value := getattr(self, name)) is not None:
                 self._set(name, count(value, name, low, high))
+        if self.timeout_s is not None:
+            self._set("timeout_s", real(self.timeout_s, "timeout_s", 0))
         self._set("stop", _stops(self.stop))
         self._set("seed", check_seed(self.seed))
         self._set("grammar", form_of(self.grammar, self.response_format))

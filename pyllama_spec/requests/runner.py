@@ -1,34 +1,126 @@
-"""Who runs requests: one at a time in the thread that asks, or many side by side (parallel.py)."""
+"""Who computes, and whose turn it is: one line for all requests of a model.
+
+A context has a place for each of its sequences. Requests come into line in the order of their age,
+get a place, and are computed side by side in rounds. With several places a thread of the runner's
+own computes them; it lives while there is something to compute. With one place whoever reads a
+request computes it, and the thread only what is read without waiting, as from an event loop.
+
+A place belongs to a request, and never to a thread. A stream that nobody reads pauses; where others
+want its place it is copied to the host's memory and put aside, and goes on from there, to the bit,
+once its reader has caught up. Any request can be ended at any stage, by anyone, without waiting.
+What a callback of one request raises ends that request alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import AbstractContextManager
-from typing import Protocol
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
 
+from pyllama_spec.errors import (
+    BusyError,
+    CancelledError,
+    ClosedError,
+    DeadlineError,
+    QueueFullError,
+    is_process_end,
+)
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
-from pyllama_spec.requests.request_lock import Lease, RequestLock
+from pyllama_spec.requests.line import Line
+from pyllama_spec.requests.request_lock import CLOSED
+from pyllama_spec.requests.ticket import PENDING, RequestStatus, Ticket
 from pyllama_spec.speculative import Round, SequenceState
 
+# How many pieces a stream may be ahead of its reader.
+_MAX_AHEAD = 64
+_IN_CALLBACK = (
+    "a callback of a running generation may not {what}: it would wait for itself; read the stream "
+    "to its end or close() it before, or do it in another thread"
+)
+_Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
 
-class Runner(Protocol):
-    """What Llama and its generations ask of it.
+
+class Runner:
+    """Runs as many requests at once as the context has sequences.
+
+    Args:
+        round_: computes.
+        max_waiting: the most requests that may wait for a place; None for any number.
 
     Attributes:
         load_s: seconds that loading took, for the figures of each request.
 
     """
 
-    load_s: float
+    def __init__(self, round_: Round, max_waiting: int | None = None) -> None:
+        self.load_s = 0.0
+        self._round, self._max_waiting = round_, max_waiting
+        self._line = Line(round_.target.n_seq_max)
+        # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
+        # statement, those under this lock included. Nobody computes under it: it is never held
+        # for long.
+        self._lock = threading.RLock()
+        # Notified when a round is over, a place is free, or somebody leaves exclusive().
+        self._changed = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        # The thread that computes a round now, and what it computes.
+        self._computer: int | None = None
+        self._computing: Sequence[Ticket] = ()
+        # The thread that has the context for itself now, and how many have it or want it.
+        self._visitor: int | None = None
+        self._n_exclusive = 0
+        self._is_closed = False
 
-    def pieces(self, job: Job) -> Generator[Piece, None, None]:
-        """Runs a job and gives its text as it comes; the last piece has a finish_reason."""
-        ...
+    # ---- for readers
 
-    def start(self, job: Job) -> None:
-        """Begins a job that will be read as a whole, where that is possible."""
-        ...
+    def ticket(self, job: Job, timeout_s: float | None = None) -> Ticket:
+        """One for a request that has not begun, which has to end within `timeout_s` from now."""
+        ticket = Ticket(job, threading.Condition(self._lock))
+        ticket.deadline = None if timeout_s is None else monotonic() + timeout_s
+        return ticket
+
+    def pieces(self, ticket: Ticket) -> Generator[Piece, None, None]:
+        """The text of a request as it comes; the last piece has a finish_reason.
+
+        It comes into line with the first piece that is asked for, if start() was not called.
+        """
+        if ticket.number >= 0:
+            yield PENDING  # see start()
+        try:
+            self._submit(ticket, max_ahead=_MAX_AHEAD, is_inline=self._line.n_places == 1)
+            while (piece := self._next(ticket)).finish_reason is None:
+                yield piece
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            if ticket.error is None:  # of the reader alone, such as Ctrl-C
+                ticket.job.attach_partial(error)
+            raise
+        finally:
+            self._withdraw(ticket)
+        yield piece
+
+    def start(self, ticket: Ticket, *, is_whole: bool, is_detached: bool) -> bool:
+        """Lets a request come into line before it is read; False where it begins when it is read.
+
+        After True the first of its pieces() is PENDING, without waiting: a generator that is
+        dropped withdraws the request only if it has begun.
+
+        Args:
+            ticket: of the request.
+            is_whole: whether it is computed to its end whoever reads it.
+            is_detached: whether it is computed by no thread that reads it, with one place too.
+
+        """
+        if self._line.n_places == 1 and not is_detached:
+            return False
+        if ticket.number < 0:
+            self._submit(ticket, max_ahead=None if is_whole else _MAX_AHEAD, is_inline=False)
+        return ticket.number >= 0
 
     def check_reader(self) -> None:
         """Before a stream is read or closed.
@@ -38,133 +130,460 @@ class Runner(Protocol):
             ForkedError: this process was forked: whoever it would wait for is not in it.
 
         """
-        ...
+        self._round.target.check_process()
+        self._refuse_callback("make another request, or read or close one")
 
-    def withdraw(self, job: Job) -> None:
-        """Ends a job that nobody reads any more, after the generator of its pieces was closed."""
-        ...
+    def _submit(self, ticket: Ticket, *, max_ahead: int | None, is_inline: bool) -> None:
+        if ticket.number >= 0 or ticket.is_over:
+            return
+        self.check_reader()
+        with self._lock:
+            self._check_open()
+            most, line = self._max_waiting, self._line
+            if most is not None and len(line.waiting) >= most and not line.has_room:
+                raise QueueFullError(
+                    f"{len(line.waiting)} requests wait for a place, as many as max_waiting={most}"
+                    " allows: try again later"
+                )
+            ticket.max_ahead, ticket.is_inline = max_ahead, is_inline
+            line.enter(ticket)
+            self._wake()
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Around other work on the context: no request computes meanwhile."""
-        ...
+    def _next(self, ticket: Ticket) -> Piece:
+        """The next piece; computes it, or waits for it."""
+        self._round.target.check_process()
+        try:
+            while True:
+                with self._lock:
+                    if ticket.is_inline:
+                        ticket.unread_since = None  # it is being read
+                    if (piece := self._take(ticket)) is not None:
+                        return piece
+                    if ticket.polls:
+                        return PENDING
+                    if not self._is_its_turn(ticket):
+                        ticket.ready.wait(self._line.patience_s(ticket))
+                        continue
+                self._one_round(ticket)
+        finally:
+            if ticket.is_inline:
+                with self._lock:
+                    ticket.unread_since, ticket.reader = monotonic(), threading.get_ident()
+                    if self._line.n_wanted:
+                        self._wake()
+
+    def _take(self, ticket: Ticket) -> Piece | None:
+        """What there is to read; None if it has to be waited for."""
+        job, is_own = ticket.job, self._line.owns_sequence(ticket)
+        if ticket.pieces:
+            piece = ticket.pieces.popleft()
+            job.note_delivered(piece, in_sequence=is_own)
+            if not ticket.is_inline:
+                self._go_on(ticket)
+            return piece
+        if ticket.error is not None:
+            raise ticket.error
+        if ticket.finish is not None:
+            if is_own:
+                job.note_end()
+            return Piece("", finish_reason=ticket.finish)
+        self._check_open()
+        self._expire([ticket])
+        self._go_on(ticket)
+        return None if ticket.error is None else self._take(ticket)
+
+    def _go_on(self, ticket: Ticket) -> None:
+        """Its reader has read: lets it be computed again, and come back into line."""
+        if ticket.max_ahead is None or len(ticket.pieces) < ticket.max_ahead:
+            ticket.unread_since = None
+        self._line.return_to(ticket)
+        self._wake()
+
+    def status(self, ticket: Ticket) -> RequestStatus:
+        """Where a request is; never waits for a round."""
+        if self._round.target.is_forked:
+            return ticket.status(None)
+        with self._lock:
+            return ticket.status(self._line.position(ticket))
+
+    def listen(self, ticket: Ticket, wake: Callable[[], None]) -> None:
+        """Has `wake` called whenever there may be something to read: its reader does not wait.
+
+        From here on no thread that reads it computes it.
+        """
+        with self._lock:
+            ticket.wake = wake
+            if ticket.is_inline:
+                ticket.is_inline, ticket.unread_since = False, None
+                self._wake()
+
+    def _refuse_callback(self, what: str) -> None:
+        if self._computer == threading.get_ident():
+            raise BusyError(_IN_CALLBACK.format(what=what))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+
+    # ---- requests that end before their time
+
+    def abort(self, ticket: Ticket, reason: CancelledError | None = None) -> None:
+        """Ends a request at whichever stage it is, from any thread; waits for nothing.
+
+        In line, put aside or unread it is over at once. While it is computed it is over with the
+        round, and a round that computes for nobody else is interrupted.
+        """
+        if self._round.target.is_forked:
+            return  # a thread that is not there may have held the lock
+        with self._lock:
+            self._cancel([ticket], reason)
+            self._wake()
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Ends a request that nobody reads any more, after the generator of its pieces was closed.
+
+        Unlike abort() by the thread that has the model, and never by the garbage collector.
+        """
+        if self._round.target.is_forked:
+            return
+        self._withdraw(ticket)
+        with self._lock:
+            if (self._computer or self._visitor) is None and not self._is_closed:
+                self._round.target.pause_threads()
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        # It may be the garbage collector that calls, which may have freed the context already:
+        # nothing of the engine is touched, unless somebody computes with it.
+        if not ticket.is_over:
+            self.abort(ticket)
+
+    def cancel(self) -> None:
+        """Ends the requests that have begun; those in line are not touched."""
+        if self._round.target.is_forked:
+            return
+        with self._lock:
+            self._cancel(self._line.begun())
+            if self._visitor is not None and not self._is_closed:
+                self._round.target.cancel(True)
+            self._wake()
+
+    def _cancel(self, tickets: Sequence[Ticket], reason: CancelledError | None = None) -> None:
+        for ticket in tickets:
+            if ticket.is_over:
+                continue
+            ticket.is_cancelled, ticket.reason = True, ticket.reason or reason
+            if ticket in self._computing:
+                if ticket.job.run is not None:
+                    ticket.job.run.is_cancelled = True
+            else:
+                self._end(ticket, CancelledError("the generation was cancelled"))
+        if self._computing and all(ticket.is_cancelled for ticket in self._computing):
+            # Nobody else waits for this decode.
+            self._round.target.cancel(True)
+
+    def _expire(self, tickets: Sequence[Ticket]) -> None:
+        """Ends those whose deadline has passed."""
+        now = monotonic()
+        for ticket in tickets:
+            if ticket.deadline is not None and ticket.deadline <= now:
+                self._cancel([ticket], DeadlineError("the request's deadline has passed"))
+
+    def close(self) -> bool:
+        """Ends all requests, and lets nothing in any more; False if it was closed before.
+
+        Raises:
+            BusyError: called by a callback of a running request.
+
+        """
+        if self._round.target.is_forked:
+            return True
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._refuse_callback("close the model")
+            self._is_closed = True
+            self._cancel(self._line.everyone())
+            me = threading.get_ident()
+            if self._computer is not None or self._visitor not in (None, me):
+                self._round.target.cancel(True)
+            self._changed.notify_all()
+            while self._computer is not None or self._visitor not in (None, me):
+                self._changed.wait()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        return True
+
+    # ---- for the model's owner
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Around other work on the context: no round is computed meanwhile.
+
+        Raises:
+            BusyError: called by a callback of a running request.
+            ClosedError: the model is closed, or was closed meanwhile.
+            CancelledError: cancel() was called meanwhile.
+
+        """
+        self._round.target.check_process()
+        self._refuse_callback("use the model's memory")
+        me = threading.get_ident()
+        if self._visitor == me:  # what a subclass overrides may use another call
+            yield
+            return
+        with self._lock:
+            self._n_exclusive += 1
+        try:
+            with self._lock:
+                while not self._is_closed and (self._computer or self._visitor) is not None:
+                    self._changed.wait()
+                self._check_open()
+                self._visitor = me
+            yield
+        except CancelledError as error:
+            if self._is_closed:
+                raise ClosedError(CLOSED) from error
+            raise
+        finally:
+            with self._lock:
+                self._n_exclusive -= 1
+                if self._visitor == me:
+                    self._visitor = None
+                    if not self._is_closed:
+                        self._round.target.cancel(False)
+                self._changed.notify_all()
+                self._wake()
+
+    @contextmanager
+    def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
+        """exclusive(), with a sequence that has no request: waits in line until there is one.
+
+        Args:
+            oldest: the one that was not used for longest; else that of the last request.
+
+        """
+        line = self._line
+        with self._lock:
+            line.n_visits += 1
+        try:
+            while True:
+                with self.exclusive():
+                    if not line.idle:
+                        self._put_aside(line.unread())
+                    if line.idle:
+                        yield line.idle[0 if oldest else -1]
+                        return
+                with self._lock:
+                    while not (self._is_closed or line.idle or line.unread()):
+                        self._changed.wait(line.patience_s())
+        finally:
+            with self._lock:
+                line.n_visits -= 1
+                self._wake()
 
     def latest(self) -> SequenceState:
-        """The sequence of the request that came last, for whoever saves it. Needs exclusive()."""
-        ...
+        """The sequence of the request that came last.
+
+        Raises:
+            BusyError: there are several, and all of them have a request.
+
+        """
+        line = self._line
+        if line.idle:
+            return line.idle[-1]
+        placed = line.placed[-1].state if line.placed else None
+        if placed is None or line.n_places > 1:
+            raise BusyError("every sequence of the model has a request running; wait for one")
+        return placed
 
     def idle(self) -> list[SequenceState]:
         """Sequences without a request, the longest unused first. Needs exclusive()."""
-        ...
+        return list(self._line.idle)
 
     def note_latest(self, sequence: SequenceState) -> None:
         """From now on an idle sequence is the one that was used last. Needs exclusive()."""
-        ...
+        self._line.use(sequence)
 
-    def cancel(self) -> None:
-        """Ends what runs now."""
-        ...
+    # ---- who is next
 
-    def close(self) -> bool:
-        """Ends what runs, and lets nothing in any more; False if it was closed before."""
-        ...
+    def _wake(self) -> None:
+        """Something has changed: whoever computes next is told, or the thread started."""
+        for ticket in (*self._line.waiting[:1], *self._line.placed):
+            if ticket.is_inline:
+                ticket.notify()
+        self._ensure_thread()
+        self._changed.notify_all()
 
+    def _ensure_thread(self) -> None:
+        """Starts the thread if there is something for it to do."""
+        is_allowed = not self._is_closed and not self._n_exclusive
+        if self._thread is None and is_allowed and self._has_work():
+            self._thread = threading.Thread(target=self._work, name="pyllama_spec", daemon=True)
+            self._thread.start()
 
-class SerialRunner:
-    """One request at a time, computed in the threads that read it; others wait.
+    def _has_work(self) -> bool:
+        """Whether the thread has something to do, or will have once a stream was unread enough."""
+        line = self._line
+        return line.is_busy or (
+            line.is_next(None) and (line.has_room or line.patience_s() is not None)
+        )
 
-    Args:
-        round_: computes.
+    def _is_its_turn(self, ticket: Ticket) -> bool:
+        """Whether whoever reads a request is to compute it now."""
+        if not ticket.is_inline or self._computer is not None or self._n_exclusive:
+            return False
+        return ticket in self._line.placed or self._line.can_begin(ticket)
 
-    """
+    # ---- a round
 
-    def __init__(self, round_: Round) -> None:
-        self.load_s = 0.0
-        self._round = round_
-        self._state = SequenceState()
-        self._lock = RequestLock(round_.target.cancel)
+    def _work(self) -> None:
+        """The thread."""
+        line = self._line
+        while True:
+            with self._lock:
+                self._expire(line.everyone())
+                if self._is_closed or self._n_exclusive or not self._has_work():
+                    self._stop()
+                    return
+                if self._computer is not None or not (line.is_busy or line.can_begin(None)):
+                    self._changed.wait(line.patience_s())
+                    continue
+            try:
+                self._one_round(None)
+            except BaseException as error:
+                if is_process_end(error):
+                    raise
+                # Its requests have it; those in line are served.
 
-    def pieces(self, job: Job) -> Generator[Piece, None, None]:
-        """See Runner. Everything that touches the context happens inside running()."""
-        lock, target = self._lock, self._round.target
-        target.check_process()
-        lease = Lease()
-        finish: str | None = None
-        is_dropped = False
+    def _stop(self) -> None:
+        """The thread's end: after this another one may begin."""
+        if self._computer is None and self._visitor is None:
+            self._round.target.pause_threads()
+        self._thread = None
+        self._changed.notify_all()
+
+    def _one_round(self, reader: Ticket | None) -> None:
+        """Gives places, computes a round and hands out what it gave.
+
+        Args:
+            reader: the request that its reader computes; None in the thread.
+
+        """
+        target, line, me = self._round.target, self._line, threading.get_ident()
         try:
-            lock.acquire(lease)
-            with lock.running(lease):
-                job.begin(self._round, self._state, self.load_s)
-            while finish is None:
-                pieces, finish = self._advance(job, lease)
-                for piece in pieces:
-                    job.note_delivered(piece)
-                    yield piece
-            job.note_end()
-        except GeneratorExit:
-            # The garbage collector may be at work, and have freed the context before this: nothing
-            # of the engine is touched. Whoever calls close() goes on with withdraw().
-            is_dropped = True
-            raise
+            with self._lock:
+                if self._computer is not None or self._n_exclusive or self._is_closed:
+                    return
+                self._computer = me
+                unread = line.unread()
+            self._put_aside(unread)
+            with self._lock:
+                line.admit(reader)
+                self._computing = line.choose(reader)
+            if self._computing:
+                outcomes = self._compute(self._computing)
+                with self._lock:
+                    self._hand_out(outcomes)
         except BaseException as error:
-            job.attach_partial(error)
+            with self._lock:
+                for ticket in self._computing or line.choose(reader):
+                    own = error if ticket is reader else _error_of_its_own(error)
+                    with contextlib.suppress(Exception):  # its reader must not wait
+                        self._end(ticket, own)
             raise
         finally:
-            job.close()
-            # In a forked child the lock may be held by a thread that is not there.
-            if not target.is_forked:
-                if not is_dropped and lock.is_held_by(lease):
-                    # Before the next one computes: its threads would sleep through it.
-                    target.pause_threads()
-                lock.release(lease, is_dropped=is_dropped)
-        # The lease is given back before the last piece: a reader who stops there leaves nothing
-        # open.
-        yield Piece("", finish_reason=finish)
+            with self._lock:
+                if self._computer == me:
+                    self._computer, self._computing = None, ()
+                    with contextlib.suppress(ClosedError):  # the context, by whoever has it
+                        if reader is not None and reader.is_over:
+                            # Before the next one computes: its threads would sleep through it.
+                            target.pause_threads()
+                        if not self._is_closed:
+                            target.cancel(False)
+                    self._wake()
 
-    def _advance(self, job: Job, lease: Lease) -> tuple[list[Piece], str | None]:
-        """Rounds until one commits something."""
-        assert job.run is not None
-        self._round.target.check_process()
-        while True:
-            with self._lock.running(lease):
-                for _, step in self._round.step([job.run]):
-                    pieces, finish, error = job.take(step)
-                    if error is not None:
-                        raise error
-                    return pieces, finish
+    def _compute(self, tickets: Sequence[Ticket]) -> list[_Outcome]:
+        """Begins those that have just got a place, and computes a round of all."""
+        outcomes: list[_Outcome] = []
+        runs = {}
+        for ticket in tickets:
+            if (error := self._begin(ticket)) is not None:
+                outcomes.append((ticket, ([], None, error)))
+            elif ticket.job.run is not None:
+                runs[id(ticket.job.run)] = ticket
+        steps = self._round.step([ticket.job.run for ticket in runs.values() if ticket.job.run])
+        for run, step in steps:
+            ticket = runs[id(run)]
+            outcome = ticket.job.take(step)
+            if outcome[1] is not None:
+                ticket.job.keep(run.state)
+            outcomes.append((ticket, outcome))
+        return outcomes
 
-    def start(self, job: Job) -> None:
-        """Nothing: it begins when it is read."""
+    def _begin(self, ticket: Ticket) -> BaseException | None:
+        """Brings a request's sequence to where it begins, or goes on."""
+        job, state = ticket.job, ticket.state
+        assert state is not None
+        try:
+            if job.run is None:
+                job.begin(self._round, state, self.load_s)
+            elif ticket.saved is not None:
+                saved, ticket.saved, ticket.state = ticket.saved, None, job.run.state
+                self._round.resume(job.run, saved, state.seq_id)
+            if ticket.is_cancelled and job.run is not None:  # while it had no run
+                job.run.is_cancelled = True
+        except BaseException as error:  # noqa: BLE001 - its reader gets it
+            return error
+        return None
 
-    def check_reader(self) -> None:
-        """See Runner. Who reads computes, and a stream that is read already says so itself."""
-        self._round.target.check_process()
+    def _put_aside(self, tickets: Sequence[Ticket]) -> None:
+        """Copies what requests need to go on, and takes their places."""
+        for ticket in tickets:
+            run = ticket.job.run
+            if run is None or ticket.state is not run.state:
+                continue
+            try:
+                saved = self._round.save(run.state)
+            except Exception:  # noqa: BLE001 - no room for a copy: it keeps its place
+                ticket.is_pinned = True
+                continue
+            with self._lock:
+                self._line.put_aside(ticket, saved)
+                ticket.notify()  # its reader may have come back meanwhile
 
-    def withdraw(self, job: Job) -> None:
-        """See Runner. Its lease has been given back."""
-        if not self._round.target.is_forked:
-            self._lock.settle(self._round.target.pause_threads)
+    def _hand_out(self, outcomes: Sequence[_Outcome]) -> None:
+        raised: set[int] = set()
+        for ticket, (pieces, finish, error) in outcomes:
+            ticket.pieces.extend(pieces)
+            if error is not None and id(error) in raised:
+                error = _error_of_its_own(error)
+            if error is not None:
+                raised.add(id(error))
+            if finish is not None or error is not None:
+                self._end(ticket, error, finish)
+                continue
+            most = ticket.max_ahead
+            if most is not None and len(ticket.pieces) >= most and not ticket.is_inline:
+                ticket.unread_since = ticket.unread_since or monotonic()
+            ticket.notify()
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """See Runner."""
-        self._round.target.check_process()
-        return self._lock.exclusive()
+    def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
+        """Takes a request out of its place, and tells its reader."""
+        if isinstance(error, CancelledError):
+            error = ClosedError(CLOSED) if self._is_closed else ticket.reason or error
+        if error is not None:
+            ticket.job.attach_partial(error)
+        ticket.error, ticket.finish, ticket.saved = error, finish, None
+        ticket.job.close()
+        self._line.leave(ticket)
+        ticket.notify()
 
-    def latest(self) -> SequenceState:
-        """The one sequence."""
-        return self._state
 
-    def idle(self) -> list[SequenceState]:
-        """The one sequence."""
-        return [self._state]
-
-    def note_latest(self, sequence: SequenceState) -> None:
-        """Nothing: there is one sequence."""
-
-    def cancel(self) -> None:
-        """Ends the running request; those that wait for their turn are not touched."""
-        if not self._round.target.is_forked:
-            self._lock.cancel()
-
-    def close(self) -> bool:
-        """See Runner."""
-        return self._round.target.is_forked or self._lock.close()
+def _error_of_its_own(error: BaseException) -> BaseException:
+    """One for each request: they carry what was generated. Some exceptions cannot be copied."""
+    try:
+        return copy.copy(error)
+    except Exception:  # noqa: BLE001 - one of the user's
+        return error

@@ -20,10 +20,17 @@ from pyllama_spec.speculative.controller import (
 from pyllama_spec.speculative.loop import SpeculativeLoop
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.scheduler import Limits, Scheduler
-from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
+from pyllama_spec.speculative.sequence import (
+    Adapters,
+    SavedSequence,
+    SequenceRun,
+    SequenceState,
+    Step,
+)
 from pyllama_spec.speculative.stats import RoundCounts, SpeculationStats, Timing
 
 __all__ = [
+    "Adapters",
     "Controller",
     "ControllerChoice",
     "DraftDecision",
@@ -34,6 +41,7 @@ __all__ = [
     "Round",
     "RoundCounts",
     "RowObserver",
+    "SavedSequence",
     "Scheduler",
     "SequenceRun",
     "SequenceState",

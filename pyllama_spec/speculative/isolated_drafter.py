@@ -145,6 +145,19 @@ class IsolatedDrafter:
         if n is not None:
             self._n_known[seq] = n
 
+    def catch_up(self, seq: int, tokens: Sequence[int]) -> None:
+        """Behind restore(), in the middle of a text: tells it of the tokens what it does not know.
+
+        One that wants rows which are gone is left out until the next prompt.
+        """
+        self._failures.pop(seq, None)
+        if self._n_known.get(seq, 0) >= len(tokens) or not self.listens:
+            return
+        if self.target_layers:
+            self._n_known.pop(seq, None)
+        else:
+            self.resume_at(seq, len(tokens), tokens)
+
     def truncate(self, seq: int, n_keep: int) -> None:
         """See Drafter.truncate."""
         self._call(seq, "truncate", self._drafter.truncate, seq, n_keep)

@@ -34,7 +34,14 @@ from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafte
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
-from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step, n_common
+from pyllama_spec.speculative.sequence import (
+    Adapters,
+    SavedSequence,
+    SequenceRun,
+    SequenceState,
+    Step,
+    n_common,
+)
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
@@ -161,7 +168,10 @@ class Round:
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller.name
         self.scheduler.controller.begin(state.seq_id)
-        n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
+        n_keep = 0
+        if state.adapters == run.adapters:
+            n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
+        state.adapters = run.adapters
         n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
         state.n_decoded, state.n_given = n_keep, None
@@ -207,7 +217,54 @@ class Round:
         memory.copy(state.seq_id, seq_id)
         self.rollback.fork(state.seq_id, seq_id)
         self.drafter.copy(state.seq_id, seq_id)
-        return SequenceState(seq_id, list(state.tokens), state.n_decoded, state.n_given)
+        return SequenceState(
+            seq_id, list(state.tokens), state.n_decoded, state.n_given, state.adapters
+        )
+
+    def save(self, state: SequenceState) -> SavedSequence:
+        """A copy of a sequence in the host's memory.
+
+        Raises:
+            OutOfMemoryError: there is no room for it.
+
+        """
+        memory = self.target.memory.save(state.seq_id) if state.n_decoded else b""
+        drafter = self.drafter.save(state.seq_id)
+        return SavedSequence(
+            tuple(state.tokens), state.n_decoded, state.n_given, memory, drafter, state.adapters
+        )
+
+    def restore(self, state: SequenceState, saved: SavedSequence) -> None:
+        """Brings a sequence to what save() copied, of this number or of another one.
+
+        Raises:
+            ArgumentError: the bytes are damaged, or from a context that differs from this one;
+                the sequence is empty then.
+
+        """
+        self.forget(state)
+        state.n_given = None
+        if saved.n_decoded:
+            self.target.memory.restore(state.seq_id, saved.memory)
+        state.tokens[:] = saved.tokens
+        state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
+        state.adapters = saved.adapters
+        self.drafter.restore(state.seq_id, saved.drafter)
+
+    def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
+        """Goes on with a run in the middle of its text, on any sequence of the context.
+
+        Raises:
+            ArgumentError: see restore().
+
+        """
+        state = run.state
+        state.seq_id = seq_id
+        self.restore(state, saved)
+        self.scheduler.controller.begin(seq_id)
+        # It knows the pending token too, of a text that is being generated.
+        n_told = len(state.tokens) if run.n_generated else state.n_decoded
+        self.drafter.catch_up(seq_id, state.tokens[:n_told])
 
     # ---- a round
 
@@ -269,15 +326,28 @@ class Round:
                 self._draft(spans)
             propose_s = draft_s = perf_counter() - start
             verify_s = 0.0
-            for decode in self.scheduler.decodes(spans):
-                decode_s, commit_s = self._decode(decode, out)
-                verify_s += decode_s
-                draft_s += commit_s
+            for part in self._parts(spans):
+                for decode in self.scheduler.decodes(part):
+                    decode_s, commit_s = self._decode(decode, out)
+                    verify_s += decode_s
+                    draft_s += commit_s
         except BaseException:
             for span in spans:
                 self.recover(self._runs[span.seq].state)
             raise
         return propose_s, draft_s, verify_s
+
+    def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
+        """Spans that may share a decode: those that are computed with the same adapters."""
+        parts: dict[Adapters, list[Span]] = {}
+        for span in spans:
+            parts.setdefault(self._runs[span.seq].adapters, []).append(span)
+        return list(parts.values())
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Lets adapters count from the next decode on; None for those that count now."""
+        if adapters is not None and adapters != self.target.adapters:
+            self.target.set_adapters(adapters)
 
     def _decide(self, spans: Sequence[Span]) -> None:
         """What has to follow anyway, and how many tokens the others ask for."""
@@ -318,6 +388,7 @@ class Round:
         spans, runs = decode.spans, self._runs
         begun = perf_counter()
         try:
+            self.use_adapters(runs[spans[0].seq].adapters)
             self.rollback.prepare([runs[s.seq].state for s in spans if s.n_verified or s.n_pad])
             self._batch.compute(decode, runs)
         except ContextFullError as error:

@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import TokenView
+from pyllama_spec.engine import Adapter
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
+
+# LoRA adapters, each with its scale. None leaves the context's own as they are.
+Adapters = tuple[tuple[Adapter, float], ...] | None
 
 
 @dataclass(slots=True)
@@ -22,6 +26,7 @@ class SequenceState:
             generated it is one less than all: the last committed token is pending.
         n_given: how many of those the text has that was given to the caller; None for all. A draft
             may lead behind a stop string, or behind where the caller stopped reading.
+        adapters: what its memory was computed with.
 
     """
 
@@ -29,11 +34,30 @@ class SequenceState:
     tokens: list[int] = field(default_factory=list)
     n_decoded: int = 0
     n_given: int | None = None
+    adapters: Adapters = None
 
     @property
     def n_held(self) -> int:
         """How many of the tokens are decoded and belong to the text that was given."""
         return self.n_decoded if self.n_given is None else min(self.n_given, self.n_decoded)
+
+
+class SavedSequence(NamedTuple):
+    """A sequence in the host's memory, from which Round.restore() goes on as if nothing had been.
+
+    Attributes:
+        tokens, n_decoded, n_given, adapters: of its SequenceState.
+        memory: the engine's bytes; b"" where nothing was decoded.
+        drafter: the drafter's bytes; None if it has none, and is told the tokens again.
+
+    """
+
+    tokens: tuple[int, ...]
+    n_decoded: int
+    n_given: int | None
+    memory: bytes
+    drafter: bytes | None
+    adapters: Adapters = None
 
 
 class Step(NamedTuple):
@@ -68,6 +92,7 @@ class SequenceRun:
         observe: sees each committed token with its row.
         forced: given a number of tokens, some, at most so many, that have to follow, or are likely
             to: they are verified and nobody else is asked. None for never.
+        adapters: what its rows are computed with.
 
     Attributes:
         stats, timing: of this request alone.
@@ -87,6 +112,7 @@ class SequenceRun:
     forced: Callable[[int], Sequence[int]] | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
+    adapters: Adapters = None
     n_generated: int = 0
     is_cancelled: bool = False
     ready_row: int | None = None

@@ -18,7 +18,6 @@ import pytest
 from pyllama_spec import ClosedError, Llama
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.llama.embedding import Embedder
-from pyllama_spec.requests.runner import SerialRunner
 from tests.faces.tools import GREEDY, PROMPT, open_tiny
 from tests.models import model_path
 
@@ -61,7 +60,7 @@ def opened(way: str, n_parallel: int, draft: str | None = None) -> Llama:
 def is_closing(llm: Llama) -> bool:
     """Whether close() has begun: it may be waiting for the request."""
     runner: Any = llm._runtime.runner
-    return bool((runner._lock if isinstance(runner, SerialRunner) else runner)._is_closed)
+    return bool(runner._is_closed)
 
 
 class Interrupted:

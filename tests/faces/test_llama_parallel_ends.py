@@ -75,7 +75,7 @@ def test_cancel_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
         running = [pool.submit(ask, llm, [*prompt, i], max_tokens=1) for i in range(2)]
         assert has_begun.wait(60)
         runner: Any = llm._runtime.runner
-        while len(runner._placed) < 2:  # in line it would outlive cancel()
+        while len(runner._line.placed) < 2:  # in line it would outlive cancel()
             time.sleep(0.001)
         start = time.perf_counter()
         llm.cancel()

@@ -207,14 +207,15 @@ def test_a_cache_goes_back_to_the_longest_beginning(kind: str) -> None:
     with open_tiny(kind=kind) as llm:
         llm.set_cache(cache)
         n_loads = 0
-        load = llm.load_state
+        opened: Any = llm._opened
+        restore = opened.restore
 
-        def counted(state: Any) -> None:
+        def counted(sequence: Any, state: Any) -> None:
             nonlocal n_loads
             n_loads += 1
-            load(state)
+            restore(sequence, state)
 
-        llm.load_state = counted  # type: ignore[method-assign]
+        opened.restore = counted
         for prompt, text in zip((first, second) * 2, expected * 2, strict=True):
             stream = llm(prompt, max_tokens=5, stream=True, **GREEDY)
             assert "".join(map(text_of, stream)) == text

@@ -73,7 +73,7 @@ def test_a_round_that_fails_ends_its_requests_and_no_others() -> None:
             # The first one holds the first round up; with the second it shares the next one.
             options = {**GREEDY, "max_tokens": 9, **({"logits_processor": waits} if i == 0 else {})}
             futures.append(pool.submit(asked, llm, prompt, options))
-            while len(runner._placed) + len(runner._waiting) <= i:
+            while len(runner._line.placed) + len(runner._line.waiting) <= i:
                 time.sleep(0.001)
             assert entered.wait(30)  # else a busy machine may break the first round already
         fails_once(llm, RuntimeError("the round is broken"))
@@ -121,9 +121,9 @@ def test_a_list_that_is_cancelled_leaves_nothing_to_compute() -> None:
         found: Any = caught.value
         assert found.partial_choices == [None] * 5
         runner: Any = llm._runtime.runner
-        assert not runner._waiting
+        assert not runner._line.waiting
         start = time.perf_counter()
-        while runner._placed:
+        while runner._line.placed:
             assert time.perf_counter() - start < 10
             time.sleep(0.001)
         assert sum(len(state.tokens) for state in runner.idle()) < 3 * 300
@@ -160,7 +160,7 @@ def test_a_started_request_is_withdrawn_by_close() -> None:
         with runner.exclusive():
             pass
         start = time.perf_counter()
-        while runner._placed or runner._waiting:
+        while runner._line.placed or runner._line.waiting:
             assert time.perf_counter() - start < 10
             time.sleep(0.001)
         assert len(runner.latest().tokens) < N + 500
@@ -281,7 +281,7 @@ def test_cancel_reaches_a_request_that_is_just_beginning() -> None:
             runner: Any = llm._runtime.runner
             options = {"max_tokens": 1000, "logits_processor": lingering, **GREEDY}
             running = pool.submit(asked, llm, PROMPT, options)
-            while not runner._placed:
+            while not runner._line.placed:
                 time.sleep(0)
             time.sleep(delay)
             llm.cancel()

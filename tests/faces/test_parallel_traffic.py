@@ -160,7 +160,7 @@ def test_every_use_at_once(kind: str, draft: str | None, n_parallel: int) -> Non
                 done.result(timeout=600)
         runner: Any = llm._runtime.runner
         begin = time.perf_counter()
-        while runner._placed or runner._thread:
+        while runner._line.placed or runner._thread:
             assert time.perf_counter() - begin < 20, "nothing is left to compute"
             time.sleep(0.001)
         assert sorted(state.seq_id for state in runner.idle()) == list(range(n_parallel))

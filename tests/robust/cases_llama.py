@@ -348,12 +348,19 @@ def closed_under_a_stream(folder: Path) -> None:
     list(stream)
 
 
-@CASES.add(BusyError, "stream")
+@CASES.add(None)
 def second_request_beside_a_stream(folder: Path) -> None:
     model = llama()
     stream = iter(model.create_completion("a", max_tokens=40, stream=True))
     next(stream)
     model.create_completion("b")
+    assert len(list(stream)) > 1
+
+
+@CASES.add(BusyError, "callback")
+def a_request_in_a_callback(folder: Path) -> None:
+    model = llama()
+    model.create_completion("a", logits_processor=lambda ids, row: model.create_completion("b"))
 
 
 @CASES.add(None)

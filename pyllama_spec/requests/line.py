@@ -1,0 +1,206 @@
+"""The line for the places of a model: who is next, who gives a place back, which place is whose.
+
+It decides and calls no engine. A runner uses it under its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from pyllama_spec.requests.ticket import Ticket
+from pyllama_spec.speculative import SavedSequence, SequenceState
+from pyllama_spec.speculative.sequence import n_common
+
+# For how long a stream that nobody reads keeps a place that others wait for. Copying it away and
+# back takes about as long as computing some tokens, so that it is not done between two of them.
+_PATIENCE_S = 0.1
+
+
+class Line:
+    """Requests in line, in places and put aside, and the places themselves.
+
+    Args:
+        n_places: how many sequences the context has.
+
+    Attributes:
+        waiting: those in line, the oldest first.
+        placed: those that have a place.
+        aside: those that have begun, and have no place and are not in line: nobody reads them.
+        idle: sequences without a request, the one that was used last at the end.
+        n_visits: how many others want an idle sequence for themselves.
+
+    """
+
+    def __init__(self, n_places: int) -> None:
+        self.n_places = n_places
+        self.waiting: list[Ticket] = []
+        self.placed: list[Ticket] = []
+        self.aside: list[Ticket] = []
+        self.idle = [SequenceState(i) for i in range(n_places)]
+        self.n_visits = 0
+        self._n_tickets = 0
+        # Of each sequence the request that it served last, if none came since.
+        self._served: dict[int, Ticket] = {}
+
+    def everyone(self) -> list[Ticket]:
+        """All requests that are not over."""
+        return [*self.waiting, *self.placed, *self.aside]
+
+    def begun(self) -> list[Ticket]:
+        """Those that have or had a place."""
+        return [*self.placed, *self.aside, *(t for t in self.waiting if t.saved is not None)]
+
+    def enter(self, ticket: Ticket) -> None:
+        """A new request comes into line, at its end."""
+        ticket.number = self._n_tickets
+        self._n_tickets += 1
+        self.waiting.append(ticket)
+
+    def return_to(self, ticket: Ticket) -> None:
+        """One that was put aside comes back into line, at the place of its age."""
+        if ticket in self.aside and ticket.has_caught_up:
+            self.aside.remove(ticket)
+            self.waiting.append(ticket)
+            self.waiting.sort(key=lambda t: t.number)
+
+    def leave(self, ticket: Ticket) -> None:
+        """It is over, and gives its place back."""
+        for tickets in (self.waiting, self.placed, self.aside):
+            if ticket in tickets:
+                tickets.remove(ticket)
+        if ticket.state is not None:
+            self.idle.append(ticket.state)
+            self._served[ticket.state.seq_id] = ticket
+            ticket.state = None
+
+    def owns_sequence(self, ticket: Ticket) -> bool:
+        """Whether nobody but its reader uses the sequence of a request now."""
+        run = ticket.job.run
+        if run is None:
+            return False
+        is_read = ticket.is_inline and ticket.state is not None
+        return is_read or self._served.get(run.seq_id) is ticket
+
+    def use(self, sequence: SequenceState) -> None:
+        """An idle sequence is the one that was used last, by no request."""
+        self.idle.remove(sequence)
+        self.idle.append(sequence)
+        self._served.pop(sequence.seq_id, None)
+
+    # ---- who is next
+
+    def is_next(self, reader: Ticket | None) -> bool:
+        """Whether the first in line is this one, or with None one that the thread computes."""
+        if not self.waiting:
+            return False
+        first = self.waiting[0]
+        return not first.is_inline if reader is None else first is reader
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a place for the first in line."""
+        return len(self.idle) > self.n_visits
+
+    def can_begin(self, reader: Ticket | None) -> bool:
+        """Whether is_next(), and there is a place now, or one that can be given back."""
+        return self.is_next(reader) and (self.has_room or bool(self.unread()))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is a request in a place for the thread to compute."""
+        return any(not t.is_inline and not t.is_paused for t in self.placed)
+
+    def admit(self, reader: Ticket | None) -> None:
+        """Gives places to those that are next, each the one that holds most of its prompt."""
+        while self.is_next(reader) and self.has_room:
+            ticket = self.waiting.pop(0)
+            ticket.state = self._place_for(ticket)
+            self.idle.remove(ticket.state)
+            self._served.pop(ticket.state.seq_id, None)
+            self.placed.append(ticket)
+
+    def _place_for(self, ticket: Ticket) -> SequenceState:
+        """The idle sequence with the longest common beginning, if that is half of what it holds.
+
+        Less is not worth the rest of what may be another conversation. Else an empty one, with the
+        lowest number, so that those that compute lie side by side; else the one that was not used
+        for longest.
+        """
+        job = ticket.job
+        text = job.prompt if ticket.saved is None else ticket.saved.tokens
+        best, n_best = self.idle[0], 0
+        for state in self.idle:
+            n = 0
+            if state.adapters == job.adapters:
+                n = n_common(state.tokens[: state.n_decoded], text)
+            if 2 * n >= state.n_decoded and n > n_best:
+                best, n_best = state, n
+        empty = [state for state in self.idle if not state.n_decoded]
+        return min(empty, key=lambda s: s.seq_id) if empty and not n_best else best
+
+    # ---- places that are given back
+
+    @property
+    def n_wanted(self) -> int:
+        """How many places are waited for, beside the idle ones."""
+        return max(len(self.waiting) + self.n_visits - len(self.idle), 0)
+
+    def unread(self) -> list[Ticket]:
+        """Those to put aside: as many as are waited for, the one that is unread for longest first.
+
+        They keep their places until their time is over. A thread does not read one stream while it
+        waits for another: where it asks itself, its own go at once.
+        """
+        if not (n := self.n_wanted):
+            return []
+        begun, me = monotonic() - _PATIENCE_S, threading.get_ident()
+        over = sorted(
+            (since, t.number, t) for since, t in self._paused()
+            if since <= begun or t.reader == me
+        )  # fmt: skip
+        return [ticket for _, _, ticket in over[:n]]
+
+    def _paused(self) -> list[tuple[float, Ticket]]:
+        return [
+            (t.unread_since, t) for t in self.placed
+            if t.unread_since is not None and t.is_paused and not t.is_pinned
+        ]  # fmt: skip
+
+    def patience_s(self, ticket: Ticket | None = None) -> float | None:
+        """Until a stream may be put aside or time is over for a request; None for never.
+
+        Args:
+            ticket: who asks, and waits to be computed; None for the thread.
+
+        """
+        ends = [t.deadline for t in ([ticket] if ticket else self.waiting) if t.deadline]
+        if self.n_wanted and (ticket is None or ticket.is_inline):
+            ends += [since + _PATIENCE_S for since, _ in self._paused()]
+        return max(min(ends) - monotonic(), 0.001) if ends else None
+
+    def put_aside(self, ticket: Ticket, saved: SavedSequence) -> None:
+        """Takes the place of one that nobody reads, with a copy of what it needs to go on.
+
+        What the sequence holds stays there, for whoever begins with the same text.
+        """
+        state = ticket.state
+        if ticket.is_over or state is None:
+            return
+        held = SequenceState(state.seq_id, list(saved.tokens), saved.n_decoded, saved.n_given)
+        held.adapters = saved.adapters
+        ticket.state, ticket.saved = None, saved
+        self.placed.remove(ticket)
+        self.idle.append(held)
+        self.aside.append(ticket)
+
+    def position(self, ticket: Ticket) -> int | None:
+        """How many are before a request in line; None where it is not in line."""
+        return self.waiting.index(ticket) if ticket in self.waiting else None
+
+    def choose(self, reader: Ticket | None) -> Sequence[Ticket]:
+        """Those that a round computes: a reader's own, or all that the thread has to."""
+        return [
+            t for t in self.placed if (t is reader or not t.is_inline) and not t.is_paused
+        ]  # fmt: skip

@@ -1,0 +1,128 @@
+"""A request as its runner sees it: in line, in a place, put aside, or over."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pyllama_spec.errors import CancelledError
+from pyllama_spec.requests.detokenizer import Piece
+from pyllama_spec.requests.job import Job
+from pyllama_spec.speculative import SavedSequence, SequenceState
+
+Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]
+# What a reader who does not wait gets where there is nothing yet.
+PENDING = Piece("")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """Where a request is.
+
+    Attributes:
+        stage: "new" before it is read or started; "queued" for a place, the first time or after it
+            was put aside; "reading" its prompt; "generating"; "aside" while nobody reads it and
+            others have its place; "ended".
+        queue_position: how many requests are before it in line; None where it is not in line.
+        n_prompt, n_read: tokens of its prompt, and those of them that the model has read.
+        n_generated: tokens of its text, those that nobody has read yet too.
+
+    """
+
+    stage: Stage
+    queue_position: int | None
+    n_prompt: int
+    n_read: int
+    n_generated: int
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """What a runner notes of a request. All of it is used under the runner's lock.
+
+    Attributes:
+        job: the request.
+        ready: notified when there are pieces, or it is over.
+        number: its age: the lower, the earlier it came. -1 until it is in line.
+        is_inline: whether the thread that reads it computes it.
+        max_ahead: how many pieces it may be ahead of its reader; None for a text that is read as a
+            whole.
+        reader: the thread that read it last.
+        deadline: when it has to have ended, by time.monotonic(); None for never.
+        polls: whether its reader, who asks now, gets PENDING instead of waiting.
+        wake: called when `ready` is notified, for a reader who does not wait; must not wait either.
+        pieces: computed, not read.
+        state: the sequence that it has; None without a place.
+        saved: what it needs to go on, while others have its place.
+        unread_since: since when it waits for its reader, by time.monotonic(); None while it is to
+            be computed.
+        finish: why its text ends; None before.
+        error: what ended it instead.
+        reason: what its reader is told in place of a plain CancelledError.
+        is_pinned: whether it keeps its place though nobody reads it, since it could not be copied.
+
+    """
+
+    job: Job
+    ready: threading.Condition
+    number: int = -1
+    is_inline: bool = False
+    max_ahead: int | None = None
+    reader: int = 0
+    deadline: float | None = None
+    polls: bool = False
+    wake: Callable[[], None] | None = None
+    pieces: deque[Piece] = field(default_factory=deque)
+    state: SequenceState | None = None
+    saved: SavedSequence | None = None
+    unread_since: float | None = None
+    finish: str | None = None
+    error: BaseException | None = None
+    reason: CancelledError | None = None
+    is_cancelled: bool = False
+    is_pinned: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its text has come to an end, or an error."""
+        return self.finish is not None or self.error is not None
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it waits for its reader."""
+        return self.unread_since is not None and not self.is_cancelled
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether its reader has read so much that computing more is worth a place."""
+        if self.is_inline or self.max_ahead is None:
+            return not self.pieces
+        return 2 * len(self.pieces) <= self.max_ahead
+
+    def notify(self) -> None:
+        """Tells its reader to look."""
+        self.ready.notify_all()
+        if self.wake is not None:
+            self.wake()
+
+    def status(self, queue_position: int | None) -> RequestStatus:
+        """Where it is, given its place in line."""
+        run, n_prompt = self.job.run, len(self.job.prompt)
+        n_generated = 0 if run is None else run.n_generated
+        stage: Stage = "aside"
+        if self.is_over:
+            stage = "ended"
+        elif self.number < 0:
+            stage = "new"
+        elif queue_position is not None:
+            stage = "queued"
+        elif self.state is not None:
+            stage = "generating" if n_generated else "reading"
+        if run is None:
+            n_read = 0
+        else:
+            n_read = n_prompt if n_generated else min(run.state.n_decoded, n_prompt)
+        return RequestStatus(stage, queue_position, n_prompt, n_read, n_generated)
