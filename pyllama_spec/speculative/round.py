@@ -32,6 +32,7 @@ from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import Controller, ControllerLimits, Span, Spent
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
 from pyllama_spec.speculative.sequence import (
@@ -101,7 +102,9 @@ class Round:
         self.rollback = rollback_of(target)
         limits = self._limits(bound, max_rows, max_chunk, max_stepwise)
         self.max_draft, self.max_draft_reason = limits.draft_bound
-        self.scheduler = Scheduler(limits, controller)
+        is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
+        pace = PromptPace(limits.max_chunk) if is_paced else None
+        self.scheduler = Scheduler(limits, controller, pace)
         self.scheduler.controller.attach(
             ControllerLimits(
                 limits.max_draft,
@@ -331,6 +334,8 @@ class Round:
                     decode_s, commit_s = self._decode(decode, out)
                     verify_s += decode_s
                     draft_s += commit_s
+                    if decode_s and self.scheduler.pace and (n := decode.spans[0].n_prompt) > 1:
+                        self.scheduler.pace.learn(n, decode_s + commit_s)
         except BaseException:
             for span in spans:
                 self.recover(self._runs[span.seq].state)

@@ -30,11 +30,14 @@ from pyllama_spec.speculative.controller.base import (
     Spent,
 )
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound
+from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
 # more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0 (docs/measurements.md).
 _PASS_ROWS = 4
+# How many rounds a prompt may be passed over for shorter ones.
+_MAX_PASSED = 3
 
 
 def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:
@@ -56,8 +59,8 @@ class Limits:
         draft_bound: the most tokens that a sequence drafts, whatever the round, and why no more.
         max_rows: the most rows of a decode that verifies: up to this many, rows are computed as
             single ones are (docs/measurements.md), so that text does not depend on company.
-        max_chunk: the most tokens of a prompt that a decode reads; prompts are always cut at the
-            same places, whatever runs beside them.
+        max_chunk: the most tokens of a prompt that a decode reads. Without a pace prompts are
+            always cut at the same places, whatever runs beside them.
         max_stepwise: prompts with no more tokens left than this are read a token a round beside
             the others, which costs no pass of its own; 0 to read them at once.
         mixes_prompts: whether parts of prompts go into the decode that verifies. Their rows are
@@ -115,11 +118,17 @@ class Scheduler:
     Args:
         limits: what rounds must keep to.
         controller: how long drafts are; None for as long as they may be.
+        pace: how much of prompts is read beside texts; None for max_chunk.
 
     """
 
-    def __init__(self, limits: Limits, controller: Controller | None = None) -> None:
-        self.limits = limits
+    def __init__(
+        self,
+        limits: Limits,
+        controller: Controller | None = None,
+        pace: PromptPace | None = None,
+    ) -> None:
+        self.limits, self.pace = limits, pace
         self.controller = FixedLength() if controller is None else controller
         self._width = limits.width
 
@@ -220,22 +229,34 @@ class Scheduler:
     def _read(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """Parts of prompts: those that are read in one part before longer ones, else in order.
 
-        Where each part has a decode of its own, the last one of a round may go beyond the room.
+        None is passed over for ever. Of p prompts each has its next part within
+        _MAX_PASSED + p rounds, since whoever was passed over most goes first then, and in every
+        round somebody has one. Where each part has a decode of its own and there is no pace, the
+        last one of a round may go beyond the room.
         """
-        limits = self.limits
-        room = limits.max_chunk
+        limits, pace = self.limits, self.pace
+        room, is_cut_anywhere = limits.max_chunk, limits.mixes_prompts
         if limits.mixes_prompts:
             room = max(room - sum(1 + span.max_draft for span in texts), 1)
-        for run in sorted(runs, key=lambda run: run.n_missing > limits.max_chunk):
+        elif pace is not None and texts:
+            room, is_cut_anywhere = min(room, pace.n_part), True
+        for run in sorted(runs, key=self._turn):
             if run.n_missing <= limits.max_stepwise and len(runs) + len(texts) > 1:
                 yield Span(run.seq_id, run.state.n_decoded, n_prompt=1)
                 continue
-            # In the same pieces as alone, but where rows are computed beside others anyway.
-            n = min(run.n_missing, room if limits.mixes_prompts else limits.max_chunk)
             if room <= 0:
-                return
+                run.n_passed += 1
+                continue
+            # In the same pieces as alone, but where that makes no difference.
+            n = min(run.n_missing, room if is_cut_anywhere else limits.max_chunk)
             yield Span(run.seq_id, run.state.n_decoded, n_prompt=n)
+            run.n_passed = 0
             room -= n
+
+    def _turn(self, run: SequenceRun) -> tuple[int, bool]:
+        """Where a prompt comes among those of a round."""
+        n_over = run.n_passed if run.n_passed >= _MAX_PASSED else 0
+        return -n_over, run.n_missing > self.limits.max_chunk
 
     def decodes(self, spans: Sequence[Span]) -> list[Decode]:
         """The decodes of a round, in their order."""

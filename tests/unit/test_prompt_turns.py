@@ -1,0 +1,109 @@
+"""No prompt is passed over for ever, and whoever generates beside prompts pauses within a bound."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from pyllama_spec.speculative import Limits, Scheduler, SequenceRun, SequenceState
+from pyllama_spec.speculative.controller import Span
+from pyllama_spec.speculative.prompt_pace import MAX_PAUSE_S, PromptPace
+from pyllama_spec.speculative.scheduler import _MAX_PASSED
+
+N_LONG, MAX_CHUNK = 3000, 512
+
+
+def prompt(seq: int, n: int) -> SequenceRun:
+    """A run that has all of its prompt to read."""
+    return SequenceRun(SequenceState(seq, [1] * n), [1] * n)
+
+
+def text(seq: int) -> SequenceRun:
+    """A run that generates."""
+    run = SequenceRun(SequenceState(seq, [1] * 9, n_decoded=8), [1], max_tokens=10**6)
+    run.n_generated = 1
+    return run
+
+
+def read(runs: list[SequenceRun], spans: list[Span]) -> None:
+    """What a round does to the prompts that it reads."""
+    by_seq = {run.seq_id: run for run in runs}
+    for span in spans:
+        by_seq[span.seq].state.n_decoded += span.n_prompt
+
+
+def rounds_of_the_long_one(
+    scheduler: Scheduler, n_short: int, n_texts: int, shorts: Any, n_longs: int = 1
+) -> int:
+    """How many rounds pass until a long prompt is read, while short ones come without end."""
+    longs = [prompt(i, N_LONG) for i in range(n_longs)]
+    texts = [text(100 + i) for i in range(n_texts)]
+    short = [prompt(10 + i, shorts()) for i in range(n_short)]
+    for n in range(1, 100_000):
+        runs = [*texts, *short, *longs]
+        read(runs, scheduler.plan(runs))
+        for i, run in enumerate(short):
+            if not run.n_missing:  # answered with one token: the next one comes
+                short[i] = prompt(run.seq_id, shorts())
+        if not all(run.n_missing for run in longs):
+            return n
+    raise AssertionError("it is never read")
+
+
+@pytest.mark.parametrize("n_texts", [0, 1, 9])
+@pytest.mark.parametrize("n_short", [1, 7, 31])
+@pytest.mark.parametrize("kind", ["plain", "paced", "unified"])
+def test_a_long_prompt_is_read_while_short_ones_keep_coming(
+    kind: str, n_short: int, n_texts: int
+) -> None:
+    """0 of 3,000 tokens were read in a minute with seven clients. The bound is of rounds."""
+    rng = random.Random(n_short)
+    pace = PromptPace(MAX_CHUNK) if kind == "paced" else None
+    limits = Limits(
+        n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK,
+        mixes_prompts=kind == "unified",
+    )  # fmt: skip
+    n_part = MAX_CHUNK if pace is None or not n_texts else pace.n_part
+    if kind == "unified":
+        n_part = MAX_CHUNK - n_texts
+    for shorts in (lambda: 300, lambda: 1, lambda: MAX_CHUNK, lambda: rng.randrange(1, 900)):
+        n = rounds_of_the_long_one(Scheduler(limits, pace=pace), n_short, n_texts, shorts)
+        most = math.ceil(N_LONG / n_part) * (_MAX_PASSED + 1 + n_short)
+        assert n <= most, (kind, n_short, n_texts, n, most)
+
+
+def test_several_long_prompts_take_turns() -> None:
+    limits = Limits(n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK)
+    n = rounds_of_the_long_one(Scheduler(limits), 5, 2, lambda: 300, n_longs=3)
+    assert n <= math.ceil(N_LONG / MAX_CHUNK) * (_MAX_PASSED + 8)
+
+
+def test_who_generates_pauses_no_longer_than_one_part() -> None:
+    """All prompts of a round together are a part, however many there are."""
+    pace = PromptPace(MAX_CHUNK)
+    limits = Limits(n_ctx=4096, n_batch=MAX_CHUNK, n_outputs=MAX_CHUNK, max_chunk=MAX_CHUNK)
+    scheduler = Scheduler(limits, pace=pace)
+    for token_s in (1e-6, 1e-4, 1e-3, 2e-3, 8e-3, 1.0):
+        for _ in range(20):
+            pace.learn(64, 64 * token_s)
+        runs = [text(0), *(prompt(i, n) for i, n in enumerate((3, 3000, 300, 900), 1))]
+        n_read = sum(span.n_prompt for span in scheduler.plan(runs))
+        assert n_read == pace.n_part
+        assert n_read == 32 or n_read * token_s <= MAX_PAUSE_S * 1.001
+        # As much as the bound allows: a step more is above it.
+        assert n_read == MAX_CHUNK or (n_read + 32) * token_s > MAX_PAUSE_S
+        alone = sum(span.n_prompt for span in scheduler.plan(runs[1:]))
+        assert alone >= MAX_CHUNK, "nobody waits: the largest parts are the fastest"
+
+
+def test_a_pace_is_not_learnt_from_a_few_tokens() -> None:
+    pace = PromptPace(MAX_CHUNK)
+    first = pace.n_part
+    pace.learn(1, 0.5)
+    assert pace.n_part == first
+    pace.learn(128, 1.0)
+    assert pace.n_part == 64
+    assert PromptPace(8).n_part == 8
