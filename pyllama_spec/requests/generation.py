@@ -254,11 +254,16 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
                     self._ticket.polls = False
             if found is not pending:
                 return found
+            left_s = self._runner.time_left_s(self._ticket)
+            timer = None if left_s is None else loop.call_later(left_s, arrived.set)
             try:
                 await arrived.wait()
             except BaseException:  # the task is cancelled: nobody reads any more
                 self.abort()
                 raise
+            finally:
+                if timer is not None:
+                    timer.cancel()
 
     async def aread_all(self) -> GenerationRecord:
         """read_all() in an event loop."""

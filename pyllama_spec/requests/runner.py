@@ -140,10 +140,11 @@ class Runner:
         with self._lock:
             self._check_open()
             most, line = self._max_waiting, self._line
-            if most is not None and len(line.waiting) >= most and not line.has_room:
+            n_waiting = len(line.waiting) + line.n_visits - len(line.idle)
+            if most is not None and n_waiting >= most:
                 raise QueueFullError(
-                    f"{len(line.waiting)} requests wait for a place, as many as max_waiting={most}"
-                    " allows: try again later"
+                    f"{n_waiting} requests wait for a place, as many as max_waiting={most} allows: "
+                    "try again later"
                 )
             ticket.max_ahead, ticket.is_inline = max_ahead, is_inline
             line.enter(ticket)
@@ -205,6 +206,11 @@ class Runner:
             return ticket.status(None)
         with self._lock:
             return ticket.status(self._line.position(ticket))
+
+    def time_left_s(self, ticket: Ticket) -> float | None:
+        """Seconds to a request's deadline; None without one, or once it has passed."""
+        left_s = 0.0 if ticket.deadline is None else ticket.deadline - monotonic()
+        return left_s if left_s > 0 else None
 
     def listen(self, ticket: Ticket, wake: Callable[[], None]) -> None:
         """Has `wake` called whenever there may be something to read: its reader does not wait.

@@ -1,0 +1,129 @@
+"""Every request has the adapters that it was made with, whatever runs beside it."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.engine import Adapter
+from tests.faces.parallel_tools import nothing_stays_behind, open_wide
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
+from tests.models import model_path
+from tests.models.adapter import write_adapter
+
+__all__ = ["nothing_stays_behind"]
+
+SETS = ("none", "A", "B", "half of A", "A and B")
+ASKED: dict[str, Any] = {"max_tokens": 40, **SAMPLED}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of the tiny model."""
+    folder, target = tmp_path_factory.mktemp("adapters"), model_path("llama")
+    return [write_adapter(target, folder / f"{seed}.gguf", seed=seed) for seed in (1, 2)]
+
+
+def sets(llm: Llama, files: list[Path]) -> dict[str, list[tuple[Adapter, float]]]:
+    """Some choices of adapters, by name."""
+    a, b = (Adapter(llm.model, file) for file in files)
+    return {
+        "none": [], "A": [(a, 1.0)], "B": [(b, 1.0)], "half of A": [(a, 0.5)],
+        "A and B": [(a, 1.0), (b, 1.0)],
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts(files: list[Path]) -> dict[str, str]:
+    """What each choice says alone."""
+    found = {}
+    for name in SETS:
+        with open_tiny() as llm:
+            llm.set_adapters(sets(llm, files)[name])
+            found[name] = text_of(llm(PROMPT, **ASKED))
+    assert len(set(found.values())) == len(SETS)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("n_parallel", "draft"),
+    [
+        (1, None), (2, "prompt-lookup"),
+        *(
+            pytest.param(n, draft, marks=pytest.mark.slow)
+            for n, draft in ((1, "eagle3"), (2, "eagle3"), (5, None), (5, "eagle3"))
+        ),
+    ],
+)  # fmt: skip
+def test_streams_with_different_adapters_side_by_side(
+    n_parallel: int, draft: str | None, files: list[Path], texts: dict[str, str]
+) -> None:
+    """They begin alike: what the memory holds of other adapters is of no use to them."""
+    path: Any = model_path("eagle3") if draft == "eagle3" else draft
+    with open_tiny(path, n_parallel=n_parallel) as llm:
+        chosen = sets(llm, files)
+        for _ in range(2):
+            streams, found = {}, dict.fromkeys(SETS, "")
+            for name in SETS:
+                llm.set_adapters(chosen[name])
+                streams[name] = llm(PROMPT, stream=True, **ASKED)
+            while streams:
+                for name in list(streams):
+                    chunk = next(streams[name], None)
+                    if chunk is None:
+                        del streams[name]
+                    else:
+                        found[name] += text_of(chunk)
+            assert found == texts
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_a_change_under_a_running_request(
+    n_parallel: int, files: list[Path], texts: dict[str, str]
+) -> None:
+    """Its text was that of the new adapters from there on."""
+    began, changed = threading.Event(), threading.Event()
+
+    def wait(ids: Any, scores: Any) -> Any:
+        if len(ids) == len(PROMPT) + 8:
+            began.set()
+        if len(ids) == len(PROMPT) + 9:
+            assert changed.wait(60)
+        return scores
+
+    with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(2) as pool:
+        chosen = sets(llm, files)
+        for name, then in (("none", "A"), ("A", "none"), ("B", "A and B")):
+            llm.set_adapters(chosen[name])
+            running = pool.submit(lambda: text_of(llm(PROMPT, logits_processor=wait, **ASKED)))
+            assert began.wait(60)
+            changing = pool.submit(llm.set_adapters, chosen[then])  # waits for the round
+            changed.set()
+            changing.result(timeout=60)
+            assert text_of(llm(PROMPT, **ASKED)) == texts[then]
+            assert running.result(timeout=60) == texts[name]
+            began.clear()
+            changed.clear()
+
+
+def test_what_the_caller_reads_itself(files: list[Path]) -> None:
+    """eval() and sample() go by the adapters of now, echo too."""
+    with open_tiny(logits_all=True) as fresh:
+        fresh.set_adapters(sets(fresh, files)["A"])
+        fresh.eval(PROMPT)
+        wanted, token = fresh.scores[len(PROMPT) - 1].copy(), fresh.sample(temp=0)
+        echo = fresh(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"]
+    with open_wide(logits_all=True) as llm:
+        chosen = sets(llm, files)
+        llm(PROMPT, **ASKED)
+        llm.set_adapters(chosen["A"])
+        llm.reset()
+        llm.eval(PROMPT)
+        assert (llm.scores[len(PROMPT) - 1] == wanted).all()
+        assert llm.sample(temp=0) == token
+        assert llm(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"] == echo

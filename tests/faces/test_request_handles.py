@@ -1,0 +1,551 @@
+"""The handle of a request: ended at any stage without waiting, read by an event loop, told about.
+
+A gate in a logits processor or in a decode holds a round up: what has to happen without waiting for
+a round happens while the gate is closed, and no clock decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pyllama_spec import (
+    ArgumentError,
+    BusyError,
+    CancelledError,
+    ClosedError,
+    DeadlineError,
+    Llama,
+    QueueFullError,
+    Stream,
+    UnsupportedError,
+)
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.requests import line
+from tests.faces.parallel_tools import nothing_stays_behind, open_wide
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, lasting, open_tiny, text_of
+from tests.models import model_path
+
+__all__ = ["nothing_stays_behind"]
+
+N = len(PROMPT)
+LONG = [97 + i * i % 26 for i in range(100)]
+MESSAGES = [{"role": "user", "content": "the cat"}]
+PLACES = pytest.mark.parametrize("n_parallel", [1, 2])
+
+
+class Gate:
+    """A logits processor that holds up the round in which a text has n tokens."""
+
+    def __init__(self, n: int = 0) -> None:
+        self.n, self.calls = n, 0
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, ids: Any, scores: Any) -> Any:
+        self.calls += 1
+        if self.calls > self.n:
+            self.entered.set()
+            assert self.opened.wait(60)
+        return scores
+
+
+@contextmanager
+def full(llm: Llama) -> Iterator[list[Gate]]:
+    """A model whose places all have a request in them, which is held up in a round."""
+    gates = [Gate() for _ in range(llm.n_parallel)]
+    with ThreadPoolExecutor(llm.n_parallel) as pool:
+        options: dict[str, Any] = {"max_tokens": 3, **GREEDY}
+        running = [pool.submit(text_of_whole, llm, PROMPT, logits_processor=gates[0], **options)]
+        assert gates[0].entered.wait(60)
+        # In a round of several the first one holds all of them up.
+        running += [
+            pool.submit(text_of_whole, llm, [*PROMPT, 97 + i], **options)
+            for i in range(llm.n_parallel - 1)
+        ]
+        try:
+            yield gates
+        finally:
+            gates[0].opened.set()
+            for one in running:
+                assert one.result(timeout=60)
+
+
+def text_of_whole(llm: Llama, prompt: list[int], **options: Any) -> str:
+    return text_of(dict(llm.create_completion(prompt, **options)))
+
+
+def stream_of(llm: Llama, prompt: list[int], **options: Any) -> Stream:
+    handle = llm.create_completion(prompt, stream=True, **{"max_tokens": 60, **GREEDY, **options})
+    assert isinstance(handle, Stream)
+    return handle
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread does."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def plain(prompt: list[int], n: int = 60, **options: Any) -> str:
+    """What a model for itself says."""
+    with open_tiny() as llm:
+        return text_of_whole(llm, prompt, max_tokens=n, **{**GREEDY, **options})
+
+
+# ---- ended at each stage
+
+
+@PLACES
+def test_before_it_begins(n_parallel: int) -> None:
+    with open_wide(n_parallel=n_parallel) as llm:
+        for read in (next, list, Stream.result):
+            handle: Any = stream_of(llm, PROMPT)
+            assert handle.status.stage == "new"
+            handle.abort()
+            assert handle.status.stage == "ended"
+            with pytest.raises(CancelledError):
+                read(handle)
+        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
+
+
+@PLACES
+@pytest.mark.parametrize("way", ["abort", "close"])
+def test_in_line(n_parallel: int, way: str) -> None:
+    """A stream in line took three seconds to close, and still ran."""
+    with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(2) as pool, full(llm) as gates:
+        runner: Any = llm._runtime.runner
+        if n_parallel > 1:
+            until(lambda: len(runner._line.everyone()) == n_parallel)
+        handles = [stream_of(llm, [*LONG, i]) for i in range(2)]
+        reading = []
+        for i, handle in enumerate(handles):
+            reading.append(pool.submit(list, handle))
+            until(lambda handle=handle: handle.status.stage == "queued")  # type: ignore[misc]
+            assert handle.status.queue_position == i + n_parallel - 1
+        getattr(handles[0], way)()
+        assert handles[0].status.stage == "ended"
+        assert handles[1].status.queue_position == n_parallel - 1
+        with pytest.raises(CancelledError):
+            reading[0].result(timeout=60)
+        assert not gates[0].opened.is_set(), "all of it without a round"
+        gates[0].opened.set()
+        assert "".join(map(text_of, reading[1].result(timeout=60))) == plain([*LONG, 1])
+
+
+@PLACES
+def test_while_its_prompt_is_read(n_parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode that computes for nobody else is interrupted: nothing more is read."""
+    begun, sizes = threading.Event(), list[int]()
+    decode, cancel, cancelled = Context.decode, Context.cancel, threading.Event()
+
+    def held(this: Context, batch: Batch, *, encode: bool = False) -> None:
+        sizes.append(batch.n_tokens)
+        if len(sizes) == 3:
+            begun.set()
+            assert cancelled.wait(60)
+        decode(this, batch, encode=encode)
+
+    def noted(this: Context, value: bool = True) -> None:
+        cancel(this, value)
+        if value:
+            cancelled.set()
+
+    with open_wide(n_parallel=n_parallel, n_ubatch=16) as llm, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(Context, "decode", held)
+        monkeypatch.setattr(Context, "cancel", noted)
+        handle = stream_of(llm, LONG)
+        reading = pool.submit(list, handle)
+        assert begun.wait(60)
+        status = handle.status
+        assert (status.stage, status.n_prompt, status.n_read) == ("reading", 100, 32)
+        handle.abort()
+        with pytest.raises(CancelledError):
+            reading.result(timeout=60)
+        assert len(sizes) == 3
+        assert text_of_whole(llm, LONG, max_tokens=60, **GREEDY) == plain(LONG)
+
+
+@PLACES
+def test_while_it_generates(n_parallel: int) -> None:
+    """It is over with the round that is computed then."""
+    with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(1) as pool:
+        gate = Gate(5)
+        handle = stream_of(llm, PROMPT, logits_processor=gate)
+        reading = pool.submit(handle.result)
+        assert gate.entered.wait(60)
+        assert handle.status.stage == "generating"
+        n_calls = gate.calls
+        handle.abort()
+        handle.abort()
+        gate.opened.set()
+        with pytest.raises(CancelledError) as caught:
+            reading.result(timeout=60)
+        assert plain(PROMPT).replace("\ufffd", "").startswith(caught.value.partial_text)
+        # A draft in that round is looked at to its end.
+        assert gate.calls <= n_calls + 8
+        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
+
+
+@PLACES
+def test_while_others_have_its_place(n_parallel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyllama_spec.requests.runner._MAX_AHEAD", 4)
+    with open_wide(n_parallel=n_parallel) as llm:
+        handles = [stream_of(llm, [*PROMPT, i]) for i in range(n_parallel)]
+        for handle in handles:
+            next(handle)
+        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
+        runner: Any = llm._runtime.runner
+        (ticket,) = runner._line.aside
+        (handle,) = (one for one in handles if one.status.stage == "aside")
+        handle.abort()
+        assert handle.status.stage == "ended"
+        assert ticket.saved is None, "what it needed to go on is freed"
+        with pytest.raises(CancelledError):
+            list(handle)
+        assert not runner._line.aside
+        for handle in handles:
+            handle.close()
+
+
+@PLACES
+def test_after_its_end(n_parallel: int) -> None:
+    with open_wide(n_parallel=n_parallel) as llm:
+        handle = stream_of(llm, PROMPT)
+        assert "".join(map(text_of, handle)) == plain(PROMPT)
+        handle.abort()
+        handle.close()
+        assert handle.status.stage == "ended"
+        assert handle.status.n_generated == 60
+
+
+@PLACES
+def test_a_handle_of_a_whole_answer(n_parallel: int) -> None:
+    with open_wide(n_parallel=n_parallel) as llm:
+        chat = llm.create_chat_completion(MESSAGES, max_tokens=9, **GREEDY)
+        handle: Any = llm.create_chat_completion(MESSAGES, max_tokens=9, stream=True, **GREEDY)
+        handle.start(is_whole=True)
+        until(lambda: handle.status.stage == "ended")
+        assert lasting(handle.result()) == lasting(chat)
+        chunks = list(llm.create_chat_completion(MESSAGES, max_tokens=9, stream=True, **GREEDY))
+        assert {chunk["id"] for chunk in chunks} == {chunks[0]["id"]}
+        generation = llm.generate_steps(PROMPT)
+        assert generation.id != llm.generate_steps(PROMPT).id
+        assert handle.id.startswith("chatcmpl-")
+
+
+# ---- an event loop
+
+
+@PLACES
+def test_an_event_loop_never_waits(n_parallel: int) -> None:
+    """While a round is held up: requests begin, are looked at, and end, in the loop's thread."""
+    with open_wide(n_parallel=n_parallel) as llm:
+
+        async def main() -> None:
+            gate = Gate()
+            held = asyncio.ensure_future(
+                llm.acreate_completion(PROMPT, max_tokens=9, logits_processor=gate, **GREEDY)
+            )
+            while not gate.entered.is_set():
+                await asyncio.sleep(0.001)
+            stream: Any = await llm.acreate_completion(LONG, max_tokens=9, stream=True, **GREEDY)
+            chat = asyncio.ensure_future(llm.acreate_chat_completion(MESSAGES, max_tokens=9))
+            one = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0.05)
+            assert not one.done()
+            assert stream.status.stage == "queued"
+            one.cancel()  # as a server does when its client has gone
+            with pytest.raises(asyncio.CancelledError):
+                await one
+            assert stream.status.stage == "ended"
+            chat.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await chat
+            with pytest.raises(DeadlineError):
+                await llm.acreate_completion(PROMPT, timeout_s=0.01)
+            assert not gate.opened.is_set()
+            gate.opened.set()
+            assert text_of(await held) == plain(PROMPT, 9)
+
+        asyncio.run(asyncio.wait_for(main(), 120))
+
+
+@PLACES
+def test_what_event_loops_read(n_parallel: int) -> None:
+    """Texts, chats, lists, streams and pieces: what threads read of them."""
+    with open_wide(n_parallel=n_parallel) as llm:
+        options: dict[str, Any] = {"max_tokens": 12, **SAMPLED}
+        whole = lasting(llm.create_completion(PROMPT, logprobs=1, **options))
+        chat = lasting(llm.create_chat_completion(MESSAGES, **options))
+        several = lasting(llm.create_completion([PROMPT, LONG], **options))
+        for choice in several["choices"]:
+            del choice["speculation"], choice["timing"]
+
+        async def main() -> None:
+            assert lasting(await llm.acreate_completion(PROMPT, logprobs=1, **options)) == whole
+            assert lasting(await llm.acreate_chat_completion(MESSAGES, **options)) == chat
+            found = lasting(await llm.acreate_completion([PROMPT, LONG], **options))
+            for choice in found["choices"]:
+                del choice["speculation"], choice["timing"]
+            assert found == several
+            async with await llm.acreate_completion(PROMPT, stream=True, **options) as stream:
+                text = "".join([text_of(chunk) async for chunk in stream])
+            assert text == whole["choices"][0]["text"]
+            stream = await llm.acreate_completion(PROMPT, stream=True, **options)
+            assert text_of(await stream) == text
+            pieces = [piece async for piece in llm.generate_steps(PROMPT, **options)]
+            assert "".join(piece.text for piece in pieces) == text
+            assert pieces[-1].finish_reason == "length"
+            with pytest.raises(UnsupportedError, match="one prompt"):
+                await llm.acreate_completion([PROMPT], stream=True)
+            with pytest.raises(ArgumentError):
+                await llm.acreate_completion(PROMPT, max_tokens="many")
+
+        asyncio.run(asyncio.wait_for(main(), 120))
+
+
+@PLACES
+def test_errors_in_event_loops(n_parallel: int) -> None:
+    def broken(ids: Any, scores: Any) -> Any:
+        if len(ids) > N + 3:
+            raise ZeroDivisionError
+        return scores
+
+    llm = open_wide(n_parallel=n_parallel)
+
+    async def main() -> None:
+        with pytest.raises(ZeroDivisionError) as caught:
+            await llm.acreate_completion(PROMPT, max_tokens=9, logits_processor=broken)
+        assert len(caught.value.partial_tokens) == 4  # type: ignore[attr-defined]
+        with pytest.raises(ZeroDivisionError) as caught:
+            await llm.acreate_completion([PROMPT, [97]], max_tokens=9, logits_processor=broken)
+        partial: Any = caught.value
+        assert [choice is None for choice in partial.partial_choices] == [True, False]
+        stream = await llm.acreate_completion(PROMPT, max_tokens=200, stream=True)
+        await anext(stream)
+        await asyncio.to_thread(llm.close)
+        with pytest.raises(ClosedError):
+            async for _ in stream:
+                pass
+        with pytest.raises(ClosedError):
+            await llm.acreate_completion(PROMPT)
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_a_loop_that_has_ended_leaves_nothing_behind() -> None:
+    """Its streams are dropped with it, or put aside for those that come."""
+    with open_wide(n_parallel=2) as llm:
+        kept = []
+
+        async def leave() -> None:
+            for i in range(3):
+                stream = await llm.acreate_completion([*PROMPT, i], max_tokens=200, stream=True)
+                await anext(stream)
+                kept.append(stream)
+
+        asyncio.run(leave())
+        assert text_of_whole(llm, PROMPT, max_tokens=60, **GREEDY) == plain(PROMPT)
+        kept.clear()
+        runner: Any = llm._runtime.runner
+        until(lambda: not runner._line.everyone())
+
+
+# ---- bounds
+
+
+@PLACES
+def test_a_deadline_in_line_and_in_a_place(n_parallel: int) -> None:
+    with open_wide(n_parallel=n_parallel) as llm:
+        with full(llm) as gates:
+            with pytest.raises(DeadlineError):
+                list(stream_of(llm, LONG, timeout_s=0.01))
+            assert not gates[0].opened.is_set()
+
+        def slow(ids: Any, scores: Any) -> Any:
+            time.sleep(0.01)
+            return scores
+
+        with pytest.raises(DeadlineError) as caught:
+            llm(PROMPT, max_tokens=200, timeout_s=0.05, logits_processor=slow, **GREEDY)
+        assert isinstance(caught.value, TimeoutError)
+        assert plain(PROMPT, 200).replace("\ufffd", "").startswith(caught.value.partial_text)
+        assert text_of_whole(llm, PROMPT, max_tokens=60, timeout_s=600, **GREEDY) == plain(PROMPT)
+        for wrong in (-1, "soon", float("nan")):
+            with pytest.raises(ArgumentError, match="timeout_s"):
+                llm(PROMPT, timeout_s=wrong)
+
+
+@PLACES
+def test_a_line_of_bounded_length(n_parallel: int) -> None:
+    with open_wide(n_parallel=n_parallel, max_waiting=2) as llm:
+        runner: Any = llm._runtime.runner
+        with ThreadPoolExecutor(2) as pool, full(llm):
+            until(lambda: len(runner._line.everyone()) == n_parallel)
+            waiting = []
+            for i in range(2):
+                waiting.append(pool.submit(text_of_whole, llm, [*LONG, i], max_tokens=3, **GREEDY))
+                until(lambda i=i: len(runner._line.everyone()) > n_parallel + i)  # type: ignore[misc]
+            with pytest.raises(QueueFullError, match="max_waiting=2"):
+                llm(PROMPT)
+
+            async def refused() -> None:
+                with pytest.raises(QueueFullError):
+                    await llm.acreate_completion(PROMPT)
+
+            asyncio.run(refused())
+        for i, one in enumerate(waiting):
+            assert one.result(timeout=60) == plain([*LONG, i], 3)
+        assert llm(PROMPT, max_tokens=2)["usage"]["completion_tokens"] == 2
+    for wrong in (-1, "2", 1.5, True):
+        with pytest.raises(ArgumentError, match="max_waiting"):
+            open_tiny(max_waiting=wrong)
+
+
+# ---- places that are given back
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35", "mamba2", "lfm2"])
+def test_streams_that_take_turns_in_one_place(kind: str) -> None:
+    """Each is copied away and back between two pieces, sampler, draft and state."""
+    drafts: list[Any] = [None, "prompt-lookup"]
+    drafts += [model_path("eagle3"), model_path("dflash")] if kind == "llama" else []
+    prompts = [[*PROMPT, 97], PROMPT * 3, [*PROMPT * 3, 98]]
+    with open_tiny(kind=kind) as llm:
+        texts = [text_of_whole(llm, p, max_tokens=20, **SAMPLED) for p in prompts]
+    for draft in drafts:
+        with open_tiny(draft, kind) as llm:
+            streams = [stream_of(llm, p, max_tokens=20, **SAMPLED) for p in prompts]
+            found, left = [""] * 3, [0, 1, 2]
+            while left:
+                for i in list(left):
+                    chunk = next(streams[i], None)
+                    if chunk is None:
+                        left.remove(i)
+                    else:
+                        found[i] += text_of(chunk)
+            assert found == texts
+
+
+@PLACES
+def test_who_reads_again_while_its_place_is_taken(
+    n_parallel: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that stop and go at random, more than there are places."""
+    monkeypatch.setattr(line, "_PATIENCE_S", 0.001)
+    monkeypatch.setattr("pyllama_spec.requests.runner._MAX_AHEAD", 3)
+
+    def read(i: int) -> str:
+        text = ""
+        for k, chunk in enumerate(stream_of(llm, [*PROMPT, i], max_tokens=30)):
+            text += text_of(chunk)
+            if (k * 7 + i) % 5 == 0:
+                time.sleep(0.003)
+        return text
+
+    with open_wide(n_parallel=n_parallel) as llm, ThreadPoolExecutor(5) as pool:
+        found = list(pool.map(read, range(5)))
+    assert found == [plain([*PROMPT, i], 30) for i in range(5)]
+
+
+def test_streams_of_threads_that_have_ended_block_nobody() -> None:
+    """Ids of threads are used again: whoever has one is not to blame for what an other left."""
+    with open_wide(n_parallel=2) as llm:
+        kept: list[Any] = []
+
+        def leave(i: int) -> None:
+            kept.append(stream_of(llm, [*PROMPT, i], max_tokens=200))
+            next(kept[-1])
+
+        for i in range(6):
+            thread = threading.Thread(target=leave, args=(i,))
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive()
+            assert text_of_whole(llm, PROMPT, max_tokens=9, **GREEDY) == plain(PROMPT, 9)
+        for i, stream in enumerate(kept):
+            whole = plain([*PROMPT, i], 200)
+            rest = "".join(map(text_of, stream))
+            assert whole.endswith(rest)
+            assert len(whole) - len(rest) <= 4, "one piece was read"
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2, 4])
+def test_a_server_by_to_thread_sees_no_busy_error(n_parallel: int) -> None:
+    """Each piece is fetched in whichever thread of a small pool is free."""
+    with open_wide(n_parallel=n_parallel) as llm:
+
+        async def stream(i: int) -> str:
+            opened = await asyncio.to_thread(stream_of, llm, [*PROMPT, i], max_tokens=8)
+            text = ""
+            try:
+                while (chunk := await asyncio.to_thread(next, opened, None)) is not None:
+                    text += text_of(chunk)
+                    await asyncio.sleep(0)
+            finally:
+                await asyncio.to_thread(opened.close)
+            return text
+
+        async def whole(i: int) -> str:
+            return await asyncio.to_thread(text_of_whole, llm, [*PROMPT, i], max_tokens=8, **GREEDY)
+
+        async def main() -> list[str]:
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(ThreadPoolExecutor(6))
+            return await asyncio.gather(*((stream, whole)[i % 2](i) for i in range(12)))
+
+        found = asyncio.run(asyncio.wait_for(main(), 120))
+    assert found == [plain([*PROMPT, i], 8) for i in range(12)]
+
+
+# ---- what the memory holds
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_echo_and_states_wait_in_line(n_parallel: int) -> None:
+    """With all places busy: an IndexError it was, and BusyErrors."""
+    with open_wide(n_parallel=n_parallel) as llm:
+        expected = lasting(llm(PROMPT, max_tokens=2, echo=True, logprobs=1, **GREEDY))
+        streams = [stream_of(llm, [*PROMPT, i], max_tokens=200) for i in range(n_parallel)]
+        for stream in streams:
+            next(stream)
+        assert lasting(llm(PROMPT, max_tokens=2, echo=True, logprobs=1, **GREEDY)) == expected
+        state = llm.save_state()
+        llm.load_state(state)
+        llm.eval([97, 98])
+        for i, stream in enumerate(streams):
+            text = "".join(map(text_of, stream))
+            assert plain([*PROMPT, i], 200).endswith(text)
+            assert len(text) > 20
+        with pytest.raises(BusyError, match="callback"):
+            llm(PROMPT, logits_processor=lambda ids, scores: llm.save_state())
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_cache_keeps_what_each_request_left(n_parallel: int) -> None:
+    from pyllama_spec.llama_cpp import LlamaRAMCache
+
+    prompts = [[*PROMPT, 97 + i, *PROMPT[: i % 5]] for i in range(12)]
+    texts = [plain(prompt, 12) for prompt in prompts]
+    cache = LlamaRAMCache()
+    with open_wide(n_parallel=n_parallel) as llm:
+        llm.set_cache(cache)
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(2):
+                ask = [
+                    pool.submit(text_of_whole, llm, prompt, max_tokens=12, **GREEDY)
+                    for prompt in prompts
+                ]
+                assert [one.result(timeout=60) for one in ask] == texts
+    assert len(cache.cache_state) == 12
+    for key, state in cache.cache_state.items():
+        assert tuple(state.tokens[: len(key)]) == key[: len(state.tokens)]
