@@ -68,10 +68,11 @@ __all__ = ["Llama", "LlamaState"]
 class Llama(Closeable):
     """A model with a context and a drafter.
 
-    With n_parallel=1 one request at a time: other threads wait for their turn, and a stream that is
-    not read to its end has to be closed before the same thread makes the next request. With more,
-    that many requests and open streams are computed side by side, by a thread of their own; each
-    gets the text that it would get alone.
+    With n_parallel=1 one request at a time is computed, by the thread that reads it; with more,
+    that many requests and open streams are computed side by side, by a thread of their own. Each
+    gets the text that it would get alone. Others wait in line; a stream that nobody reads is put
+    aside for them, and goes on from there once it is read. In an event loop acreate_completion()
+    and acreate_chat_completion() never wait.
 
     Numbers of llama-cpp-python's constants are taken where names are. What changes nothing here
     (logits_all without eval(), numa, no_perf, lora_base ...) passes; a keyword that there is not

@@ -1,7 +1,7 @@
 """Requests: from a prompt's token ids and options to text, one at a time or many side by side.
 
-What a caller may ask (options), a request on its way (job), who computes it (runner: one at a time
-in the caller's thread; parallel: many in a thread of their own), whose turn it is (request_lock),
-what the caller reads (generation), tokens to text (detokenizer), guided sampling and
-log-probabilities. Nothing here knows a message or a template: chat/ makes the prompts.
+What a caller may ask (options), its handle (generation), a request on its way (job), what a runner
+notes of it (ticket), whose turn it is (line), who computes it (runner), tokens to text
+(detokenizer), guided sampling and log-probabilities; and the turns of contexts that have no line
+(request_lock). Nothing here knows a message or a template: chat/ makes the prompts.
 """

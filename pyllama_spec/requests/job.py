@@ -219,6 +219,8 @@ class Job:
         self._detokenizer = pieces(model.vocab, options.stops)
         self._texts: list[str] = []
         self._n_delivered = 0
+        # Those of the text, once it is over.
+        self._tokens: list[int] | None = None
         self._n_end: int | None = None
         self._max_tokens = self._token_limit(options.max_tokens)
         self._options = options
@@ -355,7 +357,9 @@ class Job:
         """Lets an error carry what had been generated; some exceptions take no attributes."""
         run = self.run
         partial: Any = error
-        tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
+        tokens = self._tokens
+        if tokens is None:
+            tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
         text = "".join(self._texts)
         with contextlib.suppress(Exception):  # the model may be closed by now
             tokens = [token for token in tokens if not self._vocab.is_eog(token)]
@@ -364,5 +368,7 @@ class Job:
             partial.partial_tokens, partial.partial_text = tuple(tokens), text
 
     def close(self) -> None:
-        """Frees the sampler."""
+        """Frees the sampler; from here on its sequence may be another one's."""
+        if self._tokens is None and (run := self.run) is not None:
+            self._tokens = run.state.tokens[len(self.prompt) :][: run.n_generated]
         self._sampler.close()

@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 
 from pyllama_spec.errors import (
-    BusyError,
     CancelledError,
     ClosedError,
     DeadlineError,
@@ -30,21 +28,18 @@ from pyllama_spec.errors import (
 )
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
-from pyllama_spec.requests.line import Line
 from pyllama_spec.requests.request_lock import CLOSED
 from pyllama_spec.requests.ticket import PENDING, RequestStatus, Ticket
-from pyllama_spec.speculative import Round, SequenceState
+from pyllama_spec.requests.visits import Visits
+from pyllama_spec.speculative import Round
 
 # How many pieces a stream may be ahead of its reader.
 _MAX_AHEAD = 64
-_IN_CALLBACK = (
-    "a callback of a running generation may not {what}: it would wait for itself; read the stream "
-    "to its end or close() it before, or do it in another thread"
-)
+_CANCELLED = "the generation was cancelled"
 _Outcome = tuple[Ticket, tuple[list[Piece], str | None, BaseException | None]]
 
 
-class Runner:
+class Runner(Visits):
     """Runs as many requests at once as the context has sequences.
 
     Args:
@@ -57,23 +52,12 @@ class Runner:
     """
 
     def __init__(self, round_: Round, max_waiting: int | None = None) -> None:
+        super().__init__(round_)
         self.load_s = 0.0
-        self._round, self._max_waiting = round_, max_waiting
-        self._line = Line(round_.target.n_seq_max)
-        # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
-        # statement, those under this lock included. Nobody computes under it: it is never held
-        # for long.
-        self._lock = threading.RLock()
-        # Notified when a round is over, a place is free, or somebody leaves exclusive().
-        self._changed = threading.Condition(self._lock)
+        self._max_waiting = max_waiting
         self._thread: threading.Thread | None = None
-        # The thread that computes a round now, and what it computes.
-        self._computer: int | None = None
+        # What is computed now.
         self._computing: Sequence[Ticket] = ()
-        # The thread that has the context for itself now, and how many have it or want it.
-        self._visitor: int | None = None
-        self._n_exclusive = 0
-        self._is_closed = False
 
     # ---- for readers
 
@@ -197,6 +181,7 @@ class Runner:
         """Its reader has read: lets it be computed again, and come back into line."""
         if ticket.max_ahead is None or len(ticket.pieces) < ticket.max_ahead:
             ticket.unread_since = None
+        ticket.is_pinned = False
         self._line.return_to(ticket)
         self._wake()
 
@@ -222,14 +207,6 @@ class Runner:
             if ticket.is_inline:
                 ticket.is_inline, ticket.unread_since = False, None
                 self._wake()
-
-    def _refuse_callback(self, what: str) -> None:
-        if self._computer == threading.get_ident():
-            raise BusyError(_IN_CALLBACK.format(what=what))
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError(CLOSED)
 
     # ---- requests that end before their time
 
@@ -282,7 +259,7 @@ class Runner:
                 if ticket.job.run is not None:
                     ticket.job.run.is_cancelled = True
             else:
-                self._end(ticket, CancelledError("the generation was cancelled"))
+                self._end(ticket, CancelledError(_CANCELLED))
         if self._computing and all(ticket.is_cancelled for ticket in self._computing):
             # Nobody else waits for this decode.
             self._round.target.cancel(True)
@@ -319,97 +296,6 @@ class Runner:
         if thread is not None:
             thread.join()
         return True
-
-    # ---- for the model's owner
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Around other work on the context: no round is computed meanwhile.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-            ClosedError: the model is closed, or was closed meanwhile.
-            CancelledError: cancel() was called meanwhile.
-
-        """
-        self._round.target.check_process()
-        self._refuse_callback("use the model's memory")
-        me = threading.get_ident()
-        if self._visitor == me:  # what a subclass overrides may use another call
-            yield
-            return
-        with self._lock:
-            self._n_exclusive += 1
-        try:
-            with self._lock:
-                while not self._is_closed and (self._computer or self._visitor) is not None:
-                    self._changed.wait()
-                self._check_open()
-                self._visitor = me
-            yield
-        except CancelledError as error:
-            if self._is_closed:
-                raise ClosedError(CLOSED) from error
-            raise
-        finally:
-            with self._lock:
-                self._n_exclusive -= 1
-                if self._visitor == me:
-                    self._visitor = None
-                    if not self._is_closed:
-                        self._round.target.cancel(False)
-                self._changed.notify_all()
-                self._wake()
-
-    @contextmanager
-    def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
-        """exclusive(), with a sequence that has no request: waits in line until there is one.
-
-        Args:
-            oldest: the one that was not used for longest; else that of the last request.
-
-        """
-        line = self._line
-        with self._lock:
-            line.n_visits += 1
-        try:
-            while True:
-                with self.exclusive():
-                    if not line.idle:
-                        self._put_aside(line.unread())
-                    if line.idle:
-                        yield line.idle[0 if oldest else -1]
-                        return
-                with self._lock:
-                    while not (self._is_closed or line.idle or line.unread()):
-                        self._changed.wait(line.patience_s())
-        finally:
-            with self._lock:
-                line.n_visits -= 1
-                self._wake()
-
-    def latest(self) -> SequenceState:
-        """The sequence of the request that came last.
-
-        Raises:
-            BusyError: there are several, and all of them have a request.
-
-        """
-        line = self._line
-        if line.idle:
-            return line.idle[-1]
-        placed = line.placed[-1].state if line.placed else None
-        if placed is None or line.n_places > 1:
-            raise BusyError("every sequence of the model has a request running; wait for one")
-        return placed
-
-    def idle(self) -> list[SequenceState]:
-        """Sequences without a request, the longest unused first. Needs exclusive()."""
-        return list(self._line.idle)
-
-    def note_latest(self, sequence: SequenceState) -> None:
-        """From now on an idle sequence is the one that was used last. Needs exclusive()."""
-        self._line.use(sequence)
 
     # ---- who is next
 
@@ -574,6 +460,9 @@ class Runner:
             if most is not None and len(ticket.pieces) >= most and not ticket.is_inline:
                 ticket.unread_since = ticket.unread_since or monotonic()
             ticket.notify()
+        for ticket in self._computing:
+            if ticket.is_cancelled and not ticket.is_over:  # while it was computed
+                self._end(ticket, CancelledError(_CANCELLED))
 
     def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and tells its reader."""
@@ -582,6 +471,7 @@ class Runner:
         if error is not None:
             ticket.job.attach_partial(error)
         ticket.error, ticket.finish, ticket.saved = error, finish, None
+        ticket.n_read = ticket.status(None).n_read
         ticket.job.close()
         self._line.leave(ticket)
         ticket.notify()

@@ -62,6 +62,7 @@ class Ticket:
         finish: why its text ends; None before.
         error: what ended it instead.
         reason: what its reader is told in place of a plain CancelledError.
+        n_read: tokens of the prompt that were read, once it is over; -1 before.
         is_pinned: whether it keeps its place though nobody reads it, since it could not be copied.
 
     """
@@ -83,6 +84,7 @@ class Ticket:
     error: BaseException | None = None
     reason: CancelledError | None = None
     is_cancelled: bool = False
+    n_read: int = -1
     is_pinned: bool = False
 
     @property
@@ -121,8 +123,8 @@ class Ticket:
             stage = "queued"
         elif self.state is not None:
             stage = "generating" if n_generated else "reading"
-        if run is None:
-            n_read = 0
-        else:
+        n_read = self.n_read
+        if run is not None and n_read < 0:
             n_read = n_prompt if n_generated else min(run.state.n_decoded, n_prompt)
+        n_read = max(n_read, 0)
         return RequestStatus(stage, queue_position, n_prompt, n_read, n_generated)

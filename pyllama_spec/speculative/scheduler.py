@@ -36,8 +36,8 @@ from pyllama_spec.speculative.sequence import SequenceRun
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
 # more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0 (docs/measurements.md).
 _PASS_ROWS = 4
-# How many rounds a prompt may be passed over for shorter ones.
-_MAX_PASSED = 3
+# How many rounds a prompt is passed over for shorter ones before its age counts.
+_MAX_PASSED = 1
 
 
 def verify_width(max_rows: int, n_outputs: int, n_batch: int) -> int:

@@ -65,7 +65,7 @@ class Clients:
 
     def serve(self, n_clients: int, n_requests: int, seed: int) -> Counter[str]:
         """Half of the clients in threads, half in an event loop; so many requests of all."""
-        n_each = max(n_requests // n_clients, 1)
+        n_each = -(-n_requests // n_clients)
         n_threads = n_clients // 2
 
         async def in_loop() -> None:

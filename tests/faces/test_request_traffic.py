@@ -47,7 +47,7 @@ def test_clients_that_come_and_go(way: Way, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.release
 @pytest.mark.parametrize("way", WAYS)
 def test_ten_thousand_requests(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = come_and_go(way, N_RELEASE // len(WAYS), monkeypatch)
+    seen = come_and_go(way, -(-N_RELEASE // len(WAYS)), monkeypatch)
     if way[3] > way[2] and N_RELEASE >= 10_000:
         assert {f"aborted: {stage}" for stage in STAGES if stage != "aside"} <= set(seen)
 
@@ -65,6 +65,6 @@ def come_and_go(way: Way, n_requests: int, monkeypatch: pytest.MonkeyPatch) -> C
         seen = clients.serve(n_clients, n_requests, seed=n_clients)
         print(kind, draft, n_parallel, n_clients, dict(seen))
         nothing_is_left(llm)
-        assert seen["requests"] >= n_requests - n_clients
+        assert seen["requests"] >= n_requests
     assert not [t for t in threading.enumerate() if t.name == "pyllama_spec"]
     return seen

@@ -1,73 +1,92 @@
-"""Who may compute next, at the moments in which it changes."""
+"""Who may compute next on a context without a line, at the moments in which it changes."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pyllama_spec.requests.request_lock import Lease, RequestLock
+from pyllama_spec.errors import BusyError, CancelledError, ClosedError
+from pyllama_spec.requests.request_lock import RequestLock
 
 
-def opened() -> RequestLock:
-    return RequestLock(lambda is_interrupted: None)
+class Interrupts:
+    """A context that notes what is said to it."""
+
+    def __init__(self) -> None:
+        self.is_interrupted, self.said = threading.Event(), list[bool]()
+
+    def __call__(self, value: bool) -> None:
+        self.said.append(value)
+        if value:
+            self.is_interrupted.set()
+        else:
+            self.is_interrupted.clear()
 
 
-def taken(lock: RequestLock) -> Lease:
-    lease = Lease()
-    lock.acquire(lease)
-    return lease
+def compute(lock: RequestLock, context: Interrupts, entered: threading.Event) -> None:
+    """A decode that ends when it is interrupted."""
+    with lock.exclusive():
+        entered.set()
+        assert context.is_interrupted.wait(60)
+        raise CancelledError("the decode was interrupted")
 
 
-def in_a_thread(lock: RequestLock) -> tuple[threading.Thread, threading.Event]:
-    """A thread that takes the turn and gives it back; and whether it had it."""
-    had = threading.Event()
+def test_one_thread_at_a_time() -> None:
+    lock, inside, most = RequestLock(lambda value: None), 0, 0
 
-    def take() -> None:
-        lease = taken(lock)
-        had.set()
-        lock.release(lease)
+    def turn() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            with lock.exclusive():
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
 
-    thread = threading.Thread(target=take, daemon=True)
-    return thread, had
-
-
-def test_the_turn_is_given_back_while_a_waiter_wakes_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its patience is over, and before it looks the one that it waits for is gone."""
-    lock = opened()
-    lease = taken(lock)
-    thread, had = in_a_thread(lock)
-    errors: list[object] = []
-    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
-
-    def wait(patience: float) -> bool:
-        lock.release(lease)
-        return False
-
-    monkeypatch.setattr(lock._condition, "wait", wait)
-    thread.start()
-    thread.join(10)
-    assert had.is_set()
-    assert not errors
+    with ThreadPoolExecutor(8) as pool:
+        for one in [pool.submit(turn) for _ in range(8)]:
+            one.result(timeout=60)
+    assert most == 1
 
 
-def test_what_settles_a_dropped_request_is_over_before_the_next_one_begins() -> None:
-    """Two threads in one context would be refused, and the request that began is right."""
-    lock = opened()
-    lock.release(taken(lock), is_dropped=True)
-    thread, had = in_a_thread(lock)
+def test_cancel_ends_what_runs_and_not_what_comes() -> None:
+    context = Interrupts()
+    lock, entered = RequestLock(context), threading.Event()
+    lock.cancel()
+    assert context.said == []
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(compute, lock, context, entered)
+        assert entered.wait(60)
+        lock.cancel()
+        with pytest.raises(CancelledError):
+            running.result(timeout=60)
+    with lock.exclusive():
+        assert not context.is_interrupted.is_set()
 
-    def pause() -> None:
-        thread.start()
-        assert not had.wait(0.2)
 
-    lock.settle(pause)
-    assert had.wait(10)
-    thread.join(10)
+def test_close_ends_who_computes_and_who_waits() -> None:
+    context = Interrupts()
+    lock, entered = RequestLock(context), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(compute, lock, context, entered)
+        assert entered.wait(60)
+        waiting = [pool.submit(compute, lock, context, entered) for _ in range(2)]
+        assert lock.close()
+        for one in (running, *waiting):
+            with pytest.raises(ClosedError):
+                one.result(timeout=60)
+    assert not lock.close()
+    assert context.is_interrupted.is_set(), "a closed context stays as it is"
 
 
-def test_nothing_is_settled_under_a_running_request() -> None:
-    lock = opened()
-    lease = taken(lock)
-    lock.settle(lambda: pytest.fail("the turn is taken"))
-    lock.release(lease)
+def test_a_thread_does_not_wait_for_itself() -> None:
+    lock = RequestLock(lambda value: None)
+    with lock.exclusive():
+        with pytest.raises(BusyError), lock.exclusive():
+            pass
+        with pytest.raises(BusyError):
+            lock.close()
+    with lock.exclusive():
+        pass
+    assert lock.close()

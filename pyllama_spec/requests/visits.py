@@ -1,0 +1,149 @@
+"""Who has a context for itself, between the rounds of the runner that computes on it."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from pyllama_spec.errors import BusyError, CancelledError, ClosedError
+from pyllama_spec.requests.line import Line
+from pyllama_spec.requests.request_lock import CLOSED
+from pyllama_spec.requests.ticket import Ticket
+from pyllama_spec.speculative import Round, SequenceState
+
+_IN_CALLBACK = (
+    "a callback of a running generation may not {what}: it would wait for itself; read the stream "
+    "to its end or close() it before, or do it in another thread"
+)
+
+
+class Visits(ABC):
+    """A context that one thread at a time uses: to compute a round, or as a visitor.
+
+    Args:
+        round_: computes.
+
+    """
+
+    def __init__(self, round_: Round) -> None:
+        self._round = round_
+        self._line = Line(round_.target.n_seq_max)
+        # Reentrant: a stream that is collected as garbage is withdrawn in the middle of any
+        # statement, those under this lock included. Nobody computes under it: it is never held
+        # for long.
+        self._lock = threading.RLock()
+        # Notified when a round is over, a place is free, or a visitor leaves.
+        self._changed = threading.Condition(self._lock)
+        # The thread that computes a round now.
+        self._computer: int | None = None
+        # The thread that has the context for itself now, and how many have it or want it.
+        self._visitor: int | None = None
+        self._n_exclusive = 0
+        self._is_closed = False
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Something has changed: whoever computes next is told."""
+
+    @abstractmethod
+    def _put_aside(self, tickets: Sequence[Ticket]) -> None:
+        """Copies what requests need to go on, and takes their places."""
+
+    def _refuse_callback(self, what: str) -> None:
+        if self._computer == threading.get_ident():
+            raise BusyError(_IN_CALLBACK.format(what=what))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(CLOSED)
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Around other work on the context: no round is computed meanwhile.
+
+        Raises:
+            BusyError: called by a callback of a running request.
+            ClosedError: the model is closed, or was closed meanwhile.
+            CancelledError: cancel() was called meanwhile.
+
+        """
+        self._round.target.check_process()
+        self._refuse_callback("use the model's memory")
+        me = threading.get_ident()
+        if self._visitor == me:  # what a subclass overrides may use another call
+            yield
+            return
+        with self._lock:
+            self._n_exclusive += 1
+        try:
+            with self._lock:
+                while not self._is_closed and (self._computer or self._visitor) is not None:
+                    self._changed.wait()
+                self._check_open()
+                self._visitor = me
+            yield
+        except CancelledError as error:
+            if self._is_closed:
+                raise ClosedError(CLOSED) from error
+            raise
+        finally:
+            with self._lock:
+                self._n_exclusive -= 1
+                if self._visitor == me:
+                    self._visitor = None
+                    if not self._is_closed:
+                        self._round.target.cancel(False)
+                self._changed.notify_all()
+                self._wake()
+
+    @contextmanager
+    def visit(self, *, oldest: bool = False) -> Iterator[SequenceState]:
+        """exclusive(), with a sequence that has no request: waits in line until there is one.
+
+        Args:
+            oldest: the one that was not used for longest; else that of the last request.
+
+        """
+        line = self._line
+        with self._lock:
+            line.n_visits += 1
+        try:
+            while True:
+                with self.exclusive():
+                    if not line.idle:
+                        self._put_aside(line.unread())
+                    if line.idle:
+                        yield line.idle[0 if oldest else -1]
+                        return
+                with self._lock:
+                    while not (self._is_closed or line.idle or line.unread()):
+                        self._changed.wait(line.patience_s())
+        finally:
+            with self._lock:
+                line.n_visits -= 1
+                self._wake()
+
+    def latest(self) -> SequenceState:
+        """The sequence of the request that came last.
+
+        Raises:
+            BusyError: there are several, and all of them have a request.
+
+        """
+        line = self._line
+        if line.idle:
+            return line.idle[-1]
+        placed = line.placed[-1].state if line.placed else None
+        if placed is None or line.n_places > 1:
+            raise BusyError("every sequence of the model has a request running; wait for one")
+        return placed
+
+    def idle(self) -> list[SequenceState]:
+        """Sequences without a request, the longest unused first. Needs exclusive()."""
+        return list(self._line.idle)
+
+    def note_latest(self, sequence: SequenceState) -> None:
+        """From now on an idle sequence is the one that was used last. Needs exclusive()."""
+        self._line.use(sequence)
