@@ -207,11 +207,6 @@ def test_a_padded_vocabulary_is_taken() -> None:
         assert result["speculation"]["drafter"] == "eagle3"
 
 
-def test_a_model_is_no_head() -> None:
-    with pytest.raises(UnsupportedError, match="'llama'"):
-        Llama(model_path("llama"), draft=model_path("llama"), n_threads=1)
-
-
 def test_calls_that_do_not_fit_a_head() -> None:
     draft = Model(model_path("eagle3", n_embd=32))
     with (
