@@ -11,7 +11,15 @@ from pyllama_spec.speculative import SpeculativeLoop
 from tests import tampering
 from tests.models import model_path
 
-ARCHS = ("qwen35", "qwen35moe", "qwen3next", "deepseek2", "glm4moe")
+ARCHS = (
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "deepseek2",
+    "glm4moe",
+    "cohere2moe",
+    "nemotron_h_moe",
+)
 """The architectures whose heads this version drafts with."""
 
 

@@ -260,7 +260,7 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
         (["generate", "-m", "missing.gguf", "-p", "x"], 1, "does not exist"),
         (["generate", "-m", "/", "-p", "x"], 1, "folder"),
         (["generate", "-m", "PERM", "-p", "x", "-d", "missing.gguf"], 1, "missing.gguf"),
-        (["generate", "-m", "PERM", "-p", "x", "-d", "PERM"], 1, "draft"),
+        (["generate", "-m", "PERM", "-p", "x", "-d", "BERT"], 1, "is not a model that generates text"),
         (["generate", "-m", "PERM", "-p", "x", "-c", "-1"], 1, "--n-ctx -1"),
         (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "larger --n-ctx"),
         (["generate", "-m", "PERM", "-p", "x", "--repeat-penalty", "-1"], 1, "--repeat-penalty -1"),
@@ -286,7 +286,8 @@ def test_exit_codes(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     monkeypatch.chdir(tmp_path)
-    done = cli(*[perm if arg == "PERM" else arg for arg in args])
+    files = {"PERM": perm, "BERT": model_path("bert")}
+    done = cli(*[files.get(arg, arg) for arg in args])
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     if code == 1:

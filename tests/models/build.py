@@ -45,6 +45,8 @@ ARCHITECTURES: dict[str, Callable[[Sketch], None]] = {
 
 WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
     "glm4moe": moe.glm4moe,
+    "cohere2moe": moe.cohere2moe,
+    "nemotron_h_moe": hybrid.nemotron_h_moe,
 }
 """Further architectures, which are here for their MTP heads alone."""
 

@@ -145,6 +145,33 @@ def nemotron_h(m: Sketch) -> None:
     m.output()
 
 
+def nemotron_h_moe(m: Sketch) -> None:
+    """As nemotron_h, with squared experts in place of a dense feed-forward block."""
+    cfg = m.cfg
+    nemotron_h(m)
+    parts.moe_header(m)
+    m.key("expert_shared_count", 1)
+    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
+    m.key("expert_weights_norm", True)
+    m.key("expert_weights_scale", 1.5)
+    m.key("expert_gating_func", 2)  # sigmoid, for who reads the file; the engine has it so
+    for _, blk in parts.layers(m):
+        if m.tensors.pop(f"{blk}ffn_up.weight", None) is not None:
+            del m.tensors[f"{blk}ffn_down.weight"]
+            squared_experts(m, blk)
+
+
+def squared_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts and a shared one, each of two matrices with relu(x)**2 between."""
+    cfg = m.cfg
+    m.matrix(f"{blk}ffn_gate_inp.weight", cfg.n_expert, cfg.n_embd, gain=2.0)
+    m.normal(f"{blk}exp_probs_b.bias", cfg.n_expert, std=0.1)
+    m.matrix(f"{blk}ffn_up_exps.weight", cfg.n_expert, cfg.n_ff_exp, cfg.n_embd)
+    m.matrix(f"{blk}ffn_down_exps.weight", cfg.n_expert, cfg.n_embd, cfg.n_ff_exp)
+    m.matrix(f"{blk}ffn_up_shexp.weight", cfg.n_ff_exp, cfg.n_embd)
+    m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp)
+
+
 def jamba(m: Sketch) -> None:
     """Mamba with norms of B, C and dt, or attention without rotation."""
     cfg = m.cfg

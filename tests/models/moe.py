@@ -89,6 +89,37 @@ def shared_expert(m: Sketch, blk: str) -> None:
     m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
 
 
+def cohere2moe(m: Sketch) -> None:
+    """Attention and experts side by side; windows on odd layers, layer 0 dense."""
+    cfg = m.cfg
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim)
+    m.key("attention.sliding_window", cfg.sliding_window)
+    m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(cfg.n_layer)])
+    m.key("logit_scale", 0.5)
+    m.key("leading_dense_block_count", 1)
+    m.key("expert_shared_count", 1)
+    m.key("expert_weights_norm", True)
+    m.key("expert_gating_func", 2)  # sigmoid
+    m.embedding()
+    for index, blk in parts.layers(m):
+        cohere2moe_layer(m, blk, is_dense=index == 0)
+    m.output(gain=2.0)
+
+
+def cohere2moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a layer of cohere2moe."""
+    parts.norms(m, blk, "attn_norm")
+    parts.attention(m, blk)
+    if is_dense:
+        parts.gated_ffn(m, blk)
+    else:
+        parts.experts(m, blk)
+        shared_expert(m, blk)
+
+
 def glm4moe(m: Sketch) -> None:
     """Half of each head rotated; layer 0 dense, sigmoid-gated and shared experts after."""
     cfg = m.cfg

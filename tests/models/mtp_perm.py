@@ -58,7 +58,8 @@ def build_perm_mtp(
     rms = np.sqrt(1.0 / n_vocab + m.cfg.norm_eps)
     output = m.tensors["output.weight"]
     output[:] = 0.0
-    output[successor, np.arange(n_vocab)] = -output_scale * rms
+    logit_scale = float(m.meta.get(f"{arch}.logit_scale", 1.0))  # type: ignore[arg-type]
+    output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale
     eh_proj = np.zeros((n_vocab, 2 * n_vocab))
     eh_proj[successor, n_vocab + np.arange(n_vocab)] = sign
     m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj

@@ -190,10 +190,19 @@ def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
     if is_normed:
         weights = weights / weights.sum()
     weights = weights * head.keys.get("expert_weights_scale", 1.0)
-    gate, up, down = (head[f"ffn_{name}_exps"] for name in ("gate", "up", "down"))
+    up, down = head["ffn_up_exps"], head["ffn_down_exps"]
     out = np.zeros_like(x)
     for i, weight in zip(chosen, weights, strict=True):
-        out += weight * (down[i] @ (silu(gate[i] @ x) * (up[i] @ x)))
+        # Of two matrices, with a squared relu between, where there is no gate.
+        has_gate = head.has("ffn_gate_exps")
+        inner = silu(head["ffn_gate_exps"][i] @ x) * (up[i] @ x) if has_gate else squared(up[i] @ x)
+        out += weight * (down[i] @ inner)
+    return out
+
+
+def squared(x: Array) -> Array:
+    """relu(x)**2."""
+    out: Array = np.maximum(x, 0.0) ** 2
     return out
 
 
@@ -235,9 +244,12 @@ def _deepseek2(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
-def _attention(head: Head, x: Array, position: int) -> Array:
-    """Grouped queries with biases, and norms of their heads."""
+def _attention(
+    head: Head, x: Array, position: int, *, interleaved: bool = False, turns: bool = True
+) -> Array:
+    """Grouped queries; with biases and norms of heads where the file has them."""
     n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
+    n_kv = n_kv[-1] if isinstance(n_kv, list) else n_kv  # of each layer
 
     def project(part: str, n: int) -> Array:
         bias = head.tensors.get(f"{head.blk}attn_{part}.bias", 0.0)
@@ -245,8 +257,10 @@ def _attention(head: Head, x: Array, position: int) -> Array:
         return out
 
     q, k, v = project("q", n_head), project("k", n_kv), project("v", n_kv)
-    q = head.rope(head.norm(q, head["attn_q_norm"]), position)
-    k = head.rope(head.norm(k, head["attn_k_norm"]), position)
+    if head.has("attn_q_norm"):
+        q, k = head.norm(q, head["attn_q_norm"]), head.norm(k, head["attn_k_norm"])
+    if turns:
+        q, k = (head.rope(part, position, interleaved=interleaved) for part in (q, k))
     return head["attn_output"] @ head.attend(q, k, v, 1.0 / np.sqrt(q.shape[1])).reshape(-1)
 
 
@@ -258,10 +272,33 @@ def _glm4moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
+def _cohere2moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    normed = head.norm(x, head["attn_norm"])
+    routed = experts(head, normed, is_normed=True)
+    x = x + _attention(head, normed, position, interleaved=True)
+    x = x + (routed + gated_ffn(head, normed, "ffn_{}_shexp")) / 2.0
+    row = head.last_norm(x)
+    return head.logits(row) * head.keys["logit_scale"], row
+
+
+def _nemotron_h_moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    x = x + _attention(head, head.norm(x, head["attn_norm"]), position, turns=False)
+    normed = head.norm(x, head["post_attention_norm"])
+    shared = head["ffn_down_shexp"] @ squared(head["ffn_up_shexp"] @ normed)
+    x = x + experts(head, normed, is_normed=True) + shared
+    # The last norm is of another kind than all others.
+    centred = x - x.mean()
+    deviation = np.sqrt(np.mean(centred**2) + head.keys["attention.layer_norm_epsilon"])
+    row: Array = centred / deviation * head["nextn.shared_head_norm"]
+    return head.logits(row), row
+
+
 _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen35moe,
     "deepseek2": _deepseek2,
     "glm4moe": _glm4moe,
+    "cohere2moe": _cohere2moe,
+    "nemotron_h_moe": _nemotron_h_moe,
 }

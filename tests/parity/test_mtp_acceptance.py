@@ -15,7 +15,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest, Features, Mtp
-from pyllama_spec.engine import Context
+from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import CancelledError
 from pyllama_spec.speculative import Round, SequenceState
 from tests.models import model_path, perm_continuation
@@ -159,6 +159,33 @@ def test_a_window_shorter_than_the_text(window: int) -> None:
         assert drafter.context is not None
         first, last = drafter.context.memory.positions(0)
         assert last - first < window + drafter.max_draft
+
+
+@pytest.mark.parametrize("n_ubatch", [12, 32])
+@pytest.mark.parametrize("window", [20, 64, 200])
+def test_a_prompt_is_not_read_twice_behind_a_window(window: int, n_ubatch: int) -> None:
+    """Rows that have left the window when the prompt ends are never fed, in any turn."""
+    drafter = Mtp(max_draft=4, n_ctx=window)
+    loop, seq = perm_loop(drafter, n_ctx=1200, n_ubatch=n_ubatch), SequenceState()
+    pairs, fed = drafter.memory_or_fail(), 0
+    decode = pairs.decode
+
+    def count(batch: Batch) -> None:
+        nonlocal fed
+        fed += batch.n_tokens
+        decode(batch)
+
+    pairs.decode = count  # type: ignore[method-assign]
+    text, more = perm_prompt(700), perm_prompt(300, seed=1)
+    said = perm_continuation(text[-1], 5, SUCCESSOR)
+    # A long prompt, one that goes on in the answer, another text, and the first one's beginning.
+    for prompt in (text, [*text, *said, 9, *more], [7, *more, *text], text[:650]):
+        fed = 0
+        check_perfect(generate(loop, seq, prompt, 25), 4)
+        # Of the text behind the prompt each token at most once, and once more as a guess.
+        assert fed <= window + 2 * 25 + 1
+        rows = pairs.of(0).rows
+        assert rows.end - rows.start <= 64
 
 
 class BeforeTheNorm(Mtp):

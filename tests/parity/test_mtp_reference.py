@@ -77,7 +77,10 @@ def test_the_row_that_a_head_reads(arch: str) -> None:
         wanted = normed if arch in READS_NORMED else before
         np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
         np.testing.assert_allclose(
-            normed @ head.tensors["output.weight"].T, logits, rtol=0, atol=1e-4
+            normed @ head.tensors["output.weight"].T * head.keys.get("logit_scale", 1.0),
+            logits,
+            rtol=0,
+            atol=1e-4,
         )
 
 

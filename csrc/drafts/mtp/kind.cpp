@@ -23,7 +23,10 @@ namespace {
 constexpr int32_t N_CANDIDATES = 2;
 
 // Architectures whose heads tests/parity/test_mtp_reference.py computes again. A head of another one is refused by name.
-constexpr llm_arch KNOWN[] = { LLM_ARCH_QWEN35, LLM_ARCH_QWEN35MOE, LLM_ARCH_QWEN3NEXT, LLM_ARCH_DEEPSEEK2, LLM_ARCH_GLM4_MOE };
+constexpr llm_arch KNOWN[] = {
+    LLM_ARCH_QWEN35, LLM_ARCH_QWEN35MOE, LLM_ARCH_QWEN3NEXT, LLM_ARCH_DEEPSEEK2, LLM_ARCH_GLM4_MOE, LLM_ARCH_COHERE2MOE,
+    LLM_ARCH_NEMOTRON_H_MOE,
+};
 
 class mtp_context : public draft_context {
 public:
@@ -134,8 +137,11 @@ std::string head_fault(const llama_model * model) {
 
 head_weights weights_of_head(const llama_model * model) {
     head_weights out;
+    if (!head_fault(model).empty()) {
+        return out;     // of some a tensor or two is loaded all the same
+    }
     std::map<ggml_type, uint64_t> by_type;
-    for (int32_t il = (int32_t) model->hparams.n_layer(); n_heads(model) > 0 && il < (int32_t) model->hparams.n_layer_all; ++il) {
+    for (int32_t il = (int32_t) model->hparams.n_layer(); il < (int32_t) model->hparams.n_layer_all; ++il) {
         const std::string prefix = "blk." + std::to_string(il) + ".";
         for (const auto & [name, tensor] : model->tensors_by_name) {
             if (name.rfind(prefix, 0) == 0) {

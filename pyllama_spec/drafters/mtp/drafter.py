@@ -119,7 +119,8 @@ class Mtp(ChainDrafter[MtpMemory]):
                 f"the weights of the head are {weights.type}: below {_FEW_BITS} bits a head may be "
                 "right less often than it was trained to be"
             )
-        return MtpMemory(context, self._n_features, n_window)
+        is_short = n_window < target.n_ctx_seq
+        return MtpMemory(context, self._n_features, n_window, is_short=is_short)
 
     def _add_note(self, text: str) -> None:
         if text not in self.note:

@@ -6,10 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pyllama_spec.drafters.base import Committed
 from pyllama_spec.drafters.chain import ChainMemory
 from pyllama_spec.drafters.feature_rows import Rows
 from pyllama_spec.drafters.row_memory import SequenceMemory
 from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+
+# Rows of a prompt that have waited for its end are fed then from this many on; fewer wait for a
+# draft.
+_FEED_FROM = 64
 
 
 class MtpMemory(ChainMemory):
@@ -17,7 +23,37 @@ class MtpMemory(ChainMemory):
 
     A sequence's n_fed may be one more than it has tokens: then the last pair was fed with the token
     `ahead`, which truncate() has taken back.
+
+    Args:
+        context: the head's.
+        n_features: the width of a row.
+        n_window: how many pairs of a sequence fit.
+        is_short: a text may be longer than that. The rows of a prompt wait for its end then, so
+            that none is fed which has left the window by that time.
+
     """
+
+    def __init__(
+        self, context: Context, n_features: int, n_window: int, *, is_short: bool = False
+    ) -> None:
+        super().__init__(context, n_features, n_window)
+        self._is_short = is_short
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Notes tokens and their rows, and forgets what will not be fed any more."""
+        super().commit(done)
+        for seq in {one.seq for one in done} if self._is_short else ():
+            s = self.of(seq)
+            if self.n_ready(s) - s.n_fed > self._n_window + self._batch.n_max:
+                self._make_room(seq, s, self.n_ready(s))
+                s.rows.keep_last(s.rows.end - s.n_fed + 1)
+
+    def _is_due(self, s: SequenceMemory) -> bool:
+        """Whether rows should be fed now."""
+        if not self._is_short:
+            return super()._is_due(s)
+        is_in_prompt = s.rows.end >= len(s.tokens)
+        return not is_in_prompt and self.n_ready(s) - s.n_fed > _FEED_FROM
 
     def n_ready(self, s: SequenceMemory) -> int:
         """The pair of a token has the row of the one before, which is always known with it."""
