@@ -216,8 +216,8 @@ class Runner(Visits):
         In line, put aside or unread it is over at once. While it is computed it is over with the
         round, and a round that computes for nobody else is interrupted.
         """
-        if self._round.target.is_forked:
-            return  # a thread that is not there may have held the lock
+        if self._is_out_of_reach:
+            return
         with self._lock:
             self._cancel([ticket], reason)
             self._wake()
@@ -227,7 +227,7 @@ class Runner(Visits):
 
         Unlike abort() by the thread that has the model, and never by the garbage collector.
         """
-        if self._round.target.is_forked:
+        if self._is_out_of_reach:
             return
         self._withdraw(ticket)
         with self._lock:

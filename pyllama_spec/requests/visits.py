@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,16 @@ class Visits(ABC):
         self._visitor: int | None = None
         self._n_exclusive = 0
         self._is_closed = False
+        # Kept here: when it is asked, this module's names may be gone.
+        self._is_finalizing = sys.is_finalizing
+
+    @property
+    def _is_out_of_reach(self) -> bool:
+        """Whether a thread that is no more may hold the lock: of a parent, or of a process's end.
+
+        Streams that are dropped then have nothing to give back.
+        """
+        return self._round.target.is_forked or self._is_finalizing()
 
     @abstractmethod
     def _wake(self) -> None:
