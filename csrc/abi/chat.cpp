@@ -104,6 +104,9 @@ common_chat_templates_inputs read_request(const common_json & request, const lla
     in.add_generation_prompt = request.value("add_generation_prompt", true);
     const auto caps = common_chat_templates_get_caps(chat.templates.get());
     in.parallel_tool_calls = request.value("parallel_tool_calls", caps.at("supports_parallel_tool_calls"));
+    if (request.contains("continue_final_message")) {
+        in.continue_final_message = common_chat_continuation_parse(request.at("continue_final_message"));
+    }
     if (request.contains("variables")) {
         for (const auto & [name, value] : request.at("variables").items()) {
             in.chat_template_kwargs[name] = value.dump();
@@ -261,6 +264,8 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
             };
             write_triggers(sampling, json);
             json["prefill"] = prefill(vocab, applied.generation_prompt);
+            json["thinking_start"] = applied.thinking_start_tag;
+            json["thinking_ends"]  = applied.thinking_end_tags;
 
             auto session = std::make_unique<llama_spec_chat_session>();
             session->parser.format            = applied.format;

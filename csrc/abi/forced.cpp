@@ -61,7 +61,7 @@ int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int3
         in_use lock(s.busy, "the sampler");
         require(buf != nullptr && size >= 0, "there is no place for the text");
         // A character of which a token gave a part only is not followed.
-        if (!s.shadow || s.shadow->partial_utf8.n_remain != 0 || forced_char(*s.shadow) == 0) {
+        if (!s.shadow || skips_grammar(s) || s.shadow->partial_utf8.n_remain != 0 || forced_char(*s.shadow) == 0) {
             return;
         }
         grammar_ptr walk(copy_grammar(*s.shadow), llama_grammar_free_impl);

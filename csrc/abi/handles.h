@@ -1,6 +1,7 @@
 // What the opaque handles hold. Shared ownership lets them be freed in any order.
 #pragma once
 
+#include "abi/answer_rules.h"
 #include "abi/llama-spec.h"
 #include "abi/thoughts.h"
 #include "base/guard.h"
@@ -32,6 +33,9 @@ struct model_state {
     // Made by the first grammar that masks its vocabulary.
     std::once_flag chars_made;
     std::unique_ptr<token_chars> chars;
+    // Made by the first request with rules for its answer.
+    std::once_flag pieces_made;
+    std::unique_ptr<token_pieces> pieces;
     ~model_state() {
         if (model != nullptr) {
             llama_model_free(model);
@@ -128,6 +132,8 @@ struct llama_spec_sampler {
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> waiting{ nullptr, nullptr }, waiting_begin{ nullptr, nullptr };
     bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
     std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
+    llama_spec::answer_rules rules;
+    bool grammar_skips_thoughts = false;    // what is inside of a thought, and its marks, are none of the grammar's
     std::vector<llama_token_data> candidates;
     std::vector<float> row;     // logits without the choices that a grammar has refused
     std::atomic<bool> busy{ false };
@@ -149,6 +155,11 @@ inline llama_spec_sampler & open_sampler(llama_spec_sampler * sampler) {
     require(sampler != nullptr && sampler->chain != nullptr, "the sampler is closed");
     sampler->home.check("this sampler was made");
     return *sampler;
+}
+
+// Whether what comes now is none of the grammar's.
+inline bool skips_grammar(const llama_spec_sampler & s) {
+    return s.grammar_skips_thoughts && s.rules.is_thinking();
 }
 
 } // namespace llama_spec

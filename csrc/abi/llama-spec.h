@@ -169,6 +169,8 @@ bool    llama_spec_vocab_is_control(llama_spec_model * model, int32_t id);
 int32_t llama_spec_vocab_special(llama_spec_model * model, const char * name);  /* -1 if the vocab has none */
 bool    llama_spec_vocab_adds_bos(llama_spec_model * model);
 bool    llama_spec_vocab_adds_eos(llama_spec_model * model);
+/* Whether the model wants a separator between two texts that it reads together. */
+bool    llama_spec_vocab_adds_sep(llama_spec_model * model);
 
 /* ---- context -------------------------------------------------------------------------------------- */
 
@@ -301,10 +303,20 @@ struct llama_spec_sampler_params {
     int32_t  n_trigger_tokens;
     const int32_t * grammar_prefill;    /* ids that a grammar which does not wait has seen already */
     int32_t  n_grammar_prefill;
-    const char * thought_start;         /* while a thought is open, a grammar that waits sees nothing; NULL for no thoughts */
+    int32_t  min_tokens;            /* before so many neither an end token nor one of stop_ids may come */
+    bool     ignore_ends;           /* no end token may come at all */
+    const int32_t * stop_ids;
+    int32_t  n_stop_ids;
+    const char ** bad_words;        /* texts that may not stand in the answer */
+    int32_t  n_bad_words;
+    const char * thought_start;     /* the tags of a thought, with the names of control tokens; NULL for none */
     const char ** thought_ends;
     int32_t  n_thought_ends;
-    bool     thought_is_open;           /* the prompt's end has begun one */
+    bool     thought_is_open;       /* the prompt's end has begun one */
+    int32_t  thought_budget;        /* the most tokens in all thoughts; negative for any number */
+    const int32_t * thought_close;  /* what comes where the budget ends */
+    int32_t  n_thought_close;
+    bool     grammar_skips_thoughts; /* the grammar is of what comes outside of them */
 };
 
 int  llama_spec_sampler_new(llama_spec_model * model, const struct llama_spec_sampler_params * params,
@@ -324,6 +336,8 @@ int  llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * 
 /* The text that the grammar leaves no choice about, at most `size` bytes of UTF-8; how many they are, 0 where there is a
  * choice, or a status. Nothing is advanced. A grammar that waits for its beginning has none. */
 int32_t llama_spec_sampler_forced(llama_spec_sampler * sampler, char * buf, int32_t size);
+/* Whether the answer is inside of a thought whose tokens are none of the grammar's. */
+bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler);
 /* Advances penalties, grammar and the rest over a token that is committed. */
 int  llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated);
 
@@ -342,7 +356,8 @@ typedef struct llama_spec_chat_session llama_spec_chat_session;
 int  llama_spec_chat_new(llama_spec_model * model, const char * source, llama_spec_chat ** out);
 void llama_spec_chat_free(llama_spec_chat * chat);
 /* request: {messages, tools, tool_choice ("auto", "none", "required"), parallel_tool_calls, json_schema, grammar,
- * reasoning_format ("none", "auto", "deepseek"), add_generation_prompt, variables}, all but messages optional.
+ * reasoning_format ("none", "auto", "deepseek"), add_generation_prompt, continue_final_message (true, "content",
+ * "reasoning_content": the last message is the answer's beginning), variables}, all but messages optional.
  * answer: {prompt, format, grammar, grammar_lazy, trigger_patterns, trigger_tokens, prefill, stops, generation_prompt,
  * supports_thinking, thinking_start, thinking_ends, preserved_tokens, object_arguments, has_call_ids}. The session parses
  * what the model says to that prompt. */

@@ -167,6 +167,12 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         const bool biased = add_biases(s->chain, *params, *s->model);
         add_choice(s->chain, *params, s->model->n_vocab());
         s->is_argmax = !biased && params->temperature <= 0.0f;
+        if (asks_of_answer(*params)) {
+            auto & state = *s->model;
+            std::call_once(state.pieces_made, [&] { state.pieces = std::make_unique<token_pieces>(state.vocab()); });
+            s->rules = answer_rules(*params, state.vocab(), *state.pieces);
+        }
+        s->grammar_skips_thoughts = params->grammar_skips_thoughts;
         if (params->grammar != nullptr) {
             within(GRAMMAR_BOUNDS, [&] {
                 s->grammar = make_grammar(*params, *s->model);
@@ -200,6 +206,8 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         auto s = std::make_unique<llama_spec_sampler>();
         s->model     = from.model;
         s->is_argmax = from.is_argmax;
+        s->rules     = from.rules;
+        s->grammar_skips_thoughts = from.grammar_skips_thoughts;
         s->grammar_prefill = from.grammar_prefill;
         if (from.shadow) {
             s->shadow       = { copy_grammar(*from.shadow), llama_grammar_free_impl };
@@ -224,6 +232,7 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         llama_sampler_reset(s.chain);
+        s.rules.reset();
         s.n_unmatched = 0;
         s.thoughts    = s.thoughts_begin;
         if (s.grammar != nullptr) {

@@ -125,10 +125,9 @@ bool is_allowed(llama_spec_sampler & s, int32_t id) {
     return one.logit != -std::numeric_limits<float>::infinity();
 }
 
-// Of the likeliest tokens the first one that the grammar allows; negative if it is none of them.
-int32_t likeliest_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, int32_t refused) {
+// Of the likeliest tokens of s.row the first one that the grammar allows; negative if it is none of them.
+int32_t likeliest_allowed(llama_spec_sampler & s, int32_t n_vocab, int32_t refused) {
     constexpr int N_TRIES = 16;     // each takes some microseconds, a mask some hundred and more
-    s.row.assign(logits, logits + n_vocab);
     for (int i = 0; i < N_TRIES && refused >= 0; ++i) {
         s.row[(size_t) refused] = -std::numeric_limits<float>::infinity();
         refused = argmax_or_negative(s.row.data(), n_vocab);
@@ -150,32 +149,95 @@ void mask(llama_spec_sampler & s, llama_token_data_array & all) {
     llama_sampler_apply(s.grammar, &all);
 }
 
-int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
+// The candidates, without what the rules of the answer forbid.
+void fill_allowed(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+    fill(s.candidates, logits, n_vocab);
+    s.rules.forbid([&](int32_t id) -> float & { return s.candidates[(size_t) id].logit; }, ends);
+}
+
+// What the chain chooses among: where rules forbid something, without what has no chance. Samplers that look at the
+// surprise of each candidate would take it for one of infinite surprise. False where nothing is left.
+bool leave_possible(llama_spec_sampler & s, bool ends) {
+    if (s.rules.any_forbidden(ends)) {
+        s.candidates.erase(std::remove_if(s.candidates.begin(), s.candidates.end(), [](const llama_token_data & one) {
+            return one.logit == -std::numeric_limits<float>::infinity();
+        }), s.candidates.end());
+    }
+    return !s.candidates.empty();
+}
+
+int32_t draw_from(llama_spec_sampler & s) {
+    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
+    llama_sampler_apply(s.chain, &all);
+    return selected(all);
+}
+
+int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool has_grammar, bool ends) {
+    int32_t id = argmax(logits, n_vocab);
+    if (!s.rules.forbids(id, ends) && (!has_grammar || is_allowed(s, id))) {
+        return id;
+    }
+    s.row.assign(logits, logits + n_vocab);
+    if (s.rules.any_forbidden(ends)) {
+        s.rules.forbid([&](int32_t one) -> float & { return s.row[(size_t) one]; }, ends);
+        id = argmax_or_negative(s.row.data(), n_vocab);
+    }
+    if (id < 0 || !has_grammar || is_allowed(s, id)) {
+        return id;
+    }
+    return likeliest_allowed(s, n_vocab, id);
+}
+
+int32_t nothing_left(bool may_be_last) {
+    if (!may_be_last) {
+        fail(LLAMA_SPEC_ENGINE, "no token may follow: bad_words, logit_bias, the grammar or the logits forbid all of them");
+    }
+    return -1;
+}
+
+// Negative where nothing may follow while the end is forbidden.
+int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     // Walking the grammar over the whole vocabulary is slow, so the chain's choice is tried first; only if
     // the grammar forbids it is the vocabulary masked and the choice made again.
+    const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
+    const bool may_be_last = ends && s.rules.forbids_ends();
     if (s.is_argmax) {
-        const int32_t id = argmax(logits, n_vocab);
-        if (s.grammar == nullptr || is_allowed(s, id)) {
+        const int32_t id = draw_greedy(s, logits, n_vocab, has_grammar, ends);
+        if (id >= 0) {
             return id;
         }
-        const int32_t next = likeliest_allowed(s, logits, n_vocab, id);
-        if (next >= 0) {
-            return next;
+        if (!has_grammar && may_be_last) {
+            return -1;
         }
     } else {
-        fill(s.candidates, logits, n_vocab);
-        llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
-        llama_sampler_apply(s.chain, &all);
-        const int32_t id = selected(all);
-        if (s.grammar == nullptr || is_allowed(s, id)) {
+        fill_allowed(s, logits, n_vocab, ends);
+        if (!leave_possible(s, ends)) {
+            return nothing_left(may_be_last);
+        }
+        const int32_t id = draw_from(s);
+        if (!has_grammar || is_allowed(s, id)) {
             return id;
         }
     }
-    fill(s.candidates, logits, n_vocab);
-    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
-    mask(s, all);
-    llama_sampler_apply(s.chain, &all);
-    return selected(all);
+    fill_allowed(s, logits, n_vocab, ends);
+    if (has_grammar) {
+        llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
+        mask(s, all);
+    }
+    return leave_possible(s, ends) ? draw_from(s) : nothing_left(may_be_last);
+}
+
+int32_t draw(llama_spec_sampler & s, const float * logits, int32_t n_vocab) {
+    const int32_t forced = s.rules.forced();
+    if (forced >= 0) {
+        if (s.grammar != nullptr && !skips_grammar(s) && !is_allowed(s, forced)) {
+            fail(LLAMA_SPEC_ENGINE, "the grammar allows no end of the thought, whose budget is used up");
+        }
+        return forced;
+    }
+    const int32_t id = choose(s, logits, n_vocab, true);
+    // A grammar that has come to its end leaves the end alone, whatever the request says of it.
+    return id >= 0 ? id : choose(s, logits, n_vocab, false);
 }
 
 const float * logits_at(const context_state & state, const llama_spec_sampler & s, int32_t row) {
@@ -195,7 +257,8 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
     if (s.is_argmax && state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab()) {
         // Chosen where the logits are, which then need not come here.
         const int32_t id = llama_spec_likeliest(state.ctx, row);
-        if (id >= 0 && (s.grammar == nullptr || is_allowed(s, id))) {
+        const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
+        if (id >= 0 && s.rules.forced() < 0 && !s.rules.forbids(id, true) && (!has_grammar || is_allowed(s, id))) {
             return id;
         }
     }
@@ -204,7 +267,11 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
 
 void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     llama_sampler_accept(s.chain, id);
-    if (!is_generated || s.grammar == nullptr) {
+    const bool is_skipped = skips_grammar(s);
+    if (is_generated) {
+        s.rules.accept(id);
+    }
+    if (!is_generated || is_skipped || s.grammar == nullptr) {
         return;
     }
     if (!s.is_lazy && !s.waiting) {
@@ -281,6 +348,12 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
         }
         within(GRAMMAR_BOUNDS, [&] { *id = draw(s, logits, n_vocab); });
     });
+}
+
+bool llama_spec_sampler_skips_grammar(llama_spec_sampler * sampler) {
+    bool skips = false;
+    guarded([&] { skips = skips_grammar(open_sampler(sampler)); });
+    return skips;
 }
 
 int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_generated) {

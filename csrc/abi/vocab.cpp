@@ -92,3 +92,9 @@ bool llama_spec_vocab_adds_eos(llama_spec_model * model) {
     guarded([&] { out = llama_vocab_get_add_eos(vocab_of(model)); });
     return out;
 }
+
+bool llama_spec_vocab_adds_sep(llama_spec_model * model) {
+    bool out = false;
+    guarded([&] { out = llama_vocab_get_add_sep(vocab_of(model)); });
+    return out;
+}

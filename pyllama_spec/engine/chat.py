@@ -54,7 +54,8 @@ class ChatParser(Closeable):
 
         Args:
             request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
-                reasoning_format, add_generation_prompt, variables; csrc/abi/llama-spec.h has them.
+                reasoning_format, add_generation_prompt, continue_final_message, variables;
+                csrc/abi/llama-spec.h has them.
 
         Raises:
             ArgumentError: the template refuses the request, or it is malformed.

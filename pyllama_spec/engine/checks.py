@@ -53,6 +53,23 @@ def flag(value: object, name: str) -> bool:
     return value
 
 
+def boolean(value: object, name: str) -> bool:
+    """A bool of Python or NumPy.
+
+    Raises:
+        ArgumentError: it is something else.
+
+    """
+    # NumPy's has the name "bool" too: a message with the type's name alone says nothing.
+    if isinstance(value, bool) or (type(value).__module__ == "numpy" and _is_numpy_bool(value)):
+        return bool(value)
+    raise ArgumentError(f"{name}={shown(value)} is not True or False")
+
+
+def _is_numpy_bool(value: object) -> bool:
+    return type(value).__name__ in ("bool", "bool_")
+
+
 def count(value: object, name: str, low: int = 0, high: int = INT32_MAX) -> int:
     """An int within a range.
 
@@ -95,8 +112,12 @@ def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str 
     """Raises ArgumentError unless the value is of a kind; `hint` says what to give instead."""
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
-        wanted = " or ".join(k.__name__ for k in kinds)
-        raise ArgumentError(f"{name} must be a {wanted}, not {type(value).__name__}{hint}")
+        wanted = " or ".join("None" if k is type(None) else k.__name__ for k in kinds)
+        given = type(value)
+        # A class of the same name from elsewhere, as NumPy's bool.
+        is_alike = given.__name__ in {k.__name__ for k in kinds}
+        named = f"{given.__module__}.{given.__qualname__}" if is_alike else given.__name__
+        raise ArgumentError(f"{name} must be a {wanted}, not {named}{hint}")
 
 
 def text(value: object, name: str) -> str:

@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import FLOAT32_MAX, flag, instance, int32, integer, real, shown
+from pyllama_spec.engine.checks import (
+    FLOAT32_MAX,
+    boolean,
+    count,
+    flag,
+    instance,
+    int32,
+    integer,
+    real,
+    shown,
+)
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.handle import Handle
@@ -47,9 +57,17 @@ class SamplerParams:
         grammar_trigger_tokens: ids that wake it as well.
         grammar_prefill: ids that a grammar which does not wait has seen already: the beginning of
             an answer that the prompt ends with.
-        thought_tags: what begins a thought, and what may end it; a grammar that waits is not woken
-            by what stands between.
+        min_tokens: before so many tokens neither an end token nor one of stop_token_ids may come,
+            unless nothing else may, as where a grammar has come to its end.
+        ignore_eos: no end token may come at all, with the same exception.
+        stop_token_ids: see min_tokens; who reads the tokens ends the text there.
+        bad_words: texts that may not stand in the answer.
+        thought_tags: what begins a thought, and what may end it.
         thought_is_open: whether the prompt's end has begun one.
+        thought_budget: the most tokens in all thoughts of an answer together; None for any number.
+        thought_close: ids that come where it is used up, once for each thought.
+        grammar_skips_thoughts: whether the grammar is of what stands outside of thoughts: inside it
+            neither allows nor sees a token.
 
     """
 
@@ -81,11 +99,21 @@ class SamplerParams:
     grammar_triggers: tuple[str, ...] = ()
     grammar_trigger_tokens: tuple[int, ...] = ()
     grammar_prefill: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
     thought_tags: tuple[str, ...] = ()
     thought_is_open: bool = False
+    thought_budget: int | None = None
+    thought_close: tuple[int, ...] = ()
+    grammar_skips_thoughts: bool = False
 
     def __post_init__(self) -> None:
         _check_floats(self)
+        for name in ("ignore_eos", "thought_is_open", "grammar_skips_thoughts"):
+            object.__setattr__(self, name, boolean(getattr(self, name), name))
+        _check_thoughts(self)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if not low <= value <= high:
@@ -119,7 +147,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("typical_p", 0, 1), ("min_keep", 0, 2**31 - 1), ("penalty_last_n", -1, 2**31 - 1),
     ("repeat_penalty", 1e-6, 1e4), ("dry_penalty_last_n", -1, 2**31 - 1),
     ("dry_allowed_length", 0, 2**31 - 1), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1),
-    ("mirostat", 0, 2),
+    ("mirostat", 0, 2), ("min_tokens", 0, 2**31 - 1),
 )  # fmt: skip
 
 # Of float32 in the engine.
@@ -147,13 +175,15 @@ def _check_floats(params: SamplerParams) -> None:
 
 
 def _check_texts(params: SamplerParams) -> None:
-    for name in ("dry_breakers", "grammar_triggers", "thought_tags"):
+    for name in ("dry_breakers", "grammar_triggers", "bad_words", "thought_tags"):
         values = getattr(params, name)
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise ArgumentError(f"{name}={shown(values)} is not a tuple of texts")
         for value in values:
             checked_text(value, name)
-    for name in ("grammar_trigger_tokens", "grammar_prefill"):
+    for name in (
+        "grammar_trigger_tokens", "grammar_prefill", "stop_token_ids", "thought_close",
+    ):  # fmt: skip
         ids = getattr(params, name)
         if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
             raise ArgumentError(f"{name}={shown(ids)} is not a tuple of ids")
@@ -168,6 +198,20 @@ def _check_texts(params: SamplerParams) -> None:
                 "check the text afterwards"
             )
         checked_text(params.grammar_root, "grammar_root")
+
+
+def _check_thoughts(params: SamplerParams) -> None:
+    if params.thought_budget is not None:
+        count(params.thought_budget, "thought_budget")
+    if params.thought_budget is None and not params.grammar_skips_thoughts:
+        return
+    if len(params.thought_tags) < 2 or not all(params.thought_tags):
+        raise ArgumentError(
+            f"thought_tags={shown(params.thought_tags)} is not what begins a thought and what ends "
+            "it, which a budget needs and a grammar that skips thoughts"
+        )
+    if params.thought_budget is not None and not params.thought_close:
+        raise ArgumentError("thought_budget needs the ids that end a thought, in thought_close")
 
 
 def _check_bias(bias: Mapping[int, float]) -> None:
@@ -259,12 +303,26 @@ class Sampler:
             raw.n_trigger_tokens = len(params.grammar_trigger_tokens)
             raw.grammar_prefill = ids(params.grammar_prefill)
             raw.n_grammar_prefill = len(params.grammar_prefill)
-            if params.thought_tags:
-                raw.thought_start = text(params.thought_tags[0])
-                raw.thought_ends = texts(params.thought_tags[1:])
-                raw.n_thought_ends = len(params.thought_tags) - 1
-                raw.thought_is_open = bool(params.thought_is_open)
+        raw.ignore_ends = params.ignore_eos
+        raw.stop_ids, raw.n_stop_ids = ids(params.stop_token_ids), len(params.stop_token_ids)
+        raw.bad_words, raw.n_bad_words = texts(params.bad_words), len(params.bad_words)
+        raw.thought_budget = -1 if params.thought_budget is None else params.thought_budget
+        if params.thought_tags:
+            raw.thought_start = text(params.thought_tags[0])
+            raw.thought_ends = texts(params.thought_tags[1:])
+            raw.n_thought_ends = len(params.thought_tags) - 1
+            raw.thought_is_open = params.thought_is_open
+            raw.thought_close = ids(params.thought_close)
+            raw.n_thought_close = len(params.thought_close)
+            raw.grammar_skips_thoughts = params.grammar_skips_thoughts
         return raw, keep
+
+    @property
+    def skips_grammar(self) -> bool:
+        """Whether the answer is in a thought, of which a grammar sees nothing."""
+        return self.params.grammar_skips_thoughts and bool(
+            lib.llama_spec_sampler_skips_grammar(self.handle)
+        )
 
     @property
     def handle(self) -> Any:

@@ -28,6 +28,7 @@ class Vocab:
         self._eog: dict[int, bool] = {}
         self.adds_bos: bool = lib.llama_spec_vocab_adds_bos(handle.pointer)
         self.adds_eos: bool = lib.llama_spec_vocab_adds_eos(handle.pointer)
+        self.adds_sep: bool = lib.llama_spec_vocab_adds_sep(handle.pointer)
         self.bos, self.eos, self.eot = (self.special(name) for name in ("bos", "eos", "eot"))
 
     def special(self, name: str) -> int | None:
