@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError, UnsupportedError
 from pyllama_spec.requests.request_lock import RequestLock
 
+# A text, or its ids.
+Text = str | Sequence[int]
 # The engine's LLAMA_MAX_SEQ.
 _MAX_SEQUENCES = 256
 
@@ -51,12 +54,12 @@ class Embedder:
         return min(self.context.n_batch, self.context.n_ctx)
 
     def embed(
-        self, texts: Sequence[str], *, normalize: bool, truncate: bool
+        self, texts: Sequence[Text], *, normalize: bool, truncate: bool
     ) -> tuple[list[Any], int]:
         """A vector for each text, or one for each of its tokens where the model does not pool.
 
         Args:
-            texts: what to embed.
+            texts: what to embed, each as text or as its ids.
             normalize: to a length of 1.
             truncate: cut texts that are too long; else refuse them.
 
@@ -88,9 +91,13 @@ class Embedder:
         return vectors, sum(map(len, tokenized))
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
-        if not isinstance(text, str):
-            raise ArgumentError(f"embed takes texts, not {shown(text)}")
-        tokens = self._vocab.tokenize(text)
+        if isinstance(text, str):
+            tokens = self._vocab.tokenize(text)
+        elif is_ids(text):
+            tokens = [int(token) for token in text]
+            self._vocab.check_ids(tokens, "a text to embed")
+        else:
+            raise ArgumentError(f"embed takes texts, or lists of token ids, not {shown(text)}")
         if not tokens:
             raise ArgumentError("a text to embed has no tokens, and the model adds none")
         if len(tokens) > self.n_batch and not truncate:
@@ -151,11 +158,15 @@ class Embeddings:
     ) -> tuple[list[Any], int]:
         """See Llama.embed: a vector or more for each text, and how many tokens were read."""
         self._check_open(model_path)
+        embedder = self._opened(model_path)
+        return embedder.embed(texts_of(texts), normalize=normalize, truncate=truncate)
+
+    def _opened(self, model_path: str) -> Embedder:
         if not self._is_wanted:
             raise UnsupportedError(
                 "embeddings are for a Llama that was opened with embedding=True; open it so"
             )
-        listed, embedder = texts_of(texts), self._embedder
+        embedder = self._embedder
         if embedder is None:
             mine = Embedder(self._model, self._params)
             if mine.gives_each_token and self._params.pooling is None:
@@ -172,7 +183,34 @@ class Embeddings:
             if self._model.is_closed:  # meanwhile, by a close() that saw no context to free
                 embedder.close()
                 self._check_open(model_path)
-        return embedder.embed(listed, normalize=normalize, truncate=truncate)
+        return embedder
+
+    def rank(
+        self, query: object, documents: object, model_path: str, *, truncate: bool
+    ) -> list[float]:
+        """See Llama.rank."""
+        self._check_open(model_path)
+        pairs = Pairs(self._model)
+        if not isinstance(query, str):
+            raise ArgumentError(f"rank takes the query as a str, not {shown(query)}")
+        if isinstance(documents, (str, bytes)) or not isinstance(documents, Sequence):
+            raise ArgumentError(f"rank takes a list of documents, not {shown(documents)}")
+        for i, document in enumerate(documents):
+            if not isinstance(document, str):
+                raise ArgumentError(f"documents[{i}] is no text: {shown(document)}")
+        embedder = self._opened(model_path)
+        if embedder.context.pooling != "rank":
+            raise UnsupportedError(
+                f"{model_path} gives no scores of pairs (its pooling is "
+                f"{embedder.context.pooling!r}): rank() is for rerankers, whose files say pooling "
+                "type 4; compare embeddings of this one"
+            )
+        if not documents:
+            return []
+        most = embedder.n_batch if truncate else None
+        tokens = [pairs.tokens(query, document, most) for document in documents]
+        rows, _ = embedder.embed(tokens, normalize=False, truncate=False)
+        return [float(row[0]) for row in rows]
 
     def _check_open(self, model_path: str) -> None:
         if self._model.is_closed:
@@ -189,19 +227,103 @@ class Embeddings:
             self._embedder.close()
 
 
-def texts_of(texts: object) -> list[str]:
+def is_ids(text: object) -> TypeGuard[Sequence[int]]:
+    """Whether it is a list of token ids, and not one of texts."""
+    if isinstance(text, np.ndarray):
+        return text.ndim == 1 and text.dtype.kind in "iu"
+    if isinstance(text, (str, bytes)) or not isinstance(text, Sequence):
+        return False
+    return all(isinstance(t, (int, np.integer)) and not isinstance(t, bool) for t in text)
+
+
+def is_one_text(texts: object) -> bool:
+    """Whether embed() was given one text, as text or as ids, and not a list of them."""
+    return isinstance(texts, str) or (is_ids(texts) and len(texts) > 0)
+
+
+def texts_of(texts: object) -> list[Text]:
     """What embed() was given, as a list; whether each is a text is seen when it is read.
 
     Raises:
         ArgumentError: it is neither a text nor a list.
 
     """
-    if isinstance(texts, str):
-        return [texts]
+    if is_one_text(texts):
+        return [texts]  # type: ignore[list-item]
     try:
         return list(texts)  # type: ignore[call-overload, no-any-return]
     except TypeError:
         raise ArgumentError(f"embed takes a text or a list of them, not {shown(texts)}") from None
+
+
+class Pairs:
+    """A query and a document as the tokens that a reranker reads.
+
+    By the template "rerank" of the model's file, with {query} and {document} in it; else both with
+    the tokens that the vocabulary wants around and between them. What the caller wrote is never a
+    control token.
+
+    Args:
+        model: the reranker.
+
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._vocab, self._form = model.vocab, model.chat_template("rerank")
+
+    def tokens(self, query: str, document: str, most: int | None) -> list[int]:
+        """The tokens of a pair.
+
+        Args:
+            query: what is looked for.
+            document: which may answer it.
+            most: the document is cut so that no more tokens are there; None for never.
+
+        Raises:
+            ContextFullError: the query alone has too many.
+
+        """
+        tokens = self._pair(query, document)
+        if most is None or len(tokens) <= most:
+            return tokens
+        ids = self._vocab.tokenize(document, add_special=False)
+        while len(tokens) > most and ids:
+            # Its end may join with what follows: a token more or less.
+            del ids[len(ids) - min(max(len(tokens) - most, 1), len(ids)) :]
+            cut = self._vocab.detokenize(ids).decode(errors="ignore")
+            tokens = self._pair(query, cut)
+        if len(tokens) > most:
+            raise ContextFullError(
+                f"the query of rank() has {len(tokens)} tokens with what stands around it, more "
+                f"than the {most} that n_ctx and n_batch have room for; shorten it"
+            )
+        return tokens
+
+    def _pair(self, query: str, document: str) -> list[int]:
+        vocab = self._vocab
+        if self._form is not None:
+            return self._by_template(self._form, query, document)
+        end = [vocab.eos if vocab.eos is not None else vocab.special("sep")]
+        ends = end if vocab.adds_eos else []
+        parts: list[list[int | None] | list[int]] = [
+            [vocab.bos] if vocab.adds_bos else [], vocab.tokenize(query, add_special=False), ends,
+            [vocab.special("sep")] if vocab.adds_sep else [],
+            vocab.tokenize(document, add_special=False), ends,
+        ]  # fmt: skip
+        return [token for part in parts for token in part if token is not None]
+
+    def _by_template(self, form: str, query: str, document: str) -> list[int]:
+        from pyllama_spec.chat.control_tokens import tokenize_chat
+        from pyllama_spec.chat.prompt_provenance import PromptProvenance
+
+        text, spans = "", []
+        for part in re.split(r"(\{query\}|\{document\})", form):
+            caller = {"{query}": query, "{document}": document}.get(part)
+            if caller:
+                spans.append((len(text), len(text) + len(caller)))
+            text += part if caller is None else caller
+        provenance = PromptProvenance("all", tuple(spans), caller_strings=(query, document))
+        return tokenize_chat(self._vocab, text, provenance)
 
 
 def _scaled(row: npt.NDArray[np.float32], normalize: bool) -> npt.NDArray[np.float32]:

@@ -18,6 +18,7 @@ from .dflash import build_dflash
 from .dflash_perm import build_perm_dflash
 from .eagle3 import build_eagle3
 from .eagle3_perm import build_perm_eagle3
+from .encoder import build_reranker
 from .mtp_perm import build_perm_mtp
 from .script import build_script
 from .toys import build_constant, build_hybrid_perm, build_perm
@@ -32,6 +33,7 @@ _BUILDERS: dict[str, Callable[..., Path]] = {
     "eagle3": build_eagle3,
     "perm_eagle3": build_perm_eagle3,
     "dflash": build_dflash,
+    "reranker": build_reranker,
     "perm_dflash": build_perm_dflash,
     "perm_mtp": build_perm_mtp,
 }

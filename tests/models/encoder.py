@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from . import parts
+from .config import TinyConfig
 from .sketch import Sketch
 
 _MAX_POSITIONS = 512
@@ -28,3 +31,21 @@ def bert(m: Sketch) -> None:
             m.normal(f"{blk}attn_{part}.bias", cfg.n_embd, std=0.1)
         parts.norms(m, blk, "attn_output_norm", "layer_output_norm", bias=True)
         parts.plain_ffn(m, blk)
+
+
+def build_reranker(path: Path, *, template: str | None = None, seed: int = 0) -> Path:
+    """Write an encoder with a classifier over a text's first token: one score for a pair.
+
+    `template` becomes the file's template "rerank", with {query} and {document} in it.
+    """
+    cfg = TinyConfig("bert", seed=seed, n_layer=2)
+    m = Sketch(cfg)
+    bert(m)
+    m.key("pooling_type", 4)  # rank
+    m.matrix("cls.weight", cfg.n_embd, cfg.n_embd)
+    m.normal("cls.bias", cfg.n_embd, std=0.1)
+    m.matrix("cls.output.weight", 1, cfg.n_embd)
+    m.normal("cls.output.bias", 1, std=0.1)
+    if template is not None:
+        m.meta["tokenizer.chat_template.rerank"] = template
+    return m.write(path)
