@@ -329,3 +329,25 @@ def _rules_of(tool: Mapping[str, Any]) -> str:
     """Rules for the arguments of a function, by its own schema."""
     schema = tool["function"].get("parameters")
     return schema_grammar(schema or {"type": "object", "properties": {}})
+
+
+class ContinuedReader:
+    """Answers that go on with a message: what is behind it.
+
+    Args:
+        reader: reads the whole message.
+
+    """
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader, self.options, self.shown = reader, reader.options, reader.shown
+        self._begun = reader.read("", has_ended=False)
+
+    def read(self, text: str, *, has_ended: bool) -> Answer:
+        """See AnswerReader."""
+        whole, begun = self._reader.read(text, has_ended=has_ended), self._begun
+        return Answer(
+            whole.content.removeprefix(begun.content),
+            whole.reasoning.removeprefix(begun.reasoning),
+            whole.calls,
+        )

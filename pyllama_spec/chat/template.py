@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyllama_spec.chat.control_tokens import tokenize_chat
@@ -99,6 +99,36 @@ class RenderedChat:
         if vocab.adds_bos and vocab.bos is not None and tokens[:1] != [vocab.bos]:
             tokens.insert(0, vocab.bos)
         return tokens
+
+    def cut(self, at: int, n_left_out: int) -> RenderedChat:
+        """The chat up to a place.
+
+        Args:
+            at: of the first character that is left out.
+            n_left_out: how many from there on were the caller's; the rest is the template's.
+
+        """
+        caller, blank = self.caller, self.caller.blank
+        n_behind = len(self.text) - at - n_left_out
+        if blank is not None:
+            blank = blank[: len(blank) - n_behind - n_left_out]
+        clipped = replace(
+            caller, blank=blank,
+            spans=tuple((a, min(b, at)) for a, b in caller.spans if a < at),
+            lookups=tuple((a, min(b, at)) for a, b in caller.lookups if a < at),
+        )  # fmt: skip
+        text = self.text[:at]
+        return RenderedChat(text, _parts(text, clipped), self.starts_with_bos, clipped)
+
+    def followed_by(self, text: str) -> RenderedChat:
+        """The chat with a text of the caller's behind it."""
+        caller, whole = self.caller, self.text + text
+        extended = replace(
+            caller, spans=(*caller.spans, (len(self.text), len(whole))),
+            caller_strings=(*caller.caller_strings, text),
+            blank=None if caller.blank is None else caller.blank + text,
+        )  # fmt: skip
+        return RenderedChat(whole, _parts(whole, extended), self.starts_with_bos, extended)
 
 
 class ChatTemplate:

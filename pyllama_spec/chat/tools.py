@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama_spec.chat.answers import AnswerReader, AnyReader, EngineReader, ForcedReader
+from pyllama_spec.chat.answers import (
+    AnswerReader,
+    AnyReader,
+    ContinuedReader,
+    EngineReader,
+    ForcedReader,
+)
 from pyllama_spec.chat.grammar_rules import calls_grammar, either
 from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
@@ -171,6 +177,7 @@ class ToolChats:
         request: ToolRequest,
         variables: Mapping[str, Any],
         schema: Any = None,
+        going_on: str | None = None,
     ) -> tuple[RenderedChat, AnswerReader]:
         """The prompt of a chat, and who reads the answer.
 
@@ -179,6 +186,8 @@ class ToolChats:
             request: its tools.
             variables: of the template.
             schema: what the content has to be, where no tool is called.
+            going_on: "content" or "reasoning_content" of the last message, where that is the
+                beginning of the answer.
 
         Raises:
             ArgumentError: the template refuses the messages, or they are malformed.
@@ -189,7 +198,7 @@ class ToolChats:
         # Where a call has to be, no content is left that a schema could be for.
         wants_call = request.wants_call
         schema = None if wants_call else schema
-        chat = _Chat(self._parser, request, schema)
+        chat = _Chat(self._parser, request, schema, going_on)
         caller_variables = {"tools": offered, **variables}
         try:
             session, checked = render_messages(
@@ -200,7 +209,8 @@ class ToolChats:
         rendered = chat.located(self._template, session, checked, caller_variables)
         if wants_call and not session.grammar:
             return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
-        return rendered, chat.reader(session, checked, caller_variables)
+        reader = chat.reader(session, checked, caller_variables)
+        return rendered, reader if going_on is None else ContinuedReader(reader)
 
     def _refusal(
         self,
@@ -231,12 +241,14 @@ class _Chat:
         parser: asked.
         request: of the chat.
         schema: what the content has to be, where no tool is called.
+        going_on: which part of the last message the answer goes on with; None for a new one.
 
     """
 
     parser: ChatParser
     request: ToolRequest
     schema: Any
+    going_on: str | None = None
 
     def session(
         self,
@@ -266,6 +278,8 @@ class _Chat:
         if request.parallel is not None or request.forced:
             # A function that is named is called once: a small model would call it to the end.
             asked["parallel_tool_calls"] = bool(request.parallel)
+        if self.going_on is not None:
+            asked["continue_final_message"] = self.going_on
         if is_plain:
             asked["tool_choice"] = "none"
         elif self.schema is not None and choice is None:

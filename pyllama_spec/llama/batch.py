@@ -14,12 +14,14 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     too_long,
 )
+from pyllama_spec.llama.choices import usage_of
 from pyllama_spec.llama.responses import Completion, Envelope, Response, Result
-from pyllama_spec.requests.generation import GenerationRecord
+from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.terminal import ProgressBar
 
 _T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
 def is_list_of_prompts(prompt: object) -> bool:
@@ -29,8 +31,8 @@ def is_list_of_prompts(prompt: object) -> bool:
     return isinstance(prompt[0], (str, bytes, list, tuple))
 
 
-def each_prompt(prompts: Sequence[_T], make: Callable[[_T], Completion]) -> list[Completion]:
-    """A completion for each, none of which has begun.
+def each_prompt(prompts: Sequence[_T], make: Callable[[_T], _U]) -> list[_U]:
+    """What is made of each: completions that have not begun.
 
     Raises:
         PyllamaSpecError: whatever `make` raises, with the number of the prompt in front.
@@ -61,7 +63,9 @@ def check_lengths(completions: Sequence[Completion], n_ctx: int) -> None:
             )
 
 
-def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bool) -> Response:
+def complete_all(
+    completions: Sequence[Completion], envelope: Envelope, show: bool, n: int = 1
+) -> Response:
     """One response with a choice for each completion, in their order.
 
     A choice has its own `speculation` and `timing`; those of the response are the sums of the
@@ -71,6 +75,7 @@ def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bo
         completions: none of them has begun.
         envelope: of the response.
         show: whether to draw a progress bar on a terminal.
+        n: how many of them, one after the other, are answers to one prompt.
 
     Raises:
         PyllamaSpecError: what the first one that failed raised, after the others were answered,
@@ -108,7 +113,7 @@ def complete_all(completions: Sequence[Completion], envelope: Envelope, show: bo
             raise
     wrapped = envelope.wrap("text_completion", {})
     records = [completion.generation.record for completion in completions]
-    return Result({**wrapped, "choices": choices, **_sums(records, begin)}, records)
+    return Result({**wrapped, "choices": choices, **sums(records, begin, n)}, records)
 
 
 def _choice(completion: Completion, i: int) -> Response:
@@ -119,12 +124,50 @@ def _choice(completion: Completion, i: int) -> Response:
     return choice
 
 
-def _sums(records: Sequence[GenerationRecord], begin: float) -> Response:
-    stats, usage = SpeculationStats(), dict.fromkeys(records[0].usage, 0)
+def merged(
+    begun: Sequence[tuple[Generation, _T]],
+    whole: Callable[[Generation, _T], Response],
+    begin: float,
+) -> Response:
+    """One response of several answers to one chat, with a choice for each.
+
+    Args:
+        begun: a generation for each that has not begun, and who reads it.
+        whole: the response of one, which has one choice.
+        begin: when they were asked for.
+
+    Raises:
+        PyllamaSpecError: what the first one that fails raises; the others are ended.
+
+    """
+    records = [generation.record for generation, _ in begun]
+    with contextlib.ExitStack() as stack:
+        for generation, _ in begun:
+            stack.callback(generation.close)
+            generation.start()
+        wholes = [whole(*one) for one in begun]
+    choices = [
+        {**response["choices"][0], "index": i, "speculation": record.stats.as_dict(),
+         "timing": record.timing.as_dict()}
+        for i, (response, record) in enumerate(zip(wholes, records, strict=True))
+    ]  # fmt: skip
+    figures = sums(records, begin, len(records))
+    return Result({**wholes[0], "choices": choices, **figures}, records)
+
+
+def sums(records: Sequence[GenerationRecord], begin: float, n: int = 1) -> Response:
+    """The figures of a response with several choices: sums of counts, and the seconds of all.
+
+    Args:
+        records: of the choices, in their order.
+        begin: when it began.
+        n: how many of them, one after the other, are answers to one prompt.
+
+    """
+    stats = SpeculationStats()
     for record in records:
         stats.add(record.stats)
-        for key, n in record.usage.items():
-            usage[key] += n
+    usage = usage_of(records, n)
     wall_s = perf_counter() - begin
     timing = {"wall_s": wall_s, "tps": usage["completion_tokens"] / wall_s if wall_s > 0 else 0.0}
     return {"usage": usage, "speculation": stats.as_dict(), "timing": timing}

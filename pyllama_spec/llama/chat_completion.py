@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
+from pyllama_spec.chat.messages import check_messages
 from pyllama_spec.chat.prompts import chat_top_logprobs, template_variables
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.constraints import schema_of
@@ -15,11 +18,14 @@ from pyllama_spec.engine import Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
+from pyllama_spec.llama.batch import merged
+from pyllama_spec.llama.choices import options_of_choices
 from pyllama_spec.llama.completion import Completions
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.llama.overridable import Overridable
+from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
     Deferred,
     Envelope,
@@ -28,6 +34,7 @@ from pyllama_spec.llama.responses import (
     answering_model,
     check_stream,
 )
+from pyllama_spec.llama.thoughts import Effort, ThoughtTags
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
@@ -38,6 +45,21 @@ if TYPE_CHECKING:
 # Of a chat, where RequestOptions has those of a text: llama-cpp-python's.
 CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
+# What concerns a response, beside the text of its choices.
+_OF_RESPONSES = (
+    "n", "seed", "return_token_ids", "stream_options", "user", "context_shift", "max_tokens",
+    "max_completion_tokens", "continue_final_message", "add_generation_prompt",
+    "reasoning_effort", "thinking_token_budget",
+)  # fmt: skip
+_FIELDS = {field.name: field for field in fields(RequestOptions)}
+# Of MoreOptions, what changes an answer's form or place, so that leaving it out would be seen.
+_NOT_FOR_HANDLERS = (
+    "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
+    "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
+    "stream_options", "context_shift",
+)  # fmt: skip
+# What a reader asks for with a grammar that knows the whole form of an answer, thoughts too.
+_OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))
 
 
 @dataclass(slots=True)
@@ -140,6 +162,7 @@ class ChatCompletions:
         chat_template: str | None,
     ) -> None:
         self._opened, self._low_level, self._completions = opened, low_level, completions
+        self._thoughts = ThoughtTags(opened.model)
         self.form = ChatForm.of(opened.model, chat_format, chat_template)
 
     def set_format(self, llm: Overridable, name: str | None) -> None:
@@ -182,45 +205,60 @@ class ChatCompletions:
         RequestOptions that a chat handler is given too, `more` those that it is not given.
         """
         if llm.chat_handler is not None:
-            is_stream = stream.value if isinstance(stream, Deferred) else stream
-            others = (is_stream, model, logprobs, top_logprobs)
+            others = (check_stream(stream), model, logprobs, top_logprobs)
+            options = {**options, **_for_handler(more)}
             return _handled(llm, llm.chat_handler, messages, tool_options, options, *others)
         from pyllama_spec.chat.tools import ToolRequest
 
+        is_stream = check_stream(stream)
         request = ToolRequest.read(*tool_options, parallel_tool_calls, reasoning_format)
         options = {**options, **more, "logprobs": chat_top_logprobs(logprobs, top_logprobs)}
         variables = template_variables(chat_template_kwargs)
-        generation, reader = self.begin(llm, messages, request, variables, options)
-        return self._answer(
-            llm, generation, reader, model, request, stream=stream, logprobs=bool(logprobs)
-        )
+        told = {name: options[name] for name in _OF_RESPONSES if name in options}
+        asked = RequestOptions.from_keywords(told)
+        report = Report.of(asked, stream=is_stream)
+        options.pop("n", None)
+        begun = [
+            self.begin(llm, messages, request, variables, {**options, "seed": one.seed})
+            for one in options_of_choices(asked, self._opened.seeds)
+        ]
+        handle = self._answer(llm, begun, model, request, report, logprobs=bool(logprobs))
+        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
 
     def _answer(
         self,
         llm: Overridable,
-        generation: Generation,
-        reader: AnswerReader | None,
+        begun: Sequence[tuple[Generation, AnswerReader | None]],
         model: str | None,
         request: ToolRequest,
+        report: Report,
         *,
-        stream: bool | Deferred,
         logprobs: bool,
-    ) -> Response | Stream:
-        check_stream(stream)
+    ) -> Stream:
         envelope = Envelope.make("chatcmpl", answering_model(llm.model_path, model))
-        vocab = self._opened.model.vocab
-        if reader is None:
-            given: tuple[Any, ...] = (generation, envelope, vocab)
-            chunks = responses.chat_chunks(*given, logprobs=logprobs)
-            whole = partial(responses.chat_completion, *given, logprobs=logprobs)
-        else:
-            from pyllama_spec.llama.tool_responses import tool_chunks, tool_completion
+        vocab, begin = self._opened.model.vocab, perf_counter()
+        generations = [generation for generation, _ in begun]
+
+        def chunks(i: int) -> Generator[Response, None, None]:
+            generation, reader = begun[i]
+            if reader is None:
+                return responses.chat_chunks(generation, envelope, vocab, logprobs=logprobs)
+            from pyllama_spec.llama.tool_responses import tool_chunks
 
             given = (generation, envelope, vocab, reader, request)
-            chunks = tool_chunks(*given, logprobs=logprobs)
-            whole = partial(tool_completion, *given, logprobs=logprobs)
-        handle = self._completions.handle(llm, generation, chunks, whole, envelope)
-        return handle if stream or isinstance(stream, Deferred) else handle.result()
+            return tool_chunks(*given, logprobs=logprobs)
+
+        def whole(generation: Generation, reader: AnswerReader | None) -> Response:
+            if reader is None:
+                return responses.chat_completion(generation, envelope, vocab, logprobs=logprobs)
+            from pyllama_spec.llama.tool_responses import tool_completion
+
+            given = (generation, envelope, vocab, reader, request)
+            return tool_completion(*given, logprobs=logprobs)
+
+        one = partial(whole, *begun[0])
+        all_of_it = one if len(begun) == 1 else partial(merged, begun, whole, begin)
+        return self._completions.handle(llm, generations, chunks, all_of_it, envelope, report)
 
     def begin(
         self,
@@ -236,7 +274,8 @@ class ChatCompletions:
                 messages, tools=None, chat_template_kwargs=variables, **options
             )
             return generation, None
-        own = {name: value for name, value in options.items() if value is not None}
+        own, variables, unread = Effort.of(options, variables, llm.template.source)
+        own = {name: value for name, value in own.items() if value is not None}
         wanted = own.get("response_format")
         is_written = isinstance(wanted, Mapping) and wanted.get("type") in ("regex", "grammar")
         schema = None if is_written else schema_of(own.pop("response_format", None))
@@ -249,9 +288,24 @@ class ChatCompletions:
             from pyllama_spec.chat.tools import ToolChats
 
             form.tools = ToolChats(model, llm.template)
-        rendered, reader = form.tools.begin(messages, request, variables, schema)
-        tokens = rendered.tokenize(model.vocab)
-        return self._low_level.generation(llm, tokens, _merged(own, reader)), reader
+        which = own.get("continue_final_message")
+        if own.get("add_generation_prompt") is False and not which:
+            raise ArgumentError(
+                "add_generation_prompt=False without continue_final_message is for chats without "
+                "tools and reasoning_format: their answers are read from their beginning"
+            )
+        name = field_to_continue(messages, which) if which else None
+        rendered, reader = form.tools.begin(messages, request, variables, schema, name)
+        if name:
+            check_continued(rendered.text, messages, name)
+        tokens, options_ = rendered.tokenize(model.vocab), _merged(own, reader)
+        options_ = self._thoughts.of_chat(
+            llm, options_, unread, own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
+            answer=_begun_answer(
+                llm.template, messages, request.offered, variables, rendered.text, bool(name)
+            ),
+        )  # fmt: skip
+        return self._low_level.generation(llm, tokens, options_), reader
 
     def generate_chat_steps(
         self,
@@ -268,10 +322,22 @@ class ChatCompletions:
         stops = [stops] if isinstance(stops, str) else stops
         if self.form.stops:
             keywords["stop"] = [*stops, *self.form.stops]
-        request = RequestOptions.from_keywords({**CHAT_DEFAULTS, **keywords})
-        rendered = llm.template.render(
-            messages, tools=tools, **template_variables(chat_template_kwargs)
-        )
+        template = llm.template
+        variables = template_variables(chat_template_kwargs)
+        keywords, variables, unread = Effort.of(keywords, variables, template.source)
+        given = {name: value for name, value in keywords.items() if value is not None}
+        request = RequestOptions.from_keywords({**CHAT_DEFAULTS, **given})
+        which, begins = request.continue_final_message, request.add_generation_prompt
+        if begins is not None:
+            variables["add_generation_prompt"] = begins
+        if which:
+            name = field_to_continue(messages, which)
+            rendered = render_continued(template, messages, name, tools, variables)
+        else:
+            rendered = template.render(messages, tools=tools, **variables)
+        if unread is not None or request.thinking_token_budget is not None:
+            answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
+            request = self._thoughts.of_chat(llm, request, unread, answer=answer, own_grammar=True)
         tokens = rendered.tokenize(self._opened.model.vocab)
         return self._low_level.generation(llm, tokens, request)
 
@@ -279,6 +345,47 @@ class ChatCompletions:
         """Frees what chats with tools hold."""
         if self.form.tools is not None:
             self.form.tools.close()
+
+
+def _begun_answer(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+    prompt: str,
+    is_continued: bool,
+) -> str:
+    """What a prompt has of the answer already: it is behind the chat without it."""
+    before = check_messages(messages)
+    before = before[:-1] if is_continued else before
+    variables = {**variables, "add_generation_prompt": False}
+    try:
+        chat = template.render(before, tools=tools, **variables).text if before else ""
+    except (ArgumentError, UnsupportedError):
+        chat = prompt
+    if prompt.startswith(chat) and chat != prompt:
+        return prompt[len(chat) :]
+    # Written otherwise, as tools are by the engine: behind the last message then.
+    last = str(before[-1]["content"] or "").strip() if before else ""
+    return prompt.rpartition(last)[2] if last else prompt
+
+
+def _for_handler(more: Mapping[str, Any]) -> dict[str, Any]:
+    """What a handler is given of the options that it does not know.
+
+    Raises:
+        UnsupportedError: one of them asks for what a handler is not told.
+
+    """
+    for name in _NOT_FOR_HANDLERS:
+        value = more.get(name)
+        if value is not None and value != _FIELDS[name].default:
+            raise UnsupportedError(
+                f"{name}={value!r:.60}: a chat_handler answers the chats of this Llama, and has no "
+                "such option; leave it out"
+            )
+    limit = more.get("max_completion_tokens")
+    return {} if limit is None else {"max_tokens": limit}
 
 
 def _handled(

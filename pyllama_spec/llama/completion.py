@@ -10,14 +10,16 @@ from functools import partial
 from typing import Any, TypedDict
 
 from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
-from pyllama_spec.engine.checks import instance
+from pyllama_spec.engine.checks import boolean, instance
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
 from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
+from pyllama_spec.llama.choices import choice_chunks, options_of_choices
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Overridable
+from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
     Deferred,
     Envelope,
@@ -26,6 +28,7 @@ from pyllama_spec.llama.responses import (
     answering_model,
     check_stream,
 )
+from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SequenceState
@@ -48,6 +51,22 @@ class MoreOptions(TypedDict, total=False):
     dry_breakers: Sequence[str]
     xtc_probability: float
     xtc_threshold: float
+    n: int
+    max_completion_tokens: int | None
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
+    include_stop_str_in_output: bool
+    thinking_token_budget: int | None
+    reasoning_effort: str | None
+    continue_final_message: bool | str | None
+    add_generation_prompt: bool | None
+    return_token_ids: bool
+    stream_options: Mapping[str, Any] | None
+    user: str | None
+    context_shift: bool
+    n_keep: int
 
 
 class Completions:
@@ -63,6 +82,7 @@ class Completions:
         self._opened, self._low_level = opened, low_level
         # Caches are of anyone's making; several threads come to them.
         self._cache_lock = threading.Lock()
+        self._thoughts = ThoughtTags(opened.model)
 
     def create(
         self,
@@ -77,30 +97,36 @@ class Completions:
         progress: bool | None,
     ) -> Response | Stream:
         """See Llama.create_completion; `options` are those of RequestOptions."""
-        check_stream(stream)
-        instance(echo, bool, "echo")
+        is_stream, echo = check_stream(stream), boolean(echo, "echo")
         request = RequestOptions.from_keywords(options)
+        report = Report.of(request, stream=is_stream)
         name = answering_model(llm.model_path, model)
-        if is_list_of_prompts(prompt):
-            if stream is True or stream is Deferred.CHUNKS:
-                raise UnsupportedError("stream=True is for one prompt; make a stream for each")
-            completions = each_prompt(
-                prompt, lambda one: self._completion(llm, one, suffix, request, echo=echo)
-            )
-            check_lengths(completions, llm.n_ctx())
-            is_shown = llm.verbose if progress is None else progress
-            envelope = Envelope.make("cmpl", name)
-            generations = [completion.generation for completion in completions]
-            all_of_them = partial(complete_all, completions, envelope, is_shown)
-            handle = Stream(generations, None, all_of_them, envelope.id)
-        else:
-            completion = self._completion(llm, prompt, suffix, request, echo=echo)
-            envelope = Envelope.make("cmpl", name)
-            chunks, whole = completion.chunks(envelope), partial(completion.whole, envelope)
-            handle = self.handle(llm, completion.generation, chunks, whole, envelope)
-        return handle if stream or isinstance(stream, Deferred) else handle.result()
 
-    def _completion(
+        def each(prompt: object) -> list[responses.Completion]:
+            return self._completions(llm, prompt, suffix, request, echo=echo)
+
+        is_list = is_list_of_prompts(prompt)
+        if is_list and is_stream:
+            raise UnsupportedError("stream=True is for one prompt; make a stream for each")
+        answers = each_prompt(prompt, each) if is_list else [each(prompt)]
+        completions = [one for of_prompt in answers for one in of_prompt]
+        generations = [one.generation for one in completions]
+        envelope = Envelope.make("cmpl", name)
+        if is_list or request.n > 1:
+            is_shown = llm.verbose if progress is None else progress
+            whole = partial(complete_all, completions, envelope, is_shown, request.n)
+        else:
+            whole = partial(completions[0].whole, envelope)
+        if is_list:
+            check_lengths(completions, llm.n_ctx())
+            handle = Stream(generations, None, report.of_whole(whole, generations), envelope.id)
+        else:
+            handle = self.handle(
+                llm, generations, lambda i: completions[i].chunks(envelope), whole, envelope, report
+            )
+        return handle if is_stream or isinstance(stream, Deferred) else handle.result()
+
+    def _completions(
         self,
         llm: Overridable,
         prompt: object,
@@ -108,24 +134,44 @@ class Completions:
         request: RequestOptions,
         *,
         echo: bool,
+    ) -> list[responses.Completion]:
+        """The n answers to a prompt, none of which has begun."""
+        tokens = self._tokens(llm, prompt, suffix)
+        request = self._thoughts.of_text(llm, tokens, request)
+        completions = [
+            self._completion(llm, prompt, tokens, one, echo=echo)
+            for one in options_of_choices(request, self._opened.seeds)
+        ]
+        if echo and request.logprobs is not None:
+            of_prompt = self._low_level.prompt_logprobs(tokens, request.logprobs)
+            for completion in completions:
+                completion.prompt_logprobs = of_prompt
+        return completions
+
+    def _tokens(self, llm: Overridable, prompt: object, suffix: str | None) -> list[int]:
+        vocab = self._opened.model.vocab
+        if suffix is None:
+            return prompt_tokens(vocab, prompt)
+        return fim_tokens(vocab, prompt, suffix, is_spm=llm.spm_infill)
+
+    def _completion(
+        self,
+        llm: Overridable,
+        prompt: object,
+        tokens: Sequence[int],
+        request: RequestOptions,
+        *,
+        echo: bool,
     ) -> responses.Completion:
         """A text completion that has not begun."""
         vocab, has_logprobs = self._opened.model.vocab, request.logprobs is not None
-        if suffix is None:
-            tokens = prompt_tokens(vocab, prompt)
-        else:
-            tokens = fim_tokens(vocab, prompt, suffix, is_spm=llm.spm_infill)
         head = ""
         if echo or has_logprobs:
             is_text = isinstance(prompt, str)
             head = str(prompt) if is_text else vocab.detokenize(tokens).decode(errors="replace")
         generation = self._low_level.generation(llm, tokens, request)
         echoed = head if echo else ""
-        completion = responses.Completion(generation, vocab, echoed, has_logprobs, len(head))
-        if echo and has_logprobs:
-            n_top = request.logprobs or 0
-            completion.prompt_logprobs = self._low_level.prompt_logprobs(tokens, n_top)
-        return completion
+        return responses.Completion(generation, vocab, echoed, has_logprobs, len(head))
 
     def generate_steps(
         self,
@@ -140,6 +186,7 @@ class Completions:
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
         tokens = prompt_tokens(self._opened.model.vocab, prompt)
+        request = self._thoughts.of_text(llm, tokens, request)
         return self._low_level.generation(llm, tokens, request)
 
     # ---- what happens around a request, a chat's too
@@ -147,27 +194,50 @@ class Completions:
     def handle(
         self,
         llm: Overridable,
-        generation: Generation,
-        chunks: Generator[Response, None, None],
+        generations: Sequence[Generation],
+        chunks_of: Callable[[int], Generator[Response, None, None]],
         whole: Callable[[], Response],
         envelope: Envelope,
+        report: Report,
     ) -> Stream:
-        """The handle of a request that has not begun: with its cache, and what it took said."""
-        kept = None
+        """The handle of a request that has not begun: with its cache, and what it took said.
+
+        Args:
+            llm: that it is made on.
+            generations: of its choices, in their order.
+            chunks_of: the chunks of choice i.
+            whole: the whole response.
+            envelope: of the response.
+            report: what it tells beside the text.
+
+        """
+        kept: list[_Cached | None] = [None for _ in generations]
         if llm.cache is not None:
-            kept = _Cached(self._opened, self._cached(llm.cache, generation.record.prompt_tokens))
-            generation.look_after(kept)
+            state = self._cached(llm.cache, generations[0].record.prompt_tokens)
+            for i, generation in enumerate(generations):
+                kept[i] = one = _Cached(self._opened, state)
+                generation.look_after(one)
+
+        def note() -> None:
+            for generation, one in zip(generations, kept, strict=True):
+                self._note(llm, generation, one)
+
+        def told(i: int) -> Generator[Response, None, None]:
+            return report.chunks(chunks_of(i), generations[i].record)
+
+        width = self._opened.runtime.context.n_seq_max
+        chunks = report.with_usage(choice_chunks(generations, told, width), len(generations))
 
         def noting() -> Generator[Response, None, None]:
             yield from chunks
-            self._note(llm, generation, kept)
+            note()
 
         def noted() -> Response:
             response = whole()
-            self._note(llm, generation, kept)
+            note()
             return response
 
-        return Stream([generation], noting(), noted, envelope.id)
+        return Stream(generations, noting(), report.of_whole(noted, generations), envelope.id)
 
     def _cached(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
         """The state of the cache that holds most of a prompt."""

@@ -30,7 +30,7 @@ from pyllama_spec.llama import low_level, pretrained
 from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
 from pyllama_spec.llama.completion import Completions, Prompts
-from pyllama_spec.llama.embedding import Embeddings, response, texts_of
+from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
     check_parallel,
@@ -197,7 +197,8 @@ class Llama(Closeable):
     # fmt: off
     def create_completion(  # noqa: D417 - the like share a line
         self, prompt: Prompts, suffix: str | None = None, max_tokens: int | None = 16,
-        temperature: float = 0.8, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
+        temperature: float | None = 0.8,
+        top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
         logprobs: int | None = None, echo: bool = False, stop: str | Sequence[str] | None = (),
         frequency_penalty: float = 0.0, presence_penalty: float = 0.0, repeat_penalty: float = 1.0,
         top_k: int = 40, stream: bool = False, seed: int | None = None, tfs_z: float = 1.0,
@@ -255,7 +256,8 @@ class Llama(Closeable):
     def create_chat_completion(  # noqa: D417 - the like share a line
         self, messages: Sequence[Message], functions: Sequence[Mapping[str, Any]] | None = None,
         function_call: Any = None, tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None, temperature: float = 0.2, top_p: float = 0.95, top_k: int = 40,
+        tool_choice: Any = None, temperature: float | None = 0.2,
+        top_p: float = 0.95, top_k: int = 40,
         min_p: float = 0.05, typical_p: float = 1.0, stream: bool = False,
         stop: str | Sequence[str] | None = (), seed: int | None = None,
         response_format: Mapping[str, Any] | None = None, max_tokens: int | None = None,
@@ -321,13 +323,17 @@ class Llama(Closeable):
             PyllamaSpecError: whatever create_completion() and Generation raise.
 
         """
-        return await answered(self.create_completion, options, more, stream=stream)
+        create = self.create_completion
+        answer: Response | Stream = await answered(create, options, more, stream=stream)
+        return answer
 
     async def acreate_chat_completion(
         self, *options: Any, stream: bool = False, **more: Any
     ) -> Response | Stream:
         """create_chat_completion() in an event loop; see acreate_completion()."""
-        return await answered(self.create_chat_completion, options, more, stream=stream)
+        create = self.create_chat_completion
+        answer: Response | Stream = await answered(create, options, more, stream=stream)
+        return answer
 
     def generate_steps(
         self,
@@ -396,7 +402,7 @@ class Llama(Closeable):
 
     def embed(
         self,
-        input: str | Sequence[str],
+        input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         normalize: bool = False,
         truncate: bool = True,
         return_count: bool = False,
@@ -404,7 +410,7 @@ class Llama(Closeable):
         """Texts as vectors.
 
         Args:
-            input: a text, or several.
+            input: a text, or several; each as text, or as token ids, which are taken as they are.
             normalize: to a length of 1.
             truncate: cut texts longer than n_batch tokens; else refuse them.
             return_count: give the number of tokens too.
@@ -425,15 +431,43 @@ class Llama(Closeable):
         vectors, n_tokens = self._embeddings.embed(
             input, self.model_path, normalize=normalize, truncate=truncate
         )
-        embedded = vectors[0] if isinstance(input, str) else vectors
+        embedded = vectors[0] if is_one_text(input) else vectors
         return (embedded, n_tokens) if return_count else embedded
 
     def create_embedding(
-        self, input: str | Sequence[str], model: str | None = None
+        self,
+        input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        model: str | None = None,
     ) -> dict[str, Any]:
         """The same in the form of OpenAI's API; see embed()."""
-        vectors, n_tokens = self.embed(texts_of(input), return_count=True)
+        listed: Any = texts_of(input)
+        vectors, n_tokens = self.embed(listed, return_count=True)
         return response(vectors, n_tokens, answering_model(self.model_path, model))
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = True
+    ) -> list[float]:
+        """How well each document answers a query: the scores of a reranker, the higher the better.
+
+        The model is one with pooling type "rank", opened with embedding=True. A pair is written as
+        the file's template "rerank" says, else with the vocabulary's BOS, EOS and separator.
+
+        Args:
+            query: what is looked for.
+            documents: what may answer it.
+            truncate: cut documents that do not fit; else refuse them.
+
+        Returns:
+            A score for each document, in their order, as the model gives it: any number.
+
+        Raises:
+            ArgumentError: these are no texts.
+            UnsupportedError: the model gives no such scores, or was opened without embedding=True.
+            ContextFullError: the query alone is too long, or a document is, and truncate is False.
+            ClosedError: it is closed.
+
+        """
+        return self._embeddings.rank(query, documents, self.model_path, truncate=truncate)
 
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any:
         """create_chat_completion() as objects of the package openai.

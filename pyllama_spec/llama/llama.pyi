@@ -89,7 +89,8 @@ class Llama(Closeable):
     @overload
     def create_completion(
         self, prompt: Prompts, suffix: str | None = ..., max_tokens: int | None = ...,
-        temperature: float = ..., top_p: float = ..., min_p: float = ..., typical_p: float = ...,
+        temperature: float | None = ...,
+        top_p: float = ..., min_p: float = ..., typical_p: float = ...,
         logprobs: int | None = ..., echo: bool = ..., stop: str | Sequence[str] | None = ...,
         frequency_penalty: float = ..., presence_penalty: float = ..., repeat_penalty: float = ...,
         top_k: int = ..., stream: Literal[False] = ..., seed: int | None = ..., tfs_z: float = ...,
@@ -102,7 +103,8 @@ class Llama(Closeable):
     @overload
     def create_completion(
         self, prompt: Prompts, suffix: str | None = ..., max_tokens: int | None = ...,
-        temperature: float = ..., top_p: float = ..., min_p: float = ..., typical_p: float = ...,
+        temperature: float | None = ...,
+        top_p: float = ..., min_p: float = ..., typical_p: float = ...,
         logprobs: int | None = ..., echo: bool = ..., stop: str | Sequence[str] | None = ...,
         frequency_penalty: float = ..., presence_penalty: float = ..., repeat_penalty: float = ...,
         top_k: int = ..., *, stream: Literal[True], seed: int | None = ..., tfs_z: float = ...,
@@ -122,7 +124,8 @@ class Llama(Closeable):
     @overload
     def create_chat_completion(
         self, messages: Sequence[Message], functions: Any = ..., function_call: Any = ...,
-        tools: Any = ..., tool_choice: Any = ..., temperature: float = ..., top_p: float = ...,
+        tools: Any = ..., tool_choice: Any = ..., temperature: float | None = ...,
+        top_p: float = ...,
         top_k: int = ..., min_p: float = ..., typical_p: float = ..., stream: Literal[False] = ...,
         stop: str | Sequence[str] | None = ..., seed: int | None = ...,
         response_format: Mapping[str, Any] | None = ..., max_tokens: int | None = ...,
@@ -138,7 +141,8 @@ class Llama(Closeable):
     @overload
     def create_chat_completion(
         self, messages: Sequence[Message], functions: Any = ..., function_call: Any = ...,
-        tools: Any = ..., tool_choice: Any = ..., temperature: float = ..., top_p: float = ...,
+        tools: Any = ..., tool_choice: Any = ..., temperature: float | None = ...,
+        top_p: float = ...,
         top_k: int = ..., min_p: float = ..., typical_p: float = ..., *, stream: Literal[True],
         stop: str | Sequence[str] | None = ..., seed: int | None = ...,
         response_format: Mapping[str, Any] | None = ..., max_tokens: int | None = ...,
@@ -198,14 +202,19 @@ class Llama(Closeable):
     def template(self) -> ChatTemplate: ...
     def embed(
         self,
-        input: str | Sequence[str],
+        input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
         normalize: bool = False,
         truncate: bool = True,
         return_count: bool = False,
     ) -> Any: ...
     def create_embedding(
-        self, input: str | Sequence[str], model: str | None = None
+        self,
+        input: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        model: str | None = None,
     ) -> dict[str, Any]: ...
+    def rank(
+        self, query: str, documents: Sequence[str], *, truncate: bool = True
+    ) -> list[float]: ...
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any: ...
     def tokenize(
         self, text: str | bytes, add_bos: bool = True, special: bool = False

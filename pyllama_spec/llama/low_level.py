@@ -217,7 +217,17 @@ class LowLevel:
         *,
         by_token: bool = False,
     ) -> Generation:
-        """A request that has not begun. It draws its seed now, in the order of the calls."""
+        """A request that has not begun. It draws its seed now, in the order of the calls.
+
+        Raises:
+            ArgumentError: it asks for several answers.
+
+        """
+        if request.n > 1:
+            raise ArgumentError(
+                f"n={request.n}: a generation is one answer; create_completion() and "
+                "create_chat_completion() give several, or make a generation for each"
+            )
         seed = self._opened.seeds.draw() if request.seed is None else None
         self._last_logits = self._n_back = None
         return Generation(

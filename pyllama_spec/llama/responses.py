@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from pyllama_spec.engine import Vocab
-from pyllama_spec.engine.checks import instance
+from pyllama_spec.engine.checks import boolean
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import ForkedError, UnsupportedError
 from pyllama_spec.requests.detokenizer import Piece
@@ -135,10 +135,14 @@ class Deferred(Enum):
     CHUNKS = True
 
 
-def check_stream(stream: object) -> None:
-    """Refuses what is no answer to whether a request is read in chunks."""
-    if not isinstance(stream, Deferred):
-        instance(stream, bool, "stream")
+def check_stream(stream: object) -> bool:
+    """Whether a request is read in chunks.
+
+    Raises:
+        ArgumentError: it is no answer to that.
+
+    """
+    return stream.value if isinstance(stream, Deferred) else boolean(stream, "stream")
 
 
 class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
@@ -150,7 +154,8 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
     it; in an event loop by abort(), `async with`, or by being cancelled. See Generation.
 
     Args:
-        generations: what computes it; several for a list of prompts, which has no chunks.
+        generations: what computes it; several for a list of prompts, which has no chunks, and for
+            several answers to one.
         chunks: its chunks.
         whole: all of it, after the generations were read or not.
         id_: of the response.
@@ -222,7 +227,8 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
         return self
 
     async def __anext__(self) -> Response:
-        return await self._generation.arriving(self.__next__, NOTHING_YET)
+        first, *others = self._generations
+        return await first.arriving(self.__next__, NOTHING_YET, others)
 
     def __await__(self) -> Generator[Any, None, Response]:
         return self.aresult().__await__()
@@ -291,7 +297,7 @@ async def answered(  # noqa: D417 - the like share a line
     """
     import asyncio  # not needed to open a model
 
-    instance(stream, bool, "stream")
+    stream = boolean(stream, "stream")
     deferred = Deferred.CHUNKS if stream else Deferred.WHOLE
     # Templates, grammars and tokens are made in a thread: they may take their time.
     handle = await asyncio.to_thread(create, *options, stream=deferred, **more)

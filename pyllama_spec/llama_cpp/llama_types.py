@@ -49,12 +49,18 @@ class CompletionChoice(TypedDict):
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionUsage(TypedDict):
+class _Usage(TypedDict):
     """Counts of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class CompletionUsage(_Usage, total=False):
+    """How many tokens; `cached_tokens` of the prompt's were not read again."""
+
+    prompt_tokens_details: dict[str, int]
 
 
 class _Completion(TypedDict):

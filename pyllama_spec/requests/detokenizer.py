@@ -65,17 +65,30 @@ class Detokenizer:
     round committed.
 
     Attributes:
-        is_stopped: whether a stop string came up; what follows it is not for the user.
+        stop: the stop string that came up; what follows it is not for the user. None before.
         n_fed: how many tokens it has taken.
 
     Args:
         vocab: of the model.
-        stops: strings that end the text. The first one to begin wins; it is not part of the text.
+        stops: strings that end the text. The first one to begin wins; of those that begin at one
+            place the longest.
+        keep_stop: whether it is part of the text.
+        min_tokens: a stop string that is whole within so many tokens does not count.
 
     """
 
-    def __init__(self, vocab: Vocab, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        vocab: Vocab,
+        stops: Sequence[str] = (),
+        *,
+        keep_stop: bool = False,
+        min_tokens: int = 0,
+    ) -> None:
         self._vocab = vocab
+        self._keep_stop, self._min_tokens = keep_stop, min_tokens
+        # Where the text ended with the last token before which no stop string counts.
+        self._n_unstoppable = 0
         self._stops = tuple(stops)
         self._sorted = sorted(self._stops)
         self._longest = max(map(len, self._stops), default=0)
@@ -85,8 +98,13 @@ class Detokenizer:
         self._held = ""
         self._complete: deque[_Group] = deque()
         self._open = _Group(0)
-        self.is_stopped = False
+        self.stop: str | None = None
         self.n_fed = 0
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string came up."""
+        return self.stop is not None
 
     def feed(self, token: int, *, from_draft: bool = False) -> list[Piece]:
         """Takes the next token; gives what is certain with it."""
@@ -103,10 +121,12 @@ class Detokenizer:
         if group.text and not self._decoder.getstate()[0]:
             self._complete.append(group)
             self._open = _Group(self._n_chars)
-        stop_at = self._find_stop() if text else -1
-        if stop_at >= 0:
-            self.is_stopped = True
-            return self._end_at(self._n_chars - len(self._held) + stop_at)
+        if self.n_fed <= self._min_tokens:
+            self._n_unstoppable = self._n_chars
+        elif text and (found := self._find_stop()) is not None:
+            at, self.stop = found
+            at += len(self.stop) if self._keep_stop else 0
+            return self._end_at(self._n_chars - len(self._held) + at)
         return self._release(self._n_chars - self._n_uncertain())
 
     def flush(self) -> list[Piece]:
@@ -117,9 +137,18 @@ class Detokenizer:
             self._open = _Group(self._n_chars)
         return pieces
 
-    def _find_stop(self) -> int:
-        places = [at for at in map(self._held.find, self._stops) if at >= 0]
-        return min(places, default=-1)
+    def _find_stop(self) -> tuple[int, str] | None:
+        """Where in the held text the first stop string begins, and which it is."""
+        held, n_barred = self._held, self._n_unstoppable - (self._n_chars - len(self._held))
+        found = [
+            (at, -len(stop), stop)
+            for stop in self._stops
+            if (at := held.find(stop, max(n_barred - len(stop) + 1, 0))) >= 0
+        ]
+        if not found:
+            return None
+        at, _, stop = min(found)
+        return at, stop
 
     def _n_uncertain(self) -> int:
         """The length of the longest end of the text that a stop string begins with."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
@@ -52,6 +52,10 @@ class GenerationRecord:
             drafted and accepted.
         logprobs: for each of them, if the request asked for it.
         finish_reason: "stop" or "length" at the end, else None.
+        stop_reason: the stop string or the id of stop_token_ids that ended it; None for anything
+            else.
+        n_cached: how many of the prompt's tokens were not decoded again.
+        n_shifts: how often the older half of the text was forgotten, with context_shift.
         stats: counts of all rounds, also of tokens behind a stop string.
         timing: seconds.
 
@@ -64,14 +68,22 @@ class GenerationRecord:
     spans: list[tuple[int, bool]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    n_cached: int = 0
+    n_shifts: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Token counts; end tokens and what follows a stop string do not count."""
         n_prompt, n = len(self.prompt_tokens), len(self.tokens)
-        return {"prompt_tokens": n_prompt, "completion_tokens": n, "total_tokens": n_prompt + n}
+        return {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n,
+            "total_tokens": n_prompt + n,
+            "prompt_tokens_details": {"cached_tokens": self.n_cached},
+        }
 
     def add(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> None:
         """Appends a piece. `logprobs` are those of all tokens of the generation until now."""
@@ -221,12 +233,15 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     async def __anext__(self) -> Piece:
         return await self.arriving(self.__next__, PENDING)
 
-    async def arriving(self, advance: Callable[[], _T], pending: _T) -> _T:
+    async def arriving(
+        self, advance: Callable[[], _T], pending: _T, others: Sequence[Generation] = ()
+    ) -> _T:
         """What a function gives that reads this generation, as soon as it can without waiting.
 
         Args:
             advance: reads, and gives `pending` where PENDING is all that there is to read.
             pending: see advance.
+            others: what it reads as well: further answers to one request.
 
         Raises:
             StopAsyncIteration: there is nothing more to read.
@@ -240,18 +255,23 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(arrived.set)
 
-        self._runner.listen(self._ticket, wake)
-        self.start(is_whole=False, is_detached=True)
+        together = (self, *others)
+        for one in together:
+            one._runner.listen(one._ticket, wake)
+            one.start(is_whole=False, is_detached=True)
         while True:
             arrived.clear()
-            with self.reading():
-                self._ticket.polls = True
+            with ExitStack() as stack:
+                for one in together:
+                    stack.enter_context(one.reading())
+                    one._ticket.polls = True
                 try:
                     found = advance()
                 except StopIteration:
                     raise StopAsyncIteration from None
                 finally:
-                    self._ticket.polls = False
+                    for one in together:
+                        one._ticket.polls = False
             if found is not pending:
                 return found
             left_s = self._runner.time_left_s(self._ticket)
@@ -259,7 +279,8 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             try:
                 await arrived.wait()
             except BaseException:  # the task is cancelled: nobody reads any more
-                self.abort()
+                for one in together:
+                    one.abort()
                 raise
             finally:
                 if timer is not None:
@@ -312,12 +333,18 @@ def _recorded(
     pieces, job = runner.pieces(ticket), ticket.job
     try:
         for piece in pieces:
-            if job.run is not None:
-                record.stats, record.timing = job.run.stats, job.run.timing
+            _note_figures(job, record)
+            if piece.finish_reason is not None:
+                record.stop_reason = job.stop_reason
             if piece is not PENDING:
                 record.add(piece, job.logprobs)
             yield piece
     finally:
-        if job.run is not None:
-            record.stats, record.timing = job.run.stats, job.run.timing
+        _note_figures(job, record)
         pieces.close()
+
+
+def _note_figures(job: Job, record: GenerationRecord) -> None:
+    if job.run is not None:
+        record.stats, record.timing = job.stats, job.timing
+        record.n_cached, record.n_shifts = job.n_cached, job.n_shifts

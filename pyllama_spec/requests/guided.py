@@ -103,14 +103,14 @@ class GuidedSampler(StepSampler):
     def sample(self, context: Context, i: int) -> int:
         """See TokenSampler.sample."""
         token = self._sampler.sample(context, i)
-        if self._matcher.validate_tokens([token]):
+        if self._sampler.skips_grammar or self._matcher.validate_tokens([token]):
             return token
         return self._sampler.sample_row(self._masked(context.logits(i)))
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
         """Draws from a row of the caller's: [n_vocab] float32."""
         token = self._sampler.sample_row(logits)
-        if self._matcher.validate_tokens([token]):
+        if self._sampler.skips_grammar or self._matcher.validate_tokens([token]):
             return token
         return self._sampler.sample_row(self._masked(logits))
 
@@ -124,13 +124,16 @@ class GuidedSampler(StepSampler):
 
     def accept(self, token: int, *, generated: bool = True) -> None:
         """See TokenSampler.accept. A prompt's tokens do not concern the guide."""
+        is_skipped = self._sampler.skips_grammar
         self._sampler.accept(token, generated=generated)
-        if generated and not self._matcher.consume_token(token):
+        if generated and not is_skipped and not self._matcher.consume_token(token):
             self._check()
             raise EngineError(f"the grammar does not allow token {token}")
 
     def forced(self, max_draft: int) -> Sequence[int]:
         """Tokens that have to follow, as the vocabulary spells them: a draft like any other."""
+        if self._sampler.skips_grammar:
+            return ()
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens[:max_draft]
 

@@ -21,6 +21,7 @@ from pyllama_spec.speculative import (
     Round,
     SequenceRun,
     SequenceState,
+    SpeculationStats,
     Step,
     StepSampler,
     Timing,
@@ -190,6 +191,8 @@ class Job:
         keeper: looks after what its sequence holds before it and behind it; None for nobody.
         run: its run, once it has begun.
         end_token: the token that ended the text, which is no part of it; None where none did.
+        stop_reason: what of the request ended the text: a stop string or the id of a token.
+        n_shifts: how often the older half of the text was forgotten.
 
     """
 
@@ -211,19 +214,29 @@ class Job:
         self.adapters = adapters
         self.keeper: Keeper | None = None
         self.end_token: int | None = None
+        self.stop_reason: str | int | None = None
+        self.n_shifts = self._n_cached = 0
         self._context, self._vocab = context, model.vocab
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
         self._sampler = Sampler(model, params)
         self._guided = guided_sampler(model, self._sampler, options.guide)
         pieces = TokenByToken if by_token else Detokenizer
-        self._detokenizer = pieces(model.vocab, options.stops)
+        self._detokenizer = pieces(
+            model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,
+            min_tokens=options.min_tokens,
+        )  # fmt: skip
+        self._stop_ids = frozenset(options.stop_token_ids)
         self._texts: list[str] = []
+        # The runs before this one, of a text that is longer than the context, and their tokens.
+        self._past: list[int] = []
+        self._past_stats, self._past_timing = SpeculationStats(), Timing()
+        self._round: Round | None = None
         self._n_delivered = 0
         # Those of the text, once it is over.
         self._tokens: list[int] | None = None
         self._n_end: int | None = None
-        self._max_tokens = self._token_limit(options.max_tokens)
         self._options = options
+        self._max_tokens = self._token_limit(options.max_tokens)
         wants_rows = options.logprobs is not None or options.criteria or options.processors
         self._observer = (
             _Observer(context, options, self.prompt, self._max_tokens) if wants_rows else None
@@ -231,6 +244,8 @@ class Job:
 
     def _token_limit(self, max_tokens: int | None) -> int:
         """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
+        if self._options.context_shift and max_tokens is not None:
+            return max_tokens
         room = max(self._context.n_ctx_seq - len(self.prompt), 1)
         return room if max_tokens is None or max_tokens <= 0 else min(max_tokens, room)
 
@@ -238,6 +253,30 @@ class Job:
     def logprobs(self) -> Sequence[TokenLogprob]:
         """Of all tokens until now, if the request asked for them."""
         return () if self._observer is None else self._observer.logprobs
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Counts of the request until now."""
+        run = self.run
+        if run is None or not self.n_shifts:
+            return SpeculationStats() if run is None else run.stats
+        stats = SpeculationStats()
+        stats.add(self._past_stats)
+        stats.add(run.stats)
+        return stats
+
+    @property
+    def n_cached(self) -> int:
+        """How many of the prompt's tokens were not decoded again."""
+        return self._n_cached if self.n_shifts or self.run is None else self.run.n_cached
+
+    @property
+    def timing(self) -> Timing:
+        """Seconds of the request until now."""
+        run = self.run
+        if run is None or not self.n_shifts:
+            return Timing() if run is None else run.timing
+        return self._past_timing.plus(run.timing)
 
     def begin(self, round_: Round, state: SequenceState, load_s: float) -> SequenceRun:
         """Brings a sequence to the beginning of the prompt, and shows it to the penalties.
@@ -261,6 +300,7 @@ class Job:
         if self._options.processors and self._observer is not None:
             processors = self._options.processors
             token_sampler = _ProcessedSampler(row_sampler, processors, self._observer.history)
+        self._round = round_
         run = SequenceRun(
             state,
             self.prompt,
@@ -270,15 +310,51 @@ class Job:
             timing=Timing(load_s, queue_s=perf_counter() - self._asked_s),
             adapters=self.adapters,
         )
+        self._begin(run)
+        return run
+
+    def _begin(self, run: SequenceRun) -> None:
+        assert self._round is not None
         if self._guided is not None:
             run.forced = self._guided.forced
         elif self._sampler.params.grammar is not None:
             run.forced = self._forced
-        if self.keeper is not None:
-            self.keeper.before(state, self.prompt)
-        round_.begin(run)
+        if self.keeper is not None and not self.n_shifts:
+            self.keeper.before(run.state, self.prompt)
+        self._round.begin(run)
         self.run = run
-        return run
+
+    def _shift(self) -> None:
+        """Goes on in a context that is full, without the older half of what may be forgotten.
+
+        What stays is read anew, as a prompt: it then has the rows that it has alone, in any kind of
+        memory, and a drafter sees all of it.
+        """
+        run = self.run
+        assert run is not None
+        tokens, options = list(run.state.tokens), self._options
+        n_bos = int(self.prompt[0] == self._vocab.bos)
+        n_keep = len(self.prompt) if options.n_keep < 0 else min(options.n_keep, len(self.prompt))
+        # Some tokens have to go, or the next shift would come at once.
+        n_keep = min(max(n_keep, n_bos), len(tokens) // 2)
+        n_forgotten = max((len(tokens) - n_keep) // 2, 1)
+        self._past += tokens[len(run.prompt) :][: run.n_generated]
+        self._past_stats.add(run.stats)
+        self._past_timing = self._past_timing.plus(run.timing)
+        self._n_cached = self.n_cached
+        self.n_shifts += 1
+        self._begin(
+            SequenceRun(
+                run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
+                run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
+            )
+        )  # fmt: skip
+
+    @property
+    def _n_before(self) -> int:
+        """Where in the sequence the text begins: before it, where its beginning is forgotten."""
+        assert self.run is not None
+        return len(self.run.prompt) - len(self._past)
 
     def keep(self, state: SequenceState) -> None:
         """Behind its last round, while it has its sequence still."""
@@ -309,10 +385,17 @@ class Job:
             self.run.timing.first_token_s = perf_counter() - self._asked_s
         pieces, finish = self._take(step)
         self._texts += [piece.text for piece in pieces]
+        if finish == "length" and step.error is None and self._may_shift():
+            self._shift()
+            return pieces, None, None
         if finish is not None:
             self.note_end()
         is_past_end = finish is not None and isinstance(step.error, Exception)
         return pieces, finish, None if is_past_end else step.error
+
+    def _may_shift(self) -> bool:
+        """Whether a text that has no room left goes on."""
+        return self._options.context_shift and self.run is not None and self.run.n_left > 0
 
     def _take(self, step: Step) -> tuple[list[Piece], str | None]:
         pieces: list[Piece] = []
@@ -321,17 +404,26 @@ class Job:
         # The round says "stop" for an end token, which is no text.
         tokens = step.tokens[:-1] if finish == "stop" else step.tokens
         for i, token in enumerate(tokens):
-            if detokenizer.n_fed == n_stop:
-                finish, self._n_end = "stop", len(self.prompt) + detokenizer.n_fed
-                break
+            is_stop = token in self._stop_ids and detokenizer.n_fed >= self._options.min_tokens
+            if is_stop or detokenizer.n_fed == n_stop:
+                self._n_end = self._n_before + detokenizer.n_fed
+                if is_stop:
+                    self.stop_reason = token
+                    if self._options.include_stop_str_in_output:
+                        pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
+                return [*pieces, *detokenizer.flush()], "stop"
             pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
-            if detokenizer.is_stopped:
-                self._n_end = len(self.prompt) + detokenizer.n_fed - 1
+            if detokenizer.stop is not None:
+                self.stop_reason = detokenizer.stop
+                self._n_end = self._n_before + detokenizer.n_fed - 1
                 return pieces, "stop"
-        if finish is not None:
+        is_full = finish == "length" and self._may_shift()
+        if finish is not None and not is_full:
             pieces += detokenizer.flush()
             if len(tokens) < len(step.tokens) and detokenizer.n_fed != n_stop:
                 self.end_token = step.tokens[-1]
+                if self.end_token in self._stop_ids:
+                    self.stop_reason = self.end_token
         return pieces, finish
 
     def note_delivered(self, piece: Piece, *, in_sequence: bool) -> None:
@@ -346,20 +438,24 @@ class Job:
         """
         self._n_delivered += len(piece.tokens)
         if in_sequence and self.run is not None:
-            self.run.state.n_given = len(self.prompt) + self._n_delivered - 1
+            self.run.state.n_given = max(self._n_before + self._n_delivered - 1, 0)
 
     def note_end(self) -> None:
         """All was delivered: the text ends where its last round says, or before in that round."""
         if self.run is not None:
             self.run.state.n_given = self._n_end
 
+    def _generated(self) -> list[int]:
+        """What was generated until now, while its sequence is its own."""
+        run = self.run
+        if run is None:
+            return list(self._past)
+        return [*self._past, *run.state.tokens[len(run.prompt) :][: run.n_generated]]
+
     def attach_partial(self, error: BaseException) -> None:
         """Lets an error carry what had been generated; some exceptions take no attributes."""
-        run = self.run
         partial: Any = error
-        tokens = self._tokens
-        if tokens is None:
-            tokens = [] if run is None else run.state.tokens[len(self.prompt) :][: run.n_generated]
+        tokens = self._generated() if self._tokens is None else self._tokens
         text = "".join(self._texts)
         with contextlib.suppress(Exception):  # the model may be closed by now
             tokens = [token for token in tokens if not self._vocab.is_eog(token)]
@@ -369,6 +465,6 @@ class Job:
 
     def close(self) -> None:
         """Frees the sampler; from here on its sequence may be another one's."""
-        if self._tokens is None and (run := self.run) is not None:
-            self._tokens = run.state.tokens[len(self.prompt) :][: run.n_generated]
+        if self._tokens is None and self.run is not None:
+            self._tokens = self._generated()
         self._sampler.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,18 @@ import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide, form_of
 from pyllama_spec.engine import SamplerParams, Vocab
-from pyllama_spec.engine.checks import INT32_MAX, count, instance, integer, meant, real, shown
+from pyllama_spec.engine.checks import (
+    INT32_MAX,
+    boolean,
+    count,
+    int32,
+    integer,
+    meant,
+    one_of,
+    real,
+    shown,
+)
+from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError
 
 # f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
@@ -21,16 +32,23 @@ LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any
 StoppingCriterion = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
 
 MAX_LOGPROBS = 1000
-_COUNTS = (("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX))
+# More choices than anybody reads; each is a request of its own.
+MAX_CHOICES = 1024
+_COUNTS = (
+    ("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX), ("n", 1, MAX_CHOICES),
+    ("min_tokens", 0, INT32_MAX), ("thinking_token_budget", -1, INT32_MAX),
+    ("n_keep", -1, INT32_MAX),
+)  # fmt: skip
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift")
+# What OpenAI's API knows, from no thoughts to as many as the model likes.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+# Of a chat alone: a text has no messages, and no template that could be told.
+OF_CHATS = ("continue_final_message", "add_generation_prompt", "reasoning_effort")
+_USAGE_OPTIONS = ("include_usage", "continuous_usage_stats")
 # Both mean "draw one": -1 by habit, the other one is llama.cpp's LLAMA_DEFAULT_SEED.
 _RANDOM_SEEDS = (-1, 2**32 - 1)
 # The defaults of sampling are the engine's, and most names too.
 _SAMPLING = SamplerParams()
-# None is the default, as null is in OpenAI's requests.
-_NULL_IS_DEFAULT = (
-    "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
-    "presence_penalty",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +57,24 @@ class RequestOptions:
 
     Attributes:
         max_tokens: the most tokens to generate, a whole number (8.0 is one too); None, 0 or less:
-            up to the context's end.
+            up to the context's end. None of any other option is its default.
+        max_completion_tokens: OpenAI's newer name for it; where it is given, it counts.
+        min_tokens: before so many tokens no end token and none of stop_token_ids is chosen, and no
+            stop string counts that is whole within them. Where nothing else may follow, as behind
+            a grammar's end, the text ends all the same.
+        ignore_eos: no end token is chosen at all, with the same exception.
+        n: how many answers to give to one prompt. The first has the text that n=1 gives, answer i
+            (from 0) that of seed + i, modulo 2**32 - 1; of seed=-1 each has one of its own.
         temperature: divides the logits; 0 is greedy, below 0 the model's own distribution, without
             cuts.
-        top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off. None of the
-            first four and of the penalties is the default.
+        top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off.
         min_keep: how many candidates the cuts leave at least.
         stop: a string or several that end the text and are no part of it.
+        stop_token_ids: ids that end it too. `stop_reason` of a choice says what did: the string, or
+            the id; None for the model's own end or a limit.
+        include_stop_str_in_output: leave the string, or the token, at the text's end.
+        bad_words: texts that never stand in what is generated, also not inside of longer words; a
+            space before one lets it bar words that begin with it. Case counts.
         repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
         penalize_prompt: whether they, and DRY, see the prompt too; None for with DRY alone.
         penalty_last_n: how many past tokens the penalties see; -1 for all, None for the model's
@@ -63,12 +92,36 @@ class RequestOptions:
         tfs_z: 1, which is off; the engine has no tail-free sampling any more.
         logprobs: how many alternatives to report with each token's log-probability; None for no
             log-probabilities. They are those of the model, before any sampler.
-        grammar_triggers, grammar_trigger_tokens, grammar_prefill, thought_tags, thought_is_open: of
-            a grammar that waits, or that the prompt's end began; see engine.SamplerParams.
+        grammar_triggers, grammar_trigger_tokens, grammar_prefill: of a grammar that waits, or that
+            the prompt's end began; see engine.SamplerParams.
         timeout_s: seconds, from the call on, after which the request ends with a DeadlineError,
             wherever it is; looked at between two rounds. None for no end.
         logits_processor: one or several functions that change the logits, in order.
         stopping_criteria: one or several functions that end the text before the next token.
+        thinking_token_budget: the most tokens that the model may think, in all its thoughts
+            together; there the tokens that end a thought come. By the marks of the model's own
+            template. -1 or None for any number.
+        reasoning_effort: of a chat: "none", "minimal", "low", "medium", "high" or "xhigh", for
+            templates that read it; of others "none" switches thoughts off, and the next three are
+            budgets of 128, 1024 and 2048 tokens, "high" one of 4096.
+        continue_final_message: of a chat: the last message, an assistant's, is the beginning of the
+            answer, and what is generated goes on behind it. True, or "content" or
+            "reasoning_content" for which of the two goes on.
+        add_generation_prompt: of a chat: False for a prompt that ends with the last message;
+            continue_final_message, with which others want it said, has it so anyway.
+        return_token_ids: report `token_ids` with each choice and chunk, those of its text, and
+            `prompt_token_ids`.
+        stream_options: of a stream: {"include_usage": True} for a last chunk with `usage` and no
+            choices, and None as the usage of those before; with "continuous_usage_stats" each has
+            the usage so far. None for the usage in the chunk with the finish_reason.
+        user: who asks; it changes nothing.
+        context_shift: where the context is full, forget the older half of the text behind n_keep
+            and go on; needs max_tokens. What stays is read again, so that any model can. Off: the
+            text ends there.
+        n_keep: how many of the prompt's first tokens never are forgotten, a BOS token beside them;
+            -1 for all.
+        thought_tags, thought_is_open, thought_close, grammar_skips_thoughts: of the model's
+            thoughts, which chats and texts fill in; see engine.SamplerParams.
 
     Raises:
         ArgumentError: a value is out of range or of a wrong type.
@@ -114,22 +167,43 @@ class RequestOptions:
     timeout_s: float | None = None
     logits_processor: LogitsProcessor | Iterable[LogitsProcessor] | None = None
     stopping_criteria: StoppingCriterion | Iterable[StoppingCriterion] | None = None
+    n: int = 1
+    max_completion_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: Sequence[int] = ()
+    bad_words: str | Sequence[str] = ()
+    include_stop_str_in_output: bool = False
+    thinking_token_budget: int | None = None
+    reasoning_effort: str | None = None
+    continue_final_message: bool | str | None = None
+    add_generation_prompt: bool | None = None
+    return_token_ids: bool = False
+    stream_options: Mapping[str, Any] | None = None
+    user: str | None = None
+    context_shift: bool = False
+    n_keep: int = 0
+    thought_close: tuple[int, ...] = ()
+    grammar_skips_thoughts: bool = False
 
     def __post_init__(self) -> None:
-        for name in _NULL_IS_DEFAULT:
-            if getattr(self, name) is None:
-                self._set(name, getattr(_SAMPLING, name))
-        for name in ("max_tokens", "top_k", "seed"):
+        for field in fields(self):
+            # null is the default in OpenAI's requests too.
+            if getattr(self, field.name) is None and field.name != "max_tokens":
+                self._set(field.name, field.default)
+        for name in ("max_tokens", "max_completion_tokens", "min_tokens", "n", "top_k", "seed"):
             value: Any = getattr(self, name)
             if isinstance(value, float) and value.is_integer():  # as JSON of other programs has it
                 self._set(name, int(value))
-        if self.max_tokens is not None:
-            self._set("max_tokens", integer(self.max_tokens, "max_tokens"))
         for name, low, high in _COUNTS:
             if (value := getattr(self, name)) is not None:
                 self._set(name, count(value, name, low, high))
         if self.timeout_s is not None:
             self._set("timeout_s", real(self.timeout_s, "timeout_s", 0))
+        for name in _FLAGS:
+            self._set(name, boolean(getattr(self, name), name))
+        self._check_length()
+        self._check_answer()
         self._set("stop", _stops(self.stop))
         self._set("seed", check_seed(self.seed))
         self._set("grammar", form_of(self.grammar, self.response_format))
@@ -139,10 +213,60 @@ class RequestOptions:
                 "cut with top_p, min_p or typical_p"
             )
         if self.penalize_prompt is not None:
-            instance(self.penalize_prompt, bool, "penalize_prompt")
+            self._set("penalize_prompt", boolean(self.penalize_prompt, "penalize_prompt"))
         for name in ("logits_processor", "stopping_criteria"):
             self._set(name, _functions(getattr(self, name), name))
         self.sampler_params()  # whose own checks are as good before the request as in it
+
+    def _check_length(self) -> None:
+        """How long the text may be, and must."""
+        for name in ("max_tokens", "max_completion_tokens"):
+            if (value := getattr(self, name)) is not None:
+                self._set(name, integer(value, name))
+        if self.max_completion_tokens is not None:
+            self._set("max_tokens", self.max_completion_tokens)
+        limit = self.max_tokens
+        if limit is not None and 0 < limit < self.min_tokens:
+            raise ArgumentError(
+                f"min_tokens={self.min_tokens} is above max_tokens={limit}; lower it, or give the "
+                "text more room"
+            )
+        if self.context_shift and (limit is None or limit <= 0):
+            raise ArgumentError(
+                f"context_shift=True needs max_tokens, and it is {limit}: nothing else ends the "
+                "text where the context is never full"
+            )
+
+    def _check_answer(self) -> None:
+        """What of the answer is barred, begun or reported."""
+        ids = _as_tuple(self.stop_token_ids, "stop_token_ids")
+        self._set("stop_token_ids", tuple(int32(i, "stop_token_ids: id") for i in ids))
+        words = self.bad_words
+        words = (words,) if isinstance(words, str) else _as_tuple(words, "bad_words")
+        for word in words:
+            if not checked_text(word, "bad_words"):
+                raise ArgumentError('bad_words holds "", which stands in every text; leave it out')
+        self._set("bad_words", words)
+        if self.thinking_token_budget == -1:
+            self._set("thinking_token_budget", None)
+        one_of(self.reasoning_effort, (None, *EFFORTS), "reasoning_effort")
+        going_on = self.continue_final_message
+        if going_on not in ("content", "reasoning_content") and going_on is not None:
+            try:
+                self._set("continue_final_message", boolean(going_on, "continue_final_message"))
+            except ArgumentError as error:
+                raise ArgumentError(f'{error}, "content" or "reasoning_content"') from None
+        if self.add_generation_prompt is not None:
+            begins = boolean(self.add_generation_prompt, "add_generation_prompt")
+            self._set("add_generation_prompt", begins)
+            if begins and self.continue_final_message:
+                raise ArgumentError(
+                    "continue_final_message goes on with the last message, add_generation_prompt="
+                    "True begins another one; leave one of them out"
+                )
+        if self.user is not None:
+            checked_text(self.user, "user")
+        _check_stream_options(self.stream_options)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -163,6 +287,28 @@ class RequestOptions:
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return tuple(self.stop or ())
+
+    @property
+    def usage_apart(self) -> bool:
+        """Whether a stream tells the usage in a chunk of its own."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+    @property
+    def usage_in_each(self) -> bool:
+        """Whether each chunk has the usage so far."""
+        return self.usage_apart and bool((self.stream_options or {}).get("continuous_usage_stats"))
+
+    def of_choice(self, i: int, seed: int | None) -> RequestOptions:
+        """The options of answer i of n.
+
+        Args:
+            i: from 0.
+            seed: where the request has none; None for one of its own.
+
+        """
+        begin = seed if self.seed is None else self.seed
+        own = self.seed if begin is None or begin == -1 else (begin + i) % (2**32 - 1)
+        return replace(self, n=1, seed=own, max_completion_tokens=None, response_format=None)
 
     @property
     def processors(self) -> tuple[LogitsProcessor, ...]:
@@ -202,6 +348,7 @@ class RequestOptions:
         bias = _bias(self.logit_bias)
         if vocab is not None:
             vocab.check_ids(list(bias), "logit_bias")
+            vocab.check_ids(self.stop_token_ids, "stop_token_ids")
         shared = {name: getattr(self, name) for name in _SHARED_FIELDS}
         return SamplerParams(
             **{
@@ -212,6 +359,8 @@ class RequestOptions:
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
                 "seed": _engine_seed(seed if self.seed is None else self.seed),
+                # Without tags yet: whoever knows the template puts them in.
+                "thought_budget": self.thinking_token_budget if self.thought_tags else None,
                 **self._without_truncation(),
             }
         )
@@ -229,6 +378,21 @@ class RequestOptions:
 _SHARED_FIELDS = sorted(
     {f.name for f in fields(SamplerParams)} & {f.name for f in fields(RequestOptions)}
 )
+
+
+def _check_stream_options(options: Mapping[str, Any] | None) -> None:
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise ArgumentError(
+            f'stream_options={shown(options)} is not a dict such as {{"include_usage": True}}'
+        )
+    for name, value in options.items():
+        if name not in _USAGE_OPTIONS:
+            known = " and ".join(_USAGE_OPTIONS)
+            raise ArgumentError(f"stream_options has no {shown(name)}; there are {known}")
+        if value is not None:
+            boolean(value, f"stream_options: {name}")
 
 
 def check_keywords(

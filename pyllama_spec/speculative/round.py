@@ -177,7 +177,7 @@ class Round:
         state.adapters = run.adapters
         n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
-        state.n_decoded, state.n_given = n_keep, None
+        state.n_decoded, state.n_given, run.n_cached = n_keep, None, n_keep
         self.drafter.truncate(state.seq_id, n_keep)
         run.timing.prompt_s += perf_counter() - start
 

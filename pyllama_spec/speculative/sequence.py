@@ -98,6 +98,7 @@ class SequenceRun:
         stats, timing: of this request alone.
         n_generated: tokens that were generated.
         n_passed: rounds since a part of its prompt was read, in which others' were.
+        n_cached: tokens of the prompt that were not decoded again.
         is_cancelled: set from any thread; the round ends the request before its next decode.
         ready_row: without a sampler: the row of the last batch that follows the prompt, while no
             other batch came after it; else None.
@@ -116,6 +117,7 @@ class SequenceRun:
     adapters: Adapters = None
     n_generated: int = 0
     n_passed: int = 0
+    n_cached: int = 0
     is_cancelled: bool = False
     ready_row: int | None = None
     finish_reason: str | None = None

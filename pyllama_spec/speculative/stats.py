@@ -258,6 +258,12 @@ class Timing:
     queue_s: float = 0.0
     first_token_s: float = 0.0
 
+    def plus(self, other: Timing) -> Timing:
+        """The seconds of a request that went on behind this one; it was loaded once."""
+        names = ("prompt_s", "decode_s", "draft_s", "verify_s", "n_decoded")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Timing(load_s=self.load_s or other.load_s, **sums)
+
     @property
     def overhead_s(self) -> float:
         """What the rounds took beside drafting and verifying: sampling, bookkeeping, Python."""

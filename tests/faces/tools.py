@@ -62,8 +62,16 @@ def drafters(reference: Sequence[int]) -> list[Drafter | None]:
 
 
 def lasting(response: dict[str, Any]) -> dict[str, Any]:
-    """A response without what differs each time."""
-    return {key: value for key, value in response.items() if key not in VOLATILE}
+    """A response without what differs each time, and without what the memory held before it."""
+    kept = {key: value for key, value in response.items() if key not in VOLATILE}
+    if kept.get("usage"):
+        kept["usage"] = counts_of(response)
+    return kept
+
+
+def counts_of(response: dict[str, Any]) -> dict[str, int]:
+    """The usage of a response, without how much of the prompt the memory held."""
+    return {key: n for key, n in response["usage"].items() if key != "prompt_tokens_details"}
 
 
 def dictated(

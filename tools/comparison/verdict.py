@@ -10,8 +10,8 @@ from typing import Any
 from tools.comparison.shapes import Shape
 
 # Ours has these in addition, and each side makes up its own of the others.
-# `usage` is in the last chunk of a stream, as OpenAI has it.
-MORE = frozenset(("speculation", "timing", "usage"))
+# `usage` is in the last chunk of a stream, as OpenAI has it; `stop_reason` is vLLM's.
+MORE = frozenset(("speculation", "timing", "usage", "stop_reason", "prompt_tokens_details"))
 # In OpenAI's form they have a value; there it is None.
 FILLED = frozenset(("bytes", "usage"))
 OWN = frozenset(("id", "created", "response_id"))

@@ -1,0 +1,107 @@
+"""Going on with an assistant's message: the prompt ends within it, and the answer goes on there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllama_spec.chat.messages import check_messages
+from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.engine.checks import shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+# One of them, which no message has, stands where the message ends. They are for private use.
+_MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")
+
+_NOT_SHOWN = (
+    "continue_final_message={name!r}: the chat template does not show that of a last message; go "
+    "on with its content, or leave tools and reasoning_format out"
+)
+
+
+def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
+    """What of the last message goes on: "content" or "reasoning_content".
+
+    Args:
+        messages: of the chat.
+        which: one of these, or True for its content if it has one.
+
+    Raises:
+        ArgumentError: the last message is no assistant's, or has no such text.
+
+    """
+    last = check_messages(messages)[-1]
+    if last["role"] != "assistant":
+        raise ArgumentError(
+            f"continue_final_message goes on with an assistant's message, and the last one is of "
+            f'role {shown(last["role"])}; append {{"role": "assistant", "content": ...}}'
+        )
+    if last.get("tool_calls") or last.get("function_call"):
+        raise ArgumentError(
+            "continue_final_message goes on with a text, and the last message is a call of tools"
+        )
+    if which is True:
+        thinks = bool(last.get("reasoning_content")) and not last["content"]
+        which = "reasoning_content" if thinks else "content"
+    name = str(which)
+    if not isinstance(last.get(name), str):
+        raise ArgumentError(
+            f"continue_final_message={name!r}: the last message has {shown(last.get(name))} there; "
+            "give it a text"
+        )
+    return name
+
+
+def render_continued(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    name: str,
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> RenderedChat:
+    """A chat up to the end of its last message's text.
+
+    The template writes the message as it writes any other, with a mark behind the text, and the
+    chat ends before the mark. Where a template does not show the mark the text goes behind the
+    beginning of an answer.
+
+    Args:
+        template: of the model.
+        messages: of the chat; the last one goes on.
+        name: see field_to_continue().
+        tools: shown to the template.
+        variables: of the template.
+
+    Raises:
+        ArgumentError: the template refuses the messages.
+        UnsupportedError: it does not show what the last one thinks.
+
+    """
+    checked = check_messages(messages)
+    before, last = checked[:-1], checked[-1]
+    texts = "".join(str(value) for message in checked for value in message.values())
+    mark = next((one for one in _MARKS if one not in texts), "")
+    variables = {**variables, "add_generation_prompt": False}
+    if mark and last[name]:
+        rendered = template.render(
+            [*before, {**last, name: last[name] + mark}], tools=tools, **variables
+        )
+        at = rendered.text.rfind(mark)
+        if at >= 0:
+            return rendered.cut(at, len(mark))
+    if name != "content":
+        raise UnsupportedError(_NOT_SHOWN.format(name=name))
+    variables["add_generation_prompt"] = True
+    return template.render(before, tools=tools, **variables).followed_by(last[name])
+
+
+def check_continued(prompt: str, messages: Sequence[Message], name: str) -> None:
+    """Looks at a chat that the engine has rendered up to the last message's end.
+
+    Raises:
+        UnsupportedError: it does not end with the text that goes on.
+
+    """
+    text = str(check_messages(messages)[-1][name])
+    if not prompt.endswith(text) and not prompt.rstrip().endswith(text.strip()):
+        raise UnsupportedError(_NOT_SHOWN.format(name=name))

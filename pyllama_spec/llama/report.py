@@ -1,0 +1,136 @@
+"""What a response tells beside its text: ids, what stopped it, usage where it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.responses import Response
+from pyllama_spec.requests.generation import Generation, GenerationRecord
+from pyllama_spec.requests.options import RequestOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a request wants to be told.
+
+    Attributes:
+        token_ids: whether each choice and chunk has the ids of its text.
+        shifts: whether each choice says how often the context was shifted.
+        usage_apart: whether a stream has its usage in a last chunk without choices.
+        usage_in_each: whether its other chunks have the usage so far; else None.
+
+    """
+
+    token_ids: bool
+    shifts: bool
+    usage_apart: bool
+    usage_in_each: bool
+
+    @classmethod
+    def of(cls, request: RequestOptions, *, stream: bool) -> Report:
+        """What these options ask for.
+
+        Raises:
+            ArgumentError: they have stream_options, and it is no stream.
+
+        """
+        if request.stream_options is not None and not stream:
+            raise ArgumentError(
+                f"stream_options={request.stream_options!r:.60} is for stream=True; a whole answer "
+                "has its usage anyway"
+            )
+        return cls(
+            request.return_token_ids, request.context_shift, request.usage_apart,
+            request.usage_in_each,
+        )  # fmt: skip
+
+    def of_whole(
+        self, whole: Callable[[], Response], generations: Sequence[Generation]
+    ) -> Callable[[], Response]:
+        """A function that gives a whole response with what is to be told of it.
+
+        Args:
+            whole: gives it without.
+            generations: of its choices, in their order.
+
+        """
+        return lambda: self.whole(whole(), [generation.record for generation in generations])
+
+    def whole(self, response: Response, records: Sequence[GenerationRecord]) -> Response:
+        """A whole response, with what is to be told of each of its choices.
+
+        Args:
+            response: changed, and given back.
+            records: of its choices, in their order.
+
+        """
+        for choice, record in zip(response["choices"], records, strict=True):
+            self._end(choice, record)
+            if self.token_ids:
+                choice["token_ids"] = list(record.tokens)
+                choice["prompt_token_ids"] = list(record.prompt_tokens)
+        return response
+
+    def chunks(
+        self, chunks: Generator[Response, None, None], record: GenerationRecord
+    ) -> Generator[Response, None, None]:
+        """The chunks of one choice, with what is to be told; the usage is in its last one.
+
+        Args:
+            chunks: of the choice, each computed when it is asked for.
+            record: of its generation.
+
+        """
+        n_told, is_first = 0, True
+        for chunk in chunks:
+            if not chunk.get("choices"):  # nothing of an answer yet
+                yield chunk
+                continue
+            (choice,) = chunk["choices"]
+            if self.token_ids:
+                choice["token_ids"] = list(record.tokens[n_told:])
+                n_told = len(record.tokens)
+                if is_first:
+                    choice["prompt_token_ids"] = list(record.prompt_tokens)
+            if choice["finish_reason"] is not None:
+                self._end(choice, record)
+            elif self.usage_apart:
+                chunk["usage"] = record.usage if self.usage_in_each else None
+            is_first = False
+            yield chunk
+
+    def with_usage(
+        self, chunks: Generator[Response, None, None], n: int = 1
+    ) -> Generator[Response, None, None]:
+        """The chunks of a response, with its usage where that is to be told.
+
+        Args:
+            chunks: the last of each of n choices has a usage, and the last of all that of all.
+            n: how many choices there are.
+
+        """
+        n_left = n
+        for chunk in chunks:
+            choices = chunk.get("choices")
+            if not choices or choices[0]["finish_reason"] is None:
+                yield chunk
+                continue
+            n_left -= 1
+            if not self.usage_apart:
+                if n_left:
+                    del chunk["usage"]
+                yield chunk
+                continue
+            usage: Any = chunk["usage"]
+            yield {**chunk, "usage": usage if self.usage_in_each else None}
+            if not n_left:
+                head = {key: chunk[key] for key in ("id", "object", "created", "model")}
+                yield {**head, "choices": [], "usage": usage}
+
+    def _end(self, choice: Response, record: GenerationRecord) -> None:
+        choice["stop_reason"] = record.stop_reason
+        if self.shifts:
+            choice["context_shifts"] = record.n_shifts

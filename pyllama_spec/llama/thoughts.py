@@ -1,0 +1,212 @@
+"""Thoughts before an answer: how a template marks them, and how many tokens they may have.
+
+A budget forces the tokens that end a thought where it is used up. They are the template's own, as
+the engine reads them out of it; a template that marks no thoughts has none to bound.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from pyllama_spec.engine import ChatParser, ChatSession, Model, Vocab
+from pyllama_spec.engine.checks import one_of
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.llama.overridable import Overridable
+from pyllama_spec.requests.options import EFFORTS, OF_CHATS, RequestOptions
+
+# Tokens of thought for an effort that a template does not read. LiteLLM's defaults.
+_BUDGETS = {"none": 0, "minimal": 128, "low": 1024, "medium": 2048, "high": 4096}
+# What templates read to leave thoughts out.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+class ThoughtTags:
+    """The tags of thoughts in a model's answers.
+
+    Args:
+        model: whose template says them.
+
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        # By the text of a template: reading one takes a while.
+        self._known: dict[str, tuple[str, ...]] = {}
+
+    def of_text(
+        self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
+    ) -> RequestOptions:
+        """The options of a text, with the tags that a budget needs.
+
+        Args:
+            llm: whose chat template it is.
+            tokens: of the prompt.
+            request: of the caller.
+
+        Raises:
+            ArgumentError: an option is of chats alone.
+            UnsupportedError: there is a budget, and the template marks no thoughts.
+
+        """
+        for name in OF_CHATS:
+            if getattr(request, name) is not None:
+                raise ArgumentError(
+                    f"{name}={getattr(request, name)!r} is of chats: give it to "
+                    "create_chat_completion(), or leave it out"
+                )
+        if request.thinking_token_budget is None or request.thought_tags:
+            return request
+        tags = self._tags(llm)
+        vocab = self._model.vocab
+        text = vocab.detokenize(tokens, special=True).decode(errors="replace")
+        return bounded(request, vocab, tags, is_open=is_open(text, tags), own_grammar=True)
+
+    def of_chat(
+        self,
+        llm: Overridable,
+        request: RequestOptions,
+        unread: str | None,
+        *,
+        answer: str,
+        own_grammar: bool,
+    ) -> RequestOptions:
+        """The options of a chat, with the tags that a budget needs.
+
+        Args:
+            llm: whose chat template it is.
+            request: of the caller.
+            unread: see Effort.
+            answer: what the prompt has of the answer already.
+            own_grammar: see bounded().
+
+        Raises:
+            UnsupportedError: there is a budget or an effort, and the template marks no thoughts.
+
+        """
+        if unread is None and request.thinking_token_budget is None:
+            return request
+        tags = self._tags(llm)
+        if unread is not None and not tags:
+            if unread == "none":
+                return replace(request, response_format=None, thinking_token_budget=None)
+            raise UnsupportedError(
+                f"reasoning_effort={unread!r}: the model's chat template marks no thoughts and "
+                "reads no effort; leave it out"
+            )
+        if request.thinking_token_budget is None:
+            return request
+        vocab = self._model.vocab
+        opened = is_open(answer, tags)
+        return bounded(request, vocab, tags, is_open=opened, own_grammar=own_grammar)
+
+    def _tags(self, llm: Overridable) -> tuple[str, ...]:
+        source = llm.template.source
+        if source not in self._known:
+            with ChatParser(self._model, source) as parser:
+                session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+            self._known[source] = tags_of(session)
+        return self._known[source]
+
+
+def tags_of(session: ChatSession) -> tuple[str, ...]:
+    """What begins a thought in the answers of a chat, and what may end it; () for no thoughts."""
+    start, ends = session.thinking_start, session.thinking_ends
+    return (start, *ends) if start and ends else ()
+
+
+def is_open(text: str, tags: Sequence[str]) -> bool:
+    """Whether a text ends within a thought."""
+    if not tags:
+        return False
+    start, *ends = tags
+    return text.rfind(start) > max(map(text.rfind, ends))
+
+
+def bounded(
+    request: RequestOptions, vocab: Vocab, tags: Sequence[str], *, is_open: bool, own_grammar: bool
+) -> RequestOptions:
+    """Options with a budget, and what it is of.
+
+    Args:
+        request: with thinking_token_budget.
+        vocab: of the model.
+        tags: see tags_of().
+        is_open: whether the prompt ends within a thought.
+        own_grammar: whether its grammar is of the answer alone, and knows no thoughts.
+
+    Raises:
+        UnsupportedError: there are no tags.
+
+    """
+    if not tags:
+        raise UnsupportedError(
+            f"thinking_token_budget={request.thinking_token_budget}: the model's chat template "
+            "marks no thoughts, so none can be bounded; leave it out, or set max_tokens"
+        )
+    return replace(
+        request, response_format=None, max_completion_tokens=None, thought_tags=tuple(tags),
+        thought_is_open=is_open, thought_close=_close(vocab, tags[1]),
+        grammar_skips_thoughts=own_grammar and request.grammar is not None,
+    )  # fmt: skip
+
+
+def _close(vocab: Vocab, end: str) -> tuple[int, ...]:
+    """The ids of the tag that ends a thought.
+
+    Some vocabularies put a space before a first control token, which is none of it.
+    """
+    ids = vocab.tokenize(end, add_special=False, parse_special=True)
+    if len(ids) > 1 and vocab.piece(ids[0], special=True).isspace() and not end[0].isspace():
+        ids = ids[1:]
+    return tuple(ids)
+
+
+class Effort(NamedTuple):
+    """What reasoning_effort means for a template.
+
+    Attributes:
+        keywords: of a chat's RequestOptions, without it, perhaps with a budget.
+        variables: of the template.
+        unread: the effort, where the template has no variable for it; else None.
+
+    """
+
+    keywords: dict[str, Any]
+    variables: dict[str, Any]
+    unread: str | None
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any], variables: Mapping[str, Any], source: str) -> Effort:
+        """What the effort adds.
+
+        Args:
+            keywords: of a chat's RequestOptions. A budget of the caller's goes before.
+            variables: of the template, from the caller, whose own word goes before.
+            source: of the template.
+
+        Raises:
+            ArgumentError: there is no such effort.
+
+        """
+        keywords, variables = dict(keywords), dict(variables)
+        effort = keywords.pop("reasoning_effort", None)
+        one_of(effort, (None, *EFFORTS), "reasoning_effort")
+        if effort is None:
+            return cls(keywords, variables, None)
+        is_read = _reads(source, "reasoning_effort")
+        if is_read:
+            variables.setdefault("reasoning_effort", effort)
+        switch = next((name for name in _SWITCHES if _reads(source, name)), None)
+        if effort == "none" and switch is not None:
+            variables.setdefault(switch, False)
+            is_read = True
+        elif not is_read and keywords.get("thinking_token_budget") is None:
+            keywords["thinking_token_budget"] = _BUDGETS.get(effort)
+        return cls(keywords, variables, None if is_read else effort)
+
+
+def _reads(source: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", source) is not None

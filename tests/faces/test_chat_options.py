@@ -1,0 +1,369 @@
+"""Options of chats: going on with a message, and how much a model thinks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, UnsupportedError
+from pyllama_spec.chat.continued import render_continued
+from pyllama_spec.chat.template import ChatTemplate
+from tests.faces.families import templates
+from tests.faces.tools import Forced, counts_of, drafters, open_tiny
+from tests.models import IM_END, IM_START
+
+_HEAD = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and m.reasoning_content %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+)
+# The model opens its thought by itself, or the prompt has opened it.
+THINKS = _HEAD + "{% endif %}{% endif %}"
+OPENED = _HEAD + "{% else %}<think>\n{% endif %}{% endif %}"
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+EFFORT = PLAIN.replace("{% for", "effort {{ reasoning_effort | default('medium') }}\n{% for", 1)
+USER = {"role": "user", "content": "is <think> a tag?"}
+THOUGHT, ANSWER = b"one two three", b" four"
+# As the vocabulary has it: "th" and "in" are tokens.
+CLOSE = (60, 47, 260, 262, 107, 62)
+
+
+def opened(*options: Any, **more: Any) -> Any:
+    """open_tiny(), whose calls are checked by what they give."""
+    return open_tiny(*options, **more)
+
+
+def prompt_of(llm: Llama, messages: list[dict[str, Any]], **options: Any) -> tuple[int, ...]:
+    generation = llm.generate_chat_steps(messages, **options)
+    generation.close()
+    return generation.record.prompt_tokens
+
+
+def text_of(response: dict[str, Any]) -> str:
+    message = response["choices"][0]["message"]
+    return (message.get("reasoning_content") or "") + "|" + (message["content"] or "")
+
+
+def streamed(llm: Llama, messages: list[dict[str, Any]], **options: Any) -> str:
+    texts = {"reasoning_content": "", "content": ""}
+    for chunk in llm.create_chat_completion(messages, stream=True, **options):
+        for name in texts:
+            texts[name] += chunk["choices"][0]["delta"].get(name) or ""
+    return "|".join(texts.values())
+
+
+# ---- a budget of thinking tokens
+
+
+@pytest.mark.parametrize("budget", [*range(0, 14, 3), 100, -1, None])
+@pytest.mark.parametrize("template", [THINKS, OPENED], ids=["thinks", "opened"])
+def test_thoughts_end_where_the_budget_does(template: str, budget: int | None) -> None:
+    is_open = template is OPENED
+    said = (b"" if is_open else b"<think>") + THOUGHT
+    n = len(THOUGHT) if budget in (-1, None) else min(budget, len(THOUGHT))
+    script = [*said[: len(said) - len(THOUGHT) + n], *CLOSE, *ANSWER]
+    with opened(chat_template=template) as llm:
+        prompt = prompt_of(llm, [USER])
+        text = llm.detokenize(script).decode()
+    at = len(said) - len(THOUGHT) + n
+    is_cut = n < len(THOUGHT)
+    dictated = [*script[:at], *(b"x" * len(CLOSE) if is_cut else CLOSE), *ANSWER]
+    for draft in drafters([*prompt, *script]):
+        with opened(draft, chat_template=template) as llm:
+            options: dict[str, Any] = {
+                "max_tokens": None, "thinking_token_budget": budget, "temperature": 0,
+                # At the thought's cut it dictates another letter: the budget goes over it.
+                "logits_processor": Forced(len(prompt), dictated),
+            }  # fmt: skip
+            response = llm.create_chat_completion([USER], **options)
+            assert text_of(response) == "|" + text
+            assert streamed(llm, [USER], **options) == text_of(response)
+            parsed = llm.create_chat_completion([USER], reasoning_format="auto", **options)
+            assert parsed["choices"][0]["message"]["content"].strip() == ANSWER.decode().strip()
+            thought = parsed["choices"][0]["message"].get("reasoning_content", "")
+            assert thought.strip() == THOUGHT[:n].decode().strip()
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
+def test_what_a_budget_forces_is_the_same_with_every_draft(sampling: dict[str, Any]) -> None:
+    options = {**sampling, "thinking_token_budget": 11, "max_tokens": 50, "return_token_ids": True}
+    with opened(chat_template=OPENED) as llm:
+        plain = llm.create_chat_completion([USER], **options)["choices"][0]
+        prompt = prompt_of(llm, [USER])
+        close = llm.tokenize("</think>", add_bos=False)
+    assert plain["token_ids"][11 : 11 + len(close)] == close
+    for draft in drafters([*prompt, *plain["token_ids"]])[1:]:
+        with opened(draft, chat_template=OPENED, n_parallel=2) as llm:
+            assert llm.create_chat_completion([USER], **options)["choices"][0] == plain
+
+
+def test_a_budget_of_a_text_has_the_tags_of_the_template() -> None:
+    with opened(chat_template=THINKS) as llm:
+        for prompt, n_before in (("<think> so", 0), ("</think> so", 7), ("so", 7)):
+            response = llm.create_completion(
+                prompt, thinking_token_budget=4, max_tokens=30, temperature=0,
+                logits_processor=Forced(
+                    len(llm.tokenize(prompt)), list(b"<think>"[:n_before] + b"abcdefghijklmnop" * 3)
+                ),
+            )  # fmt: skip
+            text = response["choices"][0]["text"]
+            assert text.startswith("<think>"[:n_before] + "abcd</think>")
+
+
+@pytest.mark.parametrize("form", ["schema", "gbnf", "regex"])
+def test_a_grammar_is_of_the_answer_behind_the_thought(form: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    forms: dict[str, dict[str, Any]] = {
+        "schema": {"response_format": {"type": "json_object", "schema": schema}},
+        "gbnf": {"grammar": 'root ::= "{\\"a\\":" [12] "}"'},
+        "regex": {"response_format": {"type": "regex", "pattern": r'\{"a":[12]\}'}},
+    }
+    texts = set()
+    for draft in (None, "grammar", "prompt-lookup"):
+        with opened(draft, chat_template=OPENED) as llm:
+            options: dict[str, Any] = {
+                "thinking_token_budget": 9, "max_tokens": 60, "seed": 5, **forms[form],
+            }  # fmt: skip
+            response = llm.create_chat_completion([USER], **options)
+            text = response["choices"][0]["message"]["content"]
+            thought, _, answer = text.partition("</think>")
+            assert json.loads(answer)["a"] in (1, 2)
+            assert thought
+            assert streamed(llm, [USER], **options) == "|" + text
+            texts.add(text)
+    assert len(texts) == 1
+
+
+def test_calls_come_behind_a_thought_that_was_ended() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    source = templates()["Qwen-Qwen3-0.6B"]
+    call = b'<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    said = b"<think>\nabcdef"
+    with opened(chat_template=source, n_ctx=2048) as llm:
+        options: dict[str, Any] = {"tools": [tool], "max_tokens": None, "temperature": 0}
+        n = llm.create_chat_completion([USER], **{**options, "max_tokens": 1})["usage"][
+            "prompt_tokens"
+        ]
+        forced = Forced(n, [*said[:11], *CLOSE, *b"\n\n", *call])
+        response = llm.create_chat_completion(
+            [USER], thinking_token_budget=4, logits_processor=forced, **options
+        )
+        (choice,) = response["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["reasoning_content"].strip() == "abc"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_a_template_without_thoughts_has_no_budget() -> None:
+    with opened(chat_template=PLAIN) as llm:
+        calls: list[Any] = [
+            lambda: llm.create_chat_completion([USER], thinking_token_budget=3),
+            lambda: llm.create_chat_completion(
+                [USER], thinking_token_budget=3, reasoning_format="auto"
+            ),
+            lambda: llm.create_completion("a", thinking_token_budget=3),
+        ]
+        for call in calls:
+            with pytest.raises(UnsupportedError, match=r"thinking_token_budget=3.*no thoughts"):
+                call()
+        assert llm.create_chat_completion([USER], thinking_token_budget=-1, max_tokens=2)
+
+
+# ---- reasoning_effort
+
+
+def test_an_effort_is_told_to_a_template_that_reads_it() -> None:
+    with opened(chat_template=EFFORT) as llm:
+        texts = {
+            effort: llm.detokenize(prompt_of(llm, [USER], reasoning_effort=effort))
+            for effort in (None, "none", "minimal", "low", "high", "xhigh")
+        }
+        assert texts[None].startswith(b"effort medium\n")
+        for effort in ("none", "minimal", "low", "high", "xhigh"):
+            assert texts[effort].startswith(f"effort {effort}\n".encode())
+        own = prompt_of(
+            llm, [USER], reasoning_effort="low", chat_template_kwargs={"reasoning_effort": "high"}
+        )
+        assert own == prompt_of(llm, [USER], reasoning_effort="high")
+
+
+@pytest.mark.parametrize("parsed", [{}, {"reasoning_format": "auto"}])
+def test_an_effort_is_a_switch_or_a_budget_elsewhere(parsed: dict[str, Any]) -> None:
+    with opened(chat_template=OPENED, n_ctx=512) as llm:
+
+        def n_thought(effort: str | None, **more: Any) -> int:
+            response = llm.create_chat_completion(
+                [USER], reasoning_effort=effort, max_tokens=300, temperature=0, ignore_eos=True,
+                return_token_ids=True, **parsed, **more,
+            )  # fmt: skip
+            text = llm.detokenize(response["choices"][0]["token_ids"])
+            close = len(llm.tokenize("</think>", add_bos=False))
+            before = text.partition(b"</think>")[0]
+            ids, n = response["choices"][0]["token_ids"], 0
+            while llm.detokenize(ids[:n]) != before and n < len(ids):
+                n += 1
+            assert close > 1
+            return n
+
+        assert n_thought("minimal") == 128
+        assert n_thought("minimal", thinking_token_budget=7) == 7
+        assert n_thought("low") == 300  # 1,024 are more than it may say
+        assert n_thought("xhigh") == 300
+        # "none" switches thoughts off where the template has a switch.
+        off = prompt_of(llm, [USER], reasoning_effort="none")
+        assert off == prompt_of(llm, [USER], chat_template_kwargs={"enable_thinking": False})
+        assert off != prompt_of(llm, [USER])
+
+
+def test_an_effort_of_a_model_without_thoughts() -> None:
+    with opened(chat_template=PLAIN) as llm:
+        plain = llm.create_chat_completion([USER], temperature=0, max_tokens=9)
+        none = llm.create_chat_completion(
+            [USER], temperature=0, max_tokens=9, reasoning_effort="none"
+        )
+        assert text_of(none) == text_of(plain)
+        for effort in ("minimal", "low", "medium", "high", "xhigh"):
+            with pytest.raises(UnsupportedError, match=f"reasoning_effort='{effort}'"):
+                llm.create_chat_completion([USER], reasoning_effort=effort)
+        with pytest.raises(ArgumentError, match="reasoning_effort='most' is none of"):
+            llm.create_chat_completion([USER], reasoning_effort="most")
+
+
+# ---- going on with the last message
+
+
+@pytest.mark.parametrize("content", ["Well, the", " Sure", "two\nlines ", "é 🙂", "<|im_end|>x"])
+@pytest.mark.parametrize("template", [THINKS, OPENED, PLAIN], ids=["thinks", "opened", "plain"])
+def test_a_prompt_ends_with_the_last_messages_text(template: str, content: str) -> None:
+    last = {"role": "assistant", "content": content}
+    with opened(chat_template=template) as llm:
+        prompt = prompt_of(llm, [USER, last], continue_final_message=True)
+        shown = content.lstrip() if template is PLAIN else content
+        head = llm.tokenize("<|im_start|>user\nis <think> a tag?<|im_end|>\n", False, special=True)
+        head += llm.tokenize("<|im_start|>assistant\n", False, special=True)
+        assert (
+            list(prompt) == [*head, *shown.encode()]
+            or llm.detokenize(prompt, special=True)
+            == llm.detokenize(head, special=True) + shown.encode()
+        )
+        # What the caller wrote is no control token.
+        assert [t for t in prompt if t in (IM_START, IM_END)] == [IM_START, IM_END, IM_START]
+        same = prompt_of(
+            llm, [USER, last], continue_final_message="content", add_generation_prompt=False
+        )
+        assert same == prompt
+        assert prompt_of(llm, [USER, last]) != prompt
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning_format": "auto"}], ids=["plain", "parsed"])
+@pytest.mark.parametrize("template", [THINKS, PLAIN], ids=["thinks", "plain"])
+def test_an_answer_goes_on_where_it_was_cut(template: str, more: dict[str, Any]) -> None:
+    with opened(chat_template=template, seed=1) as llm:
+        messages = [USER, {"role": "assistant", "content": "Well, the "}]
+        options: dict[str, Any] = {"temperature": 0, "continue_final_message": True, **more}
+        response = llm.create_chat_completion(messages, max_tokens=12, **options)
+        text = response["choices"][0]["message"]["content"]
+        # The text is what is new, in a stream too.
+        assert not text.startswith("Well")
+        assert counts_of(response)["completion_tokens"] == 12
+        assert streamed(llm, messages, max_tokens=12, **options) == "|" + text
+        if not more:
+            generation = llm.generate_steps(
+                list(prompt_of(llm, messages, continue_final_message=True)), max_tokens=12,
+                temperature=0,
+            )  # fmt: skip
+            list(generation)
+            assert generation.record.text == text
+
+
+def test_a_thought_goes_on_and_its_budget_counts_what_is_new() -> None:
+    last = {"role": "assistant", "content": "", "reasoning_content": "so far"}
+    with opened(chat_template=THINKS) as llm:
+        for which in (True, "reasoning_content"):
+            prompt = prompt_of(llm, [USER, last], continue_final_message=which)
+            assert llm.detokenize(prompt).endswith(b"assistant\n<think>\nso far")
+            for more in ({}, {"reasoning_format": "auto"}):
+                response = llm.create_chat_completion(
+                    [USER, last], continue_final_message=which, thinking_token_budget=5,
+                    max_tokens=30, temperature=0, logits_processor=Forced(
+                        len(prompt), [*b"abcde", *CLOSE, *b"answer"]
+                    ), **more,
+                )  # fmt: skip
+                message = response["choices"][0]["message"]
+                if more:
+                    assert message["reasoning_content"].strip() == "abcde"
+                    assert message["content"].strip() == "answer"
+                else:
+                    assert message["content"] == "abcde</think>answer"
+
+
+@pytest.mark.slow
+def test_families_templates_end_with_the_last_messages_text() -> None:
+    n_shown = 0
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, the"}]
+    for name, source in templates().items():
+        template = ChatTemplate(source, bos_token="<|bos|>", eos_token="<|im_end|>")
+        try:
+            template.render(messages)
+        except ArgumentError:  # one that is for tools alone, or takes no such chat
+            continue
+        rendered = render_continued(template, messages, "content", None, {})
+        assert rendered.text.endswith("Well, the"), name
+        whole = template.render(messages, add_generation_prompt=False).text
+        n_shown += whole.startswith(rendered.text)
+        # Its text is the caller's, to the last character.
+        if rendered.located in ("all", "messages"):
+            assert rendered.parts[-1].text.endswith("the"), name
+            assert rendered.parts[-1].is_message, name
+    assert n_shown > 40
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        ([USER], {}, "of role 'user'"),
+        ([USER, {"role": "assistant", "tool_calls": [{}]}], {}, "call of tools"),
+        (
+            [USER, {"role": "assistant", "content": "a"}],
+            {"continue_final_message": "reasoning_content"}, "'reasoning_content'.*None",
+        ),
+        (
+            [USER, {"role": "assistant", "content": "a"}], {"add_generation_prompt": True},
+            "begins another one",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("more", [{}, {"reasoning_format": "auto"}], ids=["plain", "parsed"])
+def test_what_cannot_go_on_is_refused(
+    messages: list[dict[str, Any]], options: dict[str, Any], message: str, more: dict[str, Any]
+) -> None:
+    with opened(chat_template=THINKS) as llm, pytest.raises(ArgumentError, match=message):
+        llm.create_chat_completion(
+            messages, **{"continue_final_message": True, **options}, max_tokens=1, **more
+        )
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning_format": "auto"}], ids=["plain", "parsed"])
+def test_a_thought_that_no_template_shows_cannot_go_on(more: dict[str, Any]) -> None:
+    last = {"role": "assistant", "content": "", "reasoning_content": "so far"}
+    with opened(chat_template=PLAIN) as llm, pytest.raises(UnsupportedError, match="not show"):
+        llm.create_chat_completion([USER, last], continue_final_message=True, **more)
+
+
+def test_a_prompt_without_a_beginning_of_the_answer() -> None:
+    with opened(chat_template=PLAIN) as llm:
+        whole = prompt_of(llm, [USER])
+        prompt = prompt_of(llm, [USER], add_generation_prompt=False)
+        assert whole[: len(prompt)] == prompt
+        assert llm.detokenize(whole[len(prompt) :], special=True) == b"<|im_start|>assistant\n"
+        with pytest.raises(ArgumentError, match="without tools"):
+            llm.create_chat_completion(
+                [USER], add_generation_prompt=False, reasoning_format="auto", max_tokens=1
+            )

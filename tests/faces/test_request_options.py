@@ -1,0 +1,563 @@
+"""Options of a request: the same text with every draft, in a stream and whole, one or many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, PromptLookup, UnsupportedError
+from pyllama_spec.requests.options import RequestOptions
+from tests.faces.tools import (
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    Forced,
+    counts_of,
+    dictated,
+    drafters,
+    finish_of,
+    lasting,
+    open_tiny,
+    text_of,
+)
+from tests.models import EOS
+from tests.scripted import Perfect
+from tests.tiers import release_except
+
+N = len(PROMPT)
+SCRIPT = list(b"one two three four five six")
+# What lets the models of these tests end a text, which they never do by themselves.
+ENDING: dict[str, Any] = {"logit_bias": {EOS: 200.0}}
+
+
+def opened(*options: Any, **more: Any) -> Any:
+    """open_tiny(), whose calls are checked by what they give."""
+    return open_tiny(*options, **more)
+
+
+def chosen(response: dict[str, Any], i: int = 0) -> dict[str, Any]:
+    choice: dict[str, Any] = response["choices"][i]
+    return choice
+
+
+def joined(llm: Llama, prompt: Any = PROMPT, **options: Any) -> dict[int, str]:
+    """The text of each choice of a stream."""
+    texts: dict[int, str] = {}
+    for chunk in llm.create_completion(prompt, stream=True, **options):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return texts
+
+
+def same_with_every_draft(kind: str = "llama", n: int = 40, **options: Any) -> dict[str, Any]:
+    """The response to a request, which has to be that with any draft, and a stream's text."""
+    with opened(kind=kind) as llm:
+        plain = dict(llm.create_completion(PROMPT, max_tokens=n, return_token_ids=True, **options))
+        assert joined(llm, max_tokens=n, **options) == {0: text_of(plain)}
+    reference = [*PROMPT, *chosen(plain)["token_ids"]]
+    for draft in [*drafters(reference)[1:], PromptLookup()]:
+        with opened(draft, kind) as llm:
+            response = llm.create_completion(PROMPT, max_tokens=n, return_token_ids=True, **options)
+            assert lasting(response) == lasting(plain)
+    return plain
+
+
+# ---- where a text ends
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", release_except(["llama", "gemma3", "lfm2"], ["llama"]))
+def test_min_tokens_and_ignore_eos_with_every_draft(kind: str, options: dict[str, Any]) -> None:
+    options = {**options, **ENDING}
+    assert counts_of(same_with_every_draft(kind, **options))["completion_tokens"] == 0
+    response = same_with_every_draft(kind, min_tokens=13, **options)
+    assert counts_of(response)["completion_tokens"] == 13
+    assert (finish_of(response), chosen(response)["stop_reason"]) == ("stop", None)
+    response = same_with_every_draft(kind, ignore_eos=True, **options)
+    assert counts_of(response)["completion_tokens"] == 40
+    assert finish_of(response) == "length"
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("offset", range(0, 11, 2))
+def test_stop_token_at_each_offset_of_a_run(offset: int, is_kept: bool) -> None:
+    script = [*SCRIPT[:offset], ord("#"), *SCRIPT[offset:]]
+    kept = b"#" if is_kept else b""
+    for draft in drafters([*PROMPT, *script]):
+        response = dictated(
+            script, draft, stop_token_ids=[ord("!"), ord("#")], return_token_ids=True,
+            include_stop_str_in_output=is_kept, logprobs=0,
+        )  # fmt: skip
+        text = bytes(SCRIPT[:offset]) + kept
+        assert text_of(response) == text.decode()
+        assert (finish_of(response), chosen(response)["stop_reason"]) == ("stop", ord("#"))
+        assert chosen(response)["token_ids"] == list(text)
+        assert counts_of(response)["completion_tokens"] == len(text)
+        assert chosen(response)["logprobs"]["tokens"] == [chr(b) for b in text]
+
+
+def test_what_the_memory_holds_ends_before_a_stop_token() -> None:
+    script = [*SCRIPT[:6], ord("#"), *SCRIPT[6:]]
+    for draft in drafters([*PROMPT, *script]):
+        for is_kept in (False, True):
+            with opened(draft) as llm:
+                llm.create_completion(
+                    PROMPT, max_tokens=None, stop_token_ids=[ord("#")],
+                    include_stop_str_in_output=is_kept, logits_processor=Forced(N, script),
+                )  # fmt: skip
+                assert llm.n_tokens == N + 6
+                assert llm.input_ids[N : llm.n_tokens].tolist() == SCRIPT[:6]
+
+
+def test_a_stop_token_waits_for_min_tokens() -> None:
+    options: dict[str, Any] = {
+        **GREEDY,
+        "logit_bias": {ord("#"): 200.0},
+        "stop_token_ids": [ord("#")],
+    }
+    assert text_of(same_with_every_draft(**options)) == ""
+    response = same_with_every_draft(min_tokens=9, **options)
+    assert counts_of(response)["completion_tokens"] == 9
+    assert "#" not in text_of(response)
+    assert chosen(response)["stop_reason"] == ord("#")
+
+
+def test_an_end_token_that_is_a_stop_token_is_named() -> None:
+    response = same_with_every_draft(**GREEDY, **ENDING, min_tokens=3, stop_token_ids=[EOS])
+    assert (finish_of(response), chosen(response)["stop_reason"]) == ("stop", EOS)
+    assert counts_of(response)["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("offset", range(0, 11, 2))
+def test_stop_string_is_named_and_kept_where_that_is_asked_for(offset: int) -> None:
+    script = [*SCRIPT[:offset], *b"<#>", *SCRIPT[offset:]]
+    for draft in drafters([*PROMPT, *script]):
+        for is_kept in (False, True):
+            response = dictated(
+                script, draft, stop=["unseen", "<#>", "<#"], include_stop_str_in_output=is_kept
+            )
+            # "<#" is whole a token earlier, and wins.
+            kept = "<#" if is_kept else ""
+            assert text_of(response) == bytes(SCRIPT[:offset]).decode() + kept
+            assert chosen(response)["stop_reason"] == "<#"
+            assert counts_of(response)["completion_tokens"] == offset + len(kept)
+
+
+def test_stop_string_inside_of_a_token_is_kept_without_what_follows() -> None:
+    with opened() as llm:
+        script = llm.tokenize("a there the end", add_bos=False)
+    for draft in drafters([*PROMPT, *script]):
+        response = dictated(script, draft, stop="th", include_stop_str_in_output=True)
+        assert text_of(response) == "a th"
+        response = dictated(script, draft, stop=["the", "th"], include_stop_str_in_output=True)
+        assert (text_of(response), chosen(response)["stop_reason"]) == ("a the", "the")
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "a"),
+        (1, "a"),
+        (2, "a"),
+        (3, "abcxxa"),
+        (7, "abcxxa"),
+        (8, "abcxxabcxxa"),
+        (9, "abcxxabcxxa"),
+    ],
+)
+def test_stop_strings_within_min_tokens_do_not_count(n: int, text: str) -> None:
+    script = list(b"abcxxabcxxabcxx")
+    for draft in drafters([*PROMPT, *script]):
+        with opened(draft) as llm:
+            options: dict[str, Any] = {
+                "max_tokens": None, "stop": "bc", "min_tokens": n,
+                "logits_processor": Forced(N, script),
+            }  # fmt: skip
+            assert text_of(llm.create_completion(PROMPT, **options)) == text
+            assert joined(llm, **options) == {0: text}
+
+
+def test_max_completion_tokens_is_max_tokens() -> None:
+    with opened() as llm:
+        for options in ({}, {"max_tokens": 3}, {"max_tokens": 900}):
+            response = llm.create_completion(PROMPT, max_completion_tokens=7, **options)
+            assert counts_of(response)["completion_tokens"] == 7
+        messages = [{"role": "user", "content": "the cat"}]
+        chat = llm.create_chat_completion(messages, max_completion_tokens=5)
+        assert counts_of(chat)["completion_tokens"] == 5
+
+
+# ---- words that may not come
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", release_except(["llama", "qwen35"], ["llama"]))
+def test_bad_words_never_come_with_any_draft(kind: str, options: dict[str, Any]) -> None:
+    free = text_of(same_with_every_draft(kind, 60, **options))
+    # Of one character and of three, which lie across tokens.
+    readable = [free[i : i + n] for n in (1, 3) for i in range(0, 40, 3)]
+    words = [word for word in readable if "\ufffd" not in word and "\0" not in word][::2]
+    assert len(words) > 8
+    response = same_with_every_draft(kind, 60, bad_words=words, **options)
+    assert not any(word in text_of(response) for word in words)
+    assert counts_of(response)["completion_tokens"] == 60
+
+
+def test_bad_words_hold_in_many_at_once_and_with_a_grammar() -> None:
+    grammar = 'root ::= ("a" | "b" | "c" | "the " | "then ")+'
+    with opened(n_parallel=3) as many, opened() as one:
+        prompts = [PROMPT, PROMPT[:5], PROMPT[3:]]
+        options = {"max_tokens": 40, "bad_words": ["ab", "then", "cc"], "grammar": grammar}
+        together = many.create_completion(prompts, **options, **SAMPLED)
+        for prompt, choice in zip(prompts, together["choices"], strict=True):
+            alone = one.create_completion(prompt, **options, **SAMPLED)
+            assert choice["text"] == text_of(alone)
+            assert choice["text"]
+            assert not any(word in choice["text"] for word in ("ab", "then", "cc"))
+
+
+# ---- several answers
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2, 5])
+@pytest.mark.parametrize("draft", [None, "prompt-lookup"])
+def test_answers_are_those_of_their_seeds(n_parallel: int, draft: str | None) -> None:
+    options: dict[str, Any] = {**SAMPLED, "max_tokens": 20, "logprobs": 1}
+    with opened() as one, opened(draft, n_parallel=n_parallel) as llm:
+        alone = [
+            one.create_completion(PROMPT, **{**options, "seed": SAMPLED["seed"] + i})
+            for i in range(4)
+        ]
+        whole = llm.create_completion(PROMPT, n=4, **options)
+        assert [choice["index"] for choice in whole["choices"]] == list(range(4))
+        for i, response in enumerate(alone):
+            for key in ("text", "finish_reason", "stop_reason", "logprobs"):
+                assert chosen(whole, i)[key] == chosen(response)[key]
+        assert len({choice["text"] for choice in whole["choices"]}) == 4
+        assert joined(llm, n=4, **options) == {i: text_of(one) for i, one in enumerate(alone)}
+        assert counts_of(whole) == {
+            "prompt_tokens": N, "completion_tokens": 80, "total_tokens": N + 80,
+        }  # fmt: skip
+        two = llm.create_completion([PROMPT, PROMPT[:6]], n=2, **options)
+        assert [c["index"] for c in two["choices"]] == [0, 1, 2, 3]
+        assert [c["text"] for c in two["choices"][:2]] == [text_of(one) for one in alone[:2]]
+        assert counts_of(two)["prompt_tokens"] == N + 6
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_a_request_with_several_answers_draws_one_seed(n_parallel: int) -> None:
+    with opened(seed=7, n_parallel=n_parallel) as a, opened(seed=7) as b:
+        several = a.create_completion(PROMPT, n=3, max_tokens=12)
+        assert text_of(several) == text_of(b.create_completion(PROMPT, max_tokens=12))
+        # What follows has the seeds that it has behind a request with one answer.
+        following = a.create_completion(PROMPT, max_tokens=12)
+        assert text_of(following) == text_of(b.create_completion(PROMPT, max_tokens=12))
+
+
+# A recurrent state goes back by the snapshots that there are with a draft.
+@pytest.mark.parametrize(
+    ("kind", "draft"),
+    [("llama", None), ("gemma3", None), ("qwen35", "prompt-lookup"), ("lfm2", "prompt-lookup")],
+)
+def test_the_prompt_of_several_answers_is_read_once(kind: str, draft: str | None) -> None:
+    prompt = list(b"the cat sat on the mat and then " * 3)
+    with opened(draft, kind) as llm:
+        cached: dict[int, int] = {}
+        for chunk in llm.create_completion(
+            prompt, n=3, max_tokens=6, stream=True, seed=1,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+        ):  # fmt: skip
+            for choice in chunk["choices"]:
+                usage = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+                cached.setdefault(choice["index"], usage)
+        assert cached == {0: 0, 1: len(prompt) - 1, 2: len(prompt) - 1}
+
+
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_several_answers_to_a_chat(n_parallel: int) -> None:
+    messages = [{"role": "user", "content": "the cat"}]
+    options: dict[str, Any] = {"max_tokens": 14, "seed": 5, "temperature": 0.9}
+    with opened(n_parallel=n_parallel) as llm:
+        for more in ({}, {"reasoning_format": "auto"}):
+            alone = [
+                chosen(llm.create_chat_completion(messages, **{**options, "seed": 5 + i}, **more))
+                for i in range(3)
+            ]
+            whole = llm.create_chat_completion(messages, n=3, **options, **more)
+            texts: dict[int, str] = {}
+            finish: dict[int, Any] = {}
+            for chunk in llm.create_chat_completion(messages, n=3, stream=True, **options, **more):
+                for choice in chunk["choices"]:
+                    content = choice["delta"].get("content") or ""
+                    texts[choice["index"]] = texts.get(choice["index"], "") + content
+                    finish[choice["index"]] = choice["finish_reason"]
+            for i, one in enumerate(alone):
+                assert chosen(whole, i)["message"] == one["message"]
+                assert texts[i] == one["message"]["content"]
+                assert finish[i] == one["finish_reason"]
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2, 4])
+def test_several_answers_in_an_event_loop(n_parallel: int) -> None:
+    options: dict[str, Any] = {**SAMPLED, "max_tokens": 16, "n": 3}
+
+    async def read(llm: Any) -> tuple[dict[int, str], Any]:
+        texts: dict[int, str] = {}
+        stream = await llm.acreate_completion(PROMPT, stream=True, **options)
+        async for chunk in stream:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+        return texts, await llm.acreate_completion(PROMPT, **options)
+
+    with opened() as one, opened(n_parallel=n_parallel) as llm:
+        texts = joined(one, **options)
+        streamed, whole = asyncio.run(read(llm))
+        assert streamed == texts
+        assert {choice["index"]: choice["text"] for choice in whole["choices"]} == texts
+
+
+def test_a_stream_of_several_answers_can_be_left() -> None:
+    for n_parallel in (1, 2):
+        with opened(n_parallel=n_parallel) as llm:
+            stream = llm.create_completion(PROMPT, n=3, max_tokens=90, stream=True, **SAMPLED)
+            for _ in range(4):
+                next(stream)
+            stream.close()
+            stream.close()
+            assert text_of(llm.create_completion(PROMPT, max_tokens=5, **SAMPLED))
+
+
+# ---- what is told
+
+
+def test_a_stream_tells_its_usage_in_a_chunk_of_its_own() -> None:
+    messages = [{"role": "user", "content": "the cat"}]
+    options: dict[str, Any] = {"max_tokens": 9, "stream": True, "seed": 2}
+    with opened() as llm:
+        streams: list[Any] = [
+            lambda **more: llm.create_completion(PROMPT, **options, **more),
+            lambda **more: llm.create_completion(PROMPT, n=2, **options, **more),
+            lambda **more: llm.create_chat_completion(messages, **options, **more),
+            lambda **more: llm.create_chat_completion(
+                messages, reasoning_format="auto", **options, **more
+            ),
+        ]
+        for stream in streams:
+            plain = list(stream())
+            *before, last = list(stream(stream_options={"include_usage": True}))
+            assert [c["choices"] for c in before] == [c["choices"] for c in plain]
+            assert all("usage" in chunk and chunk["usage"] is None for chunk in before)
+            assert last["choices"] == []
+            assert counts_of(last) == counts_of(plain[-1])
+            assert {"id", "object", "created", "model"} <= set(last)
+            both = {"include_usage": True, "continuous_usage_stats": True}
+            seen = [chunk["usage"]["completion_tokens"] for chunk in stream(stream_options=both)]
+            assert seen[-1] == counts_of(plain[-1])["completion_tokens"]
+            assert max(seen) == seen[-1]
+            for nothing in (None, {}, {"include_usage": False}, {"include_usage": None}):
+                chunks = list(stream(stream_options=nothing))
+                assert [c["choices"] for c in chunks] == [c["choices"] for c in plain]
+                assert chunks[-1]["usage"]["total_tokens"]
+
+
+@pytest.mark.parametrize("draft", [None, Perfect])
+def test_token_ids_are_those_of_the_text(draft: Any) -> None:
+    script = list("naïve 日本 🙂 STOP after".encode())
+    with opened(draft and draft([*PROMPT, *script])) as llm:
+        for stop, end in ((None, len(script)), ("STOP", script.index(ord("S")))):
+            options: dict[str, Any] = {
+                "max_tokens": 60, "stop": stop, "logits_processor": Forced(N, script),
+                "return_token_ids": True,
+            }  # fmt: skip
+            whole = chosen(llm.create_completion(PROMPT, **options))
+            assert whole["token_ids"] == script[:end]
+            assert whole["prompt_token_ids"] == PROMPT
+            chunks = [
+                c["choices"][0] for c in llm.create_completion(PROMPT, stream=True, **options)
+            ]
+            assert [t for chunk in chunks for t in chunk["token_ids"]] == script[:end]
+            assert chunks[0]["prompt_token_ids"] == PROMPT
+            assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+            for chunk in chunks:
+                assert bytes(chunk["token_ids"]).decode() == chunk["text"]
+        chat = llm.create_chat_completion(
+            [{"role": "user", "content": "a"}], max_tokens=5, return_token_ids=True,
+            reasoning_format="auto", temperature=0,
+        )  # fmt: skip
+        assert len(chosen(chat)["token_ids"]) == 5
+
+
+def test_usage_says_how_much_was_not_read_again() -> None:
+    with opened() as llm:
+
+        def cached(prompt: Sequence[int], **options: Any) -> int:
+            response = llm.create_completion(list(prompt), max_tokens=4, **GREEDY, **options)
+            n: int = response["usage"]["prompt_tokens_details"]["cached_tokens"]
+            return n
+
+        assert cached(PROMPT) == 0
+        assert cached(PROMPT) == N - 1  # the last one is decoded for its logits
+        assert cached([*PROMPT[:5], *b"other"]) == 5
+        llm.reset()
+        assert cached(PROMPT) == 0
+
+
+# ---- a context that is full
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "kind", release_except(["llama", "gemma3", "qwen35", "lfm2"], ["llama", "lfm2"])
+)
+def test_a_text_goes_on_behind_a_full_context(kind: str, options: dict[str, Any]) -> None:
+    n_ctx, n = 64, 150
+    texts = []
+    reference: list[int] = []
+    for draft in (None, "perfect", "prompt-lookup"):
+        made = Perfect(reference) if draft == "perfect" else draft
+        with opened(made, kind, n_ctx=n_ctx) as llm:
+            full = llm.create_completion(PROMPT, max_tokens=n, **options)
+            assert finish_of(full) == "length"
+            assert counts_of(full)["total_tokens"] <= n_ctx + 1
+            response = llm.create_completion(
+                PROMPT, max_tokens=n, context_shift=True, return_token_ids=True, logprobs=0,
+                **options,
+            )  # fmt: skip
+            assert counts_of(response)["completion_tokens"] == n
+            assert chosen(response)["context_shifts"] == (n + N - n_ctx) // (n_ctx // 2) + 1
+            assert len(chosen(response)["logprobs"]["tokens"]) == n
+            assert text_of(response).startswith(text_of(full))
+            assert joined(llm, max_tokens=n, context_shift=True, **options) == {
+                0: text_of(response)
+            }
+            reference = [*PROMPT, *chosen(response)["token_ids"]]
+            texts.append(text_of(response))
+    assert texts[1:] == texts[:1] * 2
+
+
+@pytest.mark.parametrize("n_keep", [0, 5, N, -1, 1000])
+def test_what_stays_is_read_as_a_prompt(n_keep: int) -> None:
+    with opened(n_ctx=64) as llm, opened(n_ctx=64) as other:
+        response = llm.create_completion(
+            PROMPT, max_tokens=70, context_shift=True, n_keep=n_keep, return_token_ids=True,
+            **GREEDY,
+        )  # fmt: skip
+        tokens = [*PROMPT, *chosen(response)["token_ids"]]
+        kept = min(N if n_keep < 0 else n_keep, N)
+        held = tokens[:65]  # all that the context holds, and the token that follows
+        held = [*held[:kept], *held[kept + (65 - kept) // 2 :]]
+        n_left = N + 70 - 65
+        again = other.create_completion(held, max_tokens=n_left, return_token_ids=True, **GREEDY)
+        n_same = min(n_left, 64 - len(held))
+        assert chosen(again)["token_ids"][:n_same] == tokens[65:][:n_same]
+        assert n_same > 8
+
+
+def test_long_texts_beside_each_other_and_left_early() -> None:
+    with opened(n_ctx=64, n_parallel=3) as many, opened(n_ctx=64) as one:
+        options: dict[str, Any] = {"max_tokens": 130, "context_shift": True, **SAMPLED}
+        prompts = [PROMPT, PROMPT[:4], PROMPT[2:]]
+        together = many.create_completion(prompts, **options)
+        for prompt, choice in zip(prompts, together["choices"], strict=True):
+            assert choice["text"] == text_of(one.create_completion(prompt, **options))
+        for llm in (many, one):
+            stream = llm.create_completion(PROMPT, stream=True, **options)
+            text = "".join(text_of(next(stream)) for _ in range(90))
+            stream.close()
+            assert together["choices"][0]["text"].startswith(text)
+            again = llm.create_completion(PROMPT, **options)
+            assert text_of(again) == together["choices"][0]["text"]
+
+
+# ---- null, and what is refused
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in RequestOptions.__slots__ if name != "max_tokens"]
+)
+def test_null_is_the_default(name: str) -> None:
+    assert RequestOptions(**dict[str, Any]({name: None})) == RequestOptions()
+
+
+def test_temperature_null_is_the_default_of_the_call() -> None:
+    messages = [{"role": "user", "content": "the cat"}]
+    with opened(seed=3) as llm:
+        plain = llm.create_completion(PROMPT, seed=4, temperature=0.8, top_k=0)
+        assert text_of(llm.create_completion(PROMPT, seed=4, temperature=None, top_k=0)) == text_of(
+            plain
+        )
+        options: dict[str, Any] = {"seed": 4, "max_tokens": 12, "top_k": 0, "min_p": 0.0}
+        for more in ({}, {"reasoning_format": "auto"}):
+            chats = [
+                chosen(llm.create_chat_completion(messages, **options, **more, **given))["message"]
+                for given in ({}, {"temperature": None}, {"temperature": 0.2})
+            ]
+            assert chats[1:] == chats[:1] * 2
+
+
+@pytest.mark.parametrize("name", ["stream", "echo", "ignore_eos", "context_shift"])
+def test_bools_of_numpy_are_bools_and_others_are_named(name: str) -> None:
+    with opened() as llm:
+        options: dict[str, Any] = {"max_tokens": 3, name: np.False_}
+        assert text_of(llm.create_completion(PROMPT, **options)) is not None
+        for wrong in (np.int64(1), 0, "yes", [True]):
+            with pytest.raises(ArgumentError, match=rf"{name}=.* is not True or False"):
+                llm.create_completion(PROMPT, **{**options, name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "n=0 is outside 1"), ({"n": 1.5}, "n=1.5"), ({"n": True}, "n=True"),
+        ({"min_tokens": -1}, "min_tokens=-1"), ({"min_tokens": 17}, "above max_tokens=16"),
+        ({"min_tokens": "3"}, "min_tokens='3'"), ({"ignore_eos": "no"}, "ignore_eos='no'"),
+        ({"stop_token_ids": 3}, "stop_token_ids=3"), ({"stop_token_ids": [1.5]}, "stop_token_ids"),
+        ({"stop_token_ids": [10**6]}, "outside 0"), ({"bad_words": [""]}, "stands in every text"),
+        ({"bad_words": [3]}, "bad_words"), ({"bad_words": ["a\0"]}, "NUL"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output=1"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget=-2"),
+        ({"reasoning_effort": "huge"}, "none, minimal, low"),
+        ({"reasoning_effort": "low"}, "is of chats"),
+        ({"continue_final_message": "text"}, "reasoning_content"),
+        ({"continue_final_message": True}, "is of chats"),
+        ({"add_generation_prompt": False}, "is of chats"),
+        ({"return_token_ids": "yes"}, "return_token_ids='yes'"),
+        ({"stream_options": {"include_usage": True}}, "is for stream=True"),
+        ({"stream_options": True, "stream": True}, "include_usage"),
+        ({"stream_options": {"usage": 1}, "stream": True}, "has no 'usage'"),
+        ({"stream_options": {"include_usage": 1}, "stream": True}, "include_usage=1"),
+        ({"user": 3}, "user must be a str"), ({"context_shift": 1}, "context_shift=1"),
+        ({"context_shift": True, "max_tokens": None}, "needs max_tokens"),
+        ({"n_keep": -2}, "n_keep=-2"), ({"max_completion_tokens": "7"}, "max_completion_tokens"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
+    with opened() as llm:
+        with pytest.raises(ArgumentError, match=message):
+            llm.create_completion(PROMPT, **options)
+        assert text_of(llm.create_completion(PROMPT, max_tokens=2))
+
+
+def test_one_generation_is_one_answer() -> None:
+    with opened() as llm, pytest.raises(ArgumentError, match="n=2"):
+        llm.generate_steps(PROMPT, n=2)
+
+
+def test_a_chat_handler_is_told_what_it_knows_and_the_rest_is_refused() -> None:
+    given: dict[str, Any] = {}
+
+    def handler(**options: Any) -> dict[str, Any]:
+        given.update(options)
+        return {"choices": []}
+
+    messages = [{"role": "user", "content": "a"}]
+    with opened(chat_handler=handler) as llm:
+        llm.create_chat_completion(messages, max_completion_tokens=9, user="me", n=1)
+        assert given["max_tokens"] == 9
+        for name, value in (("n", 2), ("min_tokens", 3), ("continue_final_message", True)):
+            with pytest.raises(UnsupportedError, match=name):
+                llm.create_chat_completion(messages, **{name: value})
