@@ -291,9 +291,10 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
             f"({100 * stats.acceptance_rate:.0f}%); draft {timing.draft_s:.2f} s, "
             f"verify {timing.verify_s:.2f} s, rest {timing.overhead_s:.3f} s"
         )
+        forced = f", {stats.forced} of them forced by the grammar" if stats.forced else ""
         lines.append(
             f"controller {stats.controller}: asked in {stats.asked} rounds, {stats.probes} of them "
-            f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified"
+            f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified{forced}"
         )
     if stats.note:
         lines.append(stats.note)

@@ -29,7 +29,13 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
 )
 from pyllama_spec.speculative.acceptance import sample_and_match
-from pyllama_spec.speculative.controller.base import Controller, ControllerLimits, Span, Spent
+from pyllama_spec.speculative.controller.base import (
+    NO_GAIN,
+    Controller,
+    ControllerLimits,
+    Span,
+    Spent,
+)
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prompt_pace import PromptPace
@@ -525,7 +531,7 @@ class Round:
             state.tokens += tokens
             state.n_decoded = n_past + n
             run.n_generated += n
-            run.stats.count_round(len(ids), n - 1)
+            run.stats.count_round(span, n - 1)
             if n < 1 + len(ids) + span.n_pad:
                 self.rollback.undo(state)
             if self.drafter.listens:
@@ -583,9 +589,10 @@ class Round:
         is_pure = not any(span.n_prompt for span in spans)
         spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
         learnt = self.scheduler.learn(spans, spent)
-        for span, gain in learnt:
+        forced = [(span, NO_GAIN) for span in spans if span.is_forced]
+        for span, gain in (*learnt, *forced):
             if span.tokens:
-                self._runs[span.seq].stats.count_span(span, gain, propose_s / len(learnt))
+                self._runs[span.seq].stats.count_span(span, gain, propose_s / max(len(learnt), 1))
         controller = self.scheduler.controller
         for span in spans:
             # A failure of the drafter has said so already.

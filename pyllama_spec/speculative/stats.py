@@ -17,7 +17,8 @@ class RoundCounts(NamedTuple):
         n_verified: how many of those were verified.
         n_accepted: and accepted.
         n_expected: how many of them were expected to be; 0 of a controller that expects nothing.
-        who: "model", "copy", or "nobody" where nothing was proposed.
+        who: "model", "copy", "grammar" for text that has to follow, or "nobody" where nothing was
+            proposed.
 
     """
 
@@ -40,7 +41,7 @@ class SpeculationStats:
         drafter: the drafter's name.
         note: what there is to say of it beside, such as why it was chosen; "" for nothing.
         rounds: decodes of the target after the prompt.
-        drafted: tokens that were proposed and verified.
+        drafted: tokens that were proposed and verified, whoever proposed them.
         accepted: of those, the ones that the target's own choice confirmed.
         accepted_histogram: how many rounds accepted 0, 1, 2 ... tokens.
         controller: the name of what said how long drafts are.
@@ -48,6 +49,8 @@ class SpeculationStats:
         copied: of those, the rounds with a lookup hit.
         probes: of those, the retries of a drafter that was off.
         proposed: tokens that were proposed; `drafted` of them were verified.
+        forced, forced_accepted: of `drafted` and `accepted`, the tokens of text that the request's
+            grammar leaves no choice about: no drafter was asked.
         verified_histogram: how many rounds verified 0, 1, 2 ... drafted tokens.
         expected: how many tokens the controller expected to be accepted; 0 for one that expects
             nothing.
@@ -77,6 +80,8 @@ class SpeculationStats:
     copied: int = 0
     probes: int = 0
     proposed: int = 0
+    forced: int = 0
+    forced_accepted: int = 0
     verified_histogram: list[int] = field(default_factory=lambda: [0])
     expected: float = 0.0
     gain_expected: float = 0.0
@@ -89,26 +94,31 @@ class SpeculationStats:
     rounds_off: int = 0
     off_since: int | None = None
 
-    def count_round(self, n_drafted: int, n_accepted: int) -> None:
-        """Counts a finished round."""
+    def count_round(self, span: Span, n_accepted: int) -> None:
+        """Counts what a finished round proposed, verified and accepted."""
+        n_drafted = span.n_verified
         self.rounds += 1
+        self.proposed += len(span.draft.ids)
         self.drafted += n_drafted
         self.accepted += n_accepted
+        if span.is_forced:
+            self.forced += n_drafted
+            self.forced_accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
         _count_in(self.verified_histogram, n_drafted)
 
     def count_span(self, span: Span, gain: DraftGain, draft_s: float) -> None:
         """Counts what the controller decided in a finished round, and its share of the drafting."""
         draft, asked, n_expected = span.draft, span.n_requested, gain.n_expected
-        proposed = len(draft.ids)
-        who = ("copy" if draft.match_length else "model") if proposed else "nobody"
         self.round_counts.append(
-            RoundCounts(asked, proposed, span.n_verified, len(span.tokens) - 1, n_expected, who)
-        )
+            RoundCounts(
+                asked, len(draft.ids), span.n_verified, len(span.tokens) - 1, n_expected,
+                _who(span),
+            )
+        )  # fmt: skip
         if asked:
             self.asked += 1
             self.copied += draft.match_length > 0
-            self.proposed += proposed
             self.expected += n_expected
             self.gain_expected += gain.gain_expected
             self.gain_realised += gain.gain_realised
@@ -166,6 +176,8 @@ class SpeculationStats:
         self.copied += other.copied
         self.probes += other.probes
         self.proposed += other.proposed
+        self.forced += other.forced
+        self.forced_accepted += other.forced_accepted
         self.expected += other.expected
         self.gain_expected += other.gain_expected
         self.gain_realised += other.gain_realised
@@ -190,8 +202,8 @@ class SpeculationStats:
 
     @property
     def drafted_by(self) -> dict[str, int]:
-        """How many rounds had a draft of the model, a copy, or none."""
-        n_rounds = {"model": 0, "copy": 0, "nobody": 0}
+        """How many rounds had a draft of the model, a copy, what a grammar forced, or none."""
+        n_rounds = {"model": 0, "copy": 0, "grammar": 0, "nobody": 0}
         for counts in self.round_counts:
             n_rounds[counts.who] += 1
         return n_rounds
@@ -216,6 +228,8 @@ class SpeculationStats:
             "copied": self.copied,
             "probes": self.probes,
             "proposed": self.proposed,
+            "forced": self.forced,
+            "forced_accepted": self.forced_accepted,
             "expected": round(self.expected, 3),
             "gain_expected": round(self.gain_expected, 3),
             "gain_realised": round(self.gain_realised, 3),
@@ -223,6 +237,15 @@ class SpeculationStats:
             "drafted_by": self.drafted_by,
             "verified_histogram": list(self.verified_histogram),
         }
+
+
+def _who(span: Span) -> str:
+    """Whose draft a span has; see RoundCounts."""
+    if not span.draft.ids:
+        return "nobody"
+    if span.is_forced:
+        return "grammar"
+    return "copy" if span.draft.match_length else "model"
 
 
 def _count_in(histogram: list[int], value: int, n: int = 1) -> None:

@@ -132,6 +132,11 @@ class Span:
         return self.decision is not None and self.decision.is_retry
 
     @property
+    def is_forced(self) -> bool:
+        """Whether its draft is text that has to follow: nobody was asked for it."""
+        return self.decision is None and bool(self.draft.ids)
+
+    @property
     def n_rows(self) -> int:
         """Its tokens in a decode, without padding."""
         return self.n_prompt or 1 + self.n_verified
