@@ -459,9 +459,8 @@ class Round:
         start = perf_counter()
         if done:
             drafter.commit(done)
-            for span in spans:
-                if span.n_prompt and not self._runs[span.seq].n_missing:
-                    controller.catch_up(span.seq, drafter.n_unread(span.seq))
+            for seq in [s.seq for s in spans if s.n_prompt and not self._runs[s.seq].n_missing]:
+                controller.catch_up(seq, drafter.n_unread(seq))
         if drafter.has_failed:
             for span in spans:
                 failure = drafter.failure(span.seq)
