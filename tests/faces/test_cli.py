@@ -261,7 +261,11 @@ def test_doctor_tells_whether_a_draft_fits() -> None:
         (["generate", "-m", "missing.gguf", "-p", "x"], 1, "does not exist"),
         (["generate", "-m", "/", "-p", "x"], 1, "folder"),
         (["generate", "-m", "PERM", "-p", "x", "-d", "missing.gguf"], 1, "missing.gguf"),
-        (["generate", "-m", "PERM", "-p", "x", "-d", "BERT"], 1, "is not a model that generates text"),
+        (
+            ["generate", "-m", "PERM", "-p", "x", "-d", "BERT"],
+            1,
+            "is not a model that generates text",
+        ),
         (["generate", "-m", "PERM", "-p", "x", "-c", "-1"], 1, "--n-ctx -1"),
         (["generate", "-m", "PERM", "-p", "x" * 600, "-c", "32"], 1, "larger --n-ctx"),
         (["generate", "-m", "PERM", "-p", "x", "--repeat-penalty", "-1"], 1, "--repeat-penalty -1"),
