@@ -172,7 +172,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
             is_detached: compute it with n_parallel=1 too before anybody reads it.
 
         """
-        with self._lock:
+        with self.reading():
             if self._ticket.number >= 0:
                 return
             if self._runner.start(self._ticket, is_whole=is_whole, is_detached=is_detached):

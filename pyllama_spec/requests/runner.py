@@ -202,6 +202,7 @@ class Runner(Visits):
 
         From here on no thread that reads it computes it.
         """
+        self.check_reader()
         with self._lock:
             ticket.wake = wake
             if ticket.is_inline:

@@ -117,6 +117,8 @@ class Visits(ABC):
             oldest: the one that was not used for longest; else that of the last request.
 
         """
+        self._round.target.check_process()
+        self._refuse_callback("use the model's memory")
         line = self._line
         with self._lock:
             line.n_visits += 1
