@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Sampler
 from pyllama_spec.engine.checks import integer
+from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Logits, Overridable
@@ -131,8 +132,11 @@ class LowLevel:
         runtime.round.use_adapters(run.adapters)
         # The drafter is not shown these rows: it forgets, and reads the text again when asked to.
         runtime.round.drafter.truncate(state.seq_id, 0)
-        n_outputs = context.params.n_outputs_max or context.n_batch
-        width = min(context.n_ubatch, n_outputs, context.n_batch)
+        width = min(context.n_ubatch, context.n_batch)
+        if n_outputs := context.params.n_outputs_max:
+            # As many as the draft's length leaves room for: no more than are what each is alone,
+            # or a prompt's log-probabilities would depend on that length.
+            width = min(width, n_outputs, FEW_ROWS)
         batch = Batch(width)
         while state.n_decoded < len(prompt):
             at = state.n_decoded

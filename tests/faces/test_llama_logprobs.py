@@ -9,8 +9,10 @@ import pytest
 
 from pyllama_spec import ArgumentError, PromptLookup
 from pyllama_spec.engine import Batch, Context, Model
-from tests.faces.tools import GREEDY, PROMPT, SAMPLED, Forced, drafters, open_tiny
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, Forced, drafters, lasting, open_tiny
 from tests.models import EOS, model_path
+from tests.oracles import prompt_tokens
+from tests.parity.test_prefix_reuse import count_decoded
 
 N = len(PROMPT)
 
@@ -92,3 +94,18 @@ def test_end_with_the_text() -> None:
         found = response["choices"][0]["logprobs"]
         assert found["tokens"] == ["a", "b"]
         assert found["text_offset"] == [N, N + 1]
+
+
+@pytest.mark.parametrize("n_draft", [None, 8, 31])
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_those_of_a_prompt_do_not_depend_on_the_draft(n_draft: int | None, n_parallel: int) -> None:
+    """How many rows a context has room for does: 96 of three requests with drafts of 31."""
+    prompt = prompt_tokens(90)
+    with open_tiny() as llm:
+        expected = llm(prompt, echo=True, logprobs=2, max_tokens=4, **GREEDY)
+    draft = None if n_draft is None else PromptLookup(n_draft)
+    with open_tiny(draft, n_draft=n_draft, n_parallel=n_parallel) as llm:
+        sizes = count_decoded(llm._runtime.context)
+        found = llm(prompt, echo=True, logprobs=2, max_tokens=4, **GREEDY)
+    assert lasting(found) == lasting(expected)
+    assert max(sizes) <= 32, "wider rows are not promised to be those of single tokens"
