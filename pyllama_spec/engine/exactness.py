@@ -1,9 +1,10 @@
 """How wide a batch may be whose rows are, to the bit, what they are alone.
 
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
-the weights, the experts, the KV cache's type and flash attention: csrc/kernels/ and patch 0011 see
-to it, and test_equal_rows.py and test_cut_rows.py of tests/parity look. What is left out here is
-what they do not reach.
+the weights, the experts, the attention, the KV cache's type, flash attention, and the physical
+batches that a batch is split into: csrc/kernels/ and patch 0011 see to it, and test_equal_rows.py,
+test_cut_rows.py and test_latent_rows.py of tests/parity look. What is left out here is what they do
+not reach.
 """
 
 from __future__ import annotations

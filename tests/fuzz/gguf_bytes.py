@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,8 +37,8 @@ class GgufFile:
     keys: dict[str, Value] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def write(self, path: Path) -> Path:
-        """Writes the file; the numbers of a tensor are small and alternate in sign."""
+    def write(self, path: Path, data: Mapping[str, bytes] | None = None) -> Path:
+        """Writes the file; the numbers of a tensor are `data`, or small with changing signs."""
         head = [struct.pack("<4sIQQ", b"GGUF", 3, len(self.tensors), len(self.keys))]
         for name, value in self.keys.items():
             head += [_string(name), _encoded(value)]
@@ -48,7 +49,7 @@ class GgufFile:
                 n *= size
             sizes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
             head += [_string(name), sizes, struct.pack("<IQ", 0, offset)]
-            datas.append(_numbers(n))
+            datas.append(_numbers(n) if data is None else _padded(data[name]))
             offset += len(datas[-1])
         front = b"".join(head)
         path.write_bytes(front + b"\0" * (-len(front) % _ALIGNMENT) + b"".join(datas))
@@ -57,8 +58,11 @@ class GgufFile:
 
 def _numbers(n: int) -> bytes:
     pattern = struct.pack("<4f", 0.05, -0.04, 0.03, -0.06)
-    data = pattern * (n // 4 + 1)
-    return data[: n * 4] + b"\0" * (-n * 4 % _ALIGNMENT)
+    return _padded((pattern * (n // 4 + 1))[: n * 4])
+
+
+def _padded(data: bytes) -> bytes:
+    return data + b"\0" * (-len(data) % _ALIGNMENT)
 
 
 def _string(text: str) -> bytes:

@@ -1,0 +1,104 @@
+"""Rows of latent attention in batches are what they are one by one, whatever the batch is split to.
+
+Its products are of three dimensions, its values a view of its keys, and a batch may be wider than a
+physical one. All architectures that have it, with heads of random sizes.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.errors import ContextOpenError
+from tests.parity.latent_files import LATENT, Sizes, latent_file
+from tests.tiers import release_except
+
+_N_ROWS = 64
+_MAX_WIDTH = 32
+_QUICK = ("deepseek2", "deepseek32", "kimi-linear", "plm")
+_SEEDS = range(8)
+_CACHES = (None, None, "f32", "bf16", "q8_0", "q4_0")
+_WITH_TWO_THREADS = 7
+
+
+def _random_sizes(rng: random.Random, cache: str | None) -> Sizes:
+    n_head = rng.randrange(1, 9)
+    # Blocks of a quantised cache have to divide what a head holds.
+    unit = 32 if cache in ("q8_0", "q4_0") else 1
+    return Sizes(
+        n_head=n_head,
+        n_embd=rng.choice((24, 40, 64, 100)),
+        nope=rng.choice((2, 6, 8, 18, 32)) if unit == 1 else 32,
+        rope=rng.choice((2, 8, 10, 34)) if unit == 1 else 32,
+        value=rng.choice((3, 8, 16, 24, 40)) if unit == 1 else 32,
+        kv_rank=rng.choice((5, 12, 16, 33)) if unit == 1 else rng.choice((32, 64)),
+        q_rank=rng.choice((7, 24, 32)),
+    )
+
+
+def _random_params(rng: random.Random, cache: str | None) -> dict[str, Any]:
+    n_ubatch = rng.choice((1, 2, 3, 4, 5, 8, 9, 16, 31, 32, 33, 64, 512))
+    params: dict[str, Any] = {
+        "n_ubatch": n_ubatch, "n_batch": max(n_ubatch, 33), "n_outputs_max": _MAX_WIDTH,
+    }  # fmt: skip
+    if rng.random() < 0.5 or cache in ("q8_0", "q4_0"):
+        params["flash_attn"] = True
+    if cache is not None:
+        params |= {"type_k": cache, "type_v": cache}
+    return params
+
+
+def _unequal_rows(path: Path, rng: random.Random, params: dict[str, Any]) -> list[tuple[int, int]]:
+    """Positions, and widths of their batches, whose row is not what it is alone."""
+    n_before = rng.choice((1, 7, 30, 250))
+    n = n_before + _N_ROWS
+    bad: list[tuple[int, int]] = []
+    with Model(path) as model:
+        tokens = [rng.randrange(model.info.n_vocab) for _ in range(n)]
+        alone: dict[int, Any] = {}
+        batch = Batch(512)
+        for is_alone in (True, False):
+            with Context(model, n_ctx=n, **params) as context:
+                assert context.exact_rows == _MAX_WIDTH
+                for start in range(0, n_before, _MAX_WIDTH):
+                    batch.clear()
+                    batch.extend(tokens[start : min(start + _MAX_WIDTH, n_before)], start)
+                    context.decode(batch)
+                at = n_before
+                while at < n:
+                    width = 1 if is_alone else min(rng.randrange(2, _MAX_WIDTH + 1), n - at)
+                    batch.clear()
+                    batch.extend(tokens[at : at + width], at, output_all=True)
+                    context.decode(batch)
+                    for i in range(width):
+                        if is_alone:
+                            alone[at] = context.logits(0).copy()
+                        elif not np.array_equal(context.logits(i), alone[at + i]):
+                            bad.append((at + i, width))
+                    at += width
+        assert np.isfinite(list(alone.values())).all()
+        assert len({row.tobytes() for row in alone.values()}) > _N_ROWS // 2, (
+            "rows of a text differ"
+        )
+    return bad
+
+
+@pytest.mark.parametrize("seed", release_except(_SEEDS, (0, 1)))
+@pytest.mark.parametrize("arch", release_except(LATENT, _QUICK))
+def test_rows_are_those_of_single_tokens(arch: str, seed: int, tmp_path: Path) -> None:
+    rng = random.Random(f"{arch} {seed}")
+    # The engine divides by zero where it opens a quantised cache for deepseek4.
+    cache = rng.choice(_CACHES[:4] if arch == "deepseek4" else _CACHES)
+    path = latent_file(arch, tmp_path, _random_sizes(rng, cache), seed)
+    for _ in range(2):
+        params = {**_random_params(rng, cache), "n_threads": 2 if seed == _WITH_TWO_THREADS else 1}
+        try:
+            assert _unequal_rows(path, rng, params) == [], params
+        except ContextOpenError:
+            # The engine's graph of plm does not fit its own cache with flash attention.
+            assert arch == "plm" and params.get("flash_attn")
