@@ -1,4 +1,4 @@
-"""A LoRA adapter for the tiny Llama model: random, and strong enough to change what it says."""
+"""A LoRA adapter for a tiny model: random, and strong enough to change what it says."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pyllama_spec.gguf.reader import read_gguf
 RANK = 2
 
 
-def write_adapter(target: Path, path: Path, *, seed: int = 0, alpha: float = 8.0) -> Path:
-    """Writes one for the queries of each layer of `target`; returns the path."""
+def write_adapter(
+    target: Path, path: Path, *, seed: int = 0, alpha: float = 8.0, arch: str = "llama"
+) -> Path:
+    """Writes one for the queries of each layer of `target`, of `arch`; returns the path."""
     found = read_gguf(target)
     rng = np.random.default_rng(seed)
-    writer = GGUFWriter(str(path), "llama")
+    writer = GGUFWriter(str(path), arch)
     writer.add_string("general.type", "adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", alpha)

@@ -126,7 +126,8 @@ class Sketch:
     def _kind(self, name: str, array: NDArray[Any]) -> GGMLQuantizationType | None:
         if not self.cfg.quantised or array.ndim < 2 or name.startswith("token_embd"):
             return None
-        if not name.endswith(".weight"):  # experts' biases
+        # Experts' biases; norms of heads; what is multiplied element by element.
+        if not name.endswith(".weight") or "norm" in name or "lerp" in name:
             return None
         kind = GGMLQuantizationType[self.cfg.quantised]
         return None if array.shape[-1] % GGML_QUANT_SIZES[kind][0] else kind

@@ -1,0 +1,136 @@
+"""Promise 1 as a property: with any draft, whatever is asked, all that comes out is as without one.
+
+Sessions are drawn at random and shrunk where they fail. What one was shrunk to is kept in KEPT: it
+is played first from then on. `python -m tests.parity.session_play` plays as many as one likes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.speculative import SequenceState, SpeculationStats
+from pyllama_spec.speculative import round as round_module
+from pyllama_spec.speculative.acceptance import sample_and_match
+from pyllama_spec.speculative.controller.base import Span
+from pyllama_spec.speculative.rollback import Rollback
+from tests.models import DECODERS
+from tests.parity.session_play import compare
+from tests.parity.sessions import Act, Ask, Drafting, Opened, Session, Together, sessions
+
+_PHASES = (Phase.generate, Phase.shrink)
+_N_QUICK, _N_RELEASE = 300, 20_000
+_GREEDY = (("max_tokens", 24), ("temperature", 0.0), ("logprobs", 3))
+
+KEPT = {
+    "a verify batch of two physical ones, the second of one row": Session(
+        Opened("deepseek2", n_batch=33, n_ubatch=8), Drafting("perfect", 8), (Ask(options=_GREEDY),)
+    ),
+    "a verify batch of six physical ones": Session(
+        Opened("deepseek2", n_batch=64, n_ubatch=4, n_ctx=50), Drafting("pattern", 20),
+        (Ask(options=_GREEDY, fate="raises", at=5), Ask(base=0, n_base=9, options=_GREEDY)),
+    ),
+    "text that a grammar forces": Session(
+        Opened(), Drafting("grammar", None),
+        (Ask(options=(*_GREEDY, ("grammar", 'root ::= "the answer is " [0-9]+ "." '))),),
+    ),
+    "a prompt's own log-probabilities, with room for 96 rows": Session(
+        Opened(n_ubatch=512, n_batch=512, n_ctx=120, n_parallel=3), Drafting("perfect", 31),
+        (Ask(tail=tuple(range(80)), options=_GREEDY, face="echo"),),
+    ),
+    "places that share a text": Session(
+        Opened("qwen35", n_parallel=2), Drafting("intermittent", 5, "random"),
+        (
+            Ask(options=_GREEDY),
+            Together((Ask(base=0, n_base=20, options=_GREEDY), Ask(options=_GREEDY))),
+            Act("save"), Ask(tail=(1, 2), options=_GREEDY, fate="closed", at=3), Act("load"),
+            Ask(base=0, n_base=12, options=_GREEDY),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept(name: str) -> None:
+    assert compare(KEPT[name])["comparisons"] > 0
+
+
+def _first_is_believed(
+    sampler: Any, context: Any, row: int, draft: Sequence[int], out: list[int], observe: Any
+) -> None:
+    """The draft's first token is taken without a look at the target's row."""
+    if draft:
+        sampler.accept(draft[0])
+        if observe is not None:
+            observe(row, draft[0])
+        out.append(draft[0])
+        row, draft = row + 1, draft[1:]
+    sample_and_match(sampler, context, row, draft, out, observe)
+
+
+def _one_too_many(stats: SpeculationStats, span: Span, n_accepted: int) -> None:
+    stats.rounds += 1
+    stats.accepted += n_accepted + 1
+
+
+def _nothing_undone(rollback: Rollback, state: SequenceState) -> None:
+    """What was refused stays in the memory, and the next batch lies behind it."""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong"),
+    [
+        (round_module, "sample_and_match", _first_is_believed),
+        (SpeculationStats, "count_round", _one_too_many),
+        (Rollback, "undo", _nothing_undone),
+    ],
+)
+def test_a_wrong_loop_is_noticed(
+    where: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(drafting=Drafting("pattern", 8), acts=(Ask(options=_GREEDY),))
+    compare(session)
+    monkeypatch.setattr(where, name, wrong)
+    with pytest.raises((AssertionError, PyllamaSpecError)):
+        compare(session)
+
+
+@pytest.mark.slow
+def test_three_hundred_sessions_of_all_architectures() -> None:
+    """The same ones each time: a gate is no place for luck."""
+    counts: Counter[str] = Counter()
+
+    @settings(
+        max_examples=_N_QUICK, deadline=None, derandomize=True, database=None, phases=_PHASES,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(sessions())
+    def play(session: Session) -> None:
+        counts.update(compare(session))
+
+    play()
+    assert counts["sessions"] >= _N_QUICK
+    assert counts["comparisons"] > _N_QUICK
+    assert 0 < counts["accepted"] < counts["drafted"] < counts["proposed"]
+    assert counts["forced"] > 0 and counts["errors"] > 0
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("arch", DECODERS)
+def test_twenty_thousand_sessions(arch: str) -> None:
+    """Other ones each time, as many of each architecture."""
+
+    @settings(
+        max_examples=-(-_N_RELEASE // len(DECODERS)), deadline=None, database=None,
+        phases=_PHASES, print_blob=True, suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(sessions((arch,), n_threads=(1,) * 9 + (2,)))
+    def play(session: Session) -> None:
+        compare(session)
+
+    play()
