@@ -12,14 +12,9 @@ from tests import tampering
 from tests.models import model_path
 
 ARCHS = (
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
-    "deepseek2",
-    "glm4moe",
-    "cohere2moe",
-    "nemotron_h_moe",
-)
+    "qwen35", "qwen35moe", "qwen3next", "deepseek2", "glm4moe", "cohere2moe", "nemotron_h_moe",
+    "deepseek32", "glm-dsa",
+)  # fmt: skip
 """The architectures whose heads this version drafts with."""
 
 

@@ -47,6 +47,8 @@ WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
     "glm4moe": moe.glm4moe,
     "cohere2moe": moe.cohere2moe,
     "nemotron_h_moe": hybrid.nemotron_h_moe,
+    "deepseek32": moe.deepseek32,
+    "glm-dsa": moe.deepseek32,
 }
 """Further architectures, which are here for their MTP heads alone."""
 

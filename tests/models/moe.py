@@ -37,6 +37,30 @@ def gpt_oss(m: Sketch) -> None:
 
 def deepseek2(m: Sketch) -> None:
     """Latent attention (the absorbed form); layer 0 dense, routed and shared experts after."""
+    latent_header(m)
+    m.key("expert_gating_func", 1)  # softmax
+    m.embedding()
+    for index, blk in parts.layers(m):
+        latent_layer(m, blk, is_dense=index == 0)
+    m.output()
+
+
+def deepseek32(m: Sketch) -> None:
+    """Likewise, with an indexer that says which tokens are attended to, and sigmoid gates."""
+    latent_header(m)
+    m.key("expert_gating_func", 2)
+    m.key("expert_weights_norm", True)
+    m.key("attention.indexer.head_count", INDEXER_HEADS)
+    m.key("attention.indexer.key_length", INDEXER_WIDTH)
+    m.key("attention.indexer.top_k", 2048)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        indexed_layer(m, blk, is_dense=index == 0)
+    m.output()
+
+
+def latent_header(m: Sketch) -> None:
+    """Add the keys of a model with latent attention and experts."""
     cfg = m.cfg
     q_rank, kv_rank, rope, nope = Q_RANK, KV_RANK, ROPE, NOPE
     parts.header(m)
@@ -52,13 +76,9 @@ def deepseek2(m: Sketch) -> None:
     m.key("leading_dense_block_count", 1)
     m.key("expert_shared_count", 1)
     m.key("expert_weights_scale", 1.5)
-    m.key("expert_gating_func", 1)  # softmax
-    m.embedding()
-    for index, blk in parts.layers(m):
-        latent_layer(m, blk, is_dense=index == 0)
-    m.output()
 
 
+INDEXER_HEADS, INDEXER_WIDTH = 2, 64
 Q_RANK, KV_RANK, ROPE, NOPE = 24, 16, 8, 8
 
 
@@ -79,6 +99,16 @@ def latent_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
     else:
         parts.experts(m, blk)
         shared_expert(m, blk)
+
+
+def indexed_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a layer with latent attention and an indexer."""
+    width, n_embd = INDEXER_WIDTH, m.cfg.n_embd
+    latent_layer(m, blk, is_dense=is_dense)
+    m.norm(f"{blk}indexer.k_norm", width, bias=True)
+    m.matrix(f"{blk}indexer.proj.weight", INDEXER_HEADS, n_embd)
+    m.matrix(f"{blk}indexer.attn_k.weight", width, n_embd)
+    m.matrix(f"{blk}indexer.attn_q_b.weight", INDEXER_HEADS * width, Q_RANK)
 
 
 def shared_expert(m: Sketch, blk: str) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from . import parts
 from .hybrid import gated_experts, squared_experts
-from .moe import cohere2moe_layer, glm4moe_layer, latent_layer
+from .moe import cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
 from .recurrent import gated_attention
 from .sketch import Sketch
 
@@ -71,6 +71,8 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "glm4moe": partial(glm4moe_layer, is_dense=False),
     "cohere2moe": partial(cohere2moe_layer, is_dense=False),
     "nemotron_h_moe": _nemotron,
+    "deepseek32": partial(indexed_layer, is_dense=False),
+    "glm-dsa": partial(indexed_layer, is_dense=False),
 }
 """The builder of a head's block, by the engine's name of its architecture."""
 

@@ -301,4 +301,6 @@ _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "glm4moe": _glm4moe,
     "cohere2moe": _cohere2moe,
     "nemotron_h_moe": _nemotron_h_moe,
+    "deepseek32": _deepseek2,
+    "glm-dsa": _deepseek2,
 }

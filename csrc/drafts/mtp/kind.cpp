@@ -25,7 +25,7 @@ constexpr int32_t N_CANDIDATES = 2;
 // Architectures whose heads tests/parity/test_mtp_reference.py computes again. A head of another one is refused by name.
 constexpr llm_arch KNOWN[] = {
     LLM_ARCH_QWEN35, LLM_ARCH_QWEN35MOE, LLM_ARCH_QWEN3NEXT, LLM_ARCH_DEEPSEEK2, LLM_ARCH_GLM4_MOE, LLM_ARCH_COHERE2MOE,
-    LLM_ARCH_NEMOTRON_H_MOE,
+    LLM_ARCH_NEMOTRON_H_MOE, LLM_ARCH_DEEPSEEK32, LLM_ARCH_GLM_DSA,
 };
 
 class mtp_context : public draft_context {
