@@ -256,6 +256,10 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
             fail(LLAMA_SPEC_UNSUPPORTED, "the model was loaded with vocab_only and has no weights; load it without");
         }
 
+        if (!params->is_head && is_head_alone(model->state->model)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "the file holds an MTP head and no layers: it drafts for another file, and gives no text");
+        }
+
         // The engine looks with flash attention only; without it, it reads keys at the wrong places.
         const auto type_k = (ggml_type) params->type_k;
         if (const uint32_t n = llama_spec_odd_head(model->state->model, type_k); n > 0) {

@@ -123,6 +123,7 @@ struct llama_spec_model_info {
     int32_t n_target_layers;    /* of a draft: how many target layers it reads */
     int32_t n_heads;            /* MTP heads that the file says it has, loaded or not */
     bool    has_head;           /* they were loaded: a context of the head can be opened */
+    bool    is_head_alone;      /* the file has a head and no layers: it drafts for another one */
     uint64_t state_bytes;       /* of the recurrent state of a sequence, without snapshots; 0 where there is none */
     /* What rollbacks add to it for each sequence: once, and for each token that can be taken back. */
     uint64_t snapshot_base_bytes, snapshot_token_bytes;

@@ -194,6 +194,7 @@ int llama_spec_model_get_info(llama_spec_model * handle, llama_spec_model_info *
         out->n_target_layers = (int32_t) llama_model_target_layer_ids_n(m);
         out->n_heads  = n_heads(m);
         out->has_head = head_fault(m).empty();
+        out->is_head_alone = !handle->state->vocab_only && is_head_alone(m);
     });
 }
 
@@ -315,6 +316,9 @@ int llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * laye
         const std::string arch = std::string("architecture '") + llama_spec_arch_name(m) + "'";
         if (llama_model_has_encoder(m) || !llama_model_has_decoder(m)) {
             fail(LLAMA_SPEC_UNSUPPORTED, arch + " has an encoder: layer inputs are taken from decoder-only models");
+        }
+        if (is_head_alone(m)) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "the file holds an MTP head and no layers");
         }
         // The smallest context that has a graph: what the graph lacks shows when it is built.
         llama_context_params params = llama_context_default_params();

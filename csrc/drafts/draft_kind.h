@@ -69,6 +69,9 @@ int32_t n_heads(const llama_model * model);
 // Why a model's head cannot draft; empty if it was loaded and can.
 std::string head_fault(const llama_model * model);
 
+// Whether the file has heads and none of the layers before them.
+bool is_head_alone(const llama_model * model);
+
 // The weights of a loaded head, and the type that most of them are of. Zeros where none is loaded.
 struct head_weights {
     uint64_t  n_bytes = 0;

@@ -16,6 +16,7 @@ from pyllama_spec.drafters.registry import (
     AUTO,
     MTP,
     PROMPT_LOOKUP,
+    holds_head_alone,
     is_draft,
     make_drafter,
     open_draft,
@@ -28,6 +29,8 @@ INSTEAD = f'give a draft\'s file, or draft="{PROMPT_LOOKUP}"'
 _ARCH, _N_HEADS = "general.architecture", ".nextn_predict_layers"
 # Of more files in one folder nobody waits for the reading.
 _MAX_FILES = 64
+# How files are named that hold a head alone.
+_HEAD_PREFIX = "mtp-"
 
 
 def wants_head(draft: object, target: str | os.PathLike[str]) -> bool:
@@ -111,7 +114,7 @@ def _noted(drafter: Drafter, reason: str) -> Drafter:
 
 
 def _drafts_beside(target: Path) -> list[Path]:
-    """Files in the target's folder whose architecture is that of a draft, by their names."""
+    """Files in the target's folder that are drafts by their architecture or name, in order."""
     found = []
     with contextlib.suppress(OSError):
         files = sorted(target.parent.glob("*.gguf"))[:_MAX_FILES]
@@ -119,6 +122,9 @@ def _drafts_beside(target: Path) -> list[Path]:
             with contextlib.suppress(PyllamaSpecError, OSError):
                 key = read_key(path, _ARCH) if path.is_file() else None
                 arch = key.value if key is not None else b""
-                if isinstance(arch, bytes) and is_draft(arch.decode("utf-8", "replace")):
+                name = arch.decode("utf-8", "replace") if isinstance(arch, bytes) else ""
+                # Of other files with a target's architecture nobody reads the table.
+                is_head = path.name.startswith(_HEAD_PREFIX) and holds_head_alone(path)
+                if is_draft(name) or is_head:
                     found.append(path)
     return found

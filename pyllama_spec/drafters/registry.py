@@ -32,6 +32,8 @@ _KINDS: dict[str, Opener | str] = {
 }
 # Any other architecture: a model of its own.
 _SMALL_MODEL = "pyllama_spec.drafters.small_model:open_small_model"
+# What opens a file with the architecture of a target that holds an MTP head alone.
+_HEAD_ALONE = "pyllama_spec.drafters.mtp:open_mtp"
 
 
 def _open_own_head(options: DraftOptions) -> Drafter:
@@ -146,13 +148,29 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
             f"{file} does not say what kind of model it holds: general.architecture is missing"
         )
     arch = key.value.decode("utf-8", "replace")
-    opener = _KINDS.get(arch, _SMALL_MODEL)
+    opener = _KINDS.get(arch)
+    if opener is None:
+        opener = _HEAD_ALONE if holds_head_alone(file) else _SMALL_MODEL
     if arch not in _KINDS and arch.startswith(_OTHER_DRAFTS):
         raise UnsupportedError(
             f"drafts of kind {arch!r} are not supported by this version ({file.name}); "
             f"{known_drafts()}"
         )
     return _resolved(opener)(file, options or DraftOptions())
+
+
+def holds_head_alone(file: Path) -> bool:
+    """Whether a file has an MTP head and none of the layers before it.
+
+    Raises:
+        ModelLoadError: it is no readable GGUF.
+
+    """
+    from pyllama_spec.gguf.reader import read_gguf
+
+    read = read_gguf(file, lambda name: name.endswith(".nextn_predict_layers"))
+    n_heads = sum(key.value for key in read.keys.values() if isinstance(key.value, int))
+    return n_heads > 0 and not any(name.startswith("blk.0.") for name in read.tensors)
 
 
 def _resolved(opener: Opener | str) -> Opener:

@@ -68,7 +68,7 @@ class ModelInfo:
     """Sizes and kinds, read from the file. Nothing here is guessed.
 
     n_heads is how many MTP heads the file says it has; has_head, that they were loaded and can
-    draft.
+    draft; is_head_alone, that the file has no layers beside.
     """
 
     arch: str
@@ -93,6 +93,7 @@ class ModelInfo:
     n_target_layers: int
     n_heads: int
     has_head: bool
+    is_head_alone: bool
     state_bytes: int
     snapshot_base_bytes: int
     snapshot_token_bytes: int

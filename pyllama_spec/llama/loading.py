@@ -49,6 +49,11 @@ def check_target(model: Model) -> None:
 
     """
     info, name = model.info, model.path.name
+    if info.is_head_alone:
+        raise UnsupportedError(
+            f"{name} holds an MTP head of kind {info.arch!r} alone: it needs its target. Open the "
+            "target as model_path= and give this file as draft="
+        )
     if info.n_target_layers or is_draft(info.arch):
         raise UnsupportedError(
             f"{name} is a draft of kind {info.arch!r}: it needs its target. Open the target as "

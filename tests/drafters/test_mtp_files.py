@@ -198,6 +198,89 @@ def test_options() -> None:
         Mtp(n_ctx=0)
 
 
+# ---- a head in a file of its own
+
+
+def head_alone(source: Path, path: Path, *more: str) -> Path:
+    """A copy of a file with two layers and a head, without the layers."""
+    from gguf import GGUFReader
+
+    names = [tensor.name for tensor in GGUFReader(source).tensors]
+    return without(source, path, *(n for n in names if n.startswith(("blk.0.", "blk.1."))), *more)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_head_in_a_file_of_its_own(tmp_path: Path, arch: str) -> None:
+    """For the target with a head of its own, which is not loaded, and for one without."""
+    source = model_path("perm_mtp", arch=arch)
+    head = head_alone(source, tmp_path / "mtp-head.gguf")
+    with Model(source) as model:
+        trunk = without(source, tmp_path / "trunk.gguf", *(
+            name for name in _tensors(source) if name.startswith(f"blk.{model.info.n_layer}.")
+        ))  # fmt: skip
+    texts = []
+    for target, draft in ((source, None), (source, head), (trunk, str(head)), (trunk, "auto")):
+        with open_llama(
+            target, draft=draft, lookup=0 if draft else None, controller="fixed"
+        ) as llm:
+            answer = llm.create_completion([3, 4, 5], max_tokens=20, temperature=0)
+            texts.append(answer["choices"][0]["text"])
+            found = answer["speculation"]
+            assert found["drafter"] == ("mtp" if draft else "none")
+            assert found["accepted"] == found["drafted"]
+            assert found["drafted"] > 10 or not draft
+            assert not llm._opened.model.info.has_head
+    assert len(set(texts)) == 1
+
+
+def _tensors(path: Path) -> list[str]:
+    from gguf import GGUFReader
+
+    return [tensor.name for tensor in GGUFReader(path).tensors]
+
+
+def test_a_head_in_a_file_of_its_own_for_another_model(tmp_path: Path) -> None:
+    head = head_alone(model_path("perm_mtp", arch="qwen35"), tmp_path / "head.gguf")
+    for target, words in (
+        (model_path("qwen35moe"), "for a target of architecture 'qwen35', this one is 'qwen35moe'"),
+        (model_path("qwen35", n_layer=2), "rows of width 320, this one has 64"),
+        (model_path("qwen35", n_layer=4), "as many layers as 2, this one has 4"),
+        (
+            model_path("qwen35", n_layer=2, n_embd=320, n_vocab=384),
+            "a vocabulary of 320, this one has 384",
+        ),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            open_llama(target, draft=head)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_head_alone_is_no_target(tmp_path: Path) -> None:
+    head = head_alone(model_path("perm_mtp", arch="qwen35"), tmp_path / "head.gguf")
+    with pytest.raises(
+        UnsupportedError, match=r"head\.gguf holds an MTP head of kind 'qwen35' alone"
+    ):
+        open_llama(head)
+    with Model(head) as model:
+        assert model.info.is_head_alone
+        with pytest.raises(UnsupportedError, match="holds an MTP head and no layers"):
+            Context(model, n_ctx=64, n_threads=1)
+        with pytest.raises(UnsupportedError, match="holds an MTP head and no layers"):
+            model.check_layer_inputs((0,))
+    assert not tiny("qwen35", n_heads=1).info.is_head_alone
+
+
+@pytest.mark.parametrize("tensor", ["token_embd.weight", "blk.2.nextn.enorm.weight"])
+def test_a_head_alone_with_a_missing_tensor(tmp_path: Path, tensor: str) -> None:
+    source = model_path("perm_mtp", arch="qwen35")
+    head = head_alone(source, tmp_path / "head.gguf", tensor)
+    with pytest.raises(ModelLoadError) as caught:
+        open_llama(source, draft=head)
+    assert tensor.removesuffix(".weight") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 # ---- auto
 
 

@@ -135,6 +135,11 @@ std::string head_fault(const llama_model * model) {
     return "";
 }
 
+bool is_head_alone(const llama_model * model) {
+    // Every layer of every model with heads begins with this norm.
+    return n_heads(model) > 0 && model->hparams.n_layer() > 0 && !model->layers.empty() && model->layers[0].attn_norm == nullptr;
+}
+
 head_weights weights_of_head(const llama_model * model) {
     head_weights out;
     if (!head_fault(model).empty()) {
