@@ -10,6 +10,8 @@ import pytest
 from tests.faces.test_cli import cli, generate
 from tests.models import model_path
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def perm() -> Path:

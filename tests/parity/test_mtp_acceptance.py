@@ -39,8 +39,8 @@ def perm_prompt(n: int, seed: int = 0) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(0, 256, size=n)]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("k", release_except(tuple(range(1, 9)), (1, 2, 5, 8)))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
+@pytest.mark.parametrize("k", release_except(tuple(range(1, 9)), (1, 4, 8)))
 def test_chains(k: int, arch: str) -> None:
     loop = perm_loop(Mtp(max_draft=k), arch)
     run = generate(loop, SequenceState(), perm_prompt(20), 3 * (k + 1) + 1)
@@ -49,7 +49,7 @@ def test_chains(k: int, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
-@pytest.mark.parametrize("n_ubatch", release_except((12, 16, 32, 512), (12, 32)))
+@pytest.mark.parametrize("n_ubatch", release_except((12, 16, 32, 512), (12,)))
 def test_prompts_around_ubatch_boundaries(n_ubatch: int, arch: str) -> None:
     loop = perm_loop(Mtp(max_draft=4), arch, n_batch=512, n_ubatch=n_ubatch, n_ctx=1200)
     seq = SequenceState()
@@ -58,7 +58,7 @@ def test_prompts_around_ubatch_boundaries(n_ubatch: int, arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
-@pytest.mark.parametrize("n_seqs", release_except(tuple(range(1, 9)), (1, 3, 8)))
+@pytest.mark.parametrize("n_seqs", release_except(tuple(range(1, 9)), (3,)))
 @pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 def test_sequences_of_unequal_length(n_seqs: int, kv_unified: bool, arch: str) -> None:
     loop = perm_loop(Mtp(max_draft=4), arch, n_ctx=1024, n_seq_max=n_seqs, kv_unified=kv_unified)
@@ -107,7 +107,7 @@ def test_a_shared_cached_prefix(kv_unified: bool) -> None:
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
-@pytest.mark.parametrize("cut", [0, 1, 2, 5, 31, 32, 33, 50])
+@pytest.mark.parametrize("cut", release_except((0, 1, 2, 5, 31, 32, 33, 50), (0, 1, 5, 33)))
 def test_a_conversation_that_goes_on_before_its_end(cut: int, arch: str) -> None:
     loop, seq = perm_loop(Mtp(max_draft=5), arch), SequenceState()
     run = generate(loop, seq, perm_prompt(40), 31)
@@ -134,7 +134,7 @@ def test_after_save_and_restore(arch: str) -> None:
             assert answer["speculation"]["accepted"] == answer["speculation"]["drafted"] > 0
 
 
-@pytest.mark.parametrize("at", [1, 2, 3])
+@pytest.mark.parametrize("at", release_except((1, 2, 3), (2,)))
 def test_after_a_cancel(at: int) -> None:
     loop, seq = perm_loop(Mtp(max_draft=4)), SequenceState()
     prompt = perm_prompt(20)
@@ -149,7 +149,7 @@ def test_after_a_cancel(at: int) -> None:
     check_perfect(generate(loop, seq, [*prompt, 9], 20), 4)
 
 
-@pytest.mark.parametrize("window", [1, 5, 24, 64])
+@pytest.mark.parametrize("window", release_except((1, 5, 24, 64), (5,)))
 def test_a_window_shorter_than_the_text(window: int) -> None:
     drafter = Mtp(max_draft=4, n_ctx=window)
     loop, seq = perm_loop(drafter), SequenceState()
@@ -161,8 +161,8 @@ def test_a_window_shorter_than_the_text(window: int) -> None:
         assert last - first < window + drafter.max_draft
 
 
-@pytest.mark.parametrize("n_ubatch", [12, 32])
-@pytest.mark.parametrize("window", [20, 64, 200])
+@pytest.mark.parametrize("n_ubatch", release_except((12, 32), (32,)))
+@pytest.mark.parametrize("window", release_except((20, 64, 200), (20,)))
 def test_a_prompt_is_not_read_twice_behind_a_window(window: int, n_ubatch: int) -> None:
     """Rows that have left the window when the prompt ends are never fed, in any turn."""
     drafter = Mtp(max_draft=4, n_ctx=window)
@@ -231,7 +231,7 @@ class Stale(Mtp):
         super().commit(told)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
 @pytest.mark.parametrize("kind", [Shifted, Permuted, NotANumber, BeforeTheNorm, Stale])
 def test_rows_of_other_tokens_are_seen(kind: type[Mtp], arch: str) -> None:
     drafter = kind(max_draft=4)
