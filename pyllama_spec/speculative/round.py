@@ -596,5 +596,6 @@ class Round:
         for span in spans:
             # A failure of the drafter has said so already.
             if self.drafter.failure(span.seq) is None:
-                reason, is_round = controller.reason_off(span.seq), bool(span.tokens)
-                self._runs[span.seq].stats.note_off(reason, is_round=is_round)
+                reason = controller.reason_off(span.seq)
+                is_plain = bool(span.tokens) and not span.n_verified
+                self._runs[span.seq].stats.note_off(reason, is_plain=is_plain)

@@ -63,7 +63,7 @@ class SpeculationStats:
             made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
         has_failed: whether it is off because it failed.
-        rounds_off: rounds in which it was off, tries of it included.
+        rounds_off: rounds in which it was off, and no copy was verified either.
         off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
             it was not, and in the sum of several requests.
 
@@ -126,9 +126,15 @@ class SpeculationStats:
                 self.probes += 1
                 self.probe_s += draft_s
 
-    def note_off(self, reason: str | None, *, is_round: bool) -> None:
-        """After a round, or after a part of the prompt: why the drafter is off now, or None."""
-        self.rounds_off += is_round and self.off_since is not None
+    def note_off(self, reason: str | None, *, is_plain: bool) -> None:
+        """After a round, or after a part of the prompt: why the drafter is off now, or None.
+
+        Args:
+            reason: see reason_off.
+            is_plain: it was a round, and verified nothing: copies go on where a model is off.
+
+        """
+        self.rounds_off += is_plain and self.off_since is not None
         if reason is None:
             self.off_since = None
         elif self.off_since is None:
@@ -145,9 +151,10 @@ class SpeculationStats:
     def state(self) -> str:
         """What became of the drafter: "none", "used", "idle" or "disabled".
 
-        "none": there is no drafter. "disabled": it failed, or was off as the text ended and for
-        more than half of the rounds. "idle": it was asked, and proposed nothing; a lookup where
-        nothing came again is so. "used": tokens that it proposed were verified.
+        "none": there is no drafter. "disabled": it failed, or was off as the text ended and gave
+        less than a token for two that were decoded plainly while it was off. "idle": it was asked,
+        and proposed nothing, as a lookup does where nothing came again. "used": what it proposed
+        was verified.
         """
         if self.drafter == "none":
             return "none"
@@ -156,7 +163,7 @@ class SpeculationStats:
         is_off = (
             self.reason_off is not None
             and not is_silent
-            and (not self.drafted or 2 * self.rounds_off > self.rounds)
+            and (not self.drafted or 2 * self.accepted < self.rounds_off)
         )
         if self.has_failed or is_off:
             return "disabled"

@@ -24,6 +24,8 @@ _MODULES_OF_OTHERS = frozenset(("pytest", "pip", "venv"))
 def lines_of(code: str) -> Iterator[list[str]]:
     """The words of each command of a block."""
     joined = re.sub(r"\\\n\s*", " ", code)
+    # A text in single quotes, at the end of a line begun and of others ended: one word.
+    joined = re.sub(r" '[^'\n]*\n[^']*'(?=\n|$)", " 'some lines'", joined)
     for line in joined.splitlines():
         # Remarks behind a command, as logs have them: "   (its second part)".
         bare = re.sub(r"\s{3,}\(.*\)\s*$", "", line)

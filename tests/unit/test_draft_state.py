@@ -16,11 +16,11 @@ def _stats(
 ) -> SpeculationStats:
     """Of rounds with so many drafted tokens, all accepted, and why the drafter was off behind."""
     stats = SpeculationStats(drafter="some", asked=asked)
-    stats.note_off(before, is_round=False)
+    stats.note_off(before, is_plain=False)
     for n_drafted, reason in rounds:
         stats.count_round(n_drafted, n_drafted)
         stats.proposed += n_drafted
-        stats.note_off(reason, is_round=True)
+        stats.note_off(reason, is_plain=not n_drafted)
     return stats
 
 
@@ -35,6 +35,12 @@ def _stats(
         (_stats([(1, None)] * 5 + [(0, WHY)] * 15, asked=6), "disabled", 6),
         # Off and on again, and off.
         (_stats([(1, WHY), (0, None), (1, WHY)] + [(0, WHY)] * 9, asked=3), "disabled", 3),
+        # The model is off, and its copies go on.
+        (_stats([(3, None)] * 2 + [(3, WHY)] * 14, asked=16), "used", None),
+        (_stats([(3, WHY)] * 10 + [(0, WHY)] * 4, before=WHY, asked=10), "used", None),
+        # In the fewer rounds, that gave the most tokens.
+        (_stats([(8, WHY)] * 20 + [(0, WHY)] * 50, asked=20), "used", None),
+        (_stats([(1, WHY)] * 20 + [(0, WHY)] * 50, asked=20), "disabled", 1),
         # A lookup where nothing came again: on or off, it was asked and found nothing.
         (_stats([(0, None)] * 10, asked=10), "idle", None),
         (_stats([(0, WHY)] * 10, asked=2), "idle", None),
@@ -67,7 +73,7 @@ def test_a_sum_has_the_state_of_its_rounds() -> None:
     off = _stats([(0, WHY)] * 40, before=WHY)
     for parts, state in (
         ([used, idle], "used"), ([idle, idle], "idle"), ([off], "disabled"),
-        ([used, off], "disabled"), ([used, used, used, used, used, off], "used"),
+        ([used, off], "used"), ([used, off, off], "disabled"),
     ):  # fmt: skip
         total = SpeculationStats()
         for part in parts:
