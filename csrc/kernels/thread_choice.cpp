@@ -16,12 +16,15 @@ constexpr double FADE_NS   = 100e6;
 constexpr int    N_COMPARED = 6;    // graphs that a trial compares
 constexpr int    MAX_TRIED  = 24;
 constexpr double FASTER     = 0.9;
+constexpr double SLOWER     = 1.3;  // after half of them it is known
 constexpr double HOPELESS   = 3.0;
 constexpr double NEWEST     = 0.25; // the weight of the newest of equal graphs
 
-// Between trials, doubled by each that was in vain.
+// Between trials, doubled by each that was in vain; and so long that what those cost is a twentieth of the time.
 constexpr int64_t MIN_PAUSE_NS = 100'000'000;
-constexpr int64_t MAX_PAUSE_NS = 5'000'000'000;
+constexpr int64_t MAX_PAUSE_NS = 2'000'000'000;
+constexpr double  COST         = 20;
+constexpr double  MAX_DEAR_NS  = 10e9;
 
 int threads_at(int level, int n_threads) {
     return std::max(1, (n_threads * QUARTERS[level] + 3) / 4);
@@ -108,7 +111,8 @@ void pyllama_spec_thread_choice::count_trial(cost & of, double ns, int64_t now_n
         tried_ns_   += ns;
         known_ns_   += of.ns;
     }
-    if (tried_ns_ > HOPELESS * known_ns_ && tried_ns_ > MIN_NS) {
+    const bool is_known = 2 * n_compared_ >= N_COMPARED;
+    if (tried_ns_ > (is_known ? SLOWER : HOPELESS) * known_ns_ && tried_ns_ > MIN_NS) {
         end_trial(false, now_ns);
     } else if (n_compared_ >= N_COMPARED && tried_ns_ >= MIN_NS) {
         end_trial(tried_ns_ < FASTER * known_ns_, now_ns);
@@ -132,6 +136,7 @@ void pyllama_spec_thread_choice::end_trial(bool is_faster, int64_t now_ns) {
     } else {
         pause_ns_    = std::min(2 * pause_ns_, MAX_PAUSE_NS);
     }
+    const double dear_ns = is_faster ? 0 : std::min(COST * (tried_ns_ - known_ns_), MAX_DEAR_NS);
     trial_  = NO_TRIAL;
-    due_ns_ = now_ns + pause_ns_;
+    due_ns_ = now_ns + std::max(pause_ns_, (int64_t) dear_ns);
 }
