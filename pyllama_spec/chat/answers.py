@@ -108,13 +108,24 @@ class AnswerText:
 
     def __init__(self, vocab: Vocab, shown: Collection[int]) -> None:
         self._vocab, self._shown = vocab, shown
+        self._plain, self._names = "", dict[str, None]()
         self.text = ""
+
+    def read(self, reader: AnswerReader, *, has_ended: bool) -> Answer:
+        """What a reader makes of it. What it takes for text has no names of control tokens."""
+        answer = reader.read(self.text, has_ended=has_ended)
+        for name in self._names:
+            if name not in self._plain:  # else it may be the model's own text
+                answer.content = answer.content.replace(name, "")
+                answer.reasoning = answer.reasoning.replace(name, "")
+        return answer
 
     def add(self, tokens: Sequence[int], text: str) -> None:
         """Appends tokens, and the text that was given out for them: less than theirs at a stop."""
         pieces = {token: self._vocab.piece(token) for token in tokens}
         # Only what has no text of its own has to be named; the rest is in the text already.
         named = {token for token in pieces if token in self._shown and not pieces[token]}
+        self._plain += text
         if not named:
             self.text += text
             return
@@ -123,7 +134,9 @@ class AnswerText:
         at = 0
         for token in tokens:
             if token in named:
-                parts.append(self._vocab.piece(token, special=True).decode(errors="replace"))
+                name = self._vocab.piece(token, special=True).decode(errors="replace")
+                self._names[name] = None
+                parts.append(name)
                 continue
             n = len(decoder.decode(pieces[token]))
             parts.append(text[at : at + n])
@@ -144,14 +157,24 @@ class EngineReader:
         session: of the chat.
         at_once: the grammar has a call begin at once.
         single: it has one call at most.
+        is_apart: whether the thought is no part of the text.
         grammar: rules to follow in place of the session's.
 
     """
 
     def __init__(
-        self, session: ChatSession, *, at_once: bool, single: bool, grammar: str | None = None
+        self,
+        session: ChatSession,
+        *,
+        at_once: bool,
+        single: bool,
+        is_apart: bool = True,
+        grammar: str | None = None,
     ) -> None:
         self._session = session
+        # Where the thought is text, the parser takes the beginning that the prompt wrote for text.
+        begun = session.generation_prompt.find(session.thinking_start or "\0")
+        self._begun = "" if is_apart or begun < 0 else session.generation_prompt[begun:]
         self.shown: Collection[int] = session.preserved_tokens
         self.options: dict[str, Any] = {"stop": session.stops}
         if grammar is not None:
@@ -170,7 +193,8 @@ class EngineReader:
     def read(self, text: str, *, has_ended: bool) -> Answer:
         """See AnswerReader."""
         if has_ended:
-            return self._whole(text)
+            answer = self._whole(text)
+            return replace(answer, calls=[call._replace(is_open=False) for call in answer.calls])
         parsed = self._parse(text)
         return Answer() if parsed is None else parsed.answer
 
@@ -190,7 +214,8 @@ class EngineReader:
             )
             for i, one in enumerate(written)
         ]  # fmt: skip
-        answer = Answer(parsed["content"], parsed["reasoning_content"], calls)
+        content = parsed["content"].removeprefix(self._begun)
+        answer = Answer(content, parsed["reasoning_content"], calls)
         n_told = len(text.encode(errors="replace")[: parsed["n_told"]].decode(errors="replace"))
         # White space before a text is no part of any form: the engine's parsers skip it.
         blank = text[: len(text) - len(text.lstrip())]

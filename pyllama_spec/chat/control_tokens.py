@@ -4,17 +4,26 @@ Where the template alone wrote names of control tokens, the text is tokenized as
 model saw it in training. Names that the caller wrote, wholly or in part, are tokenized by
 themselves, as plain text. "Control tokens" are those that the engine reads only where it is asked
 to; tokens that a vocabulary calls user-defined, such as "<tool_call>" in some, are read everywhere.
+Those of gpt-oss, which the engine turns into such, count as control tokens here.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
+import warnings
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from pyllama_spec.chat.prompt_provenance import PromptProvenance, Span, is_sign, joined
 from pyllama_spec.engine import Vocab
+
+# Control tokens of gpt-oss, whose names the engine shows and reads everywhere: by names alone.
+_SHOWN_NAMES = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>")
+_SHOWN_PIECES = frozenset(name.encode() for name in _SHOWN_NAMES)
+_SHOWN_NAME = re.compile("|".join(map(re.escape, _SHOWN_NAMES)))
 
 
 def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int]:
@@ -28,7 +37,10 @@ def tokenize_chat(vocab: Vocab, text: str, caller: PromptProvenance) -> list[int
     """
     # What Vocab does with lone surrogates, done before names are looked for: "?" may be in one.
     clean = text.encode("utf-8", errors="replace").decode("utf-8")
-    return _Tokenizer(vocab, clean, caller).run(0, len(clean))
+    tokenizer = _Tokenizer(vocab, clean, caller)
+    tokens = tokenizer.run(0, len(clean))
+    tokenizer.warn_of_lost(tokens)
+    return tokens
 
 
 class _Tokenizer:
@@ -55,14 +67,38 @@ class _Tokenizer:
         for a, b in joined(forged):
             # A name that was hidden by a longer one can come out now.
             tokens += self.run(at, a) if a > at else []
-            tokens += self._vocab.tokenize(self._text[a:b], add_special=False)
+            tokens += self._plain(self._text[a:b])
             at = b
         return tokens + (self.run(at, end) if end > at else [])
+
+    def warn_of_lost(self, tokens: Sequence[int]) -> None:
+        """Says where control tokens that the template itself may have written are text."""
+        if self._caller.located != "nothing":
+            return
+        names, blank_names = self._control_names
+        lost = Counter(names if blank_names is None else blank_names) - Counter(self._names(tokens))
+        if lost:
+            warnings.warn(
+                "the caller's text cannot be followed through this chat template, and has names "
+                f"of control tokens in it: {', '.join(sorted(lost))} are read as text, the "
+                "template's own too. Leave these names out of messages, or give another "
+                "chat_template",
+                stacklevel=2,
+            )
+
+    def _plain(self, text: str) -> list[int]:
+        """Tokens of a text without any control token."""
+        tokens = self._vocab.tokenize(text, add_special=False)
+        if not any(self._vocab.piece(token) in _SHOWN_PIECES for token in tokens):
+            return tokens
+        cuts = [0, *(match.start() + 1 for match in _SHOWN_NAME.finditer(text)), len(text)]
+        parts = (text[a:b] for a, b in itertools.pairwise(cuts))
+        return [t for part in parts for t in self._vocab.tokenize(part, add_special=False)]
 
     def _names(self, tokens: Iterable[int]) -> list[str]:
         """The names of the control tokens among these, each as often as it is there."""
         vocab = self._vocab
-        hidden = (t for t in tokens if not vocab.piece(t))
+        hidden = (t for t in tokens if not (piece := vocab.piece(t)) or piece in _SHOWN_PIECES)
         return [n for t in hidden if (n := vocab.piece(t, special=True).decode(errors="replace"))]
 
     def _is_forged(self, name: str, start: int, end: int) -> bool:

@@ -21,6 +21,8 @@ _JSON_SPACE = re.compile(r'(?<="[{\[:,]" )space\b|\bspace(?= "[}\]:,]")')
 _REPEATED_CALLS = re.compile(
     r"^((?:tool-calls|tools) ::= )\((\S+?)(?: space)?\)[+*]$", re.MULTILINE
 )
+# A text by a schema, which the engine lets stand in a fence, that its parsers of calls do not know.
+_FENCED = re.compile(r'\("```json" space (\S+) space "```" \| space \1 space\)')
 # A text in quotes, a class of characters, a comment, or the name of a rule.
 _PART = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|#[^\n]*|([a-zA-Z][a-zA-Z0-9_-]*)')
 
@@ -57,6 +59,16 @@ def either(alternatives: Sequence[str]) -> str:
     root = " | ".join(f"{name}root" for name in names)
     parts = [renamed(rules, name) for name, rules in zip(names, alternatives, strict=True)]
     return "\n".join([f"root ::= {root}", *parts])
+
+
+def unfenced(rules: str) -> str:
+    """The engine's rules of a text by a schema, without a fence around it."""
+    return _FENCED.sub(r"\1", rules)
+
+
+def after(text: str, rules: str) -> str:
+    """The same rules behind a text that stands there already."""
+    return f"root ::= {json.dumps(text, ensure_ascii=False)} after-root\n{renamed(rules, 'after-')}"
 
 
 def named_calls(arguments: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -207,13 +208,27 @@ class StandIns:
     def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message, with marks around its content where the substitution has them."""
         if self._form == "values" and isinstance(message.get("tool_calls"), list):
-            message = {**message, "tool_calls": list(map(_with_values, message["tool_calls"]))}
-        hidden: dict[str, Any] = self.value(message)
+            hidden_calls = [self._call(call) for call in message["tool_calls"]]
+            rest = {key: value for key, value in message.items() if key != "tool_calls"}
+            hidden: dict[str, Any] = {**self.value(rest), "tool_calls": hidden_calls}
+        else:
+            hidden = self.value(message)
         content = hidden.get("content")
         if self.open and isinstance(content, str):
             # Inside of the white space that templates trim.
             before, core, after = _split_space(content)
             hidden["content"] = f"{before}{self.open}{core}{self.close}{after}" if core else content
+        return hidden
+
+    def _call(self, call: Any) -> Any:
+        """A call whose arguments are JSON text: with stand-ins in its values alone."""
+        hidden = self.value(call)
+        function = call.get("function") if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                values = self.value(json.loads(arguments))
+                hidden["function"]["arguments"] = json.dumps(values, ensure_ascii=False)
         return hidden
 
     def _key(self, key: Any) -> Any:
@@ -298,17 +313,6 @@ class StandIns:
 _ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 
-def _with_values(call: Any) -> Any:
-    """A call with its arguments as values, where they are JSON text."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
-    except (ValueError, RecursionError):
-        return call
-
-
 def _split_space(text: str) -> tuple[str, str, str]:
     """White space, the text between, white space."""
     core = text.strip()
@@ -343,6 +347,10 @@ def joined(spans: Sequence[Span]) -> list[Span]:
         elif start < end:
             out.append((start, end))
     return out
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def strings_of(value: Any) -> list[str]:
@@ -394,7 +402,8 @@ def locate(
             stand_ins = StandIns(substitution, taken, words, used, form=form)
             rendered = render(stand_ins)
             restored = None if rendered is None else stand_ins.read(rendered)
-            if restored is not None and restored[0] == text:
+            # The engine writes "?" for half a character.
+            if restored is not None and text in (restored[0], _encodable(restored[0])):
                 either = joined(list(occurrences(text, used))) if substitution.keeps_lookups else []
                 return PromptProvenance(
                     substitution.located, tuple(restored[1]), tuple(either), tuple(caller_strings)

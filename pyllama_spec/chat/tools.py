@@ -14,10 +14,11 @@ from pyllama_spec.chat.answers import (
     EngineReader,
     ForcedReader,
 )
-from pyllama_spec.chat.grammar_rules import calls_grammar, either
+from pyllama_spec.chat.grammar_rules import after, calls_grammar, either, unfenced
 from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
+from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
@@ -256,6 +257,7 @@ class _Chat:
         values: Mapping[str, Any],
         *,
         choice: str | None = None,
+        reasoning: str | None = None,
         is_plain: bool = False,
     ) -> ChatSession:
         """The chat rendered, with a parser of its answer.
@@ -263,7 +265,8 @@ class _Chat:
         Args:
             messages: of the chat.
             values: the caller's variables of the template, tools too.
-            choice: in place of the request's.
+            choice: in place of the request's; the answer may then have any form.
+            reasoning: in place of the request's.
             is_plain: for the prompt alone: schemas are not read.
 
         """
@@ -273,7 +276,7 @@ class _Chat:
             "tools": values.get("tools") or [],
             "variables": {name: value for name, value in values.items() if name != "tools"},
             "tool_choice": choice or ("required" if request.forced else request.choice),
-            "reasoning_format": request.reasoning or "auto",
+            "reasoning_format": reasoning or request.reasoning or "auto",
         }
         if request.parallel is not None or request.forced:
             # A function that is named is called once: a small model would call it to the end.
@@ -315,6 +318,22 @@ class _Chat:
             pass
         return template.located(session.prompt, messages, values, render, form=form)
 
+    def schema_rules(
+        self,
+        session: ChatSession,
+        messages: Sequence[Mapping[str, Any]],
+        values: Mapping[str, Any],
+    ) -> str:
+        """Rules for a text by the schema, with a thought before it where the engine knows one.
+
+        Of some templates the engine has no such rules, or none beside tools.
+        """
+        bare = self.session(messages, {**values, "tools": []}, reasoning="auto")
+        is_ruled = bool(bare.grammar) and not bare.is_lazy
+        if is_ruled and bare.generation_prompt == session.generation_prompt:
+            return unfenced(bare.grammar)
+        return after(session.generation_prompt, schema_grammar(self.schema))
+
     def reader(
         self,
         session: ChatSession,
@@ -324,14 +343,27 @@ class _Chat:
         """Who reads the answer to what `session` asks."""
         request = self.request
         single = request.parallel is False or bool(request.forced and not request.parallel)
-        if self.schema is None or not request.may_call:
-            return EngineReader(session, at_once=request.wants_call, single=single)
-        # A call, or a text by the schema: the engine has a grammar of one or of the other.
-        calls = self.session(messages, values, choice="required")
-        if not calls.grammar:
-            return EngineReader(session, at_once=False, single=single)
-        rules = calls_grammar(calls.grammar, single=single, at_once=True)
+        at_once = request.wants_call
+        grammar = None
+        if self.schema is not None:
+            grammar = self.schema_rules(session, messages, values)
+            # A call, or a text by the schema: the engine has a grammar of one or of the other.
+            calls = (
+                self.session(messages, values, choice="required", reasoning="auto")
+                if request.may_call
+                else None
+            )
+            if calls is not None and calls.grammar:
+                rules = calls_grammar(calls.grammar, single=single, at_once=True)
+                grammar = either([rules, grammar])
+                session = self.session(messages, values, choice="auto")
+        elif session.grammar and not session.is_lazy:
+            ruled = session
+            if request.reasoning == "none" and session.thinking_start:
+                # Without thoughts the engine's rules lack the one that a prompt may begin.
+                ruled = self.session(messages, values, reasoning="auto")
+            grammar = calls_grammar(ruled.grammar, single=single, at_once=at_once)
+        is_apart = request.reasoning != "none"
         return EngineReader(
-            self.session(messages, values, choice="auto"), at_once=True, single=single,
-            grammar=either([rules, session.grammar]),
-        )  # fmt: skip
+            session, at_once=at_once, single=single, is_apart=is_apart, grammar=grammar
+        )

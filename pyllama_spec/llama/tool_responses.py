@@ -64,7 +64,7 @@ def tool_completion(
     record = generation.read_all()
     text = AnswerText(vocab, reader.shown)
     text.add(record.tokens, record.text)
-    answer = reader.read(text.text, has_ended=True)
+    answer = text.read(reader, has_ended=True)
     message: Response = {"role": "assistant", "content": answer.content or None}
     if not answer.calls:
         message["content"] = answer.content
@@ -164,7 +164,7 @@ def tool_chunks(
             is_first = False
         text.add(piece.tokens, piece.text)
         entries += generation.record.logprobs[-len(piece.tokens) :] if piece.tokens else []
-        answer = reader.read(text.text, has_ended=piece.finish_reason is not None)
+        answer = text.read(reader, has_ended=piece.finish_reason is not None)
         for delta in deltas.of(answer):
             yield chunk(delta, reported=reported())
         if piece.finish_reason is not None:

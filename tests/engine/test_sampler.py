@@ -195,6 +195,55 @@ def test_a_lazy_grammar_waits_for_its_trigger() -> None:
     assert draws(chain, n=1) == "e"
 
 
+THOUGHTS: dict[str, Any] = {
+    "temperature": 0.0, "grammar": 'root ::= "f" "e"', "thought_tags": ("<t>", "</t>", "<f"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "is_open", "wakes"),
+    [
+        ("f", False, True),
+        ("<t>f", False, False),
+        ("f", True, False),
+        ("<t>f</t>", False, False),
+        ("<t>f</t>f", False, True),
+        ("f f</t> f", True, True),
+        ("<t>a</t><t>f</t>b", False, False),
+        ("<t>a</t><t>f</t>bf", False, True),
+        ("<t>a<f", False, True),  # a call may end the thought
+        ("<<t>f", False, False),
+        ("<t f", False, True),
+        ("</t>f", False, True),
+        ("<t></t></t>f", False, True),
+        ("<t>" + "f" * 3000 + "</t", False, False),
+    ],
+)
+@pytest.mark.parametrize("trigger", ["text", "token"])
+def test_a_thought_wakes_no_grammar(said: str, is_open: bool, wakes: bool, trigger: str) -> None:
+    """Awake, it leaves one choice: 'e'. A copy and a sampler that was reset are as the first."""
+    by: dict[str, Any] = {"grammar_triggers": ("f[\\s\\S]*",)}
+    if trigger == "token":
+        by = {"grammar_trigger_tokens": (ord("f"),)}
+    chain = sampler(**THOUGHTS, **by, thought_is_open=is_open)
+    for _ in range(2):
+        for char in said:
+            chain.accept(ord(char))
+        assert (draws(chain, n=1) == "e") == wakes
+        copy = chain.clone()
+        assert (draws(copy, n=1) == "e") == wakes
+        chain.reset()
+
+
+def test_a_thought_within_a_call_is_text() -> None:
+    """Once it is awake a grammar sees all: what looks like a thought is an argument."""
+    rules = 'root ::= "f<t>" [a-c]* "</t>e"'
+    chain = sampler(**{**THOUGHTS, "grammar": rules}, grammar_triggers=("f[\\s\\S]*",))
+    for char in "xf<t>cb</t>":
+        chain.accept(ord(char))
+    assert draws(chain, n=1) == "e"
+
+
 @pytest.mark.parametrize(
     ("grammar", "root"),
     [

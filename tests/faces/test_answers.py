@@ -1,82 +1,228 @@
-"""What an answer says beside its text: the model's name, times; and what embeddings are of."""
+"""Answers taken apart: cut anywhere, with thoughts, in every family's form, lose nothing."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from pathlib import Path
+import json
+import re
 from typing import Any
 
 import pytest
 
-from pyllama_spec import Llama
-from tests.models import model_path
+from pyllama_spec import ArgumentError, ChatTemplate
+from pyllama_spec.chat.answers import Answer, AnswerReader, AnswerText
+from pyllama_spec.chat.tools import ToolChats, ToolRequest
+from pyllama_spec.engine import Model
+from tests.faces.chat_world import SCHEMAS, Said, open_family
+from tests.faces.families import ARGUMENTS, FAMILIES, TIME, USER, WEATHER, templates
+from tests.faces.tools import open_tiny
+from tests.models import IM_START, model_path
 
-HI = [{"role": "user", "content": "Hi"}]
-FEW: dict[str, Any] = {"max_tokens": 3, "temperature": 0.0}
-
-
-@pytest.fixture(scope="module")
-def llm() -> Llama:
-    return Llama(str(model_path("llama").resolve()), n_ctx=128, n_threads=1, embedding=False)
-
-
-_Call = Callable[..., Any]
-_CALLS: dict[str, Callable[[Llama], _Call]] = {
-    "text": lambda llm: lambda **k: llm.create_completion("Hi", **FEW, **k),
-    "texts": lambda llm: lambda **k: llm.create_completion(["Hi", "Ho"], **FEW, **k),
-    "chat": lambda llm: lambda **k: llm.create_chat_completion(HI, **FEW, **k),
-    "stream": lambda llm: lambda **k: [*llm.create_completion("Hi", stream=True, **FEW, **k)][-1],
-    "chunks": lambda llm: lambda **k: [*llm.create_chat_completion(HI, stream=True, **FEW, **k)][1],
+# How an answer of these families begins before its text.
+_HEADS = {
+    "openai-gpt-oss-120b": "<|channel|>final<|message|>",
+    "meetkai-functionary-medium-v3.2": "all\n",
 }
+# Of each family that has one which no call ends: how a thought is written.
+_THOUGHTS = dict.fromkeys(("Qwen-Qwen3-0.6B", "GLM-4.6"), "<think>{}</think>")
+# Of those that write calls alike one is enough at every turn.
+_QUICK = ("Qwen-Qwen3-0.6B", "Qwen3-Coder", "mistralai-Mistral-Nemo-Instruct-2407")
+_ALL = [one if one in _QUICK else pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES]
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
-@pytest.mark.parametrize("kind", _CALLS)
-def test_an_answer_names_the_file_and_no_folder(llm: Llama, kind: str) -> None:
-    call = _CALLS[kind](llm)
-    assert call()["model"] == model_path("llama").name
-    assert call(model="mine")["model"] == "mine"
-    assert Path(llm.model_path).is_absolute()
+def reader_of(model: Model, family: str, choice: Any = "auto") -> AnswerReader:
+    chats = ToolChats(model, ChatTemplate(templates()[family]))
+    request = ToolRequest.read([WEATHER, TIME], choice, None, None)
+    _, reader = chats.begin([USER], request, {})
+    chats.close()
+    return reader
 
 
-@pytest.mark.parametrize("n_parallel", [1, 2])
-def test_times_of_a_request(n_parallel: int) -> None:
-    with Llama(str(model_path("llama")), n_ctx=128, n_threads=1, n_parallel=n_parallel) as llm:
-        of_list: Any = llm.create_completion(["Hi", "Ho"], **FEW)
-        results: list[Any] = [
-            llm.create_completion("Hi", **FEW),
-            llm.create_chat_completion(HI, **FEW),
-            [*llm.create_completion("Hi", stream=True, **FEW)][-1],
-            of_list["choices"][1],
-        ]
-        for result in results:
-            timing = result["timing"]
-            assert 0.0 <= timing["queue_s"] <= timing["first_token_s"]
-            assert timing["first_token_s"] >= timing["prompt_s"] > 0.0
+def is_beginning(part: Answer, answer: Answer) -> bool:
+    """Whether what a stream has shown is a beginning of the whole answer."""
+    texts = ((part.content, answer.content), (part.reasoning, answer.reasoning))
+    calls = zip(part.calls, answer.calls[: len(part.calls)], strict=True)
+    return all(whole.startswith(begun) for begun, whole in texts) and all(
+        one.name == other.name and other.arguments.startswith(one.arguments) for one, other in calls
+    )
+
+
+def bare(text: str) -> str:
+    """Without white space, the tags of a thought, and the names of control tokens."""
+    return "".join(
+        re.sub(r"</?think>|<\|\w+\|>|^all\n|(?<=>)(?:final|analysis)(?=<)", "", text).split()
+    )
+
+
+@pytest.mark.parametrize("family", _ALL)
+def test_an_answer_that_is_cut_anywhere(family: str) -> None:
+    """Its text is there up to the cut, and no part of it contradicts what follows."""
+    head = _HEADS.get(family, "")
+    thought = _THOUGHTS.get(family, "").format("Hm, <tool_call> then")
+    with Model(model_path("llama")) as model:
+        for said in (f"{head}Look \u00e9: {FAMILIES[family]}", f"{thought}{FAMILIES[family]}"):
+            reader = reader_of(model, family)
+            parts = [reader.read(said[:n], has_ended=False) for n in range(len(said) + 1)]
+            for n in range(len(said) + 1):
+                answer = reader.read(said[:n], has_ended=True)
+                assert all(is_beginning(part, answer) for part in parts[: n + 1])
+                if not answer.calls:
+                    assert bare(answer.reasoning + answer.content) == bare(said[:n])
+            assert all(call.is_whole for call in answer.calls)
 
 
 @pytest.mark.parametrize(
-    ("kind", "pooling", "is_warned"),
-    [
-        ("llama", None, True), ("llama", "none", False), ("llama", 0, False),
-        ("llama", "mean", False), ("llama", "last", False), ("llama", 3, False),
-        ("qwen3", None, True), ("bert", None, False),
-    ],
-)  # fmt: skip
-def test_vectors_of_tokens_are_said(kind: str, pooling: str | int | None, is_warned: bool) -> None:
-    path = str(model_path(kind))
-    with (
-        Llama(path, n_ctx=64, n_threads=1, embedding=True, pooling_type=pooling) as llm,
-        warnings.catch_warnings(record=True) as noted,
-    ):
-        warnings.simplefilter("always")
-        vectors = [llm.embed("a text"), llm.create_embedding("a text")["data"][0]["embedding"]]
-        assert llm.create_embedding("a text")["model"] == Path(path).name
-    said = [str(one.message) for one in noted if "pooling" in str(one.message)]
-    assert len(said) == is_warned, "once for a model"
-    is_each = kind != "bert" and pooling in (None, "none", 0)
-    for vector in vectors:
-        assert isinstance(vector[0], list) == is_each
-    if is_warned:
-        assert 'Llama(pooling_type="mean")' in said[0]
-        assert noted[0].filename == __file__
+    "text", ["a <", "a </", "<thi", " \n ", "  a", "\ta\n", "{", "", "[TOOL", "\u00e9<|"]
+)
+@pytest.mark.parametrize(
+    "family", ["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.6"]
+)
+def test_what_a_tag_could_begin_with_is_text(family: str, text: str) -> None:
+    with Model(model_path("llama")) as model:
+        assert reader_of(model, family).read(text, has_ended=True) == Answer(text)
+
+
+def test_text_with_the_names_of_some_control_tokens() -> None:
+    with Model(model_path("llama")) as model:
+        for data, stop in ((b"a\xc3\xa9 b", ""), (b"ab\xff c stop", " stop"), (b"\xe2\x82", "")):
+            text = AnswerText(model.vocab, {IM_START})
+            plain = data.decode(errors="replace").removesuffix(stop) if data[0] != 0xE2 else ""
+            text.add([data[0], IM_START, *data[1:]], plain)
+            shown = plain[:1] + "<|im_start|>" + plain[1:]
+            assert text.text == shown
+
+
+@pytest.mark.parametrize("family", [*_THOUGHTS, "openai-gpt-oss-120b"])
+def test_a_call_that_a_thought_mentions_wakes_no_grammar(family: str) -> None:
+    start = re.match(r"\s*(<\S*?>|<\|\w+\|>|\W*)", FAMILIES[family])
+    assert start is not None
+    mention = (
+        f"I could say {start[0] if family != 'openai-gpt-oss-120b' else ' to=functions.x'} or not"
+    )
+    thought = _THOUGHTS.get(family, "<|channel|>analysis<|message|>{}<|end|><|start|>assistant")
+    thought = thought.format(mention)
+    with open_family(family) as llm:
+        for answer in ("Done.", FAMILIES[family]):
+            head = _HEADS.get(family, "") if answer == "Done." else ""
+            said = llm.tokenize(f"{thought}{head}{answer}".encode(), add_bos=False, special=True)
+            found = llm.create_chat_completion(
+                [USER], tools=[WEATHER], temperature=0.0, max_tokens=300,
+                logits_processor=Said(said),
+            )["choices"][0]["message"]  # fmt: skip
+            assert found["reasoning_content"].strip() == mention
+            if answer == "Done.":
+                assert found["content"] == answer
+            else:
+                assert json.loads(found["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS
+
+
+@pytest.mark.parametrize("family", _ALL)
+def test_tools_with_a_response_format(family: str) -> None:
+    """A call, or a text of the form; a call where one has to be."""
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMAS[1]}}
+    head = _HEADS.get(family, "") if family.startswith("openai") else ""
+    with open_family(family) as llm:
+        for said, choice in (
+            (FAMILIES[family], "auto"), (f'{head}{{"city": "Rome"}}', "auto"),
+            ("Hello you", "auto"), (FAMILIES[family], "required"), (FAMILIES[family], NAMED),
+        ):  # fmt: skip
+            ids = llm.tokenize(said.encode(), add_bos=False, special=True)
+            found = llm.create_chat_completion(
+                [USER], tools=[WEATHER], tool_choice=choice, response_format=form,
+                temperature=0.0, max_tokens=300, logits_processor=Said(ids),
+            )["choices"][0]  # fmt: skip
+            message = found["message"]
+            if said == FAMILIES[family]:
+                assert found["finish_reason"] == "tool_calls"
+                assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == ARGUMENTS
+            elif found["finish_reason"] == "stop":
+                assert json.loads(message["content"])["city"] in ("Paris", "Rome")
+            assert said == "Hello you" or found["finish_reason"] != "length"
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_schema_of_any_kind_where_the_template_knows_no_tools(schema: Any, choice: Any) -> None:
+    weather = {**WEATHER, "function": {**WEATHER["function"], "parameters": schema}}
+    said = '{"city": "Paris"}'
+    if choice == "required":
+        said = f'{{"name": "get_weather", "arguments": {said}}}'
+    with open_tiny(chat_format="chatml", n_ctx=2048) as llm:
+        ids = llm.tokenize(said.encode(), add_bos=False)
+        found = llm.create_chat_completion(
+            [USER], tools=[TIME, weather], tool_choice=choice, max_tokens=100, temperature=0.0,
+            logits_processor=Said(ids),
+        )["choices"][0]  # fmt: skip
+        call = found["message"]["tool_calls"][0]["function"]
+        assert call["name"] == "get_weather"
+        assert json.loads(call["arguments"]) == ARGUMENTS
+        assert found["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("family", _ALL)
+def test_the_id_of_a_call_can_be_given_back(family: str) -> None:
+    """The model's own where it writes one; templates in Mistral's way take nine characters."""
+    with open_family(family) as llm:
+        ids = llm.tokenize(FAMILIES[family].encode(), add_bos=False, special=True)
+        options: dict[str, Any] = {"tools": [WEATHER], "temperature": 0.0, "max_tokens": 300}
+        found = llm.create_chat_completion([USER], logits_processor=Said(ids), **options)
+        message = found["choices"][0]["message"]
+        call_id = message["tool_calls"][0]["id"]
+        own = re.search(r"functions\.\w+:\d+|123456789", FAMILIES[family])
+        assert call_id == own[0] if own else re.fullmatch(r"[a-zA-Z0-9]{9}", call_id)
+        deltas = [
+            chunk["choices"][0]["delta"]
+            for chunk in llm.create_chat_completion(
+                [USER], stream=True, logits_processor=Said(ids), **options
+            )
+        ]
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        assert [call["id"] for call in calls if "id" in call] == [calls[0]["id"]]
+        assert calls[0]["id"] == call_id or not own
+        result = {"role": "tool", "content": "Sun", "tool_call_id": call_id, "name": "get_weather"}
+        options["max_tokens"] = 1
+        assert llm.create_chat_completion([USER, message, result], **options)["usage"]
+
+
+@pytest.mark.parametrize("arguments", ["", " ", None, "{}", {}])
+@pytest.mark.parametrize("family", ["Qwen-Qwen2.5-7B-Instruct", "LFM2-8B-A1B", "Qwen3-Coder"])
+def test_a_call_without_arguments(family: str, arguments: Any) -> None:
+    function = {"name": "get_time", "arguments": arguments}
+    call = {"id": "a" * 9, "type": "function", "function": function}
+    messages = [
+        USER, {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "noon", "tool_call_id": "a" * 9, "name": "get_time"},
+    ]  # fmt: skip
+    template = ChatTemplate(templates()[family])
+    with Model(model_path("llama")) as model:
+        chats = ToolChats(model, template)
+        texts = []
+        given: Any
+        for given in (arguments, {}):
+            function["arguments"] = given
+            rendered, _ = chats.begin(messages, ToolRequest.read([TIME], None, None, None), {})
+            texts.append(rendered.text)
+        chats.close()
+    assert texts[0] == texts[1]
+
+
+def test_a_template_s_own_refusal_with_tools() -> None:
+    """Its words, whichever way the engine reads the template; else what the engine says of it."""
+    refuse = (
+        "{% for m in messages %}{% if 'bad' in m.content %}{{ raise_exception('No bad words') }}"
+    )
+    refuse += "{% endif %}{{ m.content }}{% endfor %}"
+    bad = {"role": "user", "content": "a bad word"}
+    for source in (refuse, templates()["Qwen3-Coder"] + refuse, templates()["GLM-4.6"] + refuse):
+        with open_tiny(chat_template=source, n_ctx=4096) as llm:
+            asked: list[dict[str, Any]] = [{"tools": [WEATHER]}, {"reasoning_format": "auto"}]
+            for options in asked:
+                with pytest.raises(ArgumentError, match=r"refuses these messages: No bad words$"):
+                    llm.create_chat_completion([bad], **options)
+    broken = {"name": "get_time", "arguments": '{"a": '}
+    call = {"id": "a" * 9, "type": "function", "function": broken}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with open_tiny(chat_template=templates()["Qwen-Qwen2.5-7B-Instruct"], n_ctx=4096) as llm:
+        with pytest.raises(ArgumentError, match="arguments as JSON") as raised:
+            llm.create_chat_completion(messages, tools=[WEATHER])
+        assert "Unable to generate parser" not in str(raised.value)

@@ -54,6 +54,8 @@ class TinyConfig:
     """Not 0: the seed of other ids for the same texts, see vocab.shuffled()."""
     n_heads: int = 0
     """MTP heads behind the layers, of the architectures in mtp.HEADS."""
+    control_names: tuple[str, ...] = ()
+    """Of control tokens, in place of the first padding words."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that the engine cannot load."""

@@ -110,7 +110,10 @@ class Sketch:
         writer.add_name("tiny test model")
         writer.add_file_type(0)  # all tensors F32
         self._write_meta(writer)
-        write_tokenizer(writer, self.cfg.n_vocab, self.cfg.chat_template, self.cfg.shuffle)
+        write_tokenizer(
+            writer, self.cfg.n_vocab, self.cfg.chat_template, self.cfg.control_names,
+            shuffle=self.cfg.shuffle,
+        )  # fmt: skip
         for name, array in self.tensors.items():
             kind = self._kind(name, array)
             if kind is None:

@@ -85,10 +85,20 @@ def shuffled(n_vocab: int, seed: int) -> NDArray[np.int64]:
 
 
 def write_tokenizer(
-    writer: GGUFWriter, n_vocab: int, chat_template: str | None, shuffle: int = 0
+    writer: GGUFWriter,
+    n_vocab: int,
+    chat_template: str | None,
+    control_names: Sequence[str] = (),
+    *,
+    shuffle: int = 0,
 ) -> None:
-    """Add the tokenizer's keys to `writer`; `shuffle` is the seed of shuffled()."""
+    """Add the tokenizer's keys to `writer`.
+
+    Names of control tokens replace padding words; `shuffle` is the seed of shuffled().
+    """
     texts, types = tokens(n_vocab)
+    for token, name in enumerate(control_names, MIN_VOCAB):
+        texts[token], types[token] = name, int(TokenType.CONTROL)
     order = np.argsort(shuffled(n_vocab, shuffle))
     texts, types = [texts[i] for i in order], [types[i] for i in order]
     writer.add_tokenizer_model("gpt2")

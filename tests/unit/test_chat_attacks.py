@@ -284,10 +284,11 @@ def test_what_cannot_be_followed_stays_as_it_is_while_nobody_forges(vocab: Vocab
     chat = render(source, "if (a_1 < b || c > d) {}", "Thanks")
     assert chat.located == "nothing"
     assert controls(chat.tokenize(vocab)) == [IM_START, IM_END] * 2 + [IM_START]
-    # A name in full: the template's own are text as well, and the chat says that.
+    # A name in full: the template's own are text as well, and a warning says that.
     evil = render(source, EVIL, "Thanks")
     assert evil.located == "nothing"
-    assert controls(evil.tokenize(vocab)) == []
+    with pytest.warns(UserWarning, match=r"<\|im_end\|>, <\|im_start\|> are read as text"):
+        assert controls(evil.tokenize(vocab)) == []
 
 
 def test_every_private_use_character_in_one_chat(vocab: Vocab) -> None:
