@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -112,13 +113,14 @@ def chat(seed: int, family: str, *, is_hostile: bool) -> Chat:
     """The chat of a number; with harmless words it is the same but for these."""
     shape, words = random.Random(seed), random.Random(seed + 1)
 
+    numbers = itertools.count()
+
     def text() -> str:
-        n = words.randrange(1, 4)
-        if not is_hostile:
-            return " ".join(words.choice(_CALM) for _ in range(n))
-        names = [*control_names(), *SPECIAL_TOKENS]
-        kinds = (_CALM, _SIGNS, names)
-        return " ".join(str(words.choice(words.choice(kinds))) for _ in range(n))
+        # Each is another: some templates look for the last message by its content.
+        n, number = words.randrange(1, 4), next(numbers)
+        kinds = (_CALM, _SIGNS, (*control_names(), *SPECIAL_TOKENS)) if is_hostile else (_CALM,)
+        said = [str(words.choice(words.choice(kinds))) for _ in range(n)]
+        return " ".join([*said, str(number)])
 
     world = _World(shape, family, text)
     messages = world.messages()

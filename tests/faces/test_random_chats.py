@@ -8,7 +8,7 @@ import random
 import re
 import warnings
 from collections import Counter
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -29,9 +29,21 @@ _FORM = re.compile(
 )
 
 
-@cache
+_OPEN: dict[str, Llama] = {}
+
+
 def opened(family: str) -> Llama:
-    return open_family(family)
+    if family not in _OPEN:
+        _OPEN[family] = open_family(family)
+    return _OPEN[family]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def closed_at_the_end() -> Iterator[None]:
+    """The models stay open for all chats of a family."""
+    yield
+    while _OPEN:
+        _OPEN.popitem()[1].close()
 
 
 def whole(llm: Llama, one: Chat) -> dict[str, Any]:
