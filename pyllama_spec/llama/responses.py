@@ -283,7 +283,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
 
 async def answered(  # noqa: D417 - the like share a line
     create: Callable[..., Any], options: Sequence[Any], more: Mapping[str, Any], *, stream: bool
-) -> Any:
+) -> Response | Stream:
     """What one of Llama's create_... gives, in an event loop.
 
     Args:
@@ -300,7 +300,8 @@ async def answered(  # noqa: D417 - the like share a line
     stream = boolean(stream, "stream")
     deferred = Deferred.CHUNKS if stream else Deferred.WHOLE
     # Templates, grammars and tokens are made in a thread: they may take their time.
-    handle = await asyncio.to_thread(create, *options, stream=deferred, **more)
+    call = asyncio.to_thread(create, *options, stream=deferred, **more)
+    handle: Response | Stream = await call
     if not isinstance(handle, Stream):  # of a chat handler
         return handle
     handle.start(is_whole=not stream)
