@@ -22,7 +22,11 @@ _MAX_SEQUENCES = 256
 
 
 class Embedder:
-    """A context of a model that gives embeddings, of several texts at once.
+    """A context of a model that gives embeddings.
+
+    On the CPU each text is computed by itself: beside others sums are made in another order, and
+    each token is compared with those of all texts, which takes longer than the batch saves. On
+    devices as many as fit are computed at once, and the last bits depend on their company.
 
     Args:
         model: the model.
@@ -33,11 +37,11 @@ class Embedder:
     def __init__(self, model: Model, params: ContextParams) -> None:
         self._vocab = model.vocab
         n_ctx = params.n_ctx or model.info.n_ctx_train
+        n_together = min(params.n_batch, n_ctx, _MAX_SEQUENCES) if model.is_on_gpu else 1
         # An encoder takes a batch in one piece, and every token of it gives a row.
         self.context = Context(
             model, params, embeddings=True, kv_unified=True, n_outputs_max=0,
-            n_ubatch=params.n_batch, n_seq_max=min(params.n_batch, n_ctx, _MAX_SEQUENCES),
-            target_layers=(),
+            n_ubatch=params.n_batch, n_seq_max=n_together, target_layers=(),
         )  # fmt: skip
         self._lock = RequestLock(self.context.cancel)
         self._encodes = model.info.has_encoder or not self.context.has_memory
