@@ -292,6 +292,7 @@ int llama_spec_context_new(llama_spec_model * model, const llama_spec_context_pa
         const bool is_capped = params->n_outputs_max > 0 && !llama_model_has_encoder(state->model->model);
         state->n_outputs_max = (int32_t) (is_capped ? params->n_outputs_max : llama_n_batch(state->ctx));
         state->outputs_all   = params->embeddings && !params->is_head;
+        state->keeps_windows = params->swa_full;
         prepare_undo(*state, params->is_head);
         if (state->draft) {
             state->draft->prepare(state->ctx);

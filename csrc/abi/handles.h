@@ -85,6 +85,7 @@ struct context_state {
     std::vector<uint32_t> n_undone;
     llama_memory_recurrent * states = nullptr;  // the recurrent part of the memory, where the engine has it apart
     transfers crossed;
+    bool keeps_windows = true;                  // sliding-window layers keep all positions
     uint64_t n_host_copies = 0;                 // of states, by llama_spec_state_get() and _set()
     // Scratch that decode fills, kept so that a round allocates nothing.
     std::vector<llama_seq_id *> seq_ptrs;

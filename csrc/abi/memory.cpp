@@ -2,6 +2,7 @@
 #include "base/model_facts.h"
 #include "hooks/snapshots.h"
 #include "hooks/state_copies.h"
+#include "hooks/whole_windows.h"
 
 #include "llama-context.h"
 #include "llama-ext.h"
@@ -59,8 +60,8 @@ void note_rollback(context_state & state, int32_t seq, int32_t p0, int32_t last)
     }
 }
 
-llama_state_seq_flags state_flags(bool partial) {
-    return partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : 0;
+llama_state_seq_flags state_flags(const context_state & state, bool partial) {
+    return partial ? LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY : state.keeps_windows ? STATE_WHOLE_WINDOWS : 0;
 }
 
 } // namespace
@@ -155,7 +156,7 @@ int llama_spec_state_size(llama_spec_context * ctx, int32_t seq, bool partial, s
     return guarded([&] {
         context_call call(ctx);
         check_seq(call.state, seq);
-        *out = llama_state_seq_get_size_ext(call.state.ctx, seq, state_flags(partial));
+        *out = llama_state_seq_get_size_ext(call.state.ctx, seq, state_flags(call.state, partial));
     });
 }
 
@@ -173,7 +174,7 @@ int llama_spec_state_get(llama_spec_context * ctx, int32_t seq, bool partial, in
         ++call.state.n_host_copies;
         const earlier_state earlier(call.state.states, seq, back);
         take_failure();
-        *written = llama_state_seq_get_data_ext(call.state.ctx, data, size, seq, state_flags(partial));
+        *written = llama_state_seq_get_data_ext(call.state.ctx, data, size, seq, state_flags(call.state, partial));
         if (const auto failure = take_failure()) {
             std::rethrow_exception(failure);
         }
@@ -189,7 +190,7 @@ int llama_spec_state_set(llama_spec_context * ctx, int32_t seq, bool partial, co
         check_seq(call.state, seq);
         ++call.state.n_host_copies;
         take_failure();
-        const size_t n_read = llama_state_seq_set_data_ext(call.state.ctx, data, size, seq, state_flags(partial));
+        const size_t n_read = llama_state_seq_set_data_ext(call.state.ctx, data, size, seq, state_flags(call.state, partial));
         const auto failure = take_failure();
         forget_snapshots(call.state, seq);
         if (n_read == 0 || failure) {

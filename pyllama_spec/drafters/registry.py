@@ -76,8 +76,8 @@ def kinds() -> tuple[str, ...]:
 def known_drafts() -> str:
     """What can draft, for a message about something that cannot."""
     return (
-        f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}) that was made for the target, or of "
-        f'a smaller model, draft="{MTP}" for the head in the target\'s own file, '
+        f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}) that was made for the target, or "
+        f'of a smaller model, draft="{MTP}" for the head in the target\'s own file, '
         f'draft="{PROMPT_LOOKUP}", which needs no file, or a Drafter of your own'
     )
 
