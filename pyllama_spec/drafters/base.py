@@ -141,6 +141,8 @@ class Committed(NamedTuple):
             which is pending, has none yet. () where none are wanted, and where all rows of the
             tokens were told before.
         first_row: see features.
+        is_border: whether another text may go on otherwise behind these tokens: rows that are
+            needed to begin there again are worth keeping.
 
     """
 
@@ -149,6 +151,7 @@ class Committed(NamedTuple):
     start: int
     features: Features = ()
     first_row: int = 0
+    is_border: bool = False
 
 
 class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them

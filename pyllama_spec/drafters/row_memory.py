@@ -18,9 +18,9 @@ from pyllama_spec.errors import ArgumentError
 # Rows that are kept after they were fed: a conversation that goes on where it ended, or a little
 # before, then needs no row again.
 _KEEP_ROWS = 32
-# Rows that are kept of the ends of prompts, two of each: a recurrent target has checkpoints there
-# (speculative/checkpoints.py), however long the answer was.
-_KEEP_PINNED = 8
+# Rows that are kept of the ends of prompts and of borders between them, two of each: a recurrent
+# target has checkpoints there (speculative/checkpoints.py), however long the answer was.
+_KEEP_PINNED = 12
 
 # Is given a sequence, the row of the batch that is its last one, and whether another batch follows.
 ReadLast = Callable[[int, int, bool], None]
@@ -115,7 +115,7 @@ class RowMemory(ABC):
             if one.features:
                 s.rows.append(one.first_row, one.features)
             s.tokens.extend(one.tokens)
-            if was_in_prompt and s.rows.end < len(s.tokens):
+            if (was_in_prompt and s.rows.end < len(s.tokens)) or one.is_border:
                 s.pin()
         due = [one.seq for one in done if self._is_due(self._sequences[one.seq])]
         if due:
@@ -253,13 +253,16 @@ class RowMemory(ABC):
     def save(self, seq: int, fingerprint: str) -> bytes:
         """What is known of a sequence, for restore()."""
         s = self.of(seq)
-        facts = {
+        facts: dict[str, object] = {
             "draft": fingerprint, "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead,
             "start": s.rows.start,
         }  # fmt: skip
         rows = s.rows.view(s.rows.start, s.rows.end)
         tokens = np.array(s.tokens, dtype="<i4")
-        return pack(facts, [tokens.tobytes(), rows.tobytes(), self.context.memory.save(seq)])
+        facts["pinned"] = list(s.pinned)
+        pinned = b"".join(row.tobytes() for row in s.pinned.values())
+        memory = self.context.memory.save(seq)
+        return pack(facts, [tokens.tobytes(), rows.tobytes(), memory, pinned])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
         """Puts back what save() gave with the same fingerprint; returns the number of tokens.
@@ -278,4 +281,6 @@ class RowMemory(ABC):
         rows = np.frombuffer(parts[1], dtype="<f4").reshape(-1, self._n_features)
         s.rows.append(facts["start"], [rows])
         s.n_fed, s.first, s.ahead = facts["n_fed"], facts["first"], facts["ahead"]
+        pinned = np.frombuffer(parts[3], dtype="<f4").reshape(-1, 1, self._n_features)
+        s.pinned = dict(zip(facts["pinned"], pinned, strict=True))
         return len(s.tokens)

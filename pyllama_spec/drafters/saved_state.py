@@ -11,7 +11,7 @@ from typing import Any
 from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
 from pyllama_spec.engine.model import Model
 
-_MAGIC, _VERSION = b"PLSD", 2
+_MAGIC, _VERSION = b"PLSD", 3
 _LENGTH = struct.Struct("<I")  # of the JSON text
 # Places of a draft's file that tell it from another one of the same sizes.
 _N_SAMPLES, _SAMPLE_BYTES = 16, 4096

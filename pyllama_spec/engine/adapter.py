@@ -10,6 +10,7 @@ from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import instance, shown
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.gguf.header import check_header
@@ -24,6 +25,9 @@ class Adapter(Closeable):
         model: the model that it was made for.
         path: a GGUF of type "adapter".
 
+    Attributes:
+        identity: a digest of the file as it was loaded, see identity.py.
+
     Raises:
         ModelLoadError: the file is missing, broken, or made for another model.
 
@@ -36,6 +40,8 @@ class Adapter(Closeable):
         self.path = Path(path)
         check_header(self.path)
         out = ffi.new("llama_spec_adapter **")
+        # Now: whoever trains it may write the next one to the same path.
+        self.identity = digest_of(self.path)
         code = lib.llama_spec_adapter_load(model.handle, os.fsencode(self.path), out)
         check(code, f"cannot use {self.path} as an adapter of {model.path.name}")
         self._handle = Handle(

@@ -18,6 +18,7 @@ from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, ContextParams
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.identity import Settings, adapters_key, settings_of
 from pyllama_spec.engine.memory import Memory
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.transfers import Transfers, read_transfers
@@ -99,6 +100,7 @@ class Context(Closeable):
             raise ArgumentError(f"unknown context parameter: {error}") from None
         self.model, self.params = model, params
         self._adapters: tuple[tuple[Adapter, float], ...] = ()
+        self._settings: Settings | None = None  # but for the adapters
         self.target_layers = tuple(params.target_layers)
         self.n_ctx = params.n_ctx or model.info.n_ctx_train
         if self.target_layers:
@@ -273,6 +275,19 @@ class Context(Closeable):
     def adapters(self) -> tuple[tuple[Adapter, float], ...]:
         """The LoRA adapters that count now, each with its scale."""
         return self._adapters
+
+    def settings(self, adapters: Sequence[tuple[Adapter, float]] | None = None) -> Settings:
+        """What its memory depends on beside the model: names and values, for who keeps states.
+
+        Args:
+            adapters: what is computed with; None for those that count now.
+
+        """
+        if self._settings is None:
+            flash_attn = _flash_attn(self.model, self.params)
+            self._settings = settings_of(self.model, self.params, self.n_ctx_seq, flash_attn)
+        key = adapters_key(self._adapters if adapters is None else adapters)
+        return (*self._settings, ("adapters", repr(key)))
 
     def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
         """Lets these LoRA adapters, each with its scale, count from the next decode on.

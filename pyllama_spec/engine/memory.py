@@ -99,6 +99,19 @@ class Memory:
         payload = unseal(data, _MAGIC, _VERSION, "a sequence that Memory.save() wrote")
         self._set(seq, payload, partial=False)
 
+    def copy_out(self, seq: int) -> memoryview:
+        """The state of a sequence for copy_in() of this context: save() without its checks."""
+        return self._get(seq, 0)
+
+    def copy_in(self, seq: int, data: memoryview) -> None:
+        """Puts back what copy_out() gave, of this sequence or another one; the old content is gone.
+
+        Raises:
+            ArgumentError: there is no room for it; the sequence is empty then.
+
+        """
+        self._set(seq, data, partial=False)
+
     def checkpoint(self, seq: int, back: int = 0) -> memoryview:
         """The part of a sequence's state that cannot be cut by position, such as a recurrent one.
 

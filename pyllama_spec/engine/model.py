@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
+from pyllama_spec.engine.identity import digest_of, stamp_of
 from pyllama_spec.engine.model_info import DraftBlock, HeadWeights, ModelInfo, NgramArrays
 from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
@@ -92,6 +94,7 @@ class Model(Closeable):
                 f"the model's path must be a str or a path, not {type(path).__name__}"
             )
         self.path = Path(path)
+        self._stamp = stamp_of(self.path)
         one_of(split_mode, _SPLIT_MODES, "split_mode")
         check_header(self.path)
         params = ffi.new("struct llama_spec_model_params *")
@@ -114,6 +117,7 @@ class Model(Closeable):
             params.tensor_split, params.n_tensor_split = shares, len(split)
         held = _name_places(params, devices, rpc_servers)
         overrides = raw_overrides(kv_overrides or {})
+        self._overrides = sorted(map(repr, (kv_overrides or {}).items()))
         params.overrides, params.n_overrides = overrides.array, len(kv_overrides or {})
         self._handle = Handle(
             self._load(params, progress),
@@ -197,14 +201,13 @@ class Model(Closeable):
 
     @cached_property
     def identity(self) -> str:
-        """A hash of what the file says of itself, but for arrays: other models have others.
+        """A digest of the files and of kv_overrides: a model with other weights has another one.
 
-        Two files that differ in their weights alone have the same.
+        identity.py says how much of a large file is looked at. A file that was written to since it
+        was loaded is like no other.
         """
-        import hashlib  # loads a library of its own
-
-        identity = repr((self.description, sorted(self.metadata.items())))
-        return hashlib.sha256(identity.encode(errors="replace")).hexdigest()[:32]
+        changed = None if stamp_of(self.path) == self._stamp else uuid.uuid4().hex
+        return digest_of(self.path, self._overrides, changed)
 
     def _text(self, function: Any, i: int) -> str:
         size = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,6 +109,17 @@ def supports_gpu() -> bool:
 
 def _text(pointer: Any) -> str:
     return str(ffi.string(pointer).decode(errors="replace"))
+
+
+def memory_bytes() -> int:
+    """What this process may use of the machine's memory, as far as the system says."""
+    sizes = []
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # not on Windows
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # "max" where there is none
+            sizes.append(int(Path(limit).read_text()))
+    return min((size for size in sizes if size > 0), default=sys.maxsize)
 
 
 def default_n_threads() -> int:

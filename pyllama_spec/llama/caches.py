@@ -4,15 +4,51 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama.open_model import LlamaState
 
-Key = tuple[int, ...]
 _GIB = 1 << 30
+
+
+class StateKey(tuple[int, ...]):
+    """Tokens, and what a state of them has to belong to: LlamaState.owner; None for anything.
+
+    To a cache of the user's own it is a tuple of ids, as ever.
+    """
+
+    owner: str | None
+
+    def __new__(cls, tokens: Iterable[int], owner: str | None = None) -> StateKey:
+        """The key of these tokens."""
+        key = super().__new__(cls, tokens)
+        key.owner = owner
+        return key
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, tuple) or self.owner != getattr(other, "owner", None):
+            return False
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+    def is_met_by(self, known: StateKey) -> bool:
+        """Whether a state under the key `known` may be used where this one is asked for."""
+        return self.owner is None or known.owner == self.owner
+
+
+def _asked(key: Sequence[int]) -> StateKey:
+    return key if isinstance(key, StateKey) else StateKey(key)
+
+
+def _stored(key: Sequence[int], state: LlamaState) -> StateKey:
+    return StateKey(key, getattr(state, "owner", None))
 
 
 def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
@@ -26,7 +62,10 @@ def longest_token_prefix(a: Iterable[int], b: Iterable[int]) -> int:
 
 
 class BaseLlamaCache(ABC):
-    """What Llama.set_cache() takes: states by the tokens that they hold.
+    """What Llama.set_cache() takes: states by the tokens that they hold, and what they belong to.
+
+    Llama asks with a StateKey. A cache that does not look at its owner, and gives a state of
+    another model or other adapters, has given none: the text is read.
 
     Args:
         capacity_bytes: what the states may take together.
@@ -55,8 +94,9 @@ class BaseLlamaCache(ABC):
         """Keeps a state, and lets go of the oldest ones where there is no room."""
 
 
-def _closest(keys: Iterable[Key], key: Key) -> Key | None:
-    best = max(keys, key=lambda known: longest_token_prefix(known, key), default=None)
+def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:
+    own = (known for known in keys if key.is_met_by(known))
+    best = max(own, key=lambda known: longest_token_prefix(known, key), default=None)
     return best if best is not None and longest_token_prefix(best, key) > 0 else None
 
 
@@ -65,7 +105,7 @@ class LlamaRAMCache(BaseLlamaCache):
 
     def __init__(self, capacity_bytes: int = 2 * _GIB) -> None:
         super().__init__(capacity_bytes)
-        self.cache_state: OrderedDict[Key, LlamaState] = OrderedDict()
+        self.cache_state: OrderedDict[StateKey, LlamaState] = OrderedDict()
 
     @property
     def cache_size(self) -> int:
@@ -73,18 +113,19 @@ class LlamaRAMCache(BaseLlamaCache):
         return sum(state.llama_state_size for state in self.cache_state.values())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        closest = _closest(self.cache_state, tuple(key))
+        closest = _closest(self.cache_state, _asked(key))
         if closest is None:
             raise KeyError("no state begins with any of these tokens")
         self.cache_state.move_to_end(closest)
         return self.cache_state[closest]
 
     def __contains__(self, key: Sequence[int]) -> bool:
-        return _closest(self.cache_state, tuple(key)) is not None
+        return _closest(self.cache_state, _asked(key)) is not None
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        self.cache_state.pop(tuple(key), None)
-        self.cache_state[tuple(key)] = value
+        stored = _stored(key, value)
+        self.cache_state.pop(stored, None)
+        self.cache_state[stored] = value
         while self.cache_state and self.cache_size > self.capacity_bytes:
             self.cache_state.popitem(last=False)
 
@@ -122,19 +163,29 @@ class LlamaDiskCache(BaseLlamaCache):
         return int(self.cache.volume())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
-        closest = _closest(self.cache.iterkeys(), tuple(key))
+        closest = _closest(self._keys(), _asked(key))
         if closest is None:
             raise KeyError("no state begins with any of these tokens")
-        state: LlamaState = self.cache[closest]
+        state: LlamaState = self.cache[_on_disk(closest)]
         return state
 
     def __contains__(self, key: Sequence[int]) -> bool:
-        return _closest(self.cache.iterkeys(), tuple(key)) is not None
+        return _closest(self._keys(), _asked(key)) is not None
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        self.cache[tuple(key)] = value
+        self.cache[_on_disk(_stored(key, value))] = value
         # Its keys come in the order in which they were set.
         for oldest in list(self.cache.iterkeys()):
             if self.cache_size <= self.capacity_bytes:
                 break
             del self.cache[oldest]
+
+    def _keys(self) -> Iterator[StateKey]:
+        for key in self.cache.iterkeys():
+            has_owner = bool(key) and isinstance(key[0], str)
+            yield StateKey(key[1:], key[0]) if has_owner else StateKey(key)
+
+
+def _on_disk(key: StateKey) -> tuple[int | str, ...]:
+    """A plain tuple, the owner first: the database compares the bytes of keys."""
+    return tuple(key) if key.owner is None else (key.owner, *key)

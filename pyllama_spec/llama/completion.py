@@ -14,7 +14,7 @@ from pyllama_spec.engine.checks import boolean, instance
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
-from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
+from pyllama_spec.llama.caches import BaseLlamaCache, StateKey, longest_token_prefix
 from pyllama_spec.llama.choices import choice_chunks, options_of_choices
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
@@ -240,12 +240,14 @@ class Completions:
         return Stream(generations, noting(), report.of_whole(noted, generations), envelope.id)
 
     def _cached(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
-        """The state of the cache that holds most of a prompt."""
+        """The state of the cache that holds most of a prompt; one that does not fit is none."""
+        owner = self._opened.owner
         try:
             with self._cache_lock:
-                return cache[prompt]
+                state = cache[StateKey(prompt, owner)]
         except KeyError:
             return None
+        return state if state.owner == owner else None
 
     def _note(self, llm: Overridable, generation: Generation, kept: _Cached | None) -> None:
         """Puts the state behind a request into the cache, and says what it took."""
@@ -277,6 +279,8 @@ class _Cached:
 
     def __init__(self, opened: OpenModel, state: LlamaState | None) -> None:
         self._opened, self._state = opened, state
+        # Those of the state and of the request, whatever is set before its turn comes.
+        self._adapters = opened.adapters
         self.behind_it: LlamaState | None = None
 
     def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
@@ -286,8 +290,8 @@ class _Cached:
             return
         n_held = longest_token_prefix(state.tokens[: state.n_decoded], prompt)
         if longest_token_prefix(cached.tokens[: cached.n_decoded], prompt) > n_held:
-            with suppress(ArgumentError):  # of other settings: the prompt is read
-                self._opened.restore(state, cached)
+            with suppress(ArgumentError):  # damaged, or too long for this context: it is read
+                self._opened.restore(state, cached, self._adapters)
 
     def behind(self, state: SequenceState) -> None:
         """Copies what the sequence holds."""

@@ -56,6 +56,7 @@ from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Generation, Runtime
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions, StoppingCriterion
 from pyllama_spec.speculative import make_controller
+from pyllama_spec.speculative.prefix_store import PrefixStore
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -112,6 +113,7 @@ class Llama(Closeable):
         check_parallel(options.n_parallel, params)
         attributes = options.attributes()
         last_n, adapters = options.penalty_window(), options.adapters()
+        store = PrefixStore(options.store_bytes())
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
             model, drafter = open_pair(draft, options, controller)
@@ -119,7 +121,7 @@ class Llama(Closeable):
             why_not = why_not_generating(model, options.vocab_only, options.embedding)
             runtime = None if why_not else open_runtime(
                 model, params, drafter, options.n_draft, options.n_parallel, controller,
-                wants_rows=options.logits_all, max_waiting=options.queue_limit(),
+                wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
             )  # fmt: skip
         own = None if drafter is draft and draft_model is None else drafter  # closed with this
         opened = OpenModel(model, runtime, why_not, own, options.seed)
@@ -411,6 +413,8 @@ class Llama(Closeable):
 
         Args:
             input: a text, or several; each as text, or as token ids, which are taken as they are.
+                On the CPU each is, to the bit, what it is alone; on a GPU they are computed
+                together, and differ in the last bits.
             normalize: to a length of 1.
             truncate: cut texts longer than n_batch tokens; else refuse them.
             return_count: give the number of tokens too.
@@ -804,7 +808,7 @@ class Llama(Closeable):
 
         They are those of the requests that are made from here on. Requests that were made before
         keep theirs to their end, whether they run or wait: those with other adapters are computed
-        apart. What the memory holds of other adapters is not used.
+        apart. What was read with other adapters counts again when they do.
 
         Raises:
             ArgumentError: these are no pairs of a file or an Adapter and a scale.

@@ -66,7 +66,8 @@ class Llama(Closeable):
         p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
         n_parallel: int = 1, max_waiting: int | None = None, chat_template: str | None = None,
         devices: Sequence[str] | None = None, draft_gpu_layers: int | None = None,
-        rpc_servers: Sequence[str] | None = None, rpc_timeout: float | None = None, **unknown: Any,
+        rpc_servers: Sequence[str] | None = None, rpc_timeout: float | None = None,
+        prefix_cache_bytes: int | None = None, **unknown: Any,
     ) -> None: ...
     # fmt: on
     def __reduce__(self) -> Any: ...

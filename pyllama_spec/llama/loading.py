@@ -23,6 +23,7 @@ from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.runner import Runner
 from pyllama_spec.speculative import Controller, Round
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
+from pyllama_spec.speculative.prefix_store import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
 from pyllama_spec.terminal import ProgressBar
 
@@ -148,6 +149,7 @@ def open_runtime(
     *,
     wants_rows: bool = False,
     max_waiting: int | None = None,
+    store: PrefixStore | None = None,
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -160,6 +162,8 @@ def open_runtime(
         controller: how long drafts are; None for as long as n_draft says.
         wants_rows: make room for the logits of every token of a batch.
         max_waiting: the most requests that may wait for a place; None for any number.
+        store: for beginnings of prompts that no request's place holds any more; None for none, and
+            no copies between places.
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -186,18 +190,24 @@ def open_runtime(
         n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
         target_layers=tuple(drafter.target_layers),
     )
+    context = _open_context(model, params)
+    round_ = Round(context, drafter, n_draft, controller, store=store)
+    on_close = _learn_costs(round_, controller, drafter)
+    return Runtime(model, context, round_, Runner(round_, max_waiting), on_close)
+
+
+def _open_context(model: Model, params: ContextParams) -> Context:
+    """The target's, or an error that says what n_parallel has to do with it."""
     try:
-        context = Context(model, params)
+        return Context(model, params)
     except OutOfMemoryError as error:
+        n_parallel = params.n_seq_max
         if n_parallel == 1:
             raise
         raise OutOfMemoryError(
             f"{error}; n_ctx is that of n_parallel={n_parallel} requests together: a smaller "
             "n_parallel helps as well"
         ) from None
-    round_ = Round(context, drafter, n_draft, controller)
-    on_close = _learn_costs(round_, controller, drafter)
-    return Runtime(model, context, round_, Runner(round_, max_waiting), on_close)
 
 
 def _learn_costs(

@@ -152,7 +152,7 @@ class LowLevel:
         runtime = self._opened.runtime
         entries: list[TokenLogprob | None] = [None]
         with runtime.runner.visit(oldest=True) as state:
-            runtime.round.forget(state)
+            runtime.round.put_away(state)
             for at, row in self._rows_of(state, prompt):
                 if at + 1 < len(prompt):
                     entries.append(token_logprob(row, prompt[at + 1], n_top))

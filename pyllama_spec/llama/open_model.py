@@ -15,6 +15,7 @@ from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.identity import Settings, first_difference
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed
@@ -31,8 +32,10 @@ class LlamaState:
         memory: the engine's bytes.
         drafter: the drafter's, if it has any.
         seed: where the model's stream of seeds stood.
-        model: a hash of what the file says of itself; "" in states from before this was there.
+        model: a digest of the model's files and keys; "" in states from before this was there.
         n_given: how many of those in the memory the text has that was given; None for all.
+        settings: what else the memory depends on, by name: types of the KV cache, positions,
+            adapters and their scales; None in states from before this was there.
 
     """
 
@@ -43,6 +46,7 @@ class LlamaState:
     seed: int | None = None
     model: str = ""
     n_given: int | None = None
+    settings: Settings | None = None
 
     def __setstate__(self, values: Sequence[Any]) -> None:
         """Of a pickle, which may be older than the last fields."""
@@ -68,6 +72,18 @@ class LlamaState:
     def llama_state_size(self) -> int:
         """Bytes that it takes."""
         return len(self.memory) + len(self.drafter or b"")
+
+    @property
+    def owner(self) -> str | None:
+        """What it belongs to, in one word: equal where one fits the other. None of old ones."""
+        return None if self.settings is None else owner_of(self.model, self.settings)
+
+
+def owner_of(model: str, settings: Settings) -> str:
+    """A digest of a model's identity and a context's settings; see LlamaState.owner."""
+    import hashlib  # loads a library of its own
+
+    return hashlib.sha256(repr((model, settings)).encode()).hexdigest()[:32]
 
 
 class SeedStream:
@@ -166,7 +182,7 @@ class OpenModel(Closeable):
         return self.runtime.round.drafter.name
 
     def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
-        """The adapters of the requests from here on; nothing of the idle sequences is kept.
+        """The adapters of the requests from here on; the idle sequences are emptied.
 
         Raises:
             ArgumentError: one was loaded for another model, or a scale is no number.
@@ -180,7 +196,7 @@ class OpenModel(Closeable):
             self.adapters = tuple((adapter, float(scale)) for adapter, scale in adapters)
             if self.adapters != before:
                 for sequence in runtime.runner.idle():
-                    runtime.round.forget(sequence)
+                    runtime.round.put_away(sequence)
 
     def reset(self) -> None:
         """Forgets what was read and generated."""
@@ -188,6 +204,7 @@ class OpenModel(Closeable):
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
                 runtime.round.forget(sequence)
+            runtime.round.prefixes.clear()
 
     def save_state(self) -> LlamaState:
         """What the last request read and generated, for load_state() of this or an equal Llama.
@@ -206,41 +223,69 @@ class OpenModel(Closeable):
         saved = self.runtime.round.save(sequence)
         return LlamaState(
             saved.tokens, saved.n_decoded, saved.memory, saved.drafter, self.seeds.state,
-            self.model.identity, saved.n_given,
+            self.model.identity, saved.n_given, self.runtime.context.settings(saved.adapters),
         )  # fmt: skip
 
-    def restore(self, sequence: SequenceState, state: LlamaState) -> None:
+    def restore(self, sequence: SequenceState, state: LlamaState, adapters: Adapters) -> None:
         """Brings a sequence to a state, for whoever has it for itself.
+
+        Args:
+            sequence: what it holds is kept where other prompts find it.
+            state: what it will hold.
+            adapters: what that was computed with.
 
         Raises:
             ArgumentError: the state is damaged or of other settings; the sequence is empty then.
 
         """
         saved = SavedSequence(
-            state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, self.adapters
+            state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, adapters
         )
+        self.runtime.round.put_away(sequence)
         self.runtime.round.restore(sequence, saved)
+
+    @property
+    def owner(self) -> str:
+        """What a state has to belong to, to be loaded now; see LlamaState.owner."""
+        return owner_of(self.model.identity, self.runtime.context.settings(self.adapters))
+
+    def _misfit(self, state: LlamaState, adapters: Adapters) -> str | None:
+        """Why a state's numbers are none of this model with these adapters; None where they are.
+
+        Shapes may be equal, and the engine looks at nothing else.
+        """
+        name = self.model.path.name
+        if state.model and state.model != self.model.identity:
+            return (
+                "the state is of another model, or of one with other weights or kv_overrides, than "
+                f"{name}"
+            )
+        if state.settings is None:
+            return None
+        ours = self.runtime.context.settings(adapters)
+        difference = first_difference(state.settings, ours)
+        if difference is None:
+            return None
+        return f"the state was computed by {name} with {difference}"
 
     def load_state(self, state: LlamaState) -> None:
         """Goes back to a saved state; the next request with that beginning does not read it again.
 
         Raises:
-            ArgumentError: the state is damaged or of another model or settings. What the model
-                held before may be forgotten then.
+            ArgumentError: the state is damaged, or of another model, other settings or adapters.
+                What the model held before may be forgotten then.
             BusyError: called by a callback of a running request.
 
         """
         if not isinstance(state, LlamaState):
             raise ArgumentError(f"load_state takes what save_state gave, not {shown(state)}")
-        # Shapes may be equal, and the engine looks at nothing else.
-        if state.model and state.model != self.model.identity:
-            raise ArgumentError(
-                "the state is of another model, or of one with other kv_overrides, than "
-                f"{self.model.path.name}: read the text again"
-            )
+        adapters = self.adapters
+        misfit = self._misfit(state, adapters)
+        if misfit is not None:
+            raise ArgumentError(f"{misfit}: read the text again")
         runtime = self.runtime
         with runtime.runner.visit(oldest=True) as sequence:
-            self.restore(sequence, state)
+            self.restore(sequence, state, adapters)
             runtime.runner.note_latest(sequence)
             self.seeds.state = state.seed
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from pyllama_spec.engine.checks import count, integer, meant, real, shown
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
+from pyllama_spec.engine.system import memory_bytes
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.speculative import ControllerChoice
 
@@ -38,6 +40,8 @@ _ROPE_SCALING, _POOLING, _ATTENTION = (
     for numbers in (ROPE_SCALING, POOLING, ATTENTION)
 )
 
+# What copies of past prompts may take where nothing is said.
+_STORE_BYTES = 2 << 30
 _FLAGS = ("logits_all", "embedding", "no_perf", "verbose", "spm_infill")
 _FLAGS_OR_NONE = ("op_offload", "swa_full")
 # Keywords that a Llama has no attribute for: they are used up while it is opened.
@@ -117,6 +121,9 @@ class OpenOptions:
         max_waiting: the most requests that may wait for a place; one more is a QueueFullError at
             once. None for any number.
         chat_template: Jinja text instead of the file's.
+        prefix_cache_bytes: the most memory for copies of what past requests have read, so that a
+            prompt that begins like one of them is read from there on; None for 2 GiB, and no more
+            than a quarter of the machine's. 0 keeps no more than n_parallel places hold.
 
     """
 
@@ -178,6 +185,7 @@ class OpenOptions:
     draft_gpu_layers: int | None = None
     rpc_servers: Sequence[str] | None = None
     rpc_timeout: float | None = None
+    prefix_cache_bytes: int | None = None
 
     @classmethod
     def from_keywords(
@@ -271,6 +279,17 @@ class OpenOptions:
 
         """
         return None if self.max_waiting is None else count(self.max_waiting, "max_waiting")
+
+    def store_bytes(self) -> int:
+        """The most memory for copies of what past requests have read.
+
+        Raises:
+            ArgumentError: prefix_cache_bytes is no number of bytes.
+
+        """
+        if self.prefix_cache_bytes is None:
+            return min(_STORE_BYTES, memory_bytes() // 4)
+        return count(self.prefix_cache_bytes, "prefix_cache_bytes", 0, sys.maxsize)
 
     def adapters(self) -> list[tuple[str | os.PathLike[str], float]]:
         """The LoRA adapters to begin with.

@@ -49,18 +49,19 @@ class CompletionChoice(TypedDict):
     finish_reason: Literal["stop", "length"] | None
 
 
-class _Usage(TypedDict):
+class PromptTokensDetails(TypedDict):
+    """What became of a prompt's tokens."""
+
+    cached_tokens: int
+
+
+class CompletionUsage(TypedDict):
     """Counts of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-
-
-class CompletionUsage(_Usage, total=False):
-    """How many tokens; `cached_tokens` of the prompt's were not read again."""
-
-    prompt_tokens_details: dict[str, int]
+    prompt_tokens_details: PromptTokensDetails
 
 
 class _Completion(TypedDict):

@@ -54,10 +54,10 @@ class GenerationRecord:
         finish_reason: "stop" or "length" at the end, else None.
         stop_reason: the stop string or the id of stop_token_ids that ended it; None for anything
             else.
-        n_cached: how many of the prompt's tokens were not decoded again.
         n_shifts: how often the older half of the text was forgotten, with context_shift.
         stats: counts of all rounds, also of tokens behind a stop string.
         timing: seconds.
+        n_cached: tokens of the prompt that were not read: another request had read them.
 
     """
 
@@ -69,14 +69,14 @@ class GenerationRecord:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    n_cached: int = 0
     n_shifts: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
+    n_cached: int = 0
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Token counts; end tokens and what follows a stop string do not count."""
+        """Token counts, as OpenAI's; end tokens and what follows a stop string do not count."""
         n_prompt, n = len(self.prompt_tokens), len(self.tokens)
         return {
             "prompt_tokens": n_prompt,

@@ -7,6 +7,7 @@ recurrent state goes back to where it was copied, and the text behind it is read
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyllama_spec.engine import Context
@@ -15,6 +16,8 @@ from pyllama_spec.speculative.sequence import SequenceState
 
 # Fewer tokens are read again rather than copied for.
 _MIN_PART = 64
+# Of a sequence, places where other prompts went on otherwise.
+_N_BORDERS = 2
 
 
 class Checkpoint(NamedTuple):
@@ -22,12 +25,14 @@ class Checkpoint(NamedTuple):
 
     Attributes:
         is_part: whether its prompt went on there.
+        is_border: whether another prompt went on otherwise there.
 
     """
 
     n_tokens: int
     data: memoryview
     is_part: bool = False
+    is_border: bool = False
 
 
 class Checkpoints:
@@ -76,11 +81,32 @@ class Checkpoints:
             checkpoint = Checkpoint(n, self._memory.checkpoint(seq), is_part=True)
             self._kept[seq] = self._last([*kept, checkpoint])
 
+    def add_border(self, state: SequenceState) -> None:
+        """Copies a state within a prompt, where another one goes on otherwise."""
+        seq, n = state.seq_id, state.n_decoded
+        kept = [one for one in self._kept.get(seq, ()) if one.n_tokens != n]
+        if self._n_kept:
+            kept.append(Checkpoint(n, self._memory.checkpoint(seq), is_border=True))
+        self._kept[seq] = self._last(sorted(kept, key=lambda one: one.n_tokens))
+
+    def of(self, seq: int) -> list[Checkpoint]:
+        """Those of a sequence, by their place."""
+        return list(self._kept.get(seq, ()))
+
+    def replace(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
+        """From now on a sequence has these, of one that it is a copy of."""
+        self._kept[seq] = list(checkpoints)
+
     def _last(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """The last few ends of prompts, and what lies between them."""
-        ends = [i for i, one in enumerate(checkpoints) if not one.is_part]
+        """The last few ends of prompts, what lies between them, and the last few borders."""
+        borders = [i for i, one in enumerate(checkpoints) if one.is_border]
+        ends = [i for i, one in enumerate(checkpoints) if not (one.is_part or one.is_border)]
         n_over = len(ends) - self._n_kept
-        return checkpoints[ends[n_over - 1] + 1 :] if n_over > 0 else checkpoints
+        first = ends[n_over - 1] + 1 if n_over > 0 else 0
+        return [
+            one for i, one in enumerate(checkpoints)
+            if (i in borders[-_N_BORDERS:] if one.is_border else i >= first)
+        ]  # fmt: skip
 
     def drop(self, seq: int, n_keep: int) -> None:
         """Forgets those behind the first n_keep tokens: the text goes on otherwise there."""

@@ -66,6 +66,8 @@ class IsolatedDrafter:
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
+        # Whether it has a copy() of its own. Others are told the tokens of a copy again.
+        self.copies = type(drafter).copy is not Drafter.copy
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
@@ -168,7 +170,9 @@ class IsolatedDrafter:
         """See Drafter.copy."""
         self._n_known.pop(to, None)
         self._failures.pop(to, None)
-        if seq in self._n_known:
+        if not self.copies:
+            self._call(to, "truncate", self._drafter.truncate, to, 0)
+        elif seq in self._n_known:
             self._call(seq, "copy", self._drafter.copy, seq, to)
             if seq in self._n_known:
                 self._n_known[to] = self._n_known[seq]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.speculative.checkpoints import Checkpoints
+from pyllama_spec.speculative.checkpoints import Checkpoint, Checkpoints
 from pyllama_spec.speculative.sequence import SequenceState
 
 _N_CHECKPOINTS = 3
@@ -31,6 +31,7 @@ class Rollback:
             share a decode.
         can_pad: whether tokens behind a draft, which nobody reads, are taken back at no cost.
         can_fill: whether tokens can be decoded into an idle sequence and taken back.
+        saves_whole: whether rows behind a saved copy of a sequence are those behind itself.
 
     """
 
@@ -44,6 +45,9 @@ class Rollback:
 
     def __init__(self, target: Context) -> None:
         self._target = target
+        # Of a memory that forgets what leaves its windows a saved copy has the last window alone,
+        # at other places, where sums are made in another order.
+        self.saves_whole = target.params.swa_full or target.model.info.n_swa == 0
 
     def prepare(self, states: Sequence[SequenceState]) -> None:
         """Before a decode of which a part may be undone in these sequences."""
@@ -66,8 +70,15 @@ class Rollback:
         """After the sequences of a decode were read; True if it has decoded, over their rows."""
         return False
 
-    def mark(self, state: SequenceState, *, is_end: bool = True) -> None:
-        """At the end of a prompt, or of a part of it: a later request may begin here."""
+    def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
+        """At the end of a prompt, or of a part of it: a later request may begin here.
+
+        Args:
+            state: the sequence.
+            is_end: whether it is the prompt's end.
+            is_border: whether it is where another prompt is known to go on otherwise.
+
+        """
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
         """Brings the memory to the first n_keep tokens.
@@ -86,6 +97,25 @@ class Rollback:
     def _is_whole(self, first: int, n_keep: int) -> bool:
         """Whether what is held from position `first` on is enough to go on at n_keep."""
         return first == 0
+
+    def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
+        """How many of the first n tokens could be kept of a copy of a sequence.
+
+        Args:
+            first: the first position that it holds.
+            n_decoded: how many tokens it holds.
+            n: how many are wanted, at most n_decoded.
+            checkpoints: what checkpoints_of() says of it.
+
+        """
+        return n if self._is_whole(first, n) else 0
+
+    def checkpoints_of(self, seq: int) -> list[Checkpoint]:
+        """What has to go with a copy of a sequence's memory; see take_over()."""
+        return []
+
+    def take_over(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
+        """After a copy of a sequence's memory was put into another one."""
 
     def recover(self, state: SequenceState, *, is_computed: bool = False) -> None:
         """After a failure in mid-round: back to what was committed, or before it, or to nothing.
@@ -143,11 +173,13 @@ class StateRollback(Rollback):
         super().__init__(target)
         self.checkpoints = Checkpoints(target, n_checkpoints)
 
-    def mark(self, state: SequenceState, *, is_end: bool = True) -> None:
+    def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:
         """See Rollback.mark()."""
+        if is_border:
+            self.checkpoints.add_border(state)
         if is_end:
             self.checkpoints.add(state)
-        else:
+        elif not is_border:
             self.checkpoints.add_part(state)
 
     def keep(self, state: SequenceState, n_keep: int) -> int:
@@ -175,6 +207,20 @@ class StateRollback(Rollback):
     def fork(self, source: int, target: int) -> None:
         """See Rollback.fork()."""
         self.checkpoints.copy(source, target)
+
+    def reach(self, first: int, n_decoded: int, n: int, checkpoints: Sequence[Checkpoint]) -> int:
+        """See Rollback.reach(). A copy has no snapshots."""
+        if n == n_decoded:
+            return n
+        return max((one.n_tokens for one in checkpoints if one.n_tokens <= n), default=0)
+
+    def checkpoints_of(self, seq: int) -> list[Checkpoint]:
+        """See Rollback.checkpoints_of()."""
+        return self.checkpoints.of(seq)
+
+    def take_over(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:
+        """See Rollback.take_over()."""
+        self.checkpoints.replace(seq, checkpoints)
 
 
 class SnapshotRollback(StateRollback):

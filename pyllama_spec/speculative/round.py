@@ -38,6 +38,8 @@ from pyllama_spec.speculative.controller.base import (
 )
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from pyllama_spec.speculative.prefix_store import PrefixStore
+from pyllama_spec.speculative.prefixes import Prefixes
 from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
@@ -68,6 +70,8 @@ class Round:
             that Ctrl-C is answered within one.
         max_stepwise: prompts with no more tokens left than this are read a token a round beside
             the others (Limits.max_stepwise).
+        store: where beginnings of prompts are kept that no sequence holds any more; None to reuse
+            nothing but what the run's own sequence holds.
 
     Attributes:
         max_draft: the most tokens that a sequence drafts in a round.
@@ -89,6 +93,7 @@ class Round:
         max_rows: int | None = None,
         max_chunk: int | None = None,
         max_stepwise: int = 0,
+        store: PrefixStore | None = None,
     ) -> None:
         if not isinstance(drafter, Drafter):
             raise ArgumentError(
@@ -106,6 +111,7 @@ class Round:
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
         self.rollback = rollback_of(target)
+        self.prefixes = Prefixes(target, self.rollback, self.drafter, store)
         limits = self._limits(bound, max_rows, max_chunk, max_stepwise)
         self.max_draft, self.max_draft_reason = limits.draft_bound
         is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
@@ -177,15 +183,18 @@ class Round:
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller.name
         self.scheduler.controller.begin(state.seq_id)
-        n_keep = 0
-        if state.adapters == run.adapters:
-            n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
-        state.adapters = run.adapters
+        self.prefixes.begin(run)
+        self._begin_reading(run)
+        run.timing.prompt_s += perf_counter() - start
+
+    def _begin_reading(self, run: SequenceRun) -> None:
+        """Cuts the sequence where the prompt leaves what it holds."""
+        prompt, state = run.prompt, run.state
+        n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
         n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
         state.n_decoded, state.n_given, run.n_cached = n_keep, None, n_keep
         self.drafter.truncate(state.seq_id, n_keep)
-        run.timing.prompt_s += perf_counter() - start
 
     def _keep(self, state: SequenceState, n_keep: int) -> int:
         """Brings the memory to as much of the first n_keep tokens as it and the drafter can use."""
@@ -209,8 +218,14 @@ class Round:
 
     def forget(self, state: SequenceState) -> None:
         """Empties a sequence, its memory and what the drafter knows of it."""
+        self.prefixes.forget(state.seq_id)
         self.rollback.forget(state)
         self.drafter.truncate(state.seq_id, 0)
+
+    def put_away(self, state: SequenceState) -> None:
+        """forget(), with a copy in the store: a later prompt that begins like it goes on there."""
+        self.prefixes.shelve(state)
+        self.forget(state)
 
     def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
         """A copy of a sequence under another number.
@@ -222,6 +237,7 @@ class Round:
         if seq_id == state.seq_id:
             raise ArgumentError(f"sequence {seq_id} cannot be copied onto itself")
         memory = self.target.memory
+        self.prefixes.forget(seq_id)
         memory.remove(seq_id)
         memory.copy(state.seq_id, seq_id)
         self.rollback.fork(state.seq_id, seq_id)
@@ -259,6 +275,7 @@ class Round:
         state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
         state.adapters = saved.adapters
         self.drafter.restore(state.seq_id, saved.drafter)
+        self.prefixes.hold(state)
 
     def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
         """Goes on with a run in the middle of its text, on any sequence of the context.
@@ -268,6 +285,7 @@ class Round:
 
         """
         state = run.state
+        self.prefixes.shelve_held(seq_id, unless=state)
         state.seq_id = seq_id
         self.restore(state, saved)
         self.scheduler.controller.begin(seq_id)
@@ -305,9 +323,9 @@ class Round:
             for run in runs:
                 if run.is_cancelled:
                     self._fail(run, CancelledError("the generation was cancelled"), out)
-            spans = self.scheduler.plan(
-                [run for run in runs if not run.is_cancelled] if out else runs
-            )
+            if out:
+                runs = [run for run in runs if not run.is_cancelled]
+            spans = self.scheduler.plan(self._reading(runs))
             if self.max_draft:
                 self._decide(spans)
             start = perf_counter()
@@ -320,6 +338,15 @@ class Round:
         finally:
             self._runs = {}
         return out
+
+    def _reading(self, runs: Sequence[SequenceRun]) -> Sequence[SequenceRun]:
+        """The runs without those that wait until another one has read what they begin with."""
+        if not self.prefixes.has_waiting:
+            return runs
+        for run in self.prefixes.due(runs):
+            self.prefixes.begin(run, runs)
+            self._begin_reading(run)
+        return [run for run in runs if not self.prefixes.is_waiting(run)]
 
     def _compute(
         self, spans: Sequence[Span], start: float, out: Ended
@@ -477,8 +504,9 @@ class Round:
         tokens, step = state.tokens[first : first + n], None
         if span.n_pad:
             self.rollback.undo(state)
+        is_border = state.n_decoded in run.borders
         if not run.n_generated:
-            self.rollback.mark(state, is_end=not run.n_missing)
+            self.rollback.mark(state, is_end=not run.n_missing, is_border=is_border)
         if not run.n_missing:
             if run.n_generated:  # text that was lost: the pending token was, too
                 tokens.append(state.tokens[-1])
@@ -489,7 +517,7 @@ class Round:
                 step = self._draw_first(run, span.first_row + n - 1)
                 tokens += step.tokens
         rows = self._batch.rows(self.drafter.target_layers, span, n)
-        done.append(Committed(state.seq_id, tokens, first, rows, first))
+        done.append(Committed(state.seq_id, tokens, first, rows, first, is_border))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:

@@ -249,6 +249,7 @@ class Scheduler:
                 continue
             # In the same pieces as alone, but where that makes no difference.
             n = min(run.n_missing, room if is_cut_anywhere else limits.max_chunk)
+            n = run.up_to_border(n)
             yield Span(run.seq_id, run.state.n_decoded, n_prompt=n)
             run.n_passed = 0
             room -= n

@@ -96,9 +96,11 @@ class SequenceRun:
 
     Attributes:
         stats, timing: of this request alone.
+        borders: numbers of tokens of the prompt behind which a part of it ends when it is read,
+            since other prompts go on otherwise there.
+        n_cached: tokens of the prompt that were not read, since somebody held them.
         n_generated: tokens that were generated.
         n_passed: rounds since a part of its prompt was read, in which others' were.
-        n_cached: tokens of the prompt that were not decoded again.
         is_cancelled: set from any thread; the round ends the request before its next decode.
         ready_row: without a sampler: the row of the last batch that follows the prompt, while no
             other batch came after it; else None.
@@ -115,9 +117,10 @@ class SequenceRun:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
     adapters: Adapters = None
+    borders: set[int] = field(default_factory=set)
+    n_cached: int = 0
     n_generated: int = 0
     n_passed: int = 0
-    n_cached: int = 0
     is_cancelled: bool = False
     ready_row: int | None = None
     finish_reason: str | None = None
@@ -145,6 +148,11 @@ class SequenceRun:
         memory has lost is decoded again, but for the pending token.
         """
         return len(self.state.tokens) - self.state.n_decoded - (self.n_generated > 0)
+
+    def up_to_border(self, n: int) -> int:
+        """How many of the next n tokens of the prompt to read at once."""
+        at = self.state.n_decoded
+        return min((border - at for border in self.borders if 0 < border - at < n), default=n)
 
     @property
     def is_over(self) -> bool:

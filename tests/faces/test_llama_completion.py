@@ -75,6 +75,7 @@ def test_max_tokens_at_each_offset_of_a_run(n: int) -> None:
         assert finish_of(response) == "length"
         assert counts_of(response) == {
             "prompt_tokens": N, "completion_tokens": n, "total_tokens": N + n,
+            "prompt_tokens_details": {"cached_tokens": 0},
         }  # fmt: skip
 
 

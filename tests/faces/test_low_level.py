@@ -210,10 +210,10 @@ def test_a_cache_goes_back_to_the_longest_beginning(kind: str) -> None:
         opened: Any = llm._opened
         restore = opened.restore
 
-        def counted(sequence: Any, state: Any) -> None:
+        def counted(*args: Any) -> None:
             nonlocal n_loads
             n_loads += 1
-            restore(sequence, state)
+            restore(*args)
 
         opened.restore = counted
         for prompt, text in zip((first, second) * 2, expected * 2, strict=True):

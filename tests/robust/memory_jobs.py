@@ -86,7 +86,8 @@ def _bad_request(model: Llama) -> None:
 def requests_on_llama(n_times: int, leak: str = "") -> list[int]:
     """Requests of mixed length, streams that are dropped or closed, and requests that fail."""
     draw = random.Random(1)
-    model = Llama(tiny(), n_ctx=512, n_threads=1, draft="prompt-lookup")
+    # What is kept of past prompts has its bound within the first requests.
+    model = Llama(tiny(), n_ctx=512, n_threads=1, draft="prompt-lookup", prefix_cache_bytes=1 << 20)
     kept: list[Any] = []
     figures: list[int] = []
     for i in range(n_times):

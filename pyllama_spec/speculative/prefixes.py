@@ -1,0 +1,337 @@
+"""Who holds the beginning of a prompt: its own sequence, another one, or the store.
+
+A request begins where most of its prompt is held already. What another sequence holds is copied;
+what the store holds goes back; what the request's own sequence held, and nobody else does, goes to
+the store first. Where a running request reads the same beginning just now, the later one waits and
+copies it: the same tokens are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyllama_spec.engine import Context
+from pyllama_spec.engine.identity import adapters_key
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from pyllama_spec.speculative.prefix_store import (
+    AdaptersKey,
+    PrefixStore,
+    StoredPrefix,
+    as_ids,
+)
+from pyllama_spec.speculative.rollback import Rollback
+from pyllama_spec.speculative.sequence import Adapters, SequenceRun, SequenceState, n_common
+
+# Fewer tokens are read rather than copied, waited for, or kept.
+MIN_TOKENS = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Holder:
+    """What a sequence of the context holds.
+
+    Attributes:
+        state: the sequence.
+        key: what its memory was computed with.
+        run: the last request that began on it.
+        order: how many requests began before that one.
+        source: who reads what the request waits for; None where it does not wait.
+
+    """
+
+    state: SequenceState
+    key: AdaptersKey
+    run: SequenceRun | None = None
+    order: int = 0
+    source: _Holder | None = None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the request reads its prompt."""
+        run = self.run
+        return (
+            run is not None
+            and not (run.is_over or run.is_cancelled or run.n_generated)
+            and run.n_missing > 0
+        )
+
+
+@dataclass(slots=True)
+class _Found:
+    """The best that somebody holds of a prompt.
+
+    Attributes:
+        n: how many tokens can be kept of it.
+        holder, entry: who has them; both None for the own sequence.
+        n_known: how many tokens of the prompt somebody has, whether they can be kept or not.
+
+    """
+
+    n: int
+    holder: _Holder | None = None
+    entry: StoredPrefix | None = None
+    n_known: int = 0
+
+
+class Prefixes:
+    """Beginnings of prompts in the sequences of a context, and in a store beside it.
+
+    Args:
+        target: the context.
+        rollback: of its memory.
+        drafter: what goes with it.
+        store: for what no sequence holds any more; None to reuse nothing but the own sequence's.
+
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        rollback: Rollback,
+        drafter: IsolatedDrafter,
+        store: PrefixStore | None,
+    ) -> None:
+        self._target, self._rollback, self._drafter = target, rollback, drafter
+        self.store = store
+        self._holders: dict[int, _Holder] = {}
+        self._n_begun = 0
+
+    # ---- a request begins
+
+    def begin(self, run: SequenceRun, beside: Sequence[SequenceRun] | None = None) -> None:
+        """Brings to a run's sequence what is held of its prompt, or has it wait for who reads it.
+
+        Afterwards the sequence holds what it says, and begins as far like the prompt as anybody's
+        does.
+
+        Args:
+            run: the run; of one that has waited this is called again.
+            beside: then the runs of the round, of which it may wait for another one.
+
+        """
+        state = run.state
+        mine = self._holders.get(state.seq_id)
+        if mine is None or mine.run is not run:
+            mine = self._begin_new(run)
+        if self.store is not None and len(run.prompt) > MIN_TOKENS:
+            self._bring(mine, run, beside)
+
+    def _begin_new(self, run: SequenceRun) -> _Holder:
+        state, key = run.state, self._key(run.adapters)
+        if state.n_decoded and self._key_of(state) != key:
+            self.shelve(state)
+            self._empty(state)
+        state.adapters = run.adapters
+        self._n_begun += 1
+        mine = self._holders[state.seq_id] = _Holder(state, key, run, self._n_begun)
+        return mine
+
+    def _key(self, adapters: Adapters) -> AdaptersKey:
+        return adapters_key(self._target.adapters if adapters is None else adapters)
+
+    def _key_of(self, state: SequenceState) -> AdaptersKey:
+        """What a sequence's memory was computed with."""
+        holder = self._holders.get(state.seq_id)
+        is_known = holder is not None and holder.state is state
+        return holder.key if holder is not None and is_known else self._key(state.adapters)
+
+    def hold(self, state: SequenceState) -> None:
+        """Notes what a sequence holds that was loaded."""
+        self._holders[state.seq_id] = _Holder(state, self._key(state.adapters))
+
+    def _bring(self, mine: _Holder, run: SequenceRun, beside: Sequence[SequenceRun] | None) -> None:
+        state, wanted = run.state, run.prompt[:-1]
+        n_common_own = n_own = n_common(state.tokens[: state.n_decoded], wanted)
+        if not self._rollback.is_cut:
+            n_own = self._reach_of(state, n_own)
+        found = self._best(mine, wanted, n_own)
+        n_known = max(found.n_known, n_common_own)
+        if state.n_decoded - n_own >= MIN_TOKENS:
+            self.shelve(state)
+        if found.n >= n_own + MIN_TOKENS:
+            self._adopt(mine, found)
+        self._wait(mine, wanted, max(found.n, n_own), beside)
+        is_waiting = mine.source is not None
+        if not (is_waiting or self._rollback.is_cut) and n_known >= found.n + MIN_TOKENS:
+            run.borders.add(n_known)  # the next one can begin here
+
+    def _best(self, mine: _Holder, wanted: Sequence[int], n_own: int) -> _Found:
+        """Who holds most of a prompt, the own sequence first."""
+        found = _Found(n_own)
+        for holder in self._others(mine):
+            n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
+            found.n_known = max(found.n_known, n)
+            if n < n_own + MIN_TOKENS or not self._can_copy:
+                continue
+            n = self._reach_of(holder.state, n)
+            if n > found.n:
+                found.n, found.holder = n, holder
+        assert self.store is not None
+        ids = as_ids(wanted)
+        entry, n, n_known = self.store.closest(ids, mine.key, self._reach_of_entry)
+        found.n_known = max(found.n_known, n_known)
+        if entry is not None and n > found.n:
+            found.n, found.holder, found.entry = n, None, entry
+        return found
+
+    def _others(self, mine: _Holder) -> list[_Holder]:
+        """The sequences that are computed as this one is; not those that were given another id."""
+        return [
+            holder
+            for seq, holder in self._holders.items()
+            if holder.state is not mine.state
+            and holder.key == mine.key
+            and holder.state.seq_id == seq != mine.state.seq_id
+        ]
+
+    @property
+    def _can_copy(self) -> bool:
+        """Whether target and drafter go on in a copy of another sequence as in the sequence."""
+        has_drafter = self._drafter.copies or not self._drafter.target_layers
+        return has_drafter and (self._rollback.is_cut or self._rollback.saves_whole)
+
+    def _reach_of(self, state: SequenceState, n: int) -> int:
+        first, last = self._target.memory.positions(state.seq_id)
+        if last + 1 != state.n_decoded:
+            return 0
+        checkpoints = self._rollback.checkpoints_of(state.seq_id)
+        return self._rollback.reach(first, state.n_decoded, n, checkpoints)
+
+    def _reach_of_entry(self, entry: StoredPrefix, n: int) -> int:
+        return self._rollback.reach(entry.first, entry.n_tokens, n, entry.checkpoints)
+
+    # ---- copies
+
+    def _adopt(self, mine: _Holder, found: _Found) -> None:
+        """Copies what somebody holds into a sequence; empties it where that fails."""
+        state, memory, drafter = mine.state, self._target.memory, self._drafter
+        seq = state.seq_id
+        # First: an interrupt in the middle leaves a sequence that says it holds nothing.
+        self._empty(state)
+        try:
+            if found.holder is not None:
+                source = found.holder.state
+                tokens = source.tokens[: source.n_decoded]
+                if self._rollback.is_cut:
+                    memory.copy(source.seq_id, seq)
+                else:  # sharing a cell, neither could go back
+                    memory.copy_in(seq, memory.copy_out(source.seq_id))
+                self._rollback.fork(source.seq_id, seq)
+                drafter.copy(source.seq_id, seq)
+            elif found.entry is not None:
+                entry, store = found.entry, self.store
+                assert store is not None
+                tokens = entry.tokens.tolist()
+                memory.copy_in(seq, entry.memory)
+                self._rollback.take_over(seq, entry.checkpoints)
+                drafter.restore(seq, entry.drafter)
+                if found.n == entry.n_tokens:
+                    store.remove(entry)  # the sequence goes on with all of it
+                else:
+                    store.touch(entry)
+            else:
+                return
+        except PyllamaSpecError:
+            self._empty(state)
+            return
+        state.tokens[:], state.n_decoded = tokens, len(tokens)
+
+    def _empty(self, state: SequenceState) -> None:
+        state.n_decoded, state.n_given = 0, None
+        state.tokens.clear()
+        self._rollback.forget(state)
+        self._drafter.truncate(state.seq_id, 0)
+
+    def shelve_held(self, seq: int, *, unless: SequenceState) -> None:
+        """shelve() of what a sequence is known to hold, but for one."""
+        holder = self._holders.get(seq)
+        if holder is not None and holder.state.seq_id == seq and holder.state is not unless:
+            self.shelve(holder.state)
+
+    def shelve(self, state: SequenceState) -> None:
+        """Copies what a sequence holds to the store, unless somebody holds all of it anyway."""
+        store, n = self.store, state.n_decoded
+        if store is None or not store.max_bytes or n < MIN_TOKENS:
+            return
+        if not self._rollback.saves_whole:
+            return
+        first, last = self._target.memory.positions(state.seq_id)
+        key, held = self._key_of(state), state.tokens[:n]
+        tokens = as_ids(held)
+        if last + 1 != n or store.holds(tokens, key):
+            return
+        for other in self._others(_Holder(state, key)):
+            if other.state.n_decoded >= n and other.state.tokens[:n] == held:
+                return
+        drafter = self._drafter.save(state.seq_id)
+        if drafter is None and self._drafter.target_layers:
+            return  # the target would have to make all rows again
+        checkpoints = tuple(self._rollback.checkpoints_of(state.seq_id))
+        try:
+            memory = self._target.memory.copy_out(state.seq_id)
+        except (PyllamaSpecError, MemoryError):
+            return
+        store.add(StoredPrefix(tokens, key, first, memory, drafter, checkpoints))
+
+    def forget(self, seq: int) -> None:
+        """Notes that a sequence holds nothing any more."""
+        self._holders.pop(seq, None)
+
+    def clear(self) -> None:
+        """Lets go of all that no sequence holds."""
+        if self.store is not None:
+            self.store.clear()
+
+    # ---- waiting for who reads the same
+
+    def _wait(
+        self,
+        mine: _Holder,
+        wanted: Sequence[int],
+        n_held: int,
+        beside: Sequence[SequenceRun] | None,
+    ) -> None:
+        """Has a run wait for an older one that reads more of its prompt than is held anywhere."""
+        n_best, mine.source = n_held + MIN_TOKENS - 1, None
+        for holder in self._others(mine):
+            if holder.order > mine.order or not (self._can_copy and holder.is_reading):
+                continue
+            other = holder.run
+            assert other is not None
+            if beside is None or any(one is other for one in beside):
+                n = n_common(other.prompt, wanted)
+                if n > n_best:
+                    n_best, mine.source = n, holder
+        if mine.source is not None and mine.source.run is not None:
+            mine.source.run.borders.add(n_best)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any run may wait."""
+        return any(holder.source is not None for holder in self._holders.values())
+
+    def due(self, runs: Sequence[SequenceRun]) -> list[SequenceRun]:
+        """Of the runs of a round those that have waited long enough: begin() is for them again.
+
+        A run waits only while what it waits for is read in the same rounds.
+        """
+        computed = {id(run) for run in runs}
+        out = []
+        for run in runs:
+            mine = self._holders.get(run.seq_id)
+            if mine is None or mine.run is not run or mine.source is None:
+                continue
+            source, other = mine.source, mine.source.run
+            n = 0 if other is None else n_common(other.prompt, run.prompt[:-1])
+            is_coming = source.is_reading and source.state.n_decoded < n and id(other) in computed
+            if not is_coming:
+                mine.source = None
+                out.append(run)
+        return out
+
+    def is_waiting(self, run: SequenceRun) -> bool:
+        """Whether a run waits for another one to read the same beginning."""
+        holder = self._holders.get(run.seq_id)
+        return holder is not None and holder.run is run and holder.source is not None

@@ -1,0 +1,272 @@
+"""States, caches and adapters: what was computed otherwise is never taken for one's own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.caches import BaseLlamaCache, LlamaRAMCache, StateKey
+from pyllama_spec.llama.open_model import LlamaState
+from tests.faces.tools import GREEDY, open_tiny
+from tests.models import model_path
+from tests.models.adapter import write_adapter
+from tests.oracles import prompt_tokens
+
+PROMPT = prompt_tokens(60)
+OTHERS: list[dict[str, Any]] = [
+    {"type_k": "f32"}, {"type_v": "f32"}, {"flash_attn": True}, {"rope_freq_base": 5000.0},
+    {"rope_freq_scale": 0.5}, {"rope_scaling_type": "linear"}, {"yarn_attn_factor": 2.0},
+    {"kv_overrides": {"llama.rope.freq_base": 777.0}}, {"seed_of_weights": 5},
+]  # fmt: skip
+EQUALS: list[dict[str, Any]] = [
+    {"n_ctx": 512},
+    {"n_batch": 16},
+    {"draft": "prompt-lookup"},
+    {"seed": 3},
+]
+
+
+class Unaware(BaseLlamaCache):
+    """A cache of the user's own that gives whatever it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: LlamaState | None = None
+        self.asked: list[Sequence[int]] = []
+
+    @property
+    def cache_size(self) -> int:
+        return 0
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        self.asked.append(key)
+        if self.state is None:
+            raise KeyError
+        return self.state
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        return self.state is not None
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        self.state = value
+
+
+def opened(seed_of_weights: int = 0, draft: Any = None, **options: Any) -> Llama:
+    path = model_path("llama", seed=seed_of_weights, output_scale=3.0)
+    return Llama(path, n_threads=1, draft=draft, controller="fixed", **{"n_ctx": 256, **options})
+
+
+def text(llm: Llama, prompt: Sequence[int] = PROMPT, n: int = 12) -> str:
+    found: Any = llm.create_completion(list(prompt), max_tokens=n, **GREEDY)
+    return str(found["choices"][0]["text"])
+
+
+def n_cached(llm: Llama, prompt: Sequence[int]) -> int:
+    found: Any = llm.create_completion(list(prompt), max_tokens=1, **GREEDY)
+    n: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found["usage"]["prompt_tokens"] == len(prompt) > n
+    return n
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    target, folder = model_path("llama", seed=0, output_scale=3.0), tmp_path_factory.mktemp("lora")
+    return [write_adapter(target, folder / f"{i}.gguf", seed=i) for i in range(3)]
+
+
+@pytest.mark.parametrize("options", OTHERS, ids=str)
+def test_a_state_of_other_settings_is_refused_and_no_cache_gives_it(
+    options: dict[str, Any],
+) -> None:
+    caches: list[Any] = [LlamaRAMCache(), Unaware()]
+    with opened() as llm, opened(**options) as other:
+        want = text(other)
+        text(llm)
+        state = llm.save_state()
+        with pytest.raises(ArgumentError, match="read the text again"):
+            other.load_state(state)
+        for cache in caches:
+            other.reset()
+            llm.set_cache(cache)
+            other.set_cache(cache)
+            text(llm)
+            assert text(other) == want
+            assert text(other) == want
+    assert len(caches[0].cache_state) == 2, "both under the same tokens"
+
+
+@pytest.mark.parametrize("options", EQUALS, ids=str)
+def test_a_state_of_equal_settings_is_taken(options: dict[str, Any]) -> None:
+    cache = LlamaRAMCache()
+    with opened() as llm, opened(**options) as other:
+        llm.set_cache(cache)
+        want = text(llm, [*PROMPT, 5, 6])
+        other.load_state(llm.save_state())
+        assert n_cached(other, [*PROMPT, 5, 6]) == len(PROMPT) + 1
+        other.reset()
+        other.set_cache(cache)
+        assert n_cached(other, [*PROMPT, 5, 6]) == len(PROMPT) + 1
+        assert text(other, [*PROMPT, 5, 6]) == want
+
+
+def test_a_state_that_cannot_be_read_is_a_miss_in_a_cache() -> None:
+    cache = Unaware()
+    with opened() as llm, opened(n_ctx=64) as short:
+        want = text(llm)
+        state = llm.save_state()
+        broken = [
+            replace(state, memory=state.memory[:-40]), replace(state, memory=b""),
+            replace(state, memory=b"x" * 1000), replace(state, drafter=b"nothing"),
+            replace(state, settings=None), replace(state, model=""),
+        ]  # fmt: skip
+        llm.set_cache(cache)
+        for one in broken:
+            llm.reset()
+            cache.state = one
+            assert text(llm) == want
+        with pytest.raises(ArgumentError):
+            llm.load_state(broken[0])
+        llm.set_cache(None)
+        text(llm, n=100)
+        cache.state = llm.save_state()  # more than the other one has room for
+        short.set_cache(cache)
+        assert text(short, PROMPT, 3) == want[: len(text(short, PROMPT, 3))]
+    with opened(n_parallel=2) as wide:  # whose sequences lie otherwise
+        wide.set_cache(cache)
+        assert text(wide) == want
+
+
+@pytest.mark.parametrize("draft", [None, "prompt-lookup", "eagle3"])
+def test_adapters_that_change_between_requests(draft: str | None, adapters: list[Path]) -> None:
+    """With a cache and without, in one place and in several: each has the text of its own."""
+    first, second, _ = adapters
+    choices: list[list[tuple[Any, float]]] = [
+        [], [(first, 1.0)], [(second, 1.0)], [(first, 0.5)], [(first, 0.0)],
+        [(first, 1.0), (second, 0.3)],
+    ]  # fmt: skip
+    want = []
+    for choice in choices:
+        with opened() as llm:
+            llm.set_adapters(choice)
+            want.append(text(llm))
+    assert len(set(want)) >= 4, "they say the same: nothing is seen"
+    kind: Any = model_path("eagle3") if draft == "eagle3" else draft
+    for n_parallel in (1, 2):
+        with opened(draft=kind, n_parallel=n_parallel) as llm:
+            for cache in (None, LlamaRAMCache(), Unaware()):
+                llm.set_cache(cache)
+                for i in (0, 1, 2, 1, 0, 3, 5, 4, 1, 3):
+                    llm.set_adapters(choices[i])
+                    assert text(llm) == want[i]
+
+
+def test_what_was_read_with_an_adapter_counts_when_it_comes_back(adapters: list[Path]) -> None:
+    with opened() as llm:
+        for pair in ([], [(adapters[0], 1.0)]):
+            llm.set_adapters(pair)
+            assert n_cached(llm, PROMPT) == 0
+        for pair in ([], [(adapters[0], 1.0)], [(adapters[0], 0.0)]):
+            llm.set_adapters(pair)
+            assert llm.n_tokens == 0
+            assert n_cached(llm, [*PROMPT, 7]) >= len(PROMPT) - 1
+        llm.set_adapters([(adapters[0], 2.0)])
+        assert n_cached(llm, PROMPT) == 0
+
+
+def test_an_adapter_that_is_trained_on_in_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "adapter.gguf"
+    target = model_path("llama", seed=0, output_scale=3.0)
+    with opened() as llm, opened() as fresh:
+        llm.set_cache(LlamaRAMCache())
+        for seed in range(3):
+            write_adapter(target, path, seed=seed)
+            for one in (llm, fresh):
+                one.set_adapters([(path, 1.0)])
+            fresh.reset()
+            assert text(llm) == text(fresh)
+
+
+def test_states_with_adapters_fit_their_own_alone(adapters: list[Path]) -> None:
+    with opened(lora_path=adapters[0]) as llm, opened() as other:
+        want = text(llm)
+        state = pickle.loads(pickle.dumps(llm.save_state()))
+        for pairs in ([], [(adapters[1], 1.0)], [(adapters[0], 0.9)]):
+            other.set_adapters(pairs)
+            with pytest.raises(ArgumentError, match="adapters"):
+                other.load_state(state)
+        other.set_adapters([(adapters[0], 1.0)])
+        other.load_state(state)
+        assert text(other) == want
+
+
+def test_memory_is_bounded_forgotten_and_can_be_left_out() -> None:
+    prompts = [prompt_tokens(60, seed=i) for i in range(5)]
+    with opened() as llm:
+        store = llm._runtime.round.prefixes.store
+        assert store is not None
+        assert 0 < store.max_bytes <= 2 << 30
+        for prompt in prompts:
+            text(llm, prompt)
+        assert len(store) == len(prompts) - 1
+        assert n_cached(llm, [*prompts[0], 5]) >= 60
+        llm.reset()
+        assert (len(store), store.n_bytes) == (0, 0)
+        assert n_cached(llm, prompts[0]) == 0
+    with opened(prefix_cache_bytes=0) as llm:
+        for prompt in (prompts[0], prompts[1]):
+            text(llm, prompt)
+        assert n_cached(llm, prompts[0]) == 0
+    for wrong in (-1, 0.5, "2G", True):
+        with pytest.raises(ArgumentError, match="prefix_cache_bytes"):
+            opened(prefix_cache_bytes=wrong)
+
+
+def test_usage_says_what_was_cached_in_every_form() -> None:
+    prompt = bytes(PROMPT).decode("latin-1")
+    with opened(n_parallel=2) as llm:
+        n = len(llm.tokenize(prompt.encode()))
+        forms: list[Callable[[], Any]] = [
+            lambda: llm.create_completion(prompt, max_tokens=2),
+            lambda: list(llm.create_completion(prompt, max_tokens=2, stream=True))[-1],
+            lambda: llm.create_completion([prompt, prompt], max_tokens=2),
+        ]
+        for i, form in enumerate(forms):
+            details = form()["usage"]["prompt_tokens_details"]
+            n_prompts = 1 + (i == 2)
+            assert details == {"cached_tokens": n_prompts * (n - 1) if i else 0}
+
+
+def test_logprobs_of_a_prompt_leave_other_texts_where_they_are() -> None:
+    """They are read in a place of their own, or what was there is kept."""
+    with opened(logits_all=True) as llm:
+        text(llm)
+        other = bytes(prompt_tokens(50, seed=8)).decode("latin-1")
+        llm.create_completion(other, max_tokens=1, echo=True, logprobs=1)
+        assert n_cached(llm, [*PROMPT, 5]) >= len(PROMPT)
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "gemma3", "qwen35"])
+@pytest.mark.parametrize("pooling", [0, 1])
+def test_texts_of_a_list_are_embedded_as_each_alone(kind: str, pooling: int) -> None:
+    texts = ["the cat", "a", "sat on a mat " * 4, "dogs and cats " * 9, "the cat", "x" * 40]
+    with open_tiny(kind=kind, embedding=True, pooling_type=pooling) as llm:
+        alone = [llm.embed(one) for one in texts]
+        assert llm.embed(texts) == alone
+        assert llm.embed(texts[::-1]) == alone[::-1]
+        assert [one["embedding"] for one in llm.create_embedding(texts)["data"]] == alone
+
+
+def test_a_key_is_tokens_to_those_who_do_not_ask() -> None:
+    key = StateKey([1, 2, 3], "somebody")
+    assert list(key) == [1, 2, 3]
+    assert key != StateKey([1, 2, 3], "another")
+    assert key != (1, 2, 3) != StateKey([1, 2, 3], "somebody")
+    assert StateKey([1, 2, 3]) == (1, 2, 3)
+    assert {key: 1}[StateKey((1, 2, 3), "somebody")] == 1

@@ -1,0 +1,310 @@
+"""Beginnings that somebody has read: copies between sequences and from a store change no text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter, PromptLookup
+from pyllama_spec.engine import Model, Sampler
+from pyllama_spec.errors import ArgumentError, EngineError
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState
+from pyllama_spec.speculative.prefix_store import PrefixStore
+from tests.models import STATES, model_path
+from tests.oracles import GREEDY, prompt_tokens, run_once, tiny, tiny_context
+from tests.perm_tools import further, perm_prompt
+from tests.tiers import release_except
+from tests.traffic import ManyScripts as WithoutCopy
+from tests.traffic import Request, Traffic, alone, random_requests
+
+QUICK = ("llama", "gemma3", "qwen35")
+ARCHS = (*QUICK, "rwkv7", "gpt-oss", "qwen3moe", "lfm2", "mamba2", "jamba")
+all_archs = pytest.mark.parametrize("arch", release_except(ARCHS, QUICK))
+N_CTX = 256
+PLENTY = 1 << 30
+SYSTEM = prompt_tokens(100, seed=77)
+
+
+class Server:
+    """A round with a store, and a context in which every request is computed cold.
+
+    Args:
+        model: the target.
+        n_seqs: its places.
+        drafter: who proposes.
+        max_bytes: of the store.
+        options: of both contexts.
+
+    Attributes:
+        n_read: tokens of prompts that were read.
+
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        n_seqs: int = 1,
+        drafter: Drafter | None = None,
+        max_bytes: int = PLENTY,
+        **options: Any,
+    ) -> None:
+        drafter = NoDrafter() if drafter is None else drafter
+        self.context = tiny_context(
+            model, n_ctx=N_CTX * n_seqs, n_seq_max=n_seqs,
+            target_layers=tuple(drafter.target_layers), **options,
+        )  # fmt: skip
+        self.cold = tiny_context(model, n_ctx=N_CTX, **options)
+        self.store = PrefixStore(max_bytes)
+        self.round = Round(self.context, drafter, store=self.store)
+        self.places = [SequenceState(i) for i in range(n_seqs)]
+        self.n_read = 0
+        self._rows: dict[int, list[Any]] = {}
+        compute = self.round._batch.compute
+
+        def counting(decode: Any, runs: Any) -> None:
+            self.n_read += sum(span.n_prompt for span in decode.spans)
+            compute(decode, runs)
+
+        self.round._batch.compute = counting  # type: ignore[method-assign]
+
+    def begin(self, prompt: Sequence[int], n: int = 6, place: int = 0) -> SequenceRun:
+        """A request that has begun."""
+        run = SequenceRun(self.places[place], list(prompt), Sampler(self.context.model, GREEDY), n)
+        rows = self._rows[id(run)] = []
+        run.observe = lambda row, _: rows.append(self.context.logits(row).copy())
+        self.round.begin(run)
+        return run
+
+    def finish(self, runs: Iterable[SequenceRun]) -> None:
+        """Computes to the end of all."""
+        left = list(runs)
+        for _ in range(1000):
+            if not (left := [run for run in left if not run.is_over]):
+                return
+            self.round.step(left)
+        pytest.fail(f"{left} wait for ever")
+
+    def check(self, run: SequenceRun) -> list[int]:
+        """Text and rows are those of a cold run; returns the text, prompt and all."""
+        n = len(run.prompt)
+        assert run.error is None
+        want = run_once(self.cold, None, run.prompt, run.max_tokens, keep_rows=True)
+        assert run.state.tokens[n:] == want.tokens
+        rows = self._rows.pop(id(run))
+        np.testing.assert_array_equal(np.stack(rows), np.stack(want.rows[: len(rows)]))
+        return want.text
+
+    def ask(self, prompt: Sequence[int], n: int = 6, place: int = 0) -> list[int]:
+        """A request from its beginning to its end."""
+        run = self.begin(prompt, n, place)
+        self.finish([run])
+        return self.check(run)
+
+
+def server(arch: str, n_seqs: int = 1, kind: str = "none", **options: Any) -> Server:
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "none": NoDrafter,
+        "prompt-lookup": lambda: PromptLookup(6, max_ngram=3, min_ngram=1),
+        "eagle3": lambda: Eagle3(model_path("eagle3"), 4),
+    }
+    return Server(tiny(arch, output_scale=3.0), n_seqs, drafters[kind](), **options)
+
+
+@all_archs
+@pytest.mark.parametrize(("kind", "n_seqs"), [("none", 1), ("eagle3", 2), ("prompt-lookup", 3)])
+def test_conversations_that_alternate(arch: str, kind: str, n_seqs: int) -> None:
+    """Each turn reads what is new and what was pending, whoever spoke in between."""
+    served = server(arch, n_seqs, kind)
+    texts = [[*SYSTEM, *prompt_tokens(40, seed=i)] for i in range(4)]
+    for turn in range(3):
+        for i, text in enumerate(texts):
+            before = served.n_read
+            texts[i] = [*served.ask(text, place=(turn + i) % n_seqs), *prompt_tokens(5, seed=turn)]
+            # A draft model may need the row of one more.
+            assert turn == 0 or served.n_read - before <= 5 + 1 + 1
+    n_first = sum(140 for _ in texts) if arch in STATES else 140 + 3 * 40
+    assert served.n_read <= n_first + 8 * 7 + 3
+
+
+@all_archs
+@pytest.mark.parametrize("kind", ["none", "eagle3"])
+def test_prompts_that_begin_alike_and_come_at_once(arch: str, kind: str) -> None:
+    """One reads the common beginning, the others wait for it: two waves on four places."""
+    served = server(arch, 4, kind)
+    for wave in range(2):
+        prompts = [[*SYSTEM, 5 + wave, *prompt_tokens(6, seed=10 * wave + i)] for i in range(4)]
+        runs = [served.begin(prompt, place=i) for i, prompt in enumerate(prompts)]
+        served.finish(runs)
+        for run in runs:
+            served.check(run)
+        assert [run.n_cached >= 90 for run in runs][1:] == [True] * 3
+    # Of each prompt its own end, and a draft's row. The second wave leaves the first one where no
+    # state was copied, or was some tokens before: there one reads it again.
+    n_again = 100 + 3 * 5 if arch in STATES else 0
+    assert served.n_read <= 100 + n_again + 8 * (7 + 1)
+
+
+@pytest.mark.parametrize("swa_full", [True, False])
+def test_windows_that_have_forgotten_the_beginning(swa_full: bool) -> None:
+    """Where only a window is held, what was cut inside of it is read again."""
+    served = server("gemma3", 2, swa_full=swa_full)
+    texts = [[*SYSTEM, *prompt_tokens(60, seed=i)] for i in range(3)]
+    for _ in range(2):
+        for i, text in enumerate(texts):
+            texts[i] = served.ask([*text, 5, 6], place=i % 2)
+        served.ask([*texts[0][:120], 9, 9], place=1)
+
+
+@pytest.mark.parametrize(("arch", "layer"), [("llama", 1), ("qwen35", 1), ("lfm2", 1)])
+def test_a_draft_model_has_every_token_accepted_after_copies(arch: str, layer: int) -> None:
+    """PERM: with a wrong row, or one at a wrong place, it accepts nothing."""
+    kind = "perm" if arch == "llama" else "hybrid_perm"
+    options = {} if arch == "llama" else {"arch": arch}
+    head = Eagle3(model_path("perm_eagle3", target_layers=(layer,)), 4)
+    served = Server(tiny(kind, **options), 2, head)
+
+    def check(run: SequenceRun) -> None:
+        served.check(run)
+        assert run.stats.reason_off is None
+        assert run.stats.drafted == run.stats.accepted > 0
+
+    common = perm_prompt(100)
+    tails = [further([*common, 40 + i], 20) for i in range(4)]
+    runs = [served.begin(tails[i], 12, place=i) for i in range(2)]  # one waits for the other
+    served.finish(runs)
+    assert runs[1].n_cached >= 99
+    for run in runs:
+        check(run)
+    for i in (2, 3, 0, 1, 2):  # from the store, and back
+        run = served.begin(further(tails[i], 3), 12, place=i % 2)
+        served.finish([run])
+        check(run)
+        tails[i] = list(run.state.tokens)
+    assert len(served.store) > 0
+
+
+@pytest.mark.parametrize("kind", ["none", "without copy", "prompt-lookup", "eagle3"])
+@pytest.mark.parametrize("n_seqs", release_except([1, 4], [4]))
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("llama", "qwen35")))
+def test_traffic_with_failures_and_cancelled_requests(arch: str, n_seqs: int, kind: str) -> None:
+    requests = [
+        replace(request, prompt=(*SYSTEM[:70], *request.prompt))
+        for request in random_requests(16, 5, n_prompt=90, n_text=12)
+    ]
+    model = tiny(arch, output_scale=3.0)
+    drafter = WithoutCopy(3) if kind == "without copy" else None
+    served = Server(model, n_seqs, drafter) if drafter else server(arch, n_seqs, kind)
+    texts = _alone(arch, requests)
+    traffic = Traffic(served.round, requests, texts, n_seqs)
+    traffic.serve()
+    traffic.check()
+    n_prompts = sum(len(request.prompt) for request in requests)
+    assert served.n_read < (n_prompts if arch in STATES else n_prompts / 2)
+    if kind != "none":
+        assert not any(answer.stats.reason_off for answer in traffic.answers)
+
+
+_TEXTS: dict[str, list[list[int]]] = {}
+
+
+def _alone(arch: str, requests: Sequence[Request]) -> list[list[int]]:
+    if arch not in _TEXTS:
+        model = tiny(arch, output_scale=3.0)
+        _TEXTS[arch] = [alone(model, request, n_ctx=N_CTX) for request in requests]
+    return _TEXTS[arch]
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+@pytest.mark.parametrize("end", ["cancelled", "failed", "left out"])
+def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
+    """Three wait for the first, which has read a part when it comes to its end."""
+    served = server(arch, 4)
+    prompts = [[*SYSTEM, *prompt_tokens(20, seed=i)] for i in range(4)]
+    runs = [served.begin(prompt, place=i) for i, prompt in enumerate(prompts)]
+    served.round.step(runs)
+    assert [run.state.n_decoded for run in runs] == [32, 0, 0, 0]
+    if end == "cancelled":
+        runs[0].is_cancelled = True
+    elif end == "failed":
+        compute = served.round._batch.compute
+
+        def failing(decode: Any, runs: Any) -> None:
+            served.round._batch.compute = compute  # type: ignore[method-assign]
+            raise EngineError("made to fail")
+
+        served.round._batch.compute = failing  # type: ignore[method-assign]
+    served.finish(runs[1:] if end == "left out" else runs)
+    for run in runs[1:]:
+        served.check(run)
+    if end != "left out":
+        assert runs[0].error is not None
+    before = served.n_read
+    run = served.begin([*SYSTEM, 9, 9, 9], place=0)
+    served.finish([run])
+    served.check(run)
+    assert arch in STATES or served.n_read - before == 3
+
+
+def test_nobody_waits_for_a_beginning_that_is_nearly_all_held() -> None:
+    served = server("llama", 2)
+    served.ask(SYSTEM[:90], place=1)
+    runs = [served.begin([*SYSTEM, i, i], place=i) for i in (0, 1)]
+    assert runs[1].n_cached >= 89
+    assert not served.round.prefixes.is_waiting(runs[1])
+    served.finish(runs)
+    for run in runs:
+        served.check(run)
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen35"])
+def test_the_store_keeps_within_its_bound(arch: str) -> None:
+    whole = server(arch)
+    for i in range(2):
+        whole.ask(prompt_tokens(80, seed=i))
+    one = whole.store.n_bytes
+    assert len(whole.store) == 1
+    assert one > 0
+    served = server(arch, max_bytes=3 * one + one // 2)
+    for i in range(8):
+        served.ask(prompt_tokens(80, seed=i))
+        assert served.store.n_bytes <= served.store.max_bytes
+    assert len(served.store) == 3
+    before = served.n_read
+    served.ask([*prompt_tokens(80, seed=6), 5, 6, 7])  # the one before the last
+    assert served.n_read - before <= 4
+    before = served.n_read
+    served.ask([*prompt_tokens(80, seed=0), 5, 6, 7])  # the oldest has made room
+    assert served.n_read - before == 83
+    small = server(arch, max_bytes=one // 2)
+    for i in range(3):
+        small.ask(prompt_tokens(80, seed=i))
+    assert (len(small.store), small.store.n_bytes) == (0, 0)
+
+
+def test_a_longer_text_takes_the_place_of_what_it_begins_with() -> None:
+    served = server("llama")
+    text = prompt_tokens(60)
+    for i in range(4):
+        text = [*served.ask(text), 7]
+        served.ask(prompt_tokens(60, seed=90 + i))
+    assert len(served.store) == 1 + 3  # the text once, and each of those in between but the last
+
+
+def test_a_store_of_no_size_is_refused() -> None:
+    for size in (-1, 1.5, "2G", None):
+        with pytest.raises(ArgumentError, match="max_bytes"):
+            PrefixStore(size)  # type: ignore[arg-type]
+
+
+def test_a_sequence_that_was_changed_by_hand_is_no_source() -> None:
+    served = server("llama", 2)
+    served.ask(SYSTEM, place=0)
+    served.context.memory.remove(0, 40)
+    run = served.begin([*SYSTEM, 5], place=1)
+    assert run.n_cached == 0
+    served.finish([run])
+    served.check(run)
