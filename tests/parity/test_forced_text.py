@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.cli.generate import print_figures
+from pyllama_spec.cli.generate import figure_lines
 from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
 from tests.scripted import Wrong
@@ -72,8 +72,7 @@ def test_the_command_line_says_what_was_forced(capsys: pytest.CaptureFixture[str
         record = llm.generate_steps(
             PROMPT, grammar=GRAMMARS["forced between"], max_tokens=60
         ).read_all()
-    print_figures(record.stats, record.timing)
-    said = capsys.readouterr().err
+    said = "\n".join(figure_lines(record.stats, record.timing))
     found = re.search(r"(\d+) of (\d+) proposed tokens verified, (\d+) of them forced", said)
     assert found is not None, said
     verified, proposed, forced = map(int, found.groups())

@@ -6,9 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
+from pyllama_spec.drafters import Draft
 from pyllama_spec.speculative import SpeculationStats
+from pyllama_spec.speculative.controller.base import Span
 
 WHY = "it does not pay here"
+
+
+def _span(n_drafted: int) -> Span:
+    """A round's part of a sequence, with so many drafted tokens that are all verified."""
+    span = Span(0, 0, draft=Draft([1] * n_drafted))
+    span.verify(n_drafted)
+    return span
 
 
 def _stats(
@@ -18,8 +27,7 @@ def _stats(
     stats = SpeculationStats(drafter="some", asked=asked)
     stats.note_off(before, is_plain=False)
     for n_drafted, reason in rounds:
-        stats.count_round(n_drafted, n_drafted)
-        stats.proposed += n_drafted
+        stats.count_round(_span(n_drafted), n_drafted)
         stats.note_off(reason, is_plain=not n_drafted)
     return stats
 
@@ -61,7 +69,7 @@ def test_states(stats: SpeculationStats, state: str, since: int | None) -> None:
 def test_a_failure_disables_whatever_was_won_before(n_before: int) -> None:
     stats = _stats([(3, None)] * n_before, asked=n_before)
     stats.note_failure("it raised ValueError", ValueError())
-    stats.count_round(0, 0)
+    stats.count_round(_span(0), 0)
     stats.note_failure("it raised ValueError", ValueError())  # each round says so again
     said = stats.as_dict()
     assert (said["state"], said["disabled_since"]) == ("disabled", n_before)
