@@ -67,7 +67,7 @@ def test_counts_of_requests_add_up() -> None:
     assert (total.proposed, total.forced, total.rounds) == tuple(map(sum, zip(*parts, strict=True)))
 
 
-def test_the_command_line_says_what_was_forced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_says_what_was_forced() -> None:
     with Llama(model_path("llama"), draft="grammar", n_ctx=256, n_threads=1) as llm:
         record = llm.generate_steps(
             PROMPT, grammar=GRAMMARS["forced between"], max_tokens=60
