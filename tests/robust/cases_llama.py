@@ -19,6 +19,7 @@ from pyllama_spec.errors import (
     ModelLoadError,
     OutOfMemoryError,
     PyllamaSpecError,
+    QueueFullError,
     RemoteError,
     UnknownKeywordError,
     UnsupportedError,
@@ -355,6 +356,33 @@ def second_request_beside_a_stream(folder: Path) -> None:
     next(stream)
     model.create_completion("b")
     assert len(list(stream)) > 1
+
+
+@CASES.add(ArgumentError, "max_waiting=-1")
+def a_line_of_no_length(folder: Path) -> None:
+    llama(max_waiting=-1)
+
+
+@CASES.add(ArgumentError, "timeout_s=-1")
+def an_end_before_the_beginning(folder: Path) -> None:
+    llama().create_completion("a", timeout_s=-1)
+
+
+@CASES.add(QueueFullError, "max_waiting=0")
+def one_request_more_than_may_wait(folder: Path) -> None:
+    model, refused = llama(max_waiting=0), threading.Event()
+
+    def hold(ids: Any, row: Any) -> Any:
+        refused.wait(60)
+        return row
+
+    stream = model.create_completion("a", max_tokens=2, stream=True, logits_processor=hold)
+    stream.start()
+    try:
+        model.create_completion("b")
+    finally:
+        refused.set()
+        stream.abort()
 
 
 @CASES.add(BusyError, "callback")
