@@ -38,6 +38,7 @@ def _busy_after(n_widths: int) -> list[int]:
     return [cost.n_rows for cost in costs]
 
 
+@pytest.mark.slow  # it stands still for as long as doctor has
 @pytest.mark.parametrize(
     ("n_widths", "widths"),
     [(1, [1]), (2, [1, 8]), (3, [1, 4, 8]), (9, [1, 2, 3, 4, 5, 6, 7, 8])],
@@ -54,6 +55,7 @@ def test_no_time_at_all_is_an_error_that_says_what_to_do() -> None:
         measure_verify_cost(model, n_threads=1, budget_s=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
