@@ -1,0 +1,115 @@
+"""Whether MTP heads draft what the engine's own driver drafts, on the tiny models of the tests.
+
+    python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
+    python -m benchmarks.mtp_beside_stock --python OTHER/bin/python [--arch qwen35 ...] [-n 140]
+
+xllamacpp is a wheel of the pinned source; its server logs each drafted token. Printed are, for each
+architecture, whether the texts are equal, and the drafts of how many rounds. Greedy, three tokens
+a round, random weights in F32, which accept next to nothing: each round begins one token on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pyllama_spec.drafters import Draft, DraftRequest, Mtp
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.models import model_path
+from tests.mtp_tools import ARCHS, mtp_context, with_head
+from tests.oracles import generate
+
+N_DRAFT = 3
+_DRAFTED = re.compile(r"draft candidate\s+0, pos\s+(\d+):\s+(\d+)")
+# Runs in the other environment: the path, the prompt's ids and the number of tokens are arguments.
+_STOCK = f"""
+import json, sys
+import xllamacpp as x
+
+p = x.CommonParams()
+p.model.path = sys.argv[1]
+p.n_ctx, p.n_parallel, p.n_batch, p.n_ubatch, p.warmup = 1024, 1, 64, 32, False
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = 1
+p.flash_attn_type = x.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+p.verbosity, p.load_mtp, p.cache_ram_mib = 10, True, 0
+p.speculative.types = [x.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
+draft = p.speculative.draft
+draft.n_max, draft.n_min, draft.p_min, draft.backend_sampling = {N_DRAFT}, 0, 0.0, False
+answer = x.Server(p).handle_completions({{
+    "prompt": json.loads(sys.argv[2]), "n_predict": int(sys.argv[3]), "temperature": 0, "top_k": 1,
+    "ignore_eos": True, "cache_prompt": False, "return_tokens": True,
+}})
+print(json.dumps(answer))
+"""
+
+
+class Noting(Mtp):
+    """A head that keeps what it drafted."""
+
+    def __init__(self) -> None:
+        super().__init__(max_draft=N_DRAFT)
+        self.drafts: list[list[int]] = []
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """The head's own, noted."""
+        drafts = super().propose(requests)
+        self.drafts += [list(draft.ids) for draft in drafts]
+        return drafts
+
+
+def ours(arch: str, prompt: list[int], n: int) -> tuple[list[int], list[list[int]]]:
+    """The text, and what was drafted in each round."""
+    drafter = Noting()
+    with mtp_context(with_head(arch, n_heads=1), drafter, n_ctx=1024) as context:
+        run = generate(SpeculativeLoop(context, drafter), SequenceState(), prompt, n)
+        drafter.close()
+    return run.tokens, drafter.drafts
+
+
+def stock(python: str, arch: str, prompt: list[int], n: int) -> tuple[Any, list[list[int]]]:
+    """The same of the engine's own driver."""
+    arguments = [str(model_path(arch, n_heads=1)), json.dumps(prompt), str(n)]
+    done = subprocess.run(
+        [python, "-c", _STOCK, *arguments], capture_output=True, text=True, errors="replace",
+        timeout=600, check=True,
+    )  # fmt: skip
+    drafts: list[list[int]] = []
+    for place, token in _DRAFTED.findall(done.stderr):
+        if place == "0":
+            drafts.append([])
+        drafts[-1].append(int(token))
+    found = re.search(r'"tokens": (\[[^\]]*\])', done.stdout)
+    return (json.loads(found[1]) if found else None), drafts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compares, prints, and ends with 1 where texts differ."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--python", required=True, help="of the environment with xllamacpp")
+    parser.add_argument("--arch", nargs="+", choices=ARCHS, default=ARCHS)
+    parser.add_argument("-n", type=int, default=140, help="tokens of the text")
+    args = parser.parse_args(argv)
+    prompt = [int(i) for i in np.random.default_rng(5).integers(3, 250, 20)]
+    are_equal = True
+    for arch in args.arch:
+        text, drafts = ours(arch, prompt, args.n)
+        other_text, others = stock(args.python, arch, prompt, args.n)
+        same = sum(a[: len(b)] == b[: len(a)] for a, b in zip(drafts, others, strict=False))
+        are_equal &= text == other_text
+        print(
+            f"{arch}: {'equal' if text == other_text else 'other'} texts, the same draft in {same} "
+            f"of {min(len(drafts), len(others))} rounds ({len(drafts)} here, {len(others)} there)",
+            flush=True,
+        )
+    return 0 if are_equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
