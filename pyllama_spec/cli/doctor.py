@@ -192,7 +192,9 @@ def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
     print()
-    _field("draft", f"{draft['path']}: fits, {size:.1f} MB of weights, {draft['architecture']}")
+    kind = f" of type {draft['weights']}" if draft.get("weights") else ""
+    size_text = f"{size:.1f} MB of weights{kind}"
+    _field("draft", f"{draft['path']}: fits, {size_text}, {draft['architecture']}")
     _field("its layers", f"on {in_words(draft['placement'])}")
     _field("reads", draft["reads"])
     if "shared_tokens" in draft:

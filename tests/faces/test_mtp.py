@@ -49,7 +49,9 @@ def test_doctor(perm: Path) -> None:
     assert 0 < draft["size_bytes"] < perm.stat().st_size
     assert draft["target_layers"] == []
     text = cli("doctor", "-m", perm, "-d", "auto", *quick).stdout
-    assert "the rows that the target's graph has for its MTP head" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "the rows that the target's graph has for its MTP head" in words
+    assert "MB of weights of type f32, qwen35" in words
     none = cli("doctor", "-m", model_path("llama"), "-d", "auto", *quick)
     assert none.returncode == 1
     assert "auto chose prompt-lookup: the file has no MTP head" in none.stderr

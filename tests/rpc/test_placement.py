@@ -52,6 +52,22 @@ def check_whole(llm: Llama) -> None:
     assert stats.reason_off is None and stats.accepted == stats.drafted > 0
 
 
+@pytest.mark.parametrize("n_layers", [-1, 2], ids=["all", "some"])
+def test_a_head_in_the_targets_file_lies_with_it(
+    servers: tuple[Server, Server], n_layers: int
+) -> None:
+    """Its rows come from a server, or stay here, and go back to where the head is."""
+    path, address = model_path("perm_mtp", arch="qwen35"), servers[0].address
+    options: dict[str, Any] = {"draft": "mtp", "model_path": path, "n_gpu_layers": n_layers}
+    with Llama(**{
+        "rpc_servers": [address], "n_ctx": 256, "n_threads": 1, "controller": "fixed", "lookup": 0,
+        **options,
+    }) as llm:  # fmt: skip
+        assert sum(llm.model.placement.values()) == 4  # two layers, the head, the output
+        assert llm.model.placement[f"RPC0[{address}]"] == (4 if n_layers < 0 else 2)
+        check_whole(llm)
+
+
 @pytest.mark.parametrize("head", [None, -1], ids=["local head", "remote head"])
 def test_perm_is_accepted_whole(servers: tuple[Server, Server], head: int | None) -> None:
     with opened([servers[0].address], draft_gpu_layers=head) as llm:
