@@ -8,7 +8,6 @@ architecture is: what is rejected goes back by snapshots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -118,17 +117,20 @@ def test_a_conversation_that_goes_on_before_its_end(cut: int, arch: str) -> None
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
-def test_after_save_and_restore(arch: str) -> None:
+@pytest.mark.parametrize("window", [None, 24])
+def test_after_save_and_restore(arch: str, window: int | None) -> None:
     path, prompt = model_path("perm_mtp", arch=arch), perm_prompt(40)
-    options: dict[str, Any] = {
-        "draft": "mtp", "n_ctx": 512, "lookup": 0, "controller": "fixed", "n_threads": 1,
-    }  # fmt: skip
-    with Llama(path, **options) as llm:
+
+    def opened() -> Llama:
+        drafter = Mtp(max_draft=3, n_ctx=window)
+        return Llama(path, draft=drafter, n_ctx=512, controller="fixed", n_threads=1)
+
+    with opened() as llm:
         llm.create_completion(prompt, max_tokens=21, temperature=0)
         state = llm.save_state()
         llm.create_completion(perm_prompt(90, seed=5), max_tokens=9, temperature=0)
         assert state.drafter is not None
-        for other in (llm, Llama(path, **options)):
+        for other in (llm, opened()):
             other.load_state(state)
             answer = other.create_completion([*state.tokens, 5], max_tokens=21, temperature=0)
             assert answer["speculation"]["accepted"] == answer["speculation"]["drafted"] > 0
