@@ -57,7 +57,7 @@ class ThoughtTags:
                     f"{name}={getattr(request, name)!r} is of chats: give it to "
                     "create_chat_completion(), or leave it out"
                 )
-        if request.thinking_token_budget is None or request.thought_tags:
+        if request.thinking_token_budget is None or request.thought_close:
             return request
         tags = self._tags(llm)
         vocab = self._model.vocab

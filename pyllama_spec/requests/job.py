@@ -266,6 +266,11 @@ class Job:
         return stats
 
     @property
+    def n_generated(self) -> int:
+        """How many tokens were generated until now."""
+        return len(self._past) + (0 if self.run is None else self.run.n_generated)
+
+    @property
     def n_cached(self) -> int:
         """How many of the prompt's tokens were not decoded again."""
         return self._n_cached if self.n_shifts or self.run is None else self.run.n_cached

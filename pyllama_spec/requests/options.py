@@ -119,7 +119,7 @@ class RequestOptions:
             and go on; needs max_tokens. What stays is read again, so that any model can. Off: the
             text ends there.
         n_keep: how many of the prompt's first tokens never are forgotten, a BOS token beside them;
-            -1 for all.
+            -1 for all, and never more than half a context.
         thought_tags, thought_is_open, thought_close, grammar_skips_thoughts: of the model's
             thoughts, which chats and texts fill in; see engine.SamplerParams.
 
@@ -359,8 +359,8 @@ class RequestOptions:
                 "mirostat": self.mirostat_mode,
                 "penalty_last_n": last_n if self.penalty_last_n is None else self.penalty_last_n,
                 "seed": _engine_seed(seed if self.seed is None else self.seed),
-                # Without tags yet: whoever knows the template puts them in.
-                "thought_budget": self.thinking_token_budget if self.thought_tags else None,
+                # Without its end yet: whoever knows the template puts it in.
+                "thought_budget": self.thinking_token_budget if self.thought_close else None,
                 **self._without_truncation(),
             }
         )

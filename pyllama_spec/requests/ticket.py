@@ -113,7 +113,7 @@ class Ticket:
     def status(self, queue_position: int | None) -> RequestStatus:
         """Where it is, given its place in line."""
         run, n_prompt = self.job.run, len(self.job.prompt)
-        n_generated = 0 if run is None else run.n_generated
+        n_generated = self.job.n_generated
         stage: Stage = "aside"
         if self.is_over:
             stage = "ended"

@@ -467,6 +467,9 @@ def test_long_texts_beside_each_other_and_left_early() -> None:
         for llm in (many, one):
             stream = llm.create_completion(PROMPT, stream=True, **options)
             text = "".join(text_of(next(stream)) for _ in range(90))
+            status = stream.status
+            assert (status.stage, status.n_read) == ("generating", N)
+            assert status.n_generated >= 90
             stream.close()
             assert together["choices"][0]["text"].startswith(text)
             again = llm.create_completion(PROMPT, **options)
