@@ -78,9 +78,10 @@ def test_with_a_draft_model_an_answer_is_read_again_from_the_end_of_its_prompt(
     with Llama(str(path), draft=str(draft), n_ctx=512, n_threads=1, seed=1) as llm:
         is_exact = llm._runtime.context.n_rs_seq > 0
         ask(llm, prompt)
-        for _ in range(2):
-            # Without snapshots the copy lies behind the last token, whose row is wanted.
-            assert ask(llm, prompt)[0] == (1 if is_exact else 60)
+        # Without snapshots the copy lies behind the last token, whose row is wanted: the second
+        # time the state is copied before it.
+        for n_first in (1, 1) if is_exact else (59, 1):
+            assert ask(llm, prompt)[0] == n_first
         assert ask(llm, [*prompt, 7, 8])[0] <= 3
         other = texts[-1]
         ask(llm, [9, *prompt])
