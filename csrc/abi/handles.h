@@ -126,6 +126,7 @@ struct llama_spec_sampler {
     llama_sampler * grammar = nullptr;
     // The same grammar, of which a text that has to follow can be read; the engine keeps the sampler's to itself.
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> shadow{ nullptr, nullptr }, shadow_begin{ nullptr, nullptr };
+    std::shared_ptr<const std::vector<bool>> hidden;    // tokens that the grammar does not mean: checks/hidden_tokens.h
     bool   is_lazy = false;     // the grammar waits for a trigger
     size_t n_unmatched = 0;     // bytes generated that triggers were looked for in
     llama_spec::thoughts thoughts, thoughts_begin;  // what a grammar that waits is not shown

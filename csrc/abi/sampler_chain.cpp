@@ -3,6 +3,7 @@
 #include "abi/grammar_copy.h"
 #include "abi/handles.h"
 #include "checks/grammar_check.h"
+#include "checks/hidden_tokens.h"
 
 #include "llama-grammar.h"
 
@@ -179,6 +180,7 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
                 if (params->n_grammar_triggers == 0 && params->n_trigger_tokens == 0) {
                     s->grammar_prefill.assign(params->grammar_prefill, params->grammar_prefill + params->n_grammar_prefill);
                     make_shadow(*s, params->grammar, params->grammar_root != nullptr ? params->grammar_root : "root");
+                    s->hidden = std::make_shared<std::vector<bool>>(hidden_tokens(s->model->vocab(), params->grammar));
                 }
                 show_prefill(*s);
             });
@@ -209,6 +211,7 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->rules     = from.rules;
         s->grammar_skips_thoughts = from.grammar_skips_thoughts;
         s->grammar_prefill = from.grammar_prefill;
+        s->hidden          = from.hidden;
         if (from.shadow) {
             s->shadow       = { copy_grammar(*from.shadow), llama_grammar_free_impl };
             s->shadow_begin = { copy_grammar(*from.shadow_begin), llama_grammar_free_impl };

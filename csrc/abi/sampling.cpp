@@ -118,7 +118,14 @@ int32_t selected(const llama_token_data_array & candidates) {
     return chosen.id;
 }
 
+bool is_hidden(const llama_spec_sampler & s, int32_t id) {
+    return s.hidden && (size_t) id < s.hidden->size() && (*s.hidden)[(size_t) id];
+}
+
 bool is_allowed(llama_spec_sampler & s, int32_t id) {
+    if (is_hidden(s, id)) {
+        return false;
+    }
     llama_token_data       one   = { id, 1.0f, 0.0f };
     llama_token_data_array alone = { &one, 1, -1, false };
     llama_sampler_apply(s.grammar, &alone);
@@ -139,6 +146,11 @@ int32_t likeliest_allowed(llama_spec_sampler & s, int32_t n_vocab, int32_t refus
 }
 
 void mask(llama_spec_sampler & s, llama_token_data_array & all) {
+    if (s.hidden && !s.hidden->empty()) {
+        for (auto & one : s.candidates) {
+            one.logit = is_hidden(s, one.id) ? -std::numeric_limits<float>::infinity() : one.logit;
+        }
+    }
     if (s.shadow) {
         auto & model = *s.model;
         std::call_once(model.chars_made, [&] { model.chars = std::make_unique<token_chars>(model.vocab()); });
