@@ -4,6 +4,7 @@
 #include "abi/handles.h"
 #include "checks/nesting.h"
 #include "checks/work_limit.h"
+#include "hooks/schema_rules.h"
 
 #include "chat.h"
 #include "chat-peg-parser.h"
@@ -245,7 +246,9 @@ int llama_spec_chat_begin(llama_spec_chat * chat, const char * request, llama_sp
         *out = nullptr;
         with_bounds(CHAT_BOUNDS, [&] { as_argument([&] {
             const llama_vocab * vocab = chat->model->vocab();
-            const auto inputs  = read_request(parsed(request, "the request"), *chat);
+            const auto given   = parsed(request, "the request");
+            const schema_rules rules(given.value("schema_rules", common_json()));
+            const auto inputs  = read_request(given, *chat);
             auto       applied = common_chat_templates_apply(chat->templates.get(), inputs);
 
             common_params_sampling sampling;

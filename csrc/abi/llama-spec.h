@@ -358,7 +358,8 @@ int  llama_spec_chat_new(llama_spec_model * model, const char * source, llama_sp
 void llama_spec_chat_free(llama_spec_chat * chat);
 /* request: {messages, tools, tool_choice ("auto", "none", "required"), parallel_tool_calls, json_schema, grammar,
  * reasoning_format ("none", "auto", "deepseek"), add_generation_prompt, continue_final_message (true, "content",
- * "reasoning_content": the last message is the answer's beginning), variables}, all but messages optional.
+ * "reasoning_content": the last message is the answer's beginning), variables, schema_rules}, all but messages optional.
+ * schema_rules: [{schema, rules, properties: {name: rules}}], GBNF in place of what the engine makes of a schema.
  * answer: {prompt, format, grammar, grammar_lazy, trigger_patterns, trigger_tokens, prefill, stops, generation_prompt,
  * supports_thinking, thinking_start, thinking_ends, preserved_tokens, object_arguments, has_call_ids}. The session parses
  * what the model says to that prompt. */

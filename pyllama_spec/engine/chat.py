@@ -15,7 +15,9 @@ from pyllama_spec.errors import ArgumentError
 
 
 def schema_to_grammar(schema: Any) -> str:
-    """GBNF rules, with the rule `root`, for the JSON texts that a schema describes.
+    """GBNF rules, with the rule `root`, as the engine makes them of a schema.
+
+    It leaves out keywords without a word. Requests have their rules from pyllama_spec.schema.
 
     Args:
         schema: of JSON, as a dict or as True.
@@ -54,7 +56,8 @@ class ChatParser(Closeable):
 
         Args:
             request: messages, tools, tool_choice, parallel_tool_calls, json_schema (as text),
-                reasoning_format, add_generation_prompt, continue_final_message, variables;
+                reasoning_format, add_generation_prompt, continue_final_message, variables,
+                schema_rules;
                 csrc/abi/llama-spec.h has them.
 
         Raises:
