@@ -42,6 +42,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     QueueFullError,
     RemoteError,
+    SchemaError,
     UnknownKeywordError,
     UnsupportedError,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "RequestOptions",
     "RequestStatus",
     "SamplerParams",
+    "SchemaError",
     "SequenceErrors",
     "SpeculationStats",
     "Stream",

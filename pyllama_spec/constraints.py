@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pyllama_spec.engine import schema_to_grammar
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from pyllama_spec.schema import Loosened
 
 GuideKind = Literal["regex", "lark", "json_schema"]
 # How a Lark grammar begins where GBNF may stand as well; the engine's own server has it so.
 LARK_SIGN = "%llguidance"
+# How some editors begin a file: no part of its text.
+_FILE_MARK = "\ufeff"
 
 # The grammar behind response_format={"type": "json_object"}.
 # White space is bounded, because a model that may write it without end sometimes does; numbers
@@ -73,6 +77,7 @@ def form_of(grammar: object, response_format: Mapping[str, Any] | None) -> str |
 def _rules(text: object, what: str) -> str | Guide:
     if not isinstance(text, str) or not text.strip():
         raise ArgumentError(f"{what} takes GBNF or Lark rules as a str, not {shown(text)}")
+    text = text.removeprefix(_FILE_MARK)
     return Guide("lark", text) if text.lstrip().startswith(LARK_SIGN) else text
 
 
@@ -107,6 +112,9 @@ def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guid
 def schema_of(response_format: Mapping[str, Any] | None) -> Any:
     """The schema that a response_format means: True for any JSON object, None for any text.
 
+    One that says `"strict": False` comes without what a grammar cannot hold, and with a UserWarning
+    for each keyword of that.
+
     Raises:
         ArgumentError: it is malformed.
 
@@ -130,44 +138,121 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
                 'response_format of type "json_schema" has no schema; expected '
                 '{"type": "json_schema", "json_schema": {"schema": {...}}}'
             )
-        return schema
+        return _loosened(schema) if inner.get("strict") is False else schema
     raise ArgumentError(
         f"response_format has type {shown(kind)}; there are text, json_object, json_schema, "
         "regex and grammar"
     )
 
 
-def schema_grammar(schema: Any) -> str:
+def _loosened(schema: Any) -> Any:
+    made = _compiled(_text_of(schema), False, "", by_property=False)
+    _warn_of(made, "the JSON schema")
+    return made.schema
+
+
+def _text_of(schema: Any) -> str:
+    if not isinstance(schema, (Mapping, str)):
+        raise ArgumentError(f"a JSON schema is a dict or its text, not {shown(schema)}")
+    # The order of keys is that of the answer: it must survive.
+    return schema.removeprefix(_FILE_MARK) if isinstance(schema, str) else _json(schema)
+
+
+def schema_grammar(schema: Any, *, is_strict: bool = True) -> str:
     """GBNF rules for a schema, a dict or its JSON text; of True for any JSON object.
 
+    A name in it that is no keyword is an annotation; there is a UserWarning that says which.
+
+    Args:
+        schema: of JSON.
+        is_strict: refuse what a grammar cannot hold; else it is left out, with a UserWarning.
+
     Raises:
-        ArgumentError: it is no schema, or has what a grammar cannot hold.
+        SchemaError: it is malformed, or asks for what a grammar cannot hold: `keyword` and `path`
+            say what and where.
+        ArgumentError: it is no schema.
 
     """
     if schema is True:
         return JSON_OBJECT
-    if not isinstance(schema, (Mapping, str)):
-        raise ArgumentError(f"a JSON schema is a dict or its text, not {shown(schema)}")
+    made = _compiled(_text_of(schema), is_strict, "", by_property=False)
+    _warn_of(made, "the JSON schema")
+    return made.rules.grammar
+
+
+def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[dict[str, Any]]:
+    """The rules of what is in a chat's request, in place of those that the engine makes.
+
+    What a grammar cannot hold of a function's parameters is left out, with a UserWarning that says
+    so, unless the function has `"strict": True`: who wrote a tool checks what it is called with.
+
+    Args:
+        tools: of the request, in OpenAI's form.
+        schema: of the content; None for any text, True for any object.
+
+    Returns:
+        for each schema {"schema", "rules", "properties"}, as ChatParser.begin() takes them.
+
+    Raises:
+        SchemaError: a schema is malformed, or has to be kept and cannot be.
+
+    """
+    from hashlib import sha256
+
+    found = []
+    asked: list[tuple[Any, bool, str]] = []
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and isinstance(function.get("parameters"), Mapping):
+            what = f"the parameters of {function.get('name')}"
+            asked.append((function["parameters"], function.get("strict") is True, what))
+    if schema is not None:
+        asked.append(({"type": "object"} if schema is True else schema, True, "the JSON schema"))
+    for one, is_strict, what in asked:
+        if one:
+            text = _json(one)
+            prefix = f"s{sha256(text.encode()).hexdigest()[:12]}-"
+            made = _compiled(text, is_strict, prefix, by_property=True)
+            _warn_of(made, what)
+            found.append({
+                "schema": json.loads(text), "rules": made.rules.grammar,
+                "properties": dict(made.rules.properties),
+            })  # fmt: skip
+    return found
+
+
+def _warn_of(made: Loosened, what: str) -> None:
+    """Says what of a schema does not reach the grammar."""
+    for name, path in made.rules.unknown.items():
+        message = f'"{name}" at {path} of {what} is no keyword: nothing is made of it'
+        warnings.warn(message, UserWarning, stacklevel=3)
+    for error in made.left_out:
+        message = f'"{error.keyword}" at {error.path} of {what} is left out of the grammar: {error}'
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def _json(schema: Any) -> str:
     try:
-        # The order of keys is that of the answer: it must survive.
-        text = schema if isinstance(schema, str) else json.dumps(schema)
+        return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"the schema cannot be written as JSON: {error}") from None
-    return _converted(text)
 
 
-# White space between the parts of a value, as the engine has it, and as it is here: a blank at
-# most. A small model fills what it may with lines and indents, each of which costs a round.
-_ANY_SPACE = re.compile(r"^space ::= .*$", re.MULTILINE)
-_SPACE = 'space ::= " "?'
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 @lru_cache(maxsize=64)  # an app asks for the same few forms all the time
-def _converted(text: str) -> str:
+def _compiled(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loosened:
+    # Most programs ask for no schema, and the import takes some ten milliseconds.
+    from pyllama_spec.schema import Loosened, loosened_rules, schema_rules
+
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ArgumentError(f"the schema is no JSON: {error}") from None
     # An empty one would allow any value; who asks for an object gets one.
-    rules = schema_to_grammar(schema or {"type": "object"})
-    return _ANY_SPACE.sub(_SPACE, rules)
+    schema = {"type": "object"} if schema == {} else schema
+    if is_strict:
+        return Loosened(schema, schema_rules(schema, prefix, by_property=by_property), ())
+    return loosened_rules(schema, prefix, by_property=by_property)

@@ -36,6 +36,25 @@ class UnknownKeywordError(ArgumentError, TypeError):
     """A request has no such keyword: a TypeError as well, as of any Python function."""
 
 
+class SchemaError(ArgumentError):
+    """A JSON schema is malformed, or asks for what a grammar cannot hold.
+
+    Attributes:
+        keyword: the keyword that is at fault; "" where it is the whole schema.
+        path: where it stands, as a JSON pointer behind "#".
+        is_beyond: whether the keyword means something, which a grammar cannot hold.
+
+    """
+
+    def __init__(
+        self, message: str, keyword: str = "", path: str = "#", *, is_beyond: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.keyword = keyword
+        self.path = path
+        self.is_beyond = is_beyond
+
+
 class UnsupportedError(PyllamaSpecError):
     """The model, or this build of the engine, cannot do what was asked."""
 

@@ -35,6 +35,7 @@ REASONS = {
     "pyllama_spec/engine/framing.py": "the engine's states and the drafters' have one header",
     "pyllama_spec/engine/libraries.py": "works before the compiled module can be loaded",
     "pyllama_spec/engine/log.py": "the one place that sets the engine's log level",
+    "pyllama_spec/schema/limits.py": "the bounds and refusals that every module of schemas shares",
     "pyllama_spec/llama/llama.py": "one class with llama-cpp-python's calls: signatures, no work",
     "pyllama_spec/llama_cpp/install.py": "changes sys.modules, and nothing else may",
     "pyllama_spec/llama_cpp/llama_cache.py": "a module of llama-cpp-python by its name",
@@ -72,6 +73,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("files", "terminal"),
     ("gguf",),
     ("engine",),
+    ("schema",),
     ("drafters", "convert", "constraints"),
     ("speculative",),
     # A prompt's text, and what computes it: neither knows the other.

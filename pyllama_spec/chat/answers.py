@@ -353,7 +353,7 @@ class AnyReader:
 def _rules_of(tool: Mapping[str, Any]) -> str:
     """Rules for the arguments of a function, by its own schema."""
     schema = tool["function"].get("parameters")
-    return schema_grammar(schema or {"type": "object", "properties": {}})
+    return schema_grammar(schema or {"type": "object", "properties": {}}, is_strict=False)
 
 
 class ContinuedReader:

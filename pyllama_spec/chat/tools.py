@@ -18,7 +18,7 @@ from pyllama_spec.chat.grammar_rules import after, calls_grammar, either, unfenc
 from pyllama_spec.chat.messages import check_messages, render_messages
 from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
-from pyllama_spec.constraints import schema_grammar
+from pyllama_spec.constraints import call_rules, schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
 from pyllama_spec.engine.checks import shown
 from pyllama_spec.errors import ArgumentError, UnsupportedError
@@ -199,7 +199,7 @@ class ToolChats:
         # Where a call has to be, no content is left that a schema could be for.
         wants_call = request.wants_call
         schema = None if wants_call else schema
-        chat = _Chat(self._parser, request, schema, going_on)
+        chat = _Chat(self._parser, request, schema, going_on, call_rules(request.offered, schema))
         caller_variables = {"tools": offered, **variables}
         try:
             session, checked = render_messages(
@@ -243,6 +243,7 @@ class _Chat:
         request: of the chat.
         schema: what the content has to be, where no tool is called.
         going_on: which part of the last message the answer goes on with; None for a new one.
+        rules: of the schemas of the tools and of the content, in place of what the engine makes.
 
     """
 
@@ -250,6 +251,7 @@ class _Chat:
     request: ToolRequest
     schema: Any
     going_on: str | None = None
+    rules: Sequence[Mapping[str, Any]] = ()
 
     def session(
         self,
@@ -283,6 +285,8 @@ class _Chat:
             asked["parallel_tool_calls"] = bool(request.parallel)
         if self.going_on is not None:
             asked["continue_final_message"] = self.going_on
+        if self.rules and not is_plain:
+            asked["schema_rules"] = self.rules
         if is_plain:
             asked["tool_choice"] = "none"
         elif self.schema is not None and choice is None:

@@ -48,7 +48,8 @@ class LlamaGrammar:
 
         """
         try:
-            text = Path(file).read_text(encoding="utf-8")
+            # An editor may have begun it with a byte order mark.
+            text = Path(file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise ArgumentError(f"the grammar {file} cannot be read: {error}") from None
         if not text.strip():

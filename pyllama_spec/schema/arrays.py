@@ -1,0 +1,181 @@
+"""Arrays as rules: the first items by their places, then any number of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, listed_values, those
+from pyllama_spec.schema.formulas import Contains, Count, Fits, ItemAt, Items, Unique
+from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
+from pyllama_spec.schema.limits import TooLargeError, cannot
+from pyllama_spec.schema.texts import SPACE
+
+_MAX_PLACES = 2000
+_MAX_LISTED = 300
+
+
+class Arrays:
+    """Makes the rules of arrays.
+
+    Args:
+        expansion: the schema's cases.
+        grammar: takes the rules.
+        rule_of: the rule of a node.
+
+    """
+
+    def __init__(
+        self, expansion: Expansion, grammar: Grammar, rule_of: Callable[[Node], str]
+    ) -> None:
+        self._expansion, self._grammar, self._rule_of = expansion, grammar, rule_of
+
+    def alternatives(self, case: Case) -> list[Alternative]:
+        """The texts of the arrays of a case.
+
+        Raises:
+            SchemaError: the grammar cannot hold what it asks for.
+            TooLargeError: it has too many states.
+
+        """
+        if not case:
+            return [(Rule("array"),)]
+        low, high = bounds(case, Count)
+        n_first = max(
+            [len(one.first) for one in those(case, Items)]
+            + [one.place + 1 for one in those(case, ItemAt)],
+            default=0,
+        )
+        if high is None and any(one.first and one.rest is None for one in those(case, Items)):
+            # Places that a schema says nothing about stay empty, unless there have to be more.
+            high = n_first if low <= n_first else None
+        if n_first > _MAX_PLACES:
+            raise TooLargeError(f"it has more than {_MAX_PLACES:,} places")
+        if high is not None and low > high:
+            return []
+        contains = [one for one in those(case, Contains) if one.low or one.high is not None]
+        unique = those(case, Unique)
+        if unique and (high is None or high > 1):
+            first = self._unique(case, unique[0], low, high, n_first + len(contains))
+        elif contains:
+            first = self._containing(case, contains, low, high, n_first)
+        else:
+            first = self._plain(case, low, high, n_first)
+        return [(Literal("["), SPACE, Rule(first))]
+
+    @staticmethod
+    def _end(n: int) -> list[Item]:
+        return [SPACE, Literal("]")] if n else [Literal("]")]
+
+    @staticmethod
+    def _start(n: int) -> list[Item]:
+        return [Literal(","), SPACE] if n else []
+
+    def _item(self, case: Case, place: int, more: tuple[Fits, ...] = ()) -> Rule:
+        node = self._expansion.item_node(case, place)
+        return Rule(self._rule_of(self._expansion.node([*node, *more]) if more else node))
+
+    def _plain(self, case: Case, low: int, high: int | None, n_first: int) -> str:
+        grammar = self._grammar
+        end = n_first if high is None else min(n_first, high)
+        ways: list[list[Item]] = []
+        if high is None or high > n_first:
+            item = self._item(case, n_first)
+            more = grammar.add("more", [[Literal(","), SPACE, item]])
+            least, most = max(low - n_first, 0), None if high is None else high - n_first
+            if n_first:
+                ways = [[*grammar.times(more, least, most), *self._end(1)]]
+            else:
+                rest = grammar.times(more, max(least - 1, 0), None if most is None else most - 1)
+                ways = [[item, *rest, *self._end(1)]]
+                if low == 0:
+                    ways.append(self._end(0))
+        elif end >= low:
+            ways = [self._end(end)]
+        later = grammar.add("items", ways)
+        for place in reversed(range(end)):
+            ways = [[*self._start(place), self._item(case, place), Rule(later)]]
+            if place >= low:
+                ways.append(self._end(place))
+            later = grammar.add("items", ways)
+        return later
+
+    def _containing(
+        self, case: Case, contains: list[Contains], low: int, high: int | None, n_first: int
+    ) -> str:
+        """A rule for each place, and each number of items so far that fit."""
+        last = max(n_first, low, 1) if high is None else high
+        tops = [one.low if one.high is None else one.high + 1 for one in contains]
+        if last > _MAX_PLACES:
+            raise TooLargeError(f"it has more than {_MAX_PLACES:,} places")
+        grammar = self._grammar
+        names: dict[tuple[int, tuple[int, ...]], str] = {}
+        first = (0, (0,) * len(contains))
+        todo = [first]
+        names[first] = grammar.name("items")
+        while todo:
+            place, counts = state = todo.pop()
+            ways: list[list[Item]] = []
+            if place >= low and all(
+                one.low <= n and (one.high is None or n <= one.high)
+                for one, n in zip(contains, counts, strict=True)
+            ):
+                ways.append(self._end(place))
+            for fits, now in self._steps(contains, tops, counts):
+                if high is not None and place >= high:
+                    break
+                following = (min(place + 1, last), now)
+                if following not in names:
+                    names[following] = grammar.name("items")
+                    todo.append(following)
+                # At the last place of a list without end the place stands for all behind it.
+                item = self._item(case, place if place < n_first else n_first, fits)
+                ways.append([*self._start(place), item, Rule(names[following])])
+            grammar.put(names[state], ways)
+        return names[first]
+
+    @staticmethod
+    def _steps(
+        contains: list[Contains], tops: list[int], counts: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[Fits, ...], tuple[int, ...]]]:
+        """What an item may fit beside its place's schema, and the numbers behind it."""
+        ways: list[list[tuple[tuple[Fits, ...], int]]] = []
+        for one, top, n in zip(contains, tops, counts, strict=True):
+            counted: tuple[tuple[Fits, ...], int] = ((one.fits,), n + 1)
+            if one.high is not None:
+                other = Fits(one.fits.number, is_one=not one.fits.is_one)
+                both: list[tuple[tuple[Fits, ...], int]] = [((other,), n)]
+                ways.append([counted, *both] if n < one.high else both)
+            else:
+                ways.append([counted, ((), n)] if n < top else [((), n)])
+        for chosen in product(*ways):
+            yield tuple(one for fits, _ in chosen for one in fits), tuple(n for _, n in chosen)
+
+    def _unique(self, case: Case, unique: Unique, low: int, high: int | None, n_others: int) -> str:
+        """Each value once at most, in one order, where all of them can be listed."""
+        remedy = "Give items an enum, or take out what comes twice afterwards, and leave it out"
+        if n_others:
+            raise cannot("uniqueItems", unique.path, "beside items by place or contains", remedy)
+        values = listed_values(self._expansion, self._expansion.item_node(case, 0))
+        if values is None:
+            raise cannot("uniqueItems", unique.path, "a grammar cannot compare items", remedy)
+        if len(values) > _MAX_LISTED:
+            raise TooLargeError(f"there are more than {_MAX_LISTED} values")
+        most = len(values) if high is None else min(high, len(values))
+        grammar = self._grammar
+        counts = low > 1 or (high is not None and high < len(values))
+        top = most if counts else 1
+        later = [
+            grammar.add("items", [self._end(n)] if n >= low or (not counts and n) else [])
+            for n in range(top + 1)
+        ]
+        for value in reversed(values):
+            now = []
+            for n in range(top + 1):
+                ways: list[list[Item]] = [[Rule(later[n])]]
+                if n < most or not counts:
+                    taken = Rule(later[min(n + 1, top)])
+                    ways.append([*self._start(n), Literal(value), taken])
+                now.append(grammar.add("items", ways))
+            later = now
+        return later[0]

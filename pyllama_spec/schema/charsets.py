@@ -1,0 +1,170 @@
+"""Sets of characters, as sorted ranges of code points: what one place of a pattern takes.
+
+A character is a Unicode scalar value: halves of UTF-16 pairs are none.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterable
+from functools import lru_cache
+
+CharSet = tuple[tuple[int, int], ...]
+
+LAST = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+
+
+def charset(ranges: Iterable[tuple[int, int]]) -> CharSet:
+    """The ranges, both ends included, in order and without overlap."""
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if low > high:
+            continue
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(high, merged[-1][1]))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def intersect(a: CharSet, b: CharSet) -> CharSet:
+    """What both have."""
+    found: list[tuple[int, int]] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        low, high = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if low <= high:
+            found.append((low, high))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(found)
+
+
+def _outside(ranges: CharSet) -> CharSet:
+    found: list[tuple[int, int]] = []
+    at = 0
+    for low, high in ranges:
+        if at < low:
+            found.append((at, low - 1))
+        at = high + 1
+    if at <= LAST:
+        found.append((at, LAST))
+    return tuple(found)
+
+
+ANY: CharSet = _outside((SURROGATES,))
+
+
+def complement(ranges: CharSet) -> CharSet:
+    """All characters but these."""
+    return intersect(_outside(ranges), ANY)
+
+
+def scalars(ranges: Iterable[tuple[int, int]]) -> CharSet:
+    """The ranges without the halves of UTF-16 pairs."""
+    return intersect(charset(ranges), ANY)
+
+
+def union(*sets: CharSet) -> CharSet:
+    """What one of them has."""
+    return charset(one for ranges in sets for one in ranges)
+
+
+def holds(ranges: CharSet, code: int) -> bool:
+    """Whether a character is in the set."""
+    at = bisect_right(ranges, (code, LAST + 1)) - 1
+    return at >= 0 and code <= ranges[at][1]
+
+
+def of(text: str) -> CharSet:
+    """The characters of a text."""
+    return charset((ord(c), ord(c)) for c in text)
+
+
+# The classes of ECMA-262, which JSON Schema's patterns are written in: digits and words are ASCII.
+DIGIT: CharSet = ((0x30, 0x39),)
+WORD: CharSet = charset([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)])
+SPACE: CharSet = charset(
+    [
+        (0x09, 0x0D),
+        (0x20, 0x20),
+        (0xA0, 0xA0),
+        (0x1680, 0x1680),
+        (0x2000, 0x200A),
+        (0x2028, 0x2029),
+        (0x202F, 0x202F),
+        (0x205F, 0x205F),
+        (0x3000, 0x3000),
+        (0xFEFF, 0xFEFF),
+    ]
+)
+LINE_ENDS: CharSet = charset([(0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029)])
+DOT: CharSet = complement(LINE_ENDS)
+
+_LONG_NAMES = {
+    "Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt",
+    "Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Number": "N", "digit": "Nd",
+    "Decimal_Number": "Nd", "Letter_Number": "Nl", "Other_Number": "No", "Punctuation": "P",
+    "punct": "P", "Symbol": "S", "Currency_Symbol": "Sc", "Math_Symbol": "Sm", "Separator": "Z",
+    "Space_Separator": "Zs", "Control": "Cc", "cntrl": "Cc",
+}  # fmt: skip
+_CATEGORIES = frozenset(
+    [
+        "L",
+        "Ll",
+        "Lu",
+        "Lt",
+        "Lm",
+        "Lo",
+        "M",
+        "Mn",
+        "Mc",
+        "Me",
+        "N",
+        "Nd",
+        "Nl",
+        "No",
+        "P",
+        "Pc",
+        "Pd",
+        "Ps",
+        "Pe",
+        "Pi",
+        "Pf",
+        "Po",
+        "S",
+        "Sm",
+        "Sc",
+        "Sk",
+        "So",
+        "Z",
+        "Zs",
+        "Zl",
+        "Zp",
+        "Cc",
+        "Cf",
+    ]
+)
+
+
+@lru_cache(maxsize=16)
+def category(name: str) -> CharSet | None:
+    r"""The characters of a general category, such as Lu or Letter, as in \p{...}; None: unknown."""
+    name = name.removeprefix("General_Category=").removeprefix("gc=")
+    short = _LONG_NAMES.get(name, name)
+    if short not in _CATEGORIES:
+        return None
+    found: list[tuple[int, int]] = []
+    begin = None
+    for code in range(LAST + 2):
+        has = code <= LAST and unicodedata.category(chr(code)).startswith(short)
+        if has and begin is None:
+            begin = code
+        elif not has and begin is not None:
+            found.append((begin, code - 1))
+            begin = None
+    return scalars(found)

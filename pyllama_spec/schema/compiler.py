@@ -1,0 +1,239 @@
+"""A JSON schema as the GBNF rules of the JSON texts that fit it.
+
+Sound by construction: every text that the rules give fits the schema, or the schema is refused with
+the keyword that is at fault. docs/schemas.md lists what is kept, and where it is narrower.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyllama_spec.errors import SchemaError
+from pyllama_spec.schema.arrays import Arrays
+from pyllama_spec.schema.document import Document
+from pyllama_spec.schema.expansion import (
+    ANYTHING,
+    Case,
+    Expansion,
+    Node,
+    listed_numbers,
+    those,
+    truths,
+)
+from pyllama_spec.schema.formulas import Fits, Number, Text
+from pyllama_spec.schema.grammar import Alternative, Grammar, Literal, Rule
+from pyllama_spec.schema.languages import Lang, either
+from pyllama_spec.schema.limits import TooLargeError, cannot
+from pyllama_spec.schema.numbers import Whole, number_table
+from pyllama_spec.schema.objects import Objects
+from pyllama_spec.schema.texts import Texts, usual_rules
+
+# So many keywords are left out of a schema, each with a walk over it.
+_MOST_LEFT_OUT = 30
+
+
+class SchemaRules(NamedTuple):
+    """What a schema gives.
+
+    Attributes:
+        grammar: GBNF, which begins with the rule `root`, behind the prefix.
+        properties: the same for each property of the schema that a value may have.
+        unknown: names in the schema that are no keywords, each with one of its places.
+
+    """
+
+    grammar: str
+    properties: Mapping[str, str]
+    unknown: Mapping[str, str]
+
+
+class Loosened(NamedTuple):
+    """A schema without the keywords that a grammar cannot hold.
+
+    Attributes:
+        schema: what is left.
+        rules: of that.
+        left_out: why each of the others is not in them.
+
+    """
+
+    schema: Any
+    rules: SchemaRules
+    left_out: tuple[SchemaError, ...]
+
+
+def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> SchemaRules:
+    """The rules of a schema's JSON texts.
+
+    Args:
+        schema: of JSON: a dict, True or False. It is only read.
+        prefix: of all names in the rules.
+        by_property: make the rules of each property by itself as well.
+
+    Raises:
+        SchemaError: it is malformed, no value fits it, or a grammar cannot hold what it asks for.
+
+    """
+    try:
+        compiler = _Compiler(schema, prefix)
+        grammar = compiler.text()
+        properties = compiler.properties() if by_property else {}
+    except RecursionError:
+        raise SchemaError("the JSON schema is nested too deeply") from None
+    except TooLargeError as error:
+        raise SchemaError(
+            f"the schema is too much for a grammar: {error}. Write it with fewer parts"
+        ) from None
+    return SchemaRules(grammar, properties, compiler.expansion.meaning.unknown)
+
+
+def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) -> Loosened:
+    """As schema_rules(); keywords that a grammar cannot hold are left out, and named.
+
+    Raises:
+        SchemaError: it is malformed, or no value fits it.
+
+    """
+    left_out: list[SchemaError] = []
+    loose = json.loads(json.dumps(schema))
+    while True:
+        made = _made_or_error(loose, prefix, by_property)
+        if isinstance(made, SchemaRules):
+            return Loosened(loose, made, tuple(left_out))
+        if not made.is_beyond or len(left_out) >= _MOST_LEFT_OUT:
+            raise made
+        _leave_out(loose, made)
+        left_out.append(made)
+
+
+def _made_or_error(schema: Any, prefix: str, by_property: bool) -> SchemaRules | SchemaError:
+    try:
+        return schema_rules(schema, prefix, by_property=by_property)
+    except SchemaError as error:
+        return error
+
+
+def _leave_out(schema: Any, error: SchemaError) -> None:
+    """Takes the keyword of an error out of a schema.
+
+    Raises:
+        SchemaError: the error, where the keyword is not there.
+
+    """
+    at = schema
+    for part in error.path.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        at = at[int(name)] if isinstance(at, list) else at.get(name)
+    if not isinstance(at, dict) or error.keyword not in at:
+        raise error
+    del at[error.keyword]
+
+
+class _Compiler:
+    """Makes the rules of one schema, a node after the other."""
+
+    def __init__(self, schema: Any, prefix: str) -> None:
+        self._prefix = prefix
+        self._grammar = Grammar()
+        self._document = Document(schema)
+        self.expansion = Expansion(self._document, self._grammar.budget)
+        self._texts = Texts(self._grammar)
+        self._names: dict[Node, str] = {ANYTHING: "value"}
+        self._todo: list[Node] = []
+        self._arrays = Arrays(self.expansion, self._grammar, self._rule_of)
+        self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
+
+    def text(self) -> str:
+        """The rules."""
+        usual_rules(self._grammar)
+        text = self._text_of("root", self._document.root)
+        if text is None:
+            raise SchemaError("no JSON value fits the schema: its keywords contradict each other")
+        return text
+
+    def properties(self) -> dict[str, str]:
+        """The rules of each property of the schema."""
+        node = self._document.nodes[self._document.root]
+        named = node.schema.get("properties", {}) if isinstance(node.schema, dict) else {}
+        found = {}
+        for i, (name, schema) in enumerate(named.items()):
+            number = self._document.child(node, schema, "properties", name)
+            text = self._text_of(f"property-{i}", number)
+            if text is not None:
+                found[name] = text
+        return found
+
+    def _text_of(self, name: str, number: int) -> str | None:
+        node = self.expansion.node([Fits(number)])
+        self._grammar.put(name, [[Rule(self._rule_of(node))]])
+        while self._todo:
+            node = self._todo.pop()
+            self._grammar.put(self._names[node], self._alternatives(node))
+        return self._grammar.text(name, self._prefix)
+
+    def _rule_of(self, node: Node) -> str:
+        """The rule of a node, which is made later."""
+        name = self._names.get(node)
+        if name is None:
+            name = self._names[node] = self._grammar.name("node")
+            self._todo.append(node)
+        return name
+
+    def _alternatives(self, node: Node) -> list[Alternative]:
+        found: list[Alternative] = []
+        kind = ""
+        try:
+            for kind in self.expansion.kinds(node):
+                found.extend(self._of_type(node, kind))
+        except TooLargeError as error:
+            path = self._document.nodes[min(fits.number for fits in node)].path
+            raise cannot(self._largest(node, kind), path, str(error), "Ask for less") from None
+        return found
+
+    def _largest(self, node: Node, kind: str) -> str:
+        """The keyword that most likely asks for too much."""
+        schemas = [self._document.nodes[fits.number].schema for fits in node]
+        keys = {key for schema in schemas if isinstance(schema, dict) for key in schema}
+        suspects = {
+            "string": ("pattern", "maxLength", "minLength", "format", "enum"),
+            "number": ("multipleOf", "minimum", "maximum"),
+            "array": ("contains", "minItems", "maxItems", "uniqueItems"),
+            "object": ("patternProperties", "minProperties", "maxProperties", "properties"),
+        }.get(kind, ())
+        return next((key for key in suspects if key in keys), "type")
+
+    def _of_type(self, node: Node, kind: str) -> list[Alternative]:
+        cases = self.expansion.cases(node, kind)
+        if kind == "null":
+            return [(Rule("null"),)] if cases else []
+        if kind == "boolean":
+            allowed = frozenset[bool]().union(*(truths(case) for case in cases))
+            return [(Literal("true" if one else "false"),) for one in sorted(allowed)]
+        if kind == "string":
+            made = [self._texts.case([one.lang for one in those(case, Text)]) for case in cases]
+            common = self._texts.string(either(one for one in made if isinstance(one, Lang)))
+            names = [one for one in (common, *made) if isinstance(one, str)]
+            return [(Rule(name),) for name in names]
+        found: list[Alternative] = []
+        for case in cases:
+            if kind == "number":
+                found.extend(self._numbers(case))
+            elif kind == "array":
+                found.extend(self._arrays.alternatives(case))
+            else:
+                found.extend(self._objects.alternatives(case))
+        return found
+
+    def _numbers(self, case: Case) -> list[Alternative]:
+        texts = listed_numbers(case)
+        if texts is not None:
+            return [(Rule(self._texts.listed(texts)),)] if texts else []
+        rules = frozenset(one.rule for one in those(case, Number))
+        if not rules:
+            return [(Rule("number"),)]
+        if rules == {Whole()}:
+            return [(Rule("integer"),)]
+        found = number_table(rules)
+        return [] if found.is_empty else [(Rule(self._texts.of_table(found, "number")),)]

@@ -1,0 +1,361 @@
+"""A schema's conditions, worked out for one type: the cases that it allows, each a list of them.
+
+References, allOf, anyOf, oneOf, not and if are gone then. What is left looks at the value, or at
+its parts by the numbers of their subschemas. A node is a set of subschemas that a value fits, all
+of them at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyllama_spec.schema import numbers
+from pyllama_spec.schema.document import Document
+from pyllama_spec.schema.formulas import (
+    TYPES,
+    And,
+    Condition,
+    Count,
+    Fits,
+    Formula,
+    ItemAt,
+    Items,
+    Listed,
+    Names,
+    Number,
+    Older,
+    Or,
+    Present,
+    Properties,
+    PropertyFits,
+    Size,
+    Text,
+    Truth,
+    opposite,
+)
+from pyllama_spec.schema.keywords import KEPT, Meaning, types_meant
+from pyllama_spec.schema.languages import Lang, Never, Words, either, matches, meet, table
+from pyllama_spec.schema.limits import Budget, TooLargeError, malformed
+
+Node = frozenset[Fits]
+Case = tuple[Condition, ...]
+
+# All values.
+ANYTHING: Node = frozenset()
+_MAX_CASES = 400
+# How far down two alternatives are looked at, to see that no value fits both.
+_APART_DEPTH = 2
+_MEANT_DEPTH = 5
+
+C = TypeVar("C", bound=Condition)
+
+
+def those(case: Case, kind: type[C]) -> list[C]:
+    """The conditions of one kind."""
+    return [one for one in case if isinstance(one, kind)]
+
+
+def bounds(case: Case, kind: type[Count] | type[Size]) -> tuple[int, int | None]:
+    """How many items or properties there are."""
+    found = those(case, kind)
+    highs = [one.high for one in found if one.high is not None]
+    return max((one.low for one in found), default=0), min(highs, default=None)
+
+
+_Pending = tuple[Formula, frozenset[Fits]]
+
+
+@dataclass
+class _Branch:
+    """A case while it is worked out.
+
+    Attributes:
+        pending: what is left to look at, each with the subschemas that it stands in.
+        case: the conditions so far.
+        seen: the subschemas that are looked at.
+        is_alive: whether it can still become a case.
+
+    """
+
+    pending: list[_Pending]
+    case: Case = ()
+    seen: frozenset[Fits] = frozenset()
+    is_alive: bool = True
+
+    def with_one(self, one: _Pending) -> _Branch:
+        """A copy, with one more to look at."""
+        return _Branch([*self.pending, one], self.case, self.seen)
+
+    def add(self, condition: Condition) -> None:
+        """One more condition; a property cannot be there and be absent."""
+        if isinstance(condition, Older):
+            self.pending.append((condition.formula, frozenset()))
+        elif isinstance(condition, Present) and condition.negation() in self.case:
+            self.is_alive = False
+        elif condition not in self.case:
+            self.case = (*self.case, condition)
+
+
+class Expansion:
+    """The cases of the subschemas of a document.
+
+    Args:
+        document: the schema.
+        budget: counts the work.
+
+    """
+
+    def __init__(self, document: Document, budget: Budget) -> None:
+        self.document = document
+        self.meaning = Meaning(document, self._are_apart)
+        self._budget = budget
+        self._made: dict[tuple[Node, str], tuple[Case, ...]] = {}
+        self._empty: dict[tuple[Node, int], bool] = {}
+        self._depth = 0
+
+    def node(self, fits: Iterable[Fits]) -> Node:
+        """The set of subschemas, without those that all values fit."""
+        found = set()
+        for one in fits:
+            number = self._behind_references(one.number)
+            schema = self.document.nodes[number].schema
+            is_free = schema is True or (isinstance(schema, dict) and not KEPT & set(schema))
+            if not (is_free and one.is_one):
+                found.add(Fits(number, one.is_one))
+            elif isinstance(schema, dict):
+                self.meaning.of(number, "null")  # for the names that are no keywords
+        return frozenset(found)
+
+    def _behind_references(self, number: int) -> int:
+        seen = set()
+        while number not in seen:
+            seen.add(number)
+            node = self.document.nodes[number]
+            if not isinstance(node.schema, dict) or KEPT & set(node.schema) != {"$ref"}:
+                return number
+            self.meaning.of(number, "null")
+            number = self.document.target(node, "$ref")
+        raise malformed("$ref", self.document.nodes[number].path, "leads back to itself")
+
+    def kinds(self, node: Node) -> tuple[str, ...]:
+        """The types that a value may have; where all may come, those that the keywords are about.
+
+        Who writes properties, and no type, wants an object.
+        """
+        possible = tuple(kind for kind in TYPES if self.cases(node, kind))
+        if len(possible) < len(TYPES):
+            return possible
+        meant: set[str] = set()
+        for fits in node:
+            meant |= self._meant(fits.number, 0) or set() if fits.is_one else set()
+        return tuple(kind for kind in TYPES if kind in meant) or possible
+
+    def _meant(self, number: int, depth: int) -> set[str] | None:
+        """The types that a subschema is about; None: of some alternative it cannot be said."""
+        node = self.document.nodes[number]
+        if not isinstance(node.schema, dict) or depth > _MEANT_DEPTH:
+            return None
+        found = types_meant(node.schema)
+        if "$ref" in node.schema:
+            found |= self._meant(self.document.target(node, "$ref"), depth + 1) or set()
+        for key in ("allOf", "anyOf", "oneOf"):
+            parts = [
+                self._meant(self.document.child(node, one, key, i), depth + 1)
+                for i, one in enumerate(node.schema.get(key, ()))
+            ]
+            if parts and (key == "allOf" or all(parts)):
+                found |= set().union(*(part or set() for part in parts))
+        return found or None
+
+    def cases(self, node: Node, kind: str) -> tuple[Case, ...]:
+        """The cases of a value of one type that fits all of them.
+
+        Raises:
+            SchemaError: a schema is malformed, or cannot be kept.
+            TooLargeError: there are too many cases.
+
+        """
+        found = self._made.get((node, kind))
+        if found is None:
+            found = self._made[node, kind] = tuple(self._worked_out(node, kind))
+        return found
+
+    def _worked_out(self, node: Node, kind: str) -> list[Case]:
+        done: dict[frozenset[Condition], Case] = {}
+        ordered = sorted(node, key=lambda fits: (fits.number, fits.is_one))
+        branches = [_Branch([(fits, frozenset()) for fits in reversed(ordered)])]
+        while branches:
+            branch = branches.pop()
+            while branch.is_alive and branch.pending:
+                self._budget.spend()
+                formula, above = branch.pending.pop()
+                if isinstance(formula, And):
+                    branch.pending.extend((part, above) for part in reversed(formula.parts))
+                elif isinstance(formula, Or):
+                    branches.extend(branch.with_one((one, above)) for one in formula.parts[::-1])
+                    branch.is_alive = False
+                elif isinstance(formula, Fits):
+                    self._ask(branch, formula, above, kind)
+                elif isinstance(formula, Condition):
+                    branch.add(formula)
+            if branch.is_alive:
+                done.setdefault(frozenset(branch.case), branch.case)
+                if len(done) > _MAX_CASES:
+                    raise TooLargeError(f"it has more than {_MAX_CASES} cases")
+        # What a looser case allows need not be said again.
+        return [()] if frozenset() in done else list(done.values())
+
+    def _ask(self, branch: _Branch, fits: Fits, above: frozenset[Fits], kind: str) -> None:
+        """Adds what a subschema asks, or the opposite."""
+        if fits in above:
+            path = self.document.nodes[fits.number].path
+            raise malformed("$ref", path, "leads back to itself")
+        if Fits(fits.number, not fits.is_one) in branch.seen:
+            branch.is_alive = False
+        elif fits not in branch.seen:
+            branch.seen |= {fits}
+            asked = self.meaning.of(fits.number, kind)
+            asked = asked if fits.is_one else opposite(asked)
+            branch.pending.append((asked, above | {fits}))
+
+    def text_language(self, node: Node) -> Lang:
+        """The texts that fit."""
+        return either(meet(one.lang for one in case if isinstance(one, Text))
+                      for case in self.cases(node, "string"))  # fmt: skip
+
+    def property_node(self, case: Case, name: str) -> Node:
+        """What the value of a property fits."""
+        fits = [one.fits for one in those(case, PropertyFits) if one.name == name]
+        for one in those(case, Properties):
+            own = [Fits(number) for known, number in one.named if known == name]
+            own += [Fits(number) for lang, number in one.patterns if matches(lang, name)]
+            if not own and one.rest is not None:
+                own = [Fits(one.rest)]
+            fits += own
+        return self.node(fits)
+
+    def allows_name(self, case: Case, name: str) -> bool:
+        """Whether a property may have this name."""
+        return all(
+            matches(self.text_language(self.node([one.fits])), name) for one in those(case, Names)
+        )
+
+    def item_node(self, case: Case, place: int) -> Node:
+        """What the item at a place fits."""
+        fits = [one.fits for one in those(case, ItemAt) if one.place == place]
+        for one in those(case, Items):
+            if place < len(one.first):
+                fits.append(Fits(one.first[place]))
+            elif one.rest is not None:
+                fits.append(Fits(one.rest))
+        return self.node(fits)
+
+    def _are_apart(self, a: int, b: int, kind: str) -> bool:
+        if self._depth >= _APART_DEPTH:
+            return False
+        self._depth += 1
+        try:
+            node = self.node([Fits(a), Fits(b)])
+            return all(self._is_barren(case, kind, _APART_DEPTH) for case in self.cases(node, kind))
+        finally:
+            self._depth -= 1
+
+    def is_barren(self, node: Node, depth: int) -> bool:
+        """Whether no value fits, as far as can be seen without going deep."""
+        key = (node, depth)
+        if key not in self._empty:
+            self._empty[key] = False
+            self._empty[key] = all(
+                self._is_barren(case, kind, depth)
+                for kind in TYPES
+                for case in self.cases(node, kind)
+            )
+        return self._empty[key]
+
+    def _is_barren(self, case: Case, kind: str, depth: int) -> bool:
+        self._budget.spend(len(case))
+        if kind == "string":
+            lang = meet(one.lang for one in case if isinstance(one, Text))
+            return isinstance(lang, Never) or (len(case) > 1 and _has_no_text(lang))
+        if kind == "number":
+            return not _has_number(case)
+        if kind == "boolean":
+            return not truths(case)
+        if kind == "array":
+            low, high = bounds(case, Count)
+            if high is not None and low > high:
+                return True
+            n_seen = min(low, 8) if depth else 0
+            return any(self.is_barren(self.item_node(case, i), depth - 1) for i in range(n_seen))
+        if kind == "object":
+            low, high = bounds(case, Size)
+            needed = [one.name for one in those(case, Present) if one.is_one]
+            if high is not None and max(low, len(set(needed))) > high:
+                return True
+            return depth > 0 and any(
+                self.is_barren(self.property_node(case, name), depth - 1) for name in needed
+            )
+        return False
+
+
+def _has_no_text(lang: Lang) -> bool:
+    try:
+        return table(lang).is_empty
+    except TooLargeError:
+        return False
+
+
+def truths(case: Case) -> frozenset[bool]:
+    """The booleans that a case allows."""
+    return frozenset({True, False}).intersection(*(one.values for one in those(case, Truth)))
+
+
+def listed_numbers(case: Case) -> list[str] | None:
+    """The texts of the numbers, where they are listed."""
+    lists = those(case, Listed)
+    if not lists:
+        return None
+    rules = [one.rule for one in those(case, Number)]
+    common = set.intersection(*({value for value, _ in one.values} for one in lists))
+    return [
+        text for value, text in lists[0].values if value in common and numbers.fits(value, rules)
+    ]
+
+
+def _has_number(case: Case) -> bool:
+    texts = listed_numbers(case)
+    if texts is not None:
+        return bool(texts)
+    rules = [one.rule for one in those(case, Number)]
+    try:
+        return len(rules) < 2 or not numbers.number_table(rules).is_empty
+    except TooLargeError:
+        return True
+
+
+def listed_values(expansion: Expansion, node: Node) -> list[str] | None:
+    """The JSON texts of all values that fit, if they are scalars and can be listed."""
+    found: list[str] = []
+    for kind in ("array", "object"):
+        if expansion.cases(node, kind):
+            return None
+    if expansion.cases(node, "null"):
+        found.append("null")
+    for case in expansion.cases(node, "boolean"):
+        found.extend(
+            text for text, one in (("true", True), ("false", False)) if one in truths(case)
+        )
+    for case in expansion.cases(node, "number"):
+        texts = listed_numbers(case)
+        if texts is None:
+            return None
+        found.extend(texts)
+    if expansion.cases(node, "string"):
+        lang = expansion.text_language(node)
+        if not isinstance(lang, Words):
+            return None
+        found.extend(json.dumps(word, ensure_ascii=False) for word in sorted(lang.words))
+    return found

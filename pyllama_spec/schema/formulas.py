@@ -1,0 +1,289 @@
+"""What a schema asks of a value of one JSON type: conditions, joined by "and" and "or".
+
+A condition looks at the value itself (`Text`, `Count`, ...), or names another subschema (`Fits`).
+Each knows its negation, or refuses: then a schema cannot stand under "not", "if" or "oneOf".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from pyllama_spec.errors import SchemaError
+from pyllama_spec.schema import numbers
+from pyllama_spec.schema.languages import Lang, negated
+from pyllama_spec.schema.limits import cannot
+
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+
+
+class Formula:
+    """A condition, or several."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class And(Formula):
+    """All of them; of none: always."""
+
+    parts: tuple[Formula, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Or(Formula):
+    """One of them; of none: never."""
+
+    parts: tuple[Formula, ...]
+
+
+TRUE, FALSE = And(()), Or(())
+
+
+@dataclass(frozen=True, slots=True)
+class Fits(Formula):
+    """The value fits a subschema, by its number, or does not."""
+
+    number: int
+    is_one: bool = True
+
+
+@dataclass(frozen=True)
+class Condition(Formula):
+    """What one keyword asks. `keyword` and `path` say where, for a refusal."""
+
+    keyword: str = field(default="", kw_only=True, compare=False)
+    path: str = field(default="#", kw_only=True, compare=False)
+
+    def negation(self) -> Formula:
+        """What holds where it does not."""
+        raise self.refusal()
+
+    def refusal(self) -> SchemaError:
+        """That it cannot be turned around."""
+        return cannot(
+            self.keyword, self.path, 'a grammar cannot hold the opposite, which "not", "if" or '
+            '"oneOf" around it ask for', "Say what is allowed, or anyOf for oneOf",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Truth(Condition):
+    """A boolean that is one of these."""
+
+    values: frozenset[bool]
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        return Truth(frozenset({True, False}) - self.values)
+
+
+@dataclass(frozen=True)
+class Number(Condition):
+    """A number that keeps a rule."""
+
+    rule: numbers.NumberRule
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        rule = self.rule
+        if isinstance(rule, numbers.Compare):
+            others = frozenset({-1, 0, 1}) - rule.allowed
+            return Number(numbers.Compare(rule.value, others))
+        if isinstance(rule, numbers.Multiple):
+            return Number(numbers.Multiple(rule.value, not rule.is_one))
+        return Number(numbers.Whole(not rule.is_one))
+
+
+@dataclass(frozen=True)
+class Listed(Condition):
+    """One of these numbers, each with its text."""
+
+    values: tuple[tuple[Fraction, str], ...]
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        apart = frozenset({-1, 1})
+        return And(tuple(Number(numbers.Compare(value, apart)) for value, _ in self.values))
+
+
+@dataclass(frozen=True)
+class Text(Condition):
+    """A text of a set; `is_narrow` if there are more that the keyword means."""
+
+    lang: Lang
+    is_narrow: bool = False
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        if self.is_narrow:
+            raise self.refusal()
+        return Text(negated(self.lang))
+
+
+@dataclass(frozen=True)
+class Items(Condition):
+    """The subschemas of the first items, and of all others; None: any."""
+
+    first: tuple[int, ...]
+    rest: int | None
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        found: list[Formula] = [
+            And((Count(i + 1, None), ItemAt(i, Fits(number, is_one=False))))
+            for i, number in enumerate(self.first)
+        ]
+        if self.rest is not None:
+            if self.first:
+                raise self.refusal()
+            found.append(Contains(Fits(self.rest, is_one=False), 1, None))
+        return Or(tuple(found))
+
+
+@dataclass(frozen=True)
+class ItemAt(Condition):
+    """What the item at one place fits, if there is one."""
+
+    place: int
+    fits: Fits
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        other = Fits(self.fits.number, is_one=not self.fits.is_one)
+        return And((Count(self.place + 1, None), ItemAt(self.place, other)))
+
+
+@dataclass(frozen=True)
+class Count(Condition):
+    """So many items."""
+
+    low: int
+    high: int | None
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        return Or(tuple(_outside(self.low, self.high, Count)))
+
+
+@dataclass(frozen=True)
+class Contains(Condition):
+    """So many items fit."""
+
+    fits: Fits
+    low: int
+    high: int | None
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        found: list[Formula] = []
+        if self.low > 0:
+            found.append(Contains(self.fits, 0, self.low - 1))
+        if self.high is not None:
+            found.append(Contains(self.fits, self.high + 1, None))
+        return Or(tuple(found))
+
+
+@dataclass(frozen=True)
+class Unique(Condition):
+    """No two items are equal."""
+
+
+@dataclass(frozen=True)
+class Properties(Condition):
+    """The subschemas of properties: by name, by pattern, and of all others; None: any.
+
+    `is_open` if the schema says itself that there may be others.
+    """
+
+    named: tuple[tuple[str, int], ...]
+    patterns: tuple[tuple[Lang, int], ...]
+    rest: int | None
+    is_open: bool = False
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        if self.patterns or self.rest is not None:
+            raise self.refusal()
+        return Or(
+            tuple(
+                And((Present(name), PropertyFits(name, Fits(number, is_one=False))))
+                for name, number in self.named
+            )
+        )
+
+
+@dataclass(frozen=True)
+class PropertyFits(Condition):
+    """What one property fits, if it is there."""
+
+    name: str
+    fits: Fits
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        other = Fits(self.fits.number, is_one=not self.fits.is_one)
+        return And((Present(self.name), PropertyFits(self.name, other)))
+
+
+@dataclass(frozen=True)
+class Present(Condition):
+    """A property that is there, or is not."""
+
+    name: str
+    is_one: bool = True
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        return Present(self.name, not self.is_one)
+
+
+@dataclass(frozen=True)
+class Size(Condition):
+    """So many properties."""
+
+    low: int
+    high: int | None
+
+    def negation(self) -> Formula:
+        """See Condition.negation."""
+        return Or(tuple(_outside(self.low, self.high, Size)))
+
+
+@dataclass(frozen=True)
+class Names(Condition):
+    """What the names of all properties fit."""
+
+    fits: Fits
+
+
+@dataclass(frozen=True)
+class Older(Condition):
+    """What a keyword asks that newer drafts do not know: kept, and not turned around."""
+
+    formula: Formula
+
+
+def _outside(low: int, high: int | None, kind: type[Count] | type[Size]) -> Iterable[Formula]:
+    if low > 0:
+        yield kind(0, low - 1)
+    if high is not None:
+        yield kind(high + 1, None)
+
+
+def opposite(formula: Formula) -> Formula:
+    """What holds where the formula does not.
+
+    Raises:
+        SchemaError: a grammar cannot hold that.
+
+    """
+    if isinstance(formula, And):
+        return Or(tuple(opposite(part) for part in formula.parts))
+    if isinstance(formula, Or):
+        return And(tuple(opposite(part) for part in formula.parts))
+    if isinstance(formula, Fits):
+        return Fits(formula.number, not formula.is_one)
+    assert isinstance(formula, Condition)
+    return formula.negation()

@@ -1,0 +1,510 @@
+"""The keywords of JSON Schema: what each asks of a value, as a formula; and which are refused.
+
+Those of the drafts 4 to 2020-12 are known. One that is none of them is an annotation, as the
+specification has it; there is a warning, since it may be a slip of the pen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from pyllama_spec.errors import SchemaError
+from pyllama_spec.schema.document import Document, Node
+from pyllama_spec.schema.formats import (
+    ENCODINGS,
+    FREE_FORMATS,
+    KEPT_FORMATS,
+    NUMBER_FORMATS,
+    format_language,
+)
+from pyllama_spec.schema.formulas import (
+    FALSE,
+    TRUE,
+    And,
+    Contains,
+    Count,
+    Fits,
+    Formula,
+    Items,
+    Listed,
+    Names,
+    Number,
+    Older,
+    Or,
+    Present,
+    Properties,
+    Size,
+    Text,
+    Truth,
+    Unique,
+)
+from pyllama_spec.schema.languages import length, listing
+from pyllama_spec.schema.limits import cannot, malformed
+from pyllama_spec.schema.numbers import Compare, Multiple, Whole, exact
+from pyllama_spec.schema.patterns import PatternError, pattern_language
+
+ANNOTATIONS = frozenset(
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "$schema",
+        "$id",
+        "id",
+        "$anchor",
+        "$dynamicAnchor",
+        "$vocabulary",
+        "$defs",
+        "definitions",
+        "contentMediaType",
+        "contentSchema",
+        "discriminator",
+        "externalDocs",
+        "xml",
+        "strict",
+        "name",
+        "enumNames",
+        "enumDescriptions",
+        "markdownDescription",
+        "propertyOrder",
+        "order",
+    ]
+)
+_VALUE = frozenset(["type", "const", "enum"])
+_JOINED = frozenset(["allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef"])
+_OF_TYPE = {
+    "number": frozenset(
+        ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "format"]
+    ),
+    "string": frozenset(["minLength", "maxLength", "pattern", "format", "contentEncoding"]),
+    "array": frozenset(
+        [
+            "items",
+            "prefixItems",
+            "additionalItems",
+            "minItems",
+            "maxItems",
+            "uniqueItems",
+            "contains",
+            "minContains",
+            "maxContains",
+            "unevaluatedItems",
+        ]
+    ),
+    "object": frozenset(
+        [
+            "properties",
+            "patternProperties",
+            "additionalProperties",
+            "required",
+            "minProperties",
+            "maxProperties",
+            "propertyNames",
+            "dependentRequired",
+            "dependentSchemas",
+            "dependencies",
+            "unevaluatedProperties",
+        ]
+    ),
+}
+KEPT = _VALUE | _JOINED | frozenset().union(*_OF_TYPE.values())
+REFUSED = {
+    "nullable": 'Write "type": [..., "null"], or anyOf with {"type": "null"}',
+    "$recursiveRef": "Write $ref",
+    "extends": "Write allOf", "disallow": "Write not", "divisibleBy": "Write multipleOf",
+}  # fmt: skip
+
+_KNOWN_TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
+
+
+def _count(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return value >= 0 and math.isfinite(value) and value == int(value)
+
+
+def _number(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _bound(value: object) -> bool:
+    return _number(value) or isinstance(value, bool)  # true and false in draft 4
+
+
+def _types(value: object) -> bool:
+    listed = value if isinstance(value, list) else [value]
+    return bool(listed) and all(one in _KNOWN_TYPES for one in listed)
+
+
+_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
+         "minContains", "maxContains"), (_count, "a whole number, 0 or more"),
+    ),
+    **dict.fromkeys(("minimum", "maximum"), (_number, "a number")),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_bound, "a number")),
+    "multipleOf": (lambda value: _number(value) and value > 0, "a number above 0"),
+    **dict.fromkeys(
+        ("pattern", "format", "contentEncoding"), (lambda value: isinstance(value, str), "a text"),
+    ),
+    "uniqueItems": (lambda value: isinstance(value, bool), "true or false"),
+    "type": (_types, f"one of {', '.join(_KNOWN_TYPES)}, or a list of them"),
+    "enum": (lambda value: isinstance(value, list) and len(value) > 0, "a list with a value"),
+    "required": (lambda value: _texts(value) or isinstance(value, bool), "a list of names"),
+    **dict.fromkeys(
+        ("allOf", "anyOf", "oneOf"),
+        (lambda value: isinstance(value, list) and len(value) > 0, "a list with a schema"),
+    ),
+    "prefixItems": (lambda value: isinstance(value, list), "a list of schemas"),
+    **dict.fromkeys(
+        ("properties", "patternProperties", "dependentSchemas", "dependentRequired",
+         "dependencies"), (lambda value: isinstance(value, dict), "an object"),
+    ),
+}  # fmt: skip
+
+
+def check_keywords(node: Node) -> list[str]:
+    """The names in a schema that are no keywords.
+
+    Raises:
+        SchemaError: a keyword has a value that it cannot have, or is refused.
+
+    """
+    unknown = []
+    for key, value in node.schema.items():
+        if key in REFUSED:
+            raise cannot(key, node.path, "is no keyword of JSON Schema", REFUSED[key])
+        check = _CHECKS.get(key)
+        if check is not None and not check[0](value):
+            shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+            raise malformed(key, node.path, f"is {shown}, not {check[1]}")
+        if key not in KEPT and key not in ANNOTATIONS and not key.startswith(("x-", "x_")):
+            unknown.append(key)
+    return unknown
+
+
+def types_meant(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema's own keywords are about."""
+    found = {kind for kind, keys in _OF_TYPE.items() if (keys - {"format"}) & set(schema)}
+    if "format" in schema:
+        found.add("number" if schema["format"] in NUMBER_FORMATS else "string")
+    return found
+
+
+class Meaning:
+    """What the subschemas of a document ask of a value.
+
+    Args:
+        document: the schema.
+        are_apart: whether no value of a type fits two subschemas; it may say no where it is so.
+
+    """
+
+    def __init__(self, document: Document, are_apart: Callable[[int, int, str], bool]) -> None:
+        self._document = document
+        self._are_apart = are_apart
+        self._made: dict[tuple[int, str], Formula] = {}
+        self.unknown: dict[str, str] = {}
+
+    def of(self, number: int, kind: str) -> Formula:
+        """What a subschema asks of a value of a type, one of formulas.TYPES.
+
+        Raises:
+            SchemaError: it is malformed, or cannot be kept.
+
+        """
+        found = self._made.get((number, kind))
+        if found is None:
+            node = self._document.nodes[number]
+            if isinstance(node.schema, bool):
+                found = TRUE if node.schema else FALSE
+            else:
+                for key in check_keywords(node):
+                    self.unknown.setdefault(key, node.path)
+                found = self._formula(node, kind)
+            self._made[number, kind] = found
+        return found
+
+    def _formula(self, node: Node, kind: str) -> Formula:
+        schema = node.schema
+        parts: list[Formula] = []
+        if "type" in schema:
+            parts.append(_type(schema["type"], kind))
+        if "const" in schema:
+            parts.append(self._values(node, "const", [schema["const"]], kind))
+        if "enum" in schema:
+            parts.append(self._values(node, "enum", schema["enum"], kind))
+        if FALSE in parts:
+            return FALSE
+        own = self._own(node, kind)
+        joined = self._joined(node, kind)
+        # Properties come in the order in which the schema has them.
+        keys = [key for key in schema if key in ("properties", "allOf", "$ref")]
+        parts.extend([*own, *joined] if keys[:1] == ["properties"] else [*joined, *own])
+        return parts[0] if len(parts) == 1 else And(tuple(parts))
+
+    def _own(self, node: Node, kind: str) -> list[Formula]:
+        if kind == "number":
+            return _number_parts(node)
+        if kind == "string":
+            return _string_parts(node)
+        if kind == "array":
+            return self._array_parts(node)
+        return self._object_parts(node) if kind == "object" else []
+
+    def _child(self, node: Node, *at: str | int) -> int:
+        schema = node.schema
+        for one in at:
+            schema = schema[one]
+        return self._document.child(node, schema, *at)
+
+    def _listed(self, node: Node, key: str) -> list[Fits]:
+        return [Fits(self._child(node, key, i)) for i in range(len(node.schema[key]))]
+
+    def _joined(self, node: Node, kind: str) -> list[Formula]:
+        schema = node.schema
+        parts: list[Formula] = []
+        refs = [key for key in ("$ref", "$dynamicRef") if key in schema]
+        parts.extend(Fits(self._document.target(node, key)) for key in refs)
+        if "allOf" in schema:
+            parts.extend(self._listed(node, "allOf"))
+        if "anyOf" in schema:
+            parts.append(Or(tuple(self._listed(node, "anyOf"))))
+        if "oneOf" in schema:
+            parts.append(self._one_of(self._listed(node, "oneOf"), kind))
+        if "not" in schema:
+            parts.append(Fits(self._child(node, "not"), is_one=False))
+        if "if" in schema:
+            number = self._child(node, "if")
+            if "then" in schema:
+                parts.append(Or((Fits(number, False), Fits(self._child(node, "then")))))
+            if "else" in schema:
+                parts.append(Or((Fits(number), Fits(self._child(node, "else")))))
+        return parts
+
+    def _one_of(self, alternatives: list[Fits], kind: str) -> Formula:
+        """One of them and none of the others, as far as two can hold at once."""
+        found: list[Formula] = []
+        for one in alternatives:
+            others = (
+                Fits(other.number, is_one=False)
+                for other in alternatives
+                if other is not one and not self._are_apart(one.number, other.number, kind)
+            )
+            found.append(And((one, *others)))
+        return Or(tuple(found))
+
+    def _values(self, node: Node, keyword: str, values: list[Any], kind: str) -> Formula:
+        if kind == "null":
+            return TRUE if any(value is None for value in values) else FALSE
+        if kind == "boolean":
+            truths = frozenset(value for value in values if isinstance(value, bool))
+            return Truth(truths) if truths else FALSE
+        if kind == "string":
+            words = [value for value in values if isinstance(value, str)]
+            if any(0xD800 <= ord(c) < 0xE000 for word in words for c in word):
+                raise malformed(keyword, node.path, "has half of a UTF-16 pair")
+            return Text(listing(words)) if words else FALSE
+        if kind == "number":
+            numbers: dict[Fraction, str] = {}
+            for value in values:
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    if not math.isfinite(value):
+                        raise malformed(keyword, node.path, f"has {value}, which is no JSON")
+                    whole = isinstance(value, int) or value == int(value)
+                    text = str(int(value)) if whole and abs(value) < 1e16 else str(value)
+                    numbers.setdefault(exact(value), text)
+            return Listed(tuple(numbers.items())) if numbers else FALSE
+        found = [value for value in values if isinstance(value, list if kind == "array" else dict)]
+        return Or(tuple(Fits(self._equal(value, node)) for value in found))
+
+    def _equal(self, value: Any, node: Node) -> int:
+        """The number of a schema that only one list or object fits."""
+        schema: dict[str, Any]
+        if isinstance(value, list):
+            schema = {
+                "type": "array", "prefixItems": [_same(one) for one in value], "items": False,
+                "minItems": len(value), "maxItems": len(value),
+            }  # fmt: skip
+        else:
+            schema = {
+                "type": "object", "properties": {key: _same(one) for key, one in value.items()},
+                "required": list(value), "additionalProperties": False,
+            }  # fmt: skip
+        return self._document.number(schema, node.path, node.base)
+
+    def _array_parts(self, node: Node) -> list[Formula]:
+        schema, path = node.schema, node.path
+        parts: list[Formula] = []
+        tuple_key = "prefixItems" if "prefixItems" in schema else "items"
+        has_tuple = isinstance(schema.get(tuple_key), list)
+        rest_key = "additionalItems" if has_tuple and tuple_key == "items" else "items"
+        if "unevaluatedItems" in schema and rest_key not in schema:
+            _check_unevaluated(node, "unevaluatedItems", {"contains"})
+            rest_key = "unevaluatedItems"
+        first = self._listed(node, tuple_key) if has_tuple else []
+        rest = self._child(node, rest_key) if rest_key in schema else None
+        if rest is not None and schema[rest_key] is True:
+            rest = None
+        if first or rest is not None:
+            numbers = tuple(one.number for one in first)
+            parts.append(Items(numbers, rest, keyword=tuple_key if first else "items", path=path))
+        if "minItems" in schema or "maxItems" in schema:
+            parts.append(Count(*_range(schema, "minItems", "maxItems")))
+        if "contains" in schema:
+            low, high = _range({"minContains": 1, **schema}, "minContains", "maxContains")
+            fits = Fits(self._child(node, "contains"))
+            parts.append(Contains(fits, low, high, keyword="contains", path=path))
+        if schema.get("uniqueItems"):
+            parts.append(Unique(keyword="uniqueItems", path=path))
+        return parts
+
+    def _object_parts(self, node: Node) -> list[Formula]:
+        schema, path = node.schema, node.path
+        parts: list[Formula] = []
+        named = tuple((name, self._child(node, "properties", name))
+                      for name in schema.get("properties", ()))  # fmt: skip
+        patterns = tuple(
+            (
+                _pattern(node, "patternProperties", text),
+                self._child(node, "patternProperties", text),
+            )
+            for text in schema.get("patternProperties", ())
+        )
+        rest_key = "additionalProperties"
+        if "unevaluatedProperties" in schema and rest_key not in schema:
+            _check_unevaluated(node, "unevaluatedProperties", {"dependentSchemas"})
+            rest_key = "unevaluatedProperties"
+        rest = None
+        if rest_key in schema and schema[rest_key] is not True:
+            rest = self._child(node, rest_key)
+        is_open = rest_key in schema and rest is None
+        if named or patterns or rest is not None or is_open:
+            keyword = "patternProperties" if patterns and rest is None else rest_key
+            parts.append(Properties(named, patterns, rest, is_open, keyword=keyword, path=path))
+        required = schema.get("required", ())
+        if isinstance(required, list):
+            parts.extend(Present(name) for name in required)
+        if "minProperties" in schema or "maxProperties" in schema:
+            low, high = _range(schema, "minProperties", "maxProperties")
+            parts.append(Size(low, high, keyword="minProperties", path=path))
+        if "propertyNames" in schema:
+            fits = Fits(self._child(node, "propertyNames"))
+            parts.append(Names(fits, keyword="propertyNames", path=path))
+        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+            parts.extend(self._dependency(node, key, name) for name in schema.get(key, ()))
+        return parts
+
+    def _dependency(self, node: Node, key: str, name: str) -> Formula:
+        value = node.schema[key][name]
+        if key != "dependentSchemas" and isinstance(value, list):
+            if not _texts(value):
+                raise malformed(key, node.path, "has something else than names")
+            then: Formula = And(tuple(Present(one) for one in value))
+        elif key == "dependentRequired":
+            raise malformed(key, node.path, "is not made of lists of names")
+        else:
+            then = Fits(self._child(node, key, name))
+        asked = Or((Present(name, is_one=False), And((Present(name), then))))
+        return Older(asked, keyword=key, path=node.path) if key == "dependencies" else asked
+
+
+def _same(value: Any) -> dict[str, Any]:
+    return {"const": value}
+
+
+def _range(schema: Mapping[str, Any], low: str, high: str) -> tuple[int, int | None]:
+    return int(schema.get(low, 0)), int(schema[high]) if high in schema else None
+
+
+def _type(types: str | list[str], kind: str) -> Formula:
+    listed = types if isinstance(types, list) else [types]
+    if kind in listed:
+        return TRUE
+    return Number(Whole()) if kind == "number" and "integer" in listed else FALSE
+
+
+def _pattern(node: Node, keyword: str, text: str) -> Any:
+    try:
+        return pattern_language(text)
+    except PatternError as error:
+        raise cannot(
+            keyword, node.path, f"of the pattern {json.dumps(text)}: {error}",
+            "Write it in the syntax of ECMA-262, without references and looks behind",
+        ) from None  # fmt: skip
+
+
+def _number_parts(node: Node) -> list[Formula]:
+    schema = node.schema
+    parts: list[Formula] = []
+    below, above = frozenset({-1}), frozenset({1})
+    for key, sides in (("minimum", above), ("maximum", below)):
+        exclusive = f"exclusive{key.capitalize()}"
+        is_open = schema.get(exclusive) is True  # as draft 4 has it
+        if key in schema:
+            allowed = sides if is_open else sides | {0}
+            parts.append(Number(Compare(exact(schema[key]), allowed)))
+        if exclusive in schema and not isinstance(schema[exclusive], bool):
+            parts.append(Number(Compare(exact(schema[exclusive]), sides)))
+    if "multipleOf" in schema:
+        parts.append(
+            Number(Multiple(exact(schema["multipleOf"])), keyword="multipleOf", path=node.path)
+        )
+    bounds = NUMBER_FORMATS.get(schema.get("format", ""))
+    if bounds is not None:
+        parts.append(Number(Compare(Fraction(bounds[0]), above | {0})))
+        parts.append(Number(Compare(Fraction(bounds[1]), below | {0})))
+    return parts
+
+
+def _string_parts(node: Node) -> list[Formula]:
+    schema, path = node.schema, node.path
+    parts: list[Formula] = []
+    if "minLength" in schema or "maxLength" in schema:
+        low, high = _range(schema, "minLength", "maxLength")
+        parts.append(Text(length(low, high)) if high is None or low <= high else FALSE)
+    if "pattern" in schema:
+        lang = _pattern(node, "pattern", schema["pattern"])
+        parts.append(Text(lang, keyword="pattern", path=path))
+    encoding = schema.get("contentEncoding", "").lower()
+    encoded = format_language(encoding) if encoding in ENCODINGS else None
+    if encoded is not None:
+        parts.append(Text(encoded, is_narrow=True, keyword="contentEncoding", path=path))
+    name = schema.get("format")
+    if name is not None and name not in FREE_FORMATS and name not in NUMBER_FORMATS:
+        lang = format_language(name)
+        if lang is None:
+            raise cannot(
+                "format", path, f"{json.dumps(name)} is none of those that are kept: "
+                f"{', '.join(KEPT_FORMATS)}", "Leave it out, or write a pattern",
+            )  # fmt: skip
+        parts.append(Text(lang, is_narrow=True, keyword="format", path=path))
+    return parts
+
+
+def _check_unevaluated(node: Node, keyword: str, others: set[str]) -> None:
+    """Beside nothing that evaluates as well it says what additionalProperties or items say."""
+    beside = (_JOINED | others) & set(node.schema)
+    if beside:
+        raise cannot(
+            keyword, node.path, f"what is evaluated depends on {sorted(beside)[0]!r}",
+            "List all properties or items in one place, and write additionalProperties or items",
+        )  # fmt: skip
+
+
+__all__ = ["ANNOTATIONS", "KEPT", "Meaning", "SchemaError", "check_keywords"]

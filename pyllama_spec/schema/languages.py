@@ -1,0 +1,496 @@
+"""Sets of texts: built by union, intersection and complement, read one character at a time.
+
+A `Lang` is a regular expression with intersection and complement. What is left of it behind a
+character is its derivative (Brzozowski, 1964), which is a `Lang` again: so a table of states comes
+out without an automaton for each operation. Marks of the beginning, the end and the edge of a word
+take no character; whether one holds depends on the place where it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import local
+
+from pyllama_spec.schema.charsets import ANY, WORD, CharSet, complement, holds, intersect, union
+from pyllama_spec.schema.limits import TooLargeError
+
+# A pattern beside a maxLength of 1,000 has some thousand states; beyond this a grammar is slow.
+MAX_STATES = 6000
+# Parts looked at for one set of texts: a second or two. Counted, so that no machine decides.
+_MAX_PARTS = 500_000
+
+
+class _Work(local):
+    """What one thread looks at: parts of the set of texts that it makes a table of."""
+
+    left = 0
+
+    def begin(self) -> None:
+        self.left = _MAX_PARTS
+
+    def spend(self, n: int) -> None:
+        self.left -= n
+        if self.left < 0:
+            raise TooLargeError("a pattern has too many ways to go on")
+
+
+_work = _Work()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a text it is asked: what stands before, and what follows."""
+
+    is_begin: bool
+    is_end: bool
+    word_before: bool = False
+    word_after: bool = False
+
+
+_INSIDE = Place(is_begin=False, is_end=False)
+
+
+class Lang:
+    """A set of texts."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Never(Lang):
+    """No text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chars(Lang):
+    """Texts of one character."""
+
+    chars: CharSet
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Lang):
+    """Some texts that are listed."""
+
+    words: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Seq(Lang):
+    """One after the other; none of them: the empty text."""
+
+    parts: tuple[Lang, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Lang):
+    """One of them."""
+
+    parts: frozenset[Lang]
+
+
+@dataclass(frozen=True, slots=True)
+class Both(Lang):
+    """All of them at once."""
+
+    parts: frozenset[Lang]
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Lang):
+    """All texts but these."""
+
+    part: Lang
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat(Lang):
+    """`low` to `high` times; `high` of None is without end."""
+
+    part: Lang
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark(Lang):
+    """Takes no character: "^", "$", or "b" and "B" of an edge of a word."""
+
+    sign: str
+
+
+NEVER = Never()
+EMPTY = Seq(())
+ALL = Repeat(Chars(ANY), 0, None)
+
+
+def seq(*parts: Lang) -> Lang:
+    """One after the other."""
+    flat: list[Lang] = []
+    for part in parts:
+        if isinstance(part, Never):
+            return NEVER
+        flat.extend(part.parts if isinstance(part, Seq) else (part,))
+    return flat[0] if len(flat) == 1 else Seq(tuple(flat))
+
+
+def either(parts: Iterable[Lang]) -> Lang:
+    """One of them."""
+    flat: set[Lang] = set()
+    chars: list[CharSet] = []
+    words: list[frozenset[str]] = []
+    for part in parts:
+        for one in part.parts if isinstance(part, Either) else (part,):
+            if isinstance(one, Chars):
+                chars.append(one.chars)
+            elif isinstance(one, Words):
+                words.append(one.words)
+            elif not isinstance(one, Never):
+                flat.add(one)
+    if ALL in flat:
+        return ALL
+    if chars:
+        flat.add(Chars(union(*chars)))
+    if words:
+        flat.add(Words(frozenset().union(*words)))
+    if not flat:
+        return NEVER
+    return flat.pop() if len(flat) == 1 else Either(frozenset(flat))
+
+
+def both(parts: Iterable[Lang]) -> Lang:
+    """All of them at once."""
+    flat: set[Lang] = set()
+    for part in parts:
+        flat.update(part.parts if isinstance(part, Both) else (part,))
+    flat.discard(ALL)
+    if NEVER in flat:
+        return NEVER
+    if not flat:
+        return ALL
+    return flat.pop() if len(flat) == 1 else Both(frozenset(flat))
+
+
+def meet(parts: Iterable[Lang]) -> Lang:
+    """All of them at once, of whole texts: as both(), and what can be counted or listed is."""
+    low, high = 0, None
+    listed: list[frozenset[str]] = []
+    others: list[Lang] = []
+    for part in parts:
+        if isinstance(part, Repeat) and part.part == Chars(ANY):
+            low = max(low, part.low)
+            high = (
+                part.high if high is None else min(high, high if part.high is None else part.high)
+            )
+        elif isinstance(part, Words):
+            listed.append(part.words)
+        else:
+            others.append(part)
+    if high is not None and low > high:
+        return NEVER
+    if (low, high) != (0, None):
+        others.append(length(low, high))
+    if listed:
+        words = frozenset.intersection(*listed)
+        return listing(word for word in words if all(matches(one, word) for one in others))
+    return both(others)
+
+
+def negated(part: Lang) -> Lang:
+    """All texts but these."""
+    if isinstance(part, Not):
+        return part.part
+    if isinstance(part, Never):
+        return ALL
+    return NEVER if part == ALL else Not(part)
+
+
+def repeat(part: Lang, low: int, high: int | None) -> Lang:
+    """`low` to `high` times."""
+    if high == 0 or part == EMPTY or (isinstance(part, Never) and low == 0):
+        return EMPTY
+    if isinstance(part, Never):
+        return NEVER
+    return part if (low, high) == (1, 1) else Repeat(part, low, high)
+
+
+def chars(ranges: CharSet) -> Lang:
+    """Texts of one character."""
+    return Chars(ranges) if ranges else NEVER
+
+
+def listing(words: Iterable[str]) -> Lang:
+    """These texts."""
+    found = frozenset(words)
+    return Words(found) if found else NEVER
+
+
+def length(low: int, high: int | None) -> Lang:
+    """Texts of so many characters."""
+    return repeat(Chars(ANY), low, high)
+
+
+def _mark_holds(sign: str, place: Place) -> bool:
+    if sign == "^":
+        return place.is_begin
+    if sign == "$":
+        return place.is_end
+    return (place.word_before != place.word_after) == (sign == "b")
+
+
+def takes_nothing(lang: Lang, place: Place) -> bool:
+    """Whether the empty text is among them at this place."""
+    if isinstance(lang, Seq):
+        return all(takes_nothing(part, place) for part in lang.parts)
+    if isinstance(lang, Either):
+        return any(takes_nothing(part, place) for part in lang.parts)
+    if isinstance(lang, Both):
+        return all(takes_nothing(part, place) for part in lang.parts)
+    if isinstance(lang, Not):
+        return not takes_nothing(lang.part, place)
+    if isinstance(lang, Repeat):
+        return lang.low == 0 or takes_nothing(lang.part, place)
+    if isinstance(lang, Words):
+        return "" in lang.words
+    return isinstance(lang, Mark) and _mark_holds(lang.sign, place)
+
+
+def _after_words(words: frozenset[str], char: str) -> Lang:
+    return listing(word[1:] for word in words if word.startswith(char))
+
+
+def after(lang: Lang, char: str, place: Place) -> Lang:
+    """What is left behind a character that stands at this place."""
+    if isinstance(lang, Chars):
+        return EMPTY if holds(lang.chars, ord(char)) else NEVER
+    _work.spend(1)
+    if isinstance(lang, Seq):
+        found = []
+        for i, part in enumerate(lang.parts):
+            _work.spend(len(lang.parts) - i)
+            found.append(seq(after(part, char, place), *lang.parts[i + 1 :]))
+            if not takes_nothing(part, place):
+                break
+        return either(found)
+    if isinstance(lang, (Either, Both)):
+        _work.spend(len(lang.parts))
+    if isinstance(lang, Either):
+        return either(after(part, char, place) for part in lang.parts)
+    if isinstance(lang, Both):
+        return both([after(part, char, place) for part in lang.parts])
+    if isinstance(lang, Not):
+        return negated(after(lang.part, char, place))
+    if isinstance(lang, Words):
+        return _after_words(lang.words, char)
+    if isinstance(lang, Repeat):
+        high = None if lang.high is None else lang.high - 1
+        # A part that may be empty fills what is asked for with nothing.
+        low = 0 if takes_nothing(lang.part, place) else max(lang.low - 1, 0)
+        rest = lang if (low, high) == (lang.low, lang.high) else repeat(lang.part, low, high)
+        return seq(after(lang.part, char, place), rest)
+    return NEVER
+
+
+def _has_word_edges(lang: Lang) -> bool:
+    if isinstance(lang, Mark):
+        return lang.sign in "bB"
+    if isinstance(lang, (Seq, Either, Both)):
+        return any(_has_word_edges(part) for part in lang.parts)
+    return isinstance(lang, (Not, Repeat)) and _has_word_edges(lang.part)
+
+
+def _heads(lang: Lang, found: set[CharSet]) -> bool:
+    """Adds the sets that a first character is told apart by; False if no more may follow."""
+    if isinstance(lang, Chars):
+        found.add(lang.chars)
+        return False
+    if isinstance(lang, Words):
+        found.update(((ord(c), ord(c)),) for c in {word[0] for word in lang.words if word})
+        return "" in lang.words
+    if isinstance(lang, Seq):
+        return all(_heads(part, found) for part in lang.parts)
+    if isinstance(lang, (Either, Both)):
+        may_follow = [_heads(part, found) for part in lang.parts]
+        return any(may_follow)
+    if isinstance(lang, Not):
+        _heads(lang.part, found)
+        return True
+    if isinstance(lang, Repeat):
+        return _heads(lang.part, found) or lang.low == 0
+    return isinstance(lang, Mark)
+
+
+def _classes(sets: set[CharSet]) -> list[CharSet]:
+    """All characters in parts, so that each set holds a part whole or not at all."""
+    ends = sorted({end for ranges in sets for low, high in ranges for end in (low, high + 1)})
+    if len(ends) * len(sets) > 2_000_000:
+        raise TooLargeError("a pattern or enum has too many different characters")
+    parts: dict[frozenset[CharSet], list[tuple[int, int]]] = {}
+    for low, high in zip([0, *ends], [*ends, 0x110000], strict=True):
+        if low < high:
+            owners = frozenset(one for one in sets if holds(one, low))
+            parts.setdefault(owners, []).append((low, high - 1))
+    found = [intersect(tuple(ranges), ANY) for ranges in parts.values()]
+    return [one for one in found if one]
+
+
+@lru_cache(maxsize=512)
+def _word_classes(part: CharSet) -> tuple[tuple[CharSet, bool], ...]:
+    split = (intersect(part, WORD), True), (intersect(part, complement(WORD)), False)
+    return tuple(one for one in split if one[0])
+
+
+def matches(lang: Lang, text: str) -> bool:
+    """Whether the whole text is one of them."""
+    _work.begin()
+    word = [holds(WORD, ord(c)) for c in text]
+    for i, char in enumerate(text):
+        place = Place(
+            is_begin=i == 0, is_end=False, word_before=i > 0 and word[i - 1], word_after=word[i]
+        )
+        lang = after(lang, char, place)
+        if isinstance(lang, Never):
+            return False
+    last = Place(is_begin=not text, is_end=True, word_before=bool(text) and word[-1])
+    return takes_nothing(lang, last)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A deterministic automaton, without states from which no text ends.
+
+    Attributes:
+        steps: for each state, the characters that lead on, and the state they lead to.
+        ends: whether a text may end in the state; state 0 is the first.
+
+    """
+
+    steps: list[list[tuple[CharSet, int]]]
+    ends: list[bool]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no text at all."""
+        return not self.ends
+
+
+_State = tuple[Lang, bool, bool]  # what is left, whether it is the beginning, a word before
+
+
+def _leaving(state: _State, by_word: bool) -> Iterable[tuple[CharSet, _State]]:
+    lang, is_begin, word_before = state
+    heads: set[CharSet] = set()
+    _heads(lang, heads)
+    for part in _classes(heads):
+        for ranges, is_word in _word_classes(part) if by_word else ((part, False),):
+            place = Place(is_begin, False, word_before, is_word)
+            left = after(lang, chr(ranges[0][0]), place)
+            if not isinstance(left, Never):
+                yield ranges, (left, False, is_word)
+
+
+@lru_cache(maxsize=64)
+def table(lang: Lang) -> Table:
+    """The automaton of a set of texts.
+
+    Raises:
+        TooLargeError: it has more than MAX_STATES states.
+
+    """
+    _work.begin()
+    by_word = _has_word_edges(lang)
+    first: _State = (lang, True, False)
+    numbers, order = {first: 0}, [first]
+    steps: list[dict[int, list[CharSet]]] = []
+    for state in order:
+        targets: dict[int, list[CharSet]] = {}
+        for ranges, following in _leaving(state, by_word):
+            number = numbers.get(following)
+            if number is None:
+                number = numbers[following] = len(order)
+                order.append(following)
+                if number >= MAX_STATES:
+                    raise TooLargeError(f"it has more than {MAX_STATES:,} states")
+            targets.setdefault(number, []).append(ranges)
+        steps.append(targets)
+    ends = [takes_nothing(left, Place(is_begin, True, word)) for left, is_begin, word in order]
+    return trimmed(steps, ends)
+
+
+def trimmed(steps: list[dict[int, list[CharSet]]], ends: list[bool]) -> Table:
+    """The table without states from which no text ends."""
+    before: list[list[int]] = [[] for _ in steps]
+    for state, targets in enumerate(steps):
+        for target in targets:
+            before[target].append(state)
+    alive, todo = list(ends), [state for state, end in enumerate(ends) if end]
+    while todo:
+        for state in before[todo.pop()]:
+            if not alive[state]:
+                alive[state] = True
+                todo.append(state)
+    if not alive or not alive[0]:
+        return Table([], [])
+    kept = [state for state in range(len(steps)) if alive[state]]
+    number = {state: i for i, state in enumerate(kept)}
+    return _merged(
+        [
+            {number[to]: union(*sets) for to, sets in steps[state].items() if alive[to]}
+            for state in kept
+        ],
+        [ends[state] for state in kept],
+    )
+
+
+# Merging goes round as often as the longest text has characters.
+_MAX_MERGED = 250
+
+
+def _merged(steps: list[dict[int, CharSet]], ends: list[bool]) -> Table:
+    """With states from which the same texts end as one, unless there are very many."""
+    n = len(ends)
+    group = [int(end) for end in ends] if n <= _MAX_MERGED else list(range(n))
+    n_groups = 0
+    while n <= _MAX_MERGED and n_groups != len(set(group)):
+        n_groups = len(set(group))
+        seen: dict[object, int] = {}
+        following = []
+        for state in range(n):
+            targets: dict[int, CharSet] = {}
+            for to, ranges in steps[state].items():
+                targets[group[to]] = union(targets.get(group[to], ()), ranges)
+            key = (group[state], frozenset(targets.items()))
+            following.append(seen.setdefault(key, len(seen)))
+        group = following
+    first = {one: state for state, one in reversed(list(enumerate(group)))}
+    order = sorted(first, key=lambda one: first[one])
+    place = {one: i for i, one in enumerate(order)}
+    rows: list[list[tuple[CharSet, int]]] = []
+    for one in order:
+        joined: dict[int, CharSet] = {}
+        for to, ranges in steps[first[one]].items():
+            joined[place[group[to]]] = union(joined.get(place[group[to]], ()), ranges)
+        rows.append([(ranges, to) for to, ranges in joined.items()])
+    return Table(rows, [ends[first[one]] for one in order])
+
+
+def counted(states: Table, low: int, high: int | None) -> Table:
+    """The automaton of those of its texts that have `low` to `high` characters."""
+    last = low if high is None else high
+    first = (0, 0)
+    numbers, order = {first: 0}, [first]
+    steps: list[dict[int, list[CharSet]]] = []
+    for state, n in order:
+        targets: dict[int, list[CharSet]] = {}
+        for ranges, to in states.steps[state]:
+            if high is not None and n == high:
+                break
+            following = (to, min(n + 1, last))
+            if following not in numbers:
+                numbers[following] = len(order)
+                order.append(following)
+            targets.setdefault(numbers[following], []).append(ranges)
+        steps.append(targets)
+    return trimmed(steps, [states.ends[state] and n >= low for state, n in order])

@@ -1,0 +1,259 @@
+"""The texts of numbers between bounds, and of their multiples, as an automaton over digits.
+
+A bounded number is written without an exponent, and has at most MAX_DIGITS digits where it has a
+fraction: with more, two of them are one float, and one below a bound may be read as the bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+from pyllama_spec.schema.languages import Table, trimmed
+from pyllama_spec.schema.limits import TooLargeError
+
+MAX_DIGITS = 15
+MAX_WHOLE_DIGITS = 16
+# Integers of 64 bits have 19; a bound beyond is compared by its length.
+_MOST_WHOLE_DIGITS = 19
+MAX_STATES = 6000
+
+
+@dataclass(frozen=True)
+class Compare:
+    """A number's place beside a value: -1 for below, 0 for equal, 1 for above may be allowed."""
+
+    value: Fraction
+    allowed: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """A multiple of a value, or none."""
+
+    value: Fraction
+    is_one: bool = True
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Without a fraction, or with one that is not zero."""
+
+    is_one: bool = True
+
+
+NumberRule = Compare | Multiple | Whole
+
+
+def exact(value: int | float | Decimal) -> Fraction:
+    """The value that a number of JSON text has: 0.1 is a tenth."""
+    return Fraction(Decimal(repr(value)) if isinstance(value, float) else value)
+
+
+def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
+    """Whether a number keeps all of the rules."""
+    for rule in rules:
+        if isinstance(rule, Compare):
+            kept = (value > rule.value) - (value < rule.value) in rule.allowed
+        elif isinstance(rule, Multiple):
+            kept = ((value / rule.value).denominator == 1) == rule.is_one
+        else:
+            kept = (value.denominator == 1) == rule.is_one
+        if not kept:
+            return False
+    return True
+
+
+class _Bound(NamedTuple):
+    """A value's digits, and the outcomes that are allowed for the number beside it."""
+
+    whole: str
+    fraction: str
+    is_negative: bool
+    allowed: frozenset[int]
+
+
+class _State(NamedTuple):
+    """What matters of the digits so far.
+
+    Attributes:
+        phase: "" at the beginning, "-", "0", "w" in whole digits, "." behind the point, "f".
+        is_negative: of the number.
+        n_whole, n_fraction: digits, the first up to where they are told apart.
+        sides: for each bound the digits so far beside its own: -1, 0 or 1.
+        rests: for each multiple, what remains.
+        has_value: whether some digit is not 0.
+        has_fraction: whether some digit behind the point is not 0.
+
+    """
+
+    phase: str
+    is_negative: bool
+    n_whole: int
+    n_fraction: int
+    sides: tuple[int, ...]
+    rests: tuple[int, ...]
+    has_value: bool
+    has_fraction: bool
+
+
+def _decimals(value: Fraction) -> int:
+    """How many digits it has behind the point, at most some hundred."""
+    n = 0
+    while (value * 10**n).denominator != 1:
+        n += 1
+        if n > 400:
+            raise TooLargeError("its value has too many digits")
+    return n
+
+
+class _Digits:
+    """Steps through the texts of numbers that keep some rules."""
+
+    def __init__(self, rules: Iterable[NumberRule]) -> None:
+        found = list(dict.fromkeys(rules))
+        self._bounds = [self._bound(rule) for rule in found if isinstance(rule, Compare)]
+        self._multiples = [rule for rule in found if isinstance(rule, Multiple)]
+        wholes = {rule.is_one for rule in found if isinstance(rule, Whole)}
+        self._may_have_point = True not in wholes
+        self._needs_fraction = False in wholes
+        self._n_decimals = [_decimals(rule.value) for rule in self._multiples]
+        self._units = [
+            int(abs(rule.value) * 10**n)
+            for rule, n in zip(self._multiples, self._n_decimals, strict=True)
+        ]
+        self.is_contradiction = len(wholes) == 2
+        longest = max((len(bound.whole) for bound in self._bounds), default=0)
+        self._n_whole = max(MAX_WHOLE_DIGITS, min(longest, _MOST_WHOLE_DIGITS))
+        # Many remainders and many lengths are too many states together.
+        self._n_told_apart = (
+            min(longest, _MOST_WHOLE_DIGITS) + 1 if max(self._units, default=0) > 60 else None
+        )
+
+    @staticmethod
+    def _bound(rule: Compare) -> _Bound:
+        value = abs(rule.value)
+        n = _decimals(value)
+        digits = str(int(value * 10**n)).rjust(n + 1, "0")
+        whole = digits[: len(digits) - n]
+        return _Bound(whole, digits[len(digits) - n :], rule.value < 0, rule.allowed)
+
+    def first(self) -> _State:
+        return _State(
+            "", False, 0, 0, (0,) * len(self._bounds), (0,) * len(self._units), False, False
+        )
+
+    def leaving(self, state: _State) -> Iterator[tuple[str, _State]]:
+        """The characters that may follow, and what they lead to."""
+        if state.phase == "":
+            yield "-", state._replace(phase="-", is_negative=True)
+        if state.phase in ("", "-"):
+            for digit in "0123456789":
+                yield digit, self._whole_digit(state, digit, "0" if digit == "0" else "w")
+        elif state.phase == "w" and (self._n_told_apart or state.n_whole < self._n_whole):
+            for digit in "0123456789":
+                yield digit, self._whole_digit(state, digit, "w")
+        if state.phase in ("0", "w") and self._may_have_point and self._has_room(state):
+            yield ".", self._behind_whole(state)._replace(phase=".")
+        if state.phase == "." or (state.phase == "f" and self._has_room(state)):
+            for digit in "0123456789":
+                yield digit, self._fraction_digit(state, digit)
+
+    def _has_room(self, state: _State) -> bool:
+        left = min([MAX_DIGITS - state.n_whole, *self._n_decimals])
+        return state.n_fraction < left
+
+    def _whole_digit(self, state: _State, digit: str, phase: str) -> _State:
+        at = state.n_whole
+        sides = tuple(
+            side or ((digit > bound.whole[at]) - (digit < bound.whole[at]))
+            if at < len(bound.whole) else side
+            for side, bound in zip(state.sides, self._bounds, strict=True)
+        )  # fmt: skip
+        if self._n_told_apart is not None:
+            at = min(at, self._n_told_apart - 1)
+        return state._replace(
+            phase=phase, n_whole=at + 1, sides=sides, rests=self._rests(state, digit),
+            has_value=state.has_value or digit != "0",
+        )  # fmt: skip
+
+    def _rests(self, state: _State, digit: str) -> tuple[int, ...]:
+        both = zip(state.rests, self._units, strict=True)
+        return tuple((rest * 10 + int(digit)) % unit for rest, unit in both)
+
+    def _behind_whole(self, state: _State) -> _State:
+        """The sides, once it is known how many whole digits there are."""
+        sides = tuple(
+            -1 if state.n_whole < len(bound.whole)
+            else 1 if state.n_whole > len(bound.whole) else side
+            for side, bound in zip(state.sides, self._bounds, strict=True)
+        )  # fmt: skip
+        return state._replace(sides=sides)
+
+    def _fraction_digit(self, state: _State, digit: str) -> _State:
+        at = state.n_fraction
+
+        def side_of(side: int, bound: _Bound) -> int:
+            other = bound.fraction[at] if at < len(bound.fraction) else "0"
+            return side or ((digit > other) - (digit < other))
+
+        sides = tuple(map(side_of, state.sides, self._bounds))
+        return state._replace(
+            phase="f", n_fraction=at + 1, sides=sides, rests=self._rests(state, digit),
+            has_value=state.has_value or digit != "0",
+            has_fraction=state.has_fraction or digit != "0",
+        )  # fmt: skip
+
+    def may_end(self, state: _State) -> bool:
+        """Whether the text so far is a number that keeps the rules."""
+        if state.phase not in ("0", "w", "f") or (state.is_negative and not state.has_value):
+            return False
+        if self._needs_fraction and not state.has_fraction:
+            return False
+        read = state if state.phase == "f" else self._behind_whole(state)
+        for side, bound in zip(read.sides, self._bounds, strict=True):
+            if not side and bound.fraction[state.n_fraction :].strip("0"):
+                side = -1
+            if state.is_negative != bound.is_negative:
+                outcome = -1 if state.is_negative else 1
+            else:
+                outcome = -side if state.is_negative else side
+            if outcome not in bound.allowed:
+                return False
+        for rest, rule, n, unit in zip(
+            state.rests, self._multiples, self._n_decimals, self._units, strict=True
+        ):
+            is_multiple = rest * 10 ** (n - state.n_fraction) % unit == 0
+            if is_multiple != rule.is_one:
+                return False
+        return True
+
+
+def number_table(rules: Iterable[NumberRule]) -> Table:
+    """The automaton of the numbers that keep all of the rules.
+
+    Raises:
+        TooLargeError: it has more than MAX_STATES states.
+
+    """
+    digits = _Digits(rules)
+    if digits.is_contradiction:
+        return Table([], [])
+    first = digits.first()
+    numbers, order = {first: 0}, [first]
+    steps: list[dict[int, list[tuple[tuple[int, int], ...]]]] = []
+    for state in order:
+        targets: dict[int, list[tuple[tuple[int, int], ...]]] = {}
+        for char, following in digits.leaving(state):
+            number = numbers.get(following)
+            if number is None:
+                number = numbers[following] = len(order)
+                order.append(following)
+                if number >= MAX_STATES:
+                    raise TooLargeError(f"it has more than {MAX_STATES:,} states")
+            targets.setdefault(number, []).append(((ord(char), ord(char)),))
+        steps.append(targets)
+    return trimmed(steps, [digits.may_end(state) for state in order])

@@ -1,0 +1,174 @@
+"""Objects as rules: the properties in the schema's order, then those that it does not list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import NamedTuple
+
+from pyllama_spec.schema.expansion import Case, Expansion, Node, bounds, those
+from pyllama_spec.schema.formulas import Fits, Names, Present, Properties, PropertyFits, Size
+from pyllama_spec.schema.grammar import Alternative, Grammar, Item, Literal, Rule
+from pyllama_spec.schema.languages import Lang, listing, meet, negated
+from pyllama_spec.schema.limits import TooLargeError, cannot
+from pyllama_spec.schema.texts import SPACE, Texts
+
+_MAX_PATTERNS = 5
+# So many that may be left out are ways of one rule: as a chain they would be a call within a call.
+_BLOCK = 32
+
+
+class _Property(NamedTuple):
+    """One that has a name in the schema."""
+
+    name: str
+    rule: str
+    is_needed: bool
+
+
+class Objects:
+    """Makes the rules of objects.
+
+    Args:
+        expansion: the schema's cases.
+        grammar: takes the rules.
+        texts: the names of properties.
+        rule_of: the rule of a node.
+
+    """
+
+    def __init__(
+        self, expansion: Expansion, grammar: Grammar, texts: Texts, rule_of: Callable[[Node], str]
+    ) -> None:
+        self._expansion, self._grammar, self._texts = expansion, grammar, texts
+        self._rule_of = rule_of
+
+    def alternatives(self, case: Case) -> list[Alternative]:
+        """The texts of the objects of a case.
+
+        Raises:
+            SchemaError: the grammar cannot hold what it asks for.
+            TooLargeError: it has too many states.
+
+        """
+        low, high = bounds(case, Size)
+        names = list(dict.fromkeys(self._names(case)))
+        needed = {one.name for one in those(case, Present) if one.is_one}
+        absent = {one.name for one in those(case, Present) if not one.is_one}
+        if not names and not absent and not case:
+            return [(Rule("object"),)]
+        is_short = not names or low > len(names)
+        others = self._others(case, {*names, *absent}, is_short)
+        properties = []
+        for name in names:
+            if name in absent or not self._expansion.allows_name(case, name):
+                if name in needed:
+                    return []
+                continue
+            pair: list[Item] = [
+                Literal(json.dumps(name, ensure_ascii=False)), SPACE, Literal(":"), SPACE,
+                Rule(self._rule_of(self._expansion.property_node(case, name))),
+            ]  # fmt: skip
+            properties.append(_Property(name, self._grammar.add("pair", [pair]), name in needed))
+        if others is not None and low > len(properties) + 1:
+            keyword = those(case, Size)[0]
+            raise cannot(
+                "minProperties", keyword.path, "names that are not listed may be the same one",
+                "List the names in properties",
+            )  # fmt: skip
+        return [(Literal("{"), SPACE, Rule(self._chain(properties, others, low, high)))]
+
+    @staticmethod
+    def _names(case: Case) -> Iterator[str]:
+        for one in case:
+            if isinstance(one, Properties):
+                yield from (name for name, _ in one.named)
+        for one in case:
+            if isinstance(one, PropertyFits) or (isinstance(one, Present) and one.is_one):
+                yield one.name
+
+    def _chain(
+        self, properties: list[_Property], others: str | None, low: int, high: int | None
+    ) -> str:
+        """Rules from the last property to the first: each for so many properties before it."""
+        n_needed = sum(one.is_needed for one in properties)
+        counts = low > n_needed or (high is not None and (others or high < len(properties)))
+        most = max(low, 0 if high is None else high + 1, 1) if counts else 1
+        most = min(most, len(properties) + 1)
+        low, high = (low, high) if counts else (0, None)
+        grammar = self._grammar
+        tails = (grammar.add("tail", self._tail(n, others, low, high)) for n in range(most + 1))
+        # What may follow n properties: the ways are few, and each is a rule.
+        later: list[list[Rule]] = [[Rule(tail)] for tail in tails]
+        for i, one in reversed(list(enumerate(properties))):
+            if i % _BLOCK == _BLOCK - 1:
+                later = [[Rule(grammar.add("rest", [[way] for way in ways]))] for ways in later]
+            now: list[list[Rule]] = []
+            for n in range(most + 1):
+                ways = [] if one.is_needed else later[n]
+                if high is None or n < high:
+                    start: list[Item] = [Literal(","), SPACE] if n else []
+                    rest = grammar.add("rest", [[way] for way in later[min(n + 1, most)]])
+                    ways = [
+                        Rule(grammar.add("with", [[*start, Rule(one.rule), Rule(rest)]])),
+                        *ways,
+                    ]
+                now.append(ways)
+            later = now
+        return grammar.add("rest", [[way] for way in later[0]])
+
+    def _tail(self, n: int, others: str | None, low: int, high: int | None) -> list[list[Item]]:
+        """What follows n properties that are listed."""
+        end: list[Item] = [SPACE, Literal("}")] if n else [Literal("}")]
+        if others is None:
+            return [end] if n >= low and (high is None or n <= high) else []
+        # Names that are not listed may be the same one: as many as there are count as one.
+        least, most = low - n, None if high is None else high - n
+        if least > 1 or (most is not None and most < 0):
+            return []
+        more = self._grammar.add("more", [[Literal(","), SPACE, Rule(others)]])
+        if n:
+            return [[*self._grammar.times(more, max(least, 0), most), *end]]
+        ways: list[list[Item]] = [] if least > 0 else [end]
+        if most is None or most > 0:
+            tail = self._grammar.times(more, 0, None if most is None else most - 1)
+            ways.append([Rule(others), *tail, SPACE, *end])
+        return ways
+
+    def _others(self, case: Case, names: set[str], is_short: bool) -> str | None:
+        """The rule of a property whose name is not listed; None if there may be none."""
+        found = those(case, Properties)
+        patterns = list(dict.fromkeys(lang for one in found for lang, _ in one.patterns))
+        is_open = any(one.rest is not None or one.is_open for one in found)
+        is_short = is_short and not patterns
+        if not (is_open or is_short or patterns):
+            return None
+        if len(patterns) > _MAX_PATTERNS:
+            raise TooLargeError(f"it has more than {_MAX_PATTERNS} patternProperties")
+        usual = [
+            self._expansion.text_language(self._expansion.node([one.fits]))
+            for one in those(case, Names)
+        ]
+        if names:
+            usual.append(negated(listing(names)))
+        pairs: list[list[Item]] = []
+        for kept in product((True, False), repeat=len(patterns)):
+            here = {lang for lang, one in zip(patterns, kept, strict=True) if one}
+            if not here and patterns and not (is_open or is_short):
+                continue
+            key = meet([*usual, *(lang if lang in here else negated(lang) for lang in patterns)])
+            name = self._texts.string(key)
+            if name is not None:
+                value = Rule(self._rule_of(self._value_node(found, here)))
+                pairs.append([Rule(name), SPACE, Literal(":"), SPACE, value])
+        return self._grammar.add("pair", pairs) if pairs else None
+
+    def _value_node(self, found: list[Properties], here: set[Lang]) -> Node:
+        fits = []
+        for one in found:
+            own = [Fits(number) for lang, number in one.patterns if lang in here]
+            if not own and one.rest is not None:
+                own = [Fits(one.rest)]
+            fits += own
+        return self._expansion.node(fits)

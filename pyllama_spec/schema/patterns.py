@@ -1,0 +1,308 @@
+"""Regular expressions as JSON Schema has them: those of ECMA-262, read by code points.
+
+A pattern is searched for: without ^ and $ anything may stand around it. What takes more than a set
+of texts to say, such as a reference back to a group, is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyllama_spec.schema.charsets import (
+    DIGIT,
+    DOT,
+    SPACE,
+    WORD,
+    CharSet,
+    category,
+    charset,
+    complement,
+    scalars,
+    union,
+)
+from pyllama_spec.schema.languages import (
+    ALL,
+    Both,
+    Either,
+    Lang,
+    Mark,
+    Repeat,
+    Seq,
+    both,
+    chars,
+    either,
+    negated,
+    repeat,
+    seq,
+)
+
+MAX_DEPTH = 50
+MAX_TIMES = 5000
+
+
+class PatternError(Exception):
+    """What of a pattern cannot be read, or cannot be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Lang):
+    """A look ahead, until resolve() knows what follows it."""
+
+    part: Lang
+    is_negative: bool
+
+
+_CLASSES = {"d": DIGIT, "w": WORD, "s": SPACE}
+_CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
+_SYNTAX = "^$\\.*+?()[]{}|/"
+
+
+def pattern_language(pattern: str) -> Lang:
+    """The texts in which a pattern is found.
+
+    Raises:
+        PatternError: it is no pattern, or has what a set of texts cannot say.
+
+    """
+    reader = _Reader(pattern)
+    tree = reader.alternatives(0)
+    if reader.at < len(pattern):
+        raise PatternError("it has a ) without a (")
+    found = _resolved(tree, ALL)
+    begins = isinstance(tree, Seq) and tree.parts[:1] == (Mark("^"),)
+    return found if begins else seq(ALL, found)
+
+
+def _has_look(tree: Lang) -> bool:
+    if isinstance(tree, Look):
+        return True
+    if isinstance(tree, (Seq, Either, Both)):
+        return any(_has_look(part) for part in tree.parts)
+    return isinstance(tree, Repeat) and _has_look(tree.part)
+
+
+def _resolved(tree: Lang, rest: Lang) -> Lang:
+    """The tree with what follows it, which a look ahead in it sees."""
+    if not _has_look(tree):
+        return seq(tree, rest)
+    if isinstance(tree, Look):
+        seen = _resolved(tree.part, ALL)
+        return both([negated(seen) if tree.is_negative else seen, rest])
+    if isinstance(tree, Seq):
+        for part in reversed(tree.parts):
+            rest = _resolved(part, rest)
+        return rest
+    if isinstance(tree, Either):
+        return either(_resolved(part, rest) for part in tree.parts)
+    if isinstance(tree, Repeat) and (tree.low, tree.high) == (0, 1):
+        return either([_resolved(tree.part, rest), rest])
+    raise PatternError("a look ahead is repeated")
+
+
+class _Reader:
+    """Reads a pattern from left to right."""
+
+    def __init__(self, pattern: str) -> None:
+        self._text = pattern
+        self.at = 0
+
+    def _next_is(self, text: str) -> bool:
+        return self._text.startswith(text, self.at)
+
+    def _take(self, n: int = 1) -> str:
+        taken = self._text[self.at : self.at + n]
+        if len(taken) < n:
+            raise PatternError("it ends in the middle")
+        self.at += n
+        return taken
+
+    def alternatives(self, depth: int) -> Lang:
+        """Up to its end, or to the ) of a group."""
+        if depth > MAX_DEPTH:
+            raise PatternError(f"its groups are nested more than {MAX_DEPTH} deep")
+        found = [self._sequence(depth)]
+        while self._next_is("|"):
+            self.at += 1
+            found.append(self._sequence(depth))
+        return either(found)
+
+    def _sequence(self, depth: int) -> Lang:
+        parts: list[Lang] = []
+        while self.at < len(self._text) and self._text[self.at] not in "|)":
+            begin = self.at
+            part = self._one(depth)
+            parts.append(self._repeated(part, self._text[begin : self.at]))
+        return seq(*parts)
+
+    def _one(self, depth: int) -> Lang:
+        char = self._take()
+        if char == "(":
+            return self._group(depth)
+        if char == "[":
+            return chars(self._bracket())
+        if char == ".":
+            return chars(DOT)
+        if char in "^$":
+            return Mark(char)
+        if char in "*+?":
+            raise PatternError(f"nothing stands before the {char}")
+        if char == "\\":
+            if self._next_is("b") or self._next_is("B"):
+                return Mark(self._take())
+            return chars(self._escape())
+        return chars(scalars([(ord(char), ord(char))]))
+
+    def _group(self, depth: int) -> Lang:
+        look = None
+        if self._next_is("?"):
+            for sign in ("?:", "?=", "?!"):
+                if self._next_is(sign):
+                    self.at += 2
+                    look = sign[1]
+                    break
+            else:
+                self._name_of_group()
+        inner = self.alternatives(depth + 1)
+        if not self._next_is(")"):
+            raise PatternError("it has a ( without a )")
+        self.at += 1
+        return inner if look in (None, ":") else Look(inner, is_negative=look == "!")
+
+    def _name_of_group(self) -> None:
+        end = self._text.find(">", self.at)
+        head = self._text[self.at : self.at + 3]
+        named = (head[:2] == "?<" and head not in ("?<=", "?<!")) or head == "?P<"
+        if not named or end < 0:
+            raise PatternError(f"a group ({self._text[self.at : self.at + 3]} is not supported")
+        self.at = end + 1
+
+    def _times(self) -> tuple[int, int | None] | None:
+        end = self._text.find("}", self.at)
+        inner = self._text[self.at + 1 : end] if end > 0 else ""
+        low, comma, high = inner.partition(",")
+        if not (low or high) or not (low + high).isdecimal() or not (low + high).isascii():
+            return None  # a brace without numbers means itself
+        if not low:
+            raise PatternError(f"{{{inner}}} means itself in ECMA-262; write {{0,{high}}}")
+        if (comma and high and int(high) < int(low)) or len(low + high) > 12:
+            raise PatternError(f"{{{inner}}} is no range")
+        self.at = end + 1
+        times = int(low), int(high) if high else None if comma else int(low)
+        if max(times[0], times[1] or 0) > MAX_TIMES:
+            raise PatternError(f"{{{inner}}} is more than {MAX_TIMES:,} times")
+        return times
+
+    def _repeated(self, part: Lang, source: str) -> Lang:
+        times: tuple[int, int | None] | None = None
+        if self._next_is("*"):
+            times = (0, None)
+        elif self._next_is("+"):
+            times = (1, None)
+        elif self._next_is("?"):
+            times = (0, 1)
+        if times is not None:
+            self.at += 1
+        elif self._next_is("{"):
+            times = self._times()
+        if times is None:
+            return part
+        if source in ("^", "$", "\\b", "\\B"):
+            raise PatternError(f"{source} is repeated")
+        if self._next_is("?"):  # lazy: the same texts
+            self.at += 1
+        elif self._text[self.at : self.at + 1] in ("+", "*"):
+            raise PatternError("a repetition is repeated")
+        return repeat(part, *times)
+
+    def _escape(self, *, in_bracket: bool = False) -> CharSet:
+        """What stands behind a backslash, edges of words apart."""
+        char = self._take()
+        if char.lower() in _CLASSES:
+            found = _CLASSES[char.lower()]
+            return found if char.islower() else complement(found)
+        if char in _CONTROLS:
+            return ((_CONTROLS[char], _CONTROLS[char]),)
+        if char in "pP":
+            return self._category(char == "P")
+        code = self._code(char, in_bracket)
+        if code is None:
+            raise PatternError(f"\\{char} is not supported")
+        return scalars([(code, code)])
+
+    def _code(self, char: str, in_bracket: bool) -> int | None:
+        if char == "x":
+            return self._hex(2)
+        if char == "u":
+            return self._unicode()
+        if char == "c" and self._text[self.at : self.at + 1].isalpha():
+            return ord(self._take()) % 32
+        if char == "0" and not self._text[self.at : self.at + 1].isdigit():
+            return 0
+        if in_bracket and char == "b":
+            return 8
+        is_itself = char in _SYNTAX or (not char.isalnum() and char != "_")
+        return ord(char) if is_itself else None
+
+    def _hex(self, n: int) -> int:
+        digits = self._take(n)
+        try:
+            return int(digits, 16)
+        except ValueError:
+            raise PatternError(f"{digits} are no hexadecimal digits") from None
+
+    def _unicode(self) -> int:
+        if self._next_is("{"):
+            end = self._text.find("}", self.at)
+            digits = self._text[self.at + 1 : end]
+            if end < 0 or not 0 < len(digits) < 9:
+                raise PatternError("\\u{ has no end")
+            self.at += 1
+            code = self._hex(len(digits))
+            self.at = end + 1
+        else:
+            code = self._hex(4)
+            if 0xD800 <= code < 0xDC00 and self._next_is("\\u"):
+                self.at += 2
+                low = self._hex(4)
+                if not 0xDC00 <= low < 0xE000:
+                    raise PatternError("half of a UTF-16 pair stands alone")
+                code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
+        if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+            raise PatternError(f"{code:X} is no character")
+        return code
+
+    def _category(self, is_negative: bool) -> CharSet:
+        end = self._text.find("}", self.at)
+        if not self._next_is("{") or end < 0:
+            raise PatternError("\\p has no name in braces")
+        name = self._text[self.at + 1 : end]
+        found = category(name)
+        if found is None:
+            raise PatternError(f"\\p{{{name}}} is no general category")
+        self.at = end + 1
+        return complement(found) if is_negative else found
+
+    def _bracket(self) -> CharSet:
+        is_negative = self._next_is("^")
+        self.at += is_negative
+        found: list[CharSet] = []
+        while not self._next_is("]"):
+            low = self._member()
+            if self._next_is("-") and not self._next_is("-]"):
+                self.at += 1
+                high = self._member()
+                if len(low) != 1 or len(high) != 1 or low[0][0] != low[0][1]:
+                    raise PatternError("a range in brackets has a class as its end")
+                if high[0][0] != high[0][1] or high[0][0] < low[0][0]:
+                    raise PatternError("a range in brackets ends before it begins")
+                low = scalars([(low[0][0], high[0][0])])
+            found.append(low)
+        self.at += 1
+        ranges = union(*found)
+        return complement(ranges) if is_negative else ranges
+
+    def _member(self) -> CharSet:
+        char = self._take()
+        if char == "\\":
+            return self._escape(in_bracket=True)
+        return charset([(ord(char), ord(char))])

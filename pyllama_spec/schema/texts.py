@@ -1,0 +1,224 @@
+"""JSON texts of strings and numbers, as rules of a grammar.
+
+A character of a set is written as itself, or, if JSON forbids that, by its shortest escape. Where
+any character may stand, other escapes are taken too, but for halves of UTF-16 pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+from pyllama_spec.schema.charsets import ANY, CharSet, charset, complement, intersect, of
+from pyllama_spec.schema.grammar import Grammar, Item, Literal, OneOf, Rule
+from pyllama_spec.schema.languages import (
+    ALL,
+    MAX_STATES,
+    Chars,
+    Lang,
+    Never,
+    Repeat,
+    Table,
+    Words,
+    counted,
+    meet,
+    table,
+)
+from pyllama_spec.schema.limits import TooLargeError
+
+_ESCAPED: CharSet = charset([(0, 0x1F), *of('"\\')])
+_PLAIN: CharSet = complement(_ESCAPED)
+_HEX = charset([(0x30, 0x39), (0x41, 0x46), (0x61, 0x66)])
+_DIGIT = ((0x30, 0x39),)
+QUOTE = Literal('"')
+# A blank at most between the parts of a value: a small model fills what it may with lines and
+# indents, each of which costs a round.
+SPACE = Rule("gap")
+
+
+def usual_rules(grammar: Grammar) -> None:
+    """Those of any value, by their names."""
+    hexa, digit = OneOf(_HEX), OneOf(_DIGIT)
+    not_d = OneOf(charset([(0x30, 0x39), *of("abcefABCEF")]))
+    low, up = OneOf(of("01234567")), OneOf(of("89abAB"))
+    escape = Literal("\\u")
+    put = grammar.put
+    put("gap", [[Literal(" ")], []])
+    put("plain", [[OneOf(_PLAIN)]])
+    put(
+        "char",
+        [
+            [Rule("plain")],
+            [Literal("\\"), OneOf(of('"\\/bfnrt'))],
+            [escape, not_d, hexa, hexa, hexa],
+            [escape, OneOf(of("dD")), low, hexa, hexa],
+            [
+                escape, OneOf(of("dD")), up, hexa, hexa,
+                escape, OneOf(of("dD")), OneOf(of("cdefCDEF")), hexa, hexa,
+            ],
+        ],
+    )  # fmt: skip
+    put("string", [[QUOTE, *grammar.times("char", 0, None), QUOTE]])
+    put("digit", [[digit]])
+    more = grammar.times
+    put("whole", [[Literal("0")], [OneOf(((0x31, 0x39),)), *more("digit", 0, 15)]])
+    put("minus", [[Literal("-")], []])
+    put("sign", [[OneOf(of("+-"))], []])
+    put("fraction", [[Literal("."), *more("digit", 1, 16)], []])
+    put("exponent", [[OneOf(of("eE")), Rule("sign"), *more("digit", 1, 2)], []])
+    put("integer", [[Rule("minus"), Rule("whole")]])
+    put("number", [[Rule("integer"), Rule("fraction"), Rule("exponent")]])
+    put("boolean", [[Literal("true")], [Literal("false")]])
+    put("null", [[Literal("null")]])
+    kinds = ("object", "array", "string", "number", "boolean", "null")
+    put("value", [[Rule(kind)] for kind in kinds])
+    pair: list[Item] = [Rule("string"), SPACE, Literal(":"), SPACE, Rule("value")]
+    comma: list[Item] = [Literal(","), SPACE]
+    put("pair", [pair])
+    put("more-pairs", [[*comma, Rule("pair"), Rule("more-pairs")], [SPACE, Literal("}")]])
+    put("object", [[Literal("{"), SPACE, Rule("pair"), Rule("more-pairs")],
+                   [Literal("{"), SPACE, Literal("}")]])  # fmt: skip
+    put("more-items", [[*comma, Rule("value"), Rule("more-items")], [SPACE, Literal("]")]])
+    put("array", [[Literal("["), SPACE, Rule("value"), Rule("more-items")],
+                  [Literal("["), SPACE, Literal("]")]])  # fmt: skip
+
+
+def _escapes(codes: set[int]) -> Iterator[list[Item]]:
+    """The escapes of characters that JSON does not take as they are: few ways, each for many."""
+    short = {ord(char): sign for char, sign in zip('"\\\b\f\n\r\t', '"\\bfnrt', strict=True)}
+    signs = "".join(sign for code, sign in short.items() if code in codes)
+    if signs:
+        yield [Literal("\\"), OneOf(of(signs))]
+    for digit in (0, 1):
+        ends = "".join(f"{code:x}" for code in range(16) if code + 16 * digit in codes)
+        if ends:
+            yield [Literal(f"\\u00{digit}"), OneOf(of(ends + ends.upper()))]
+
+
+def _common(a: str, b: str) -> str:
+    """What both begin with."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]
+
+
+class Texts:
+    """Strings and numbers of one grammar; equal ones share their rules."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._chars: dict[CharSet, Item] = {}
+        self._strings: dict[Lang, str | None] = {}
+        self._counted: dict[tuple[Lang, int, int | None], str | None] = {}
+
+    def char(self, ranges: CharSet) -> Item:
+        """A character of a set, within quotation marks."""
+        found = self._chars.get(ranges)
+        if found is None:
+            found = self._chars[ranges] = self._made(ranges)
+        return found
+
+    def _made(self, ranges: CharSet) -> Item:
+        if ranges == ANY:
+            return Rule("char")
+        if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+            return Literal(json.dumps(chr(ranges[0][0]), ensure_ascii=False)[1:-1])
+        plain, escaped = intersect(ranges, _PLAIN), intersect(ranges, _ESCAPED)
+        ways: list[list[Item]] = [[OneOf(plain)]] if plain else []
+        ways.extend(_escapes({code for low, high in escaped for code in range(low, high + 1)}))
+        if len(ways) == 1 and len(ways[0]) == 1 and len(ranges) <= 2:
+            return ways[0][0]
+        return Rule(self._grammar.add("chars", ways))
+
+    def string(self, lang: Lang) -> str | None:
+        """The rule of the strings of a set; None if there are none.
+
+        Raises:
+            TooLargeError: it has too many states.
+
+        """
+        if lang not in self._strings:
+            self._strings[lang] = self._string(lang)
+        return self._strings[lang]
+
+    def _string(self, lang: Lang) -> str | None:
+        if lang == ALL:
+            return "string"
+        if isinstance(lang, Repeat) and isinstance(lang.part, Chars):
+            char = self.char(lang.part.chars)
+            one = char.name if isinstance(char, Rule) else self._grammar.add("char", [[char]])
+            inside = self._grammar.times(one, lang.low, lang.high)
+            return self._grammar.add("string", [[QUOTE, *inside, QUOTE]])
+        if isinstance(lang, Words):
+            return self.listed(json.dumps(word, ensure_ascii=False) for word in lang.words)
+        found = table(lang)
+        return None if found.is_empty else self.of_table(found, "string", quoted=True)
+
+    def case(self, parts: list[Lang]) -> Lang | str | None:
+        """Strings of all of the sets at once: the set, where it is one by itself, or their rule.
+
+        A length beside a pattern is counted by the states. Where these are too many, the strings
+        are shorter than they might be.
+
+        Raises:
+            TooLargeError: they are too many for any length.
+
+        """
+        lengths = [one for one in parts if isinstance(one, Repeat) and one.part == Chars(ANY)]
+        others = [one for one in parts if one not in lengths]
+        whole = meet(parts)
+        if not lengths or not others or isinstance(whole, (Words, Never)):
+            return whole
+        low = max(one.low for one in lengths)
+        high = min((one.high for one in lengths if one.high is not None), default=None)
+        lang = meet(others)
+        states = table(lang)
+        if states.is_empty:
+            return None
+        most = MAX_STATES // len(states.ends)
+        if (low if high is None else high) >= most:
+            high = min(most, 256)
+            if high < max(low, 16):
+                raise TooLargeError(f"{low:,} characters and a pattern are too many states")
+        key = (lang, low, high)
+        if key not in self._counted:
+            found = counted(states, low, high)
+            rule = None if found.is_empty else self.of_table(found, "string", quoted=True)
+            self._counted[key] = rule
+        return self._counted[key]
+
+    def listed(self, texts: Iterable[str]) -> str:
+        """The rule of JSON texts: what several begin with is written once."""
+        first = self._grammar.name("listed")
+        todo = [(first, sorted(set(texts)))]
+        while todo:
+            name, group = todo.pop()
+            ways: list[list[Item]] = []
+            begin = 0
+            while begin < len(group):
+                end = begin + 1
+                while end < len(group) and group[end][:1] == group[begin][:1]:
+                    end += 1
+                common = _common(group[begin], group[end - 1])
+                way: list[Item] = [Literal(common)] if common else []
+                if end - begin > 1:
+                    rest = self._grammar.name("listed")
+                    way.append(Rule(rest))
+                    todo.append((rest, [text[len(common) :] for text in group[begin:end]]))
+                ways.append(way)
+                begin = end
+            self._grammar.put(name, ways)
+        return first
+
+    def of_table(self, found: Table, kind: str, *, quoted: bool = False) -> str:
+        """The rule of an automaton's texts."""
+        grammar = self._grammar
+        names = [grammar.name(kind) for _ in found.ends]
+        for name, steps, may_end in zip(names, found.steps, found.ends, strict=True):
+            ways: list[list[Item]] = [
+                [self.char(ranges) if quoted else OneOf(ranges), Rule(names[to])]
+                for ranges, to in steps
+            ]
+            if may_end:
+                ways.append([QUOTE] if quoted else [])
+            grammar.put(name, ways)
+        return grammar.add(kind, [[QUOTE, Rule(names[0])]]) if quoted else names[0]

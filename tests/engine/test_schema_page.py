@@ -1,0 +1,41 @@
+"""docs/schemas.md says of each keyword what the code makes of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec.errors import SchemaError
+from pyllama_spec.schema import schema_rules
+from pyllama_spec.schema.formats import ENCODINGS, KEPT_FORMATS
+from pyllama_spec.schema.keywords import ANNOTATIONS, KEPT, REFUSED
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "schemas.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (`.*?) \| (kept|refused|annotation) \|", PAGE, re.MULTILINE)
+
+
+def _named(kind: str) -> list[str]:
+    return [
+        name for names, is_kind in ROWS if is_kind == kind for name in re.findall("`(.*?)`", names)
+    ]
+
+
+def test_each_keyword_has_one_row() -> None:
+    assert sorted(_named("kept")) == sorted(KEPT)
+    assert sorted(_named("refused")) == sorted(REFUSED)
+    assert set(_named("annotation")) <= ANNOTATIONS
+
+
+@pytest.mark.parametrize("keyword", _named("refused"))
+def test_what_is_refused_is_refused(keyword: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        schema_rules({"type": "object", "properties": {"a": {keyword: True}}})
+    assert (caught.value.keyword, caught.value.path) == (keyword, "#/properties/a")
+
+
+def test_formats_are_those_of_the_code() -> None:
+    named = set(re.findall("`(.*?)`", PAGE.partition("Formats: ")[2].partition("\n")[0]))
+    grouped = {one for one in KEPT_FORMATS if one.startswith(("uuid", "ipv")) or one in ENCODINGS}
+    assert set(KEPT_FORMATS) - grouped - {"byte"} <= named

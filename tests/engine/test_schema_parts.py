@@ -1,0 +1,308 @@
+"""What schemas are made of: patterns and numbers beside Python's own, fields of programs, tools."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import ArgumentError, SchemaError
+from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.chat.tools import ToolChats, ToolRequest
+from pyllama_spec.engine import Model, Sampler, SamplerParams
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.llama_cpp import LlamaGrammar
+from pyllama_spec.schema import schema_rules
+from pyllama_spec.schema.charsets import holds
+from pyllama_spec.schema.languages import Table, counted, table
+from pyllama_spec.schema.numbers import Compare, Multiple, Whole, fits, number_table
+from pyllama_spec.schema.patterns import PatternError, pattern_language
+from tests.engine.grammar_walk import GrammarWalk
+from tests.faces.families import FAMILIES, USER, templates
+from tests.faces.tools import open_tiny
+from tests.models import model_path
+from tests.oracles import tiny
+
+# Each means the same in Python, but for the end of a text.
+PATTERNS = [
+    "^[^,]+$", '^"[a-z]+"$', "a|^b|c$", r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", r"\bfoo\b", r"x\B",
+    r"^(?=.*[A-Z])(?=.*\d).{8,}$", r"^\S(|(.|\n)*\S)$", "^(a?){3}b$", "(ab){2,3}", "x*", "^$",
+    r"^[\w.+-]+@[\w-]+\.[\w.-]+$", "^(a|b)*(?!b)c?$", r"[^\d\s]", "(^a|b$)+", r"^(foo|bar)?(?=x)x",
+    r'^[\\"]*$', r"^[]$", r"^[\]\-a]+$", "^a{2}b{1,}?c{0,2}$", r"^(?:a|(?P<n>b))+$", r"[\x00-\x1f]",
+]  # fmt: skip
+WORDS = [
+    "foo", "a foo b", "fooo", "+1.5", ".", "Abcdefg1", "abab", "", "bar", "foox", "b", "ca",
+    "a@b.c", '"anna"', "\\", '"', "\n", "a,b", "aabcc", "a-]", "\x01", "ababab",
+]  # fmt: skip
+
+
+def _accepts(states: Table, text: str) -> bool:
+    state = 0
+    for char in text:
+        for ranges, to in states.steps[state] if states.ends else []:
+            if holds(ranges, ord(char)):
+                state = to
+                break
+        else:
+            return False
+    return bool(states.ends) and states.ends[state]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_finds_what_python_finds(pattern: str) -> None:
+    rng = random.Random(pattern)
+    states = table(pattern_language(pattern))
+    if pattern == "^[]$":  # nothing; in Python an error
+        assert states.is_empty
+        return
+    own = re.compile(pattern.replace("$", r"\Z"), re.ASCII)
+    for _ in range(300):
+        text = rng.choice(WORDS) + "".join(rng.choices('ab,"x1 .\nA\\-', k=rng.randrange(4)))
+        found = own.search(text) is not None
+        assert _accepts(states, text) == found, text
+        if found and len(text) > 1:
+            assert _accepts(counted(states, 1, len(text)), text)
+            assert not _accepts(counted(states, len(text) + 1, None), text)
+            assert not _accepts(counted(states, 0, len(text) - 1), text)
+
+
+@pytest.mark.parametrize("pattern", ["(", ")", "[a", "a**", "*a", "a{2,1}", r"\1", r"\k<a>", "^*",
+                                     "(?<!a)b", "a\\", r"\x1", r"\ud800", r"\p{No such}", "[b-a]",
+                                     "(?>a)", "a{,3}", r"\Z", "(?i)a"])  # fmt: skip
+def test_what_is_no_pattern_or_cannot_be_one(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        pattern_language(pattern)
+
+
+BELOW, UP_TO, FROM, ABOVE = ({-1}, {-1, 0}, {0, 1}, {1})
+
+
+def _beside(value: str, allowed: set[int]) -> Compare:
+    return Compare(Fraction(value), frozenset(allowed))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        [_beside("0", FROM), _beside("120", UP_TO), Whole()],
+        [_beside("-5", ABOVE), _beside("3.25", BELOW)],
+        [Multiple(Fraction("0.01")), _beside("100", UP_TO), _beside("-3", FROM)],
+        [Multiple(Fraction(7)), Whole()], [Multiple(Fraction("1.5")), _beside("-10", FROM)],
+        [_beside("5", {-1, 1}), _beside("5.5", {-1, 1})],
+        [Whole(is_one=False), _beside("2", UP_TO)],
+        [Multiple(Fraction(250)), Whole(), _beside("1000", UP_TO)],
+        [Multiple(Fraction(3), is_one=False), Whole()],
+    ],
+)  # fmt: skip
+def test_a_number_is_where_its_fraction_is(rules: list[Any]) -> None:
+    rng = random.Random(len(rules))
+    states = number_table(rules)
+    needs_whole = any(isinstance(one, Whole) and one.is_one for one in rules)
+    n_decimals = 2 if any(isinstance(one, Multiple) for one in rules) else 4
+    for _ in range(400):
+        n = rng.choice([0, 0, 1, 2, 3])
+        text = f"{rng.uniform(-130, 130):.{n}f}" if rng.random() < 0.7 else rng.choice(
+            ["0", "5", "5.5", "120", "121", "-5", "3.25", "3.24", "100", "100.01", "750", "-0"]
+        )  # fmt: skip
+        digits = len(text.partition(".")[2])
+        may_be = not (needs_whole and digits) and digits <= n_decimals and text[:2] != "-0"
+        if may_be and not (digits and any(isinstance(one, Multiple) for one in rules)):
+            assert _accepts(states, text) == fits(Fraction(text), rules), text
+        elif _accepts(states, text):
+            assert fits(Fraction(text), rules), text
+
+
+# As Pydantic writes the schemas of its fields: with a value that fits, and one that does not.
+FIELDS: list[tuple[str, dict[str, Any], Any, Any]] = [
+    ("PositiveInt", {"exclusiveMinimum": 0, "type": "integer"}, 3, 0),
+    ("float, 0 to 1", {"maximum": 1, "minimum": 0, "type": "number"}, 0.25, 1.5),
+    ("Decimal", {"anyOf": [{"type": "number"}, {"type": "string", "pattern":
+     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"}]}, "12.50", "+-"),
+    ("str of lengths", {"maxLength": 5, "minLength": 2, "type": "string"}, "abc", "a"),
+    ("str by a pattern", {"pattern": r"^[A-Z]{2}\d{4}$", "type": "string"}, "AB1234", "AB12345"),
+    ("datetime", {"format": "date-time", "type": "string"}, "2024-02-29T10:00:00Z", "2024-02-30"),
+    ("timedelta", {"format": "duration", "type": "string"}, "PT15M", "15 minutes"),
+    ("UUID", {"format": "uuid", "type": "string"}, "123e4567-e89b-12d3-a456-426614174000", "1"),
+    ("EmailStr", {"format": "email", "type": "string"}, "a.b@example.com", "a.b"),
+    ("HttpUrl", {"format": "uri", "maxLength": 2083, "minLength": 1, "type": "string"},
+     "https://example.com/x", "example com"),
+    ("IPv4Address", {"format": "ipv4", "type": "string"}, "10.0.0.1", "10.0.0.256"),
+    ("set of an Enum", {"items": {"enum": ["red", "green"], "type": "string"}, "type": "array",
+     "uniqueItems": True}, ["green", "red"], ["red", "red"]),
+    ("tuple", {"maxItems": 2, "minItems": 2, "type": "array",
+     "prefixItems": [{"type": "integer"}, {"type": "string"}]}, [1, "a"], [1]),
+    ("dict of constrained keys", {"patternProperties": {"^[a-z]+$": {"type": "integer"}},
+     "type": "object"}, {"ab": 1}, {"A1": 1}),
+    ("dict of an Enum", {"propertyNames": {"enum": ["x", "y"]}, "additionalProperties":
+     {"type": "integer"}, "type": "object"}, {"y": 1}, {"z": 1}),
+    ("Optional", {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None}, None, "x"),
+    ("Base64Bytes", {"format": "base64", "type": "string"}, "YWJj", "%"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "field", "good", "bad"), FIELDS, ids=[one[0] for one in FIELDS])
+def test_a_field_of_pydantic(name: str, field: dict[str, Any], good: Any, bad: Any) -> None:
+    schema = {"title": "M", "type": "object", "required": ["x"],
+              "properties": {"x": {"title": name, **field}}}  # fmt: skip
+    walk = GrammarWalk.of_schema(schema)
+    assert walk.takes(json.dumps({"x": good}))
+    assert not walk.takes(json.dumps({"x": bad}))
+    assert not walk.takes("{}")
+
+
+PARAMETERS: dict[str, Any] = {
+    "type": "object", "required": ["n", "list"],
+    "properties": {
+        "n": {"type": "number", "minimum": 3, "maximum": 8},
+        "list": {"type": "array", "items": {"type": "string", "pattern": "^[^,]+$"}, "maxItems": 2},
+        "": {"$ref": "#/$defs/o"},
+    },
+    "$defs": {"o": {"type": "object", "properties": {"x": {"type": "integer", "multipleOf": 5}}}},
+}  # fmt: skip
+
+
+def _tool(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}
+
+
+def _calls(model: Model, family: str, tool: dict[str, Any]) -> str:
+    chats = ToolChats(model, ChatTemplate(templates()[family]))
+    try:
+        request = ToolRequest.read([tool], "required", None, None)
+        rendered, reader = chats.begin([USER], request, {"enable_thinking": False})
+        assert "schema_rules" not in rendered.text
+        return str(reader.options["grammar"])
+    finally:
+        chats.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tool_has_the_rules_of_its_schema(family: str) -> None:
+    """In each family's form; before, a pattern let the model write past its quotation mark."""
+    with Model(model_path("llama")) as model:
+        rules = _calls(model, family, _tool(PARAMETERS))
+        Sampler(model, SamplerParams(grammar=rules)).close()
+        own = [line.partition(" ::= ")[0] for line in rules.splitlines()]
+        roots = [one for one in own if re.match(r"s[0-9a-f]{12}-(root|property-)", one)]
+        if not roots:
+            # Arguments as values of Python: the engine has rules of its own for them.
+            assert family.startswith("LFM2")
+            return
+        prefix = roots[0].partition("-")[0]
+        walked = "\n".join(line for line in rules.splitlines() if line.startswith(prefix))
+        for root in roots:
+            walk = GrammarWalk(f"root ::= {root}\n{walked}")
+            if root.endswith("-root"):
+                assert walk.takes('{"n": 4.5, "list": ["a\\"b"], "": {"x": 10}}')
+                for text in ('{"n": 9, "list": []}', '{"n": 4}', '{"n": 4, "list": ["a,b"]}',
+                             '{"n": 4, "list": [], "": {"x": 3}}'):  # fmt: skip
+                    assert not walk.takes(text)
+            elif root.endswith("-0"):
+                assert walk.takes("4.5")
+                assert not walk.takes("9")
+
+
+def test_what_a_tool_cannot_keep_is_said() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    with Model(model_path("llama")) as model:
+        with pytest.warns(UserWarning, match='"uniqueItems" at #/properties/a of the parameters'):
+            _calls(model, FAMILIES_FIRST, _tool(parameters))
+        with pytest.raises(SchemaError, match="uniqueItems"):
+            _calls(model, FAMILIES_FIRST, _tool(parameters, strict=True))
+
+
+FAMILIES_FIRST = next(iter(FAMILIES))
+
+
+def test_a_tool_may_have_a_schema_that_the_engine_cannot_read() -> None:
+    """It knows no reference to the whole."""
+    parameters = {"type": "object", "required": ["a"], "properties": {
+        "a": {"type": "integer"}, "b": {"$ref": "#"}}}  # fmt: skip
+    with Model(model_path("llama")) as model:
+        for family in FAMILIES:
+            assert "root ::=" in _calls(model, family, _tool(parameters))
+
+
+def test_a_response_format_may_be_loose() -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "uniqueItems": True, "contains": True,
+              "maxItems": 3}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"schema": schema, "strict": False}}
+    with open_tiny() as llm:
+        with pytest.warns(UserWarning, match="uniqueItems"):
+            found = llm.create_completion("a", response_format=form, max_tokens=60, seed=1)
+        assert all(isinstance(one, bool) for one in json.loads(found["choices"][0]["text"]))
+        form["json_schema"] = {"schema": schema}
+        with pytest.raises(SchemaError, match="uniqueItems"):
+            llm.create_completion("a", response_format=form, max_tokens=20)
+
+
+def _likes(chain: Sampler, *tokens: int) -> int | None:
+    row = np.full(320, -np.inf, dtype=np.float32)
+    row[list(tokens)] = [9.0 - i for i in range(len(tokens))]
+    try:
+        return chain.sample_row(row)
+    except PyllamaSpecError:
+        return None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_control_tokens_are_no_characters(temperature: float) -> None:
+    """They would fill a string with nothing that anybody sees."""
+    start = 257
+    vocab = tiny("llama").vocab
+    assert vocab.is_control(start)
+    assert not vocab.is_eog(start)
+    name = vocab.piece(start, special=True).decode()
+    params: dict[str, Any] = {"temperature": temperature, "top_p": 1.0, "min_p": 0.0, "seed": 1}
+    for rules in (r'root ::= [^"]{20}', "root ::= .*", r'root ::= "a" | [a-z<|_>]+'):
+        chain = Sampler(tiny("llama"), SamplerParams(grammar=rules, **params))
+        assert _likes(chain, start) is None
+        assert _likes(chain, start, ord("b")) == ord("b")
+        assert _likes(chain.clone(), start) is None
+    # One that a grammar names is meant, by its name or as a token; a schema means its text.
+    for rules in (f'root ::= "{name}" "a"', f"root ::= {name}", f"root ::= <[{start}]>"):
+        chain = Sampler(tiny("llama"), SamplerParams(grammar=rules, **params))
+        assert _likes(chain, start) == start
+    rules = str(LlamaGrammar.from_json_schema({"enum": [name]})._grammar)
+    chain = Sampler(tiny("llama"), SamplerParams(grammar=rules, **params))
+    chain.accept(ord('"'))
+    assert _likes(chain, start, ord("<")) == ord("<")
+
+
+@pytest.mark.parametrize("begin", ["\ufeff", "\ufeff\n", ""])
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, begin: str) -> None:
+    rules, schema = 'root ::= "yes"', '{"const": "yes"}'
+    file = tmp_path / "a.gbnf"
+    file.write_text(begin + rules, encoding="utf-8")
+    with open_tiny() as llm:
+        for grammar in (
+            LlamaGrammar.from_file(file), LlamaGrammar.from_string(begin + rules), begin + rules,
+            LlamaGrammar.from_json_schema(begin + schema),
+        ):  # fmt: skip
+            text = llm.create_completion("a", grammar=grammar, max_tokens=9)["choices"][0]["text"]
+            assert text.strip('"') == "yes"
+    file.write_text(begin, encoding="utf-8")
+    with pytest.raises(ArgumentError, match="is empty"):
+        LlamaGrammar.from_file(file)
+
+
+def test_a_loose_response_format_is_one_where_answers_are_taken_apart_too() -> None:
+    schema = {"type": "array", "items": {"type": "null"}, "uniqueItems": True, "maxItems": 2}
+    loose = {"type": "array", "items": {"type": "integer", "maximum": 9}, "uniqueItems": True,
+             "maxItems": 2}  # fmt: skip
+    assert "root" in schema_rules(schema).grammar  # null is but one value
+    form = {"type": "json_schema", "json_schema": {"schema": loose, "strict": False}}
+    with open_tiny(n_ctx=2048, chat_template=templates()[FAMILIES_FIRST]) as llm:
+        with pytest.warns(UserWarning, match="uniqueItems"):
+            found = llm.create_chat_completion(
+                [USER], response_format=form, reasoning_format="auto", max_tokens=300, seed=2
+            )
+        value = json.loads(found["choices"][0]["message"]["content"])
+        assert len(value) <= 2
+        assert all(one <= 9 for one in value)
