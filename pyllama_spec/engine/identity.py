@@ -7,8 +7,8 @@ left out: they round otherwise, and what was computed with them is no other text
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ def digest_of(path: Path, *facts: object) -> str:
             for piece in _pieces(part):
                 digest.update(piece)
     except OSError:
-        return uuid.uuid4().hex
+        return os.urandom(16).hex()
     return digest.hexdigest()[:32]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -206,7 +205,7 @@ class Model(Closeable):
         identity.py says how much of a large file is looked at. A file that was written to since it
         was loaded is like no other.
         """
-        changed = None if stamp_of(self.path) == self._stamp else uuid.uuid4().hex
+        changed = None if stamp_of(self.path) == self._stamp else os.urandom(16).hex()
         return digest_of(self.path, self._overrides, changed)
 
     def _text(self, function: Any, i: int) -> str:

@@ -178,7 +178,7 @@ class Embeddings:
                     f"{self._model.path.name} names no pooling, as a model that is for text: a "
                     'text gives a vector for each of its tokens. Llama(pooling_type="mean"), or '
                     '"last", gives one for the text; "none" says that each token\'s is meant',
-                    stacklevel=3,
+                    stacklevel=4,
                 )
             # Two threads may come here at once: one context serves both.
             embedder = self.__dict__.setdefault("_embedder", mine)

@@ -126,8 +126,9 @@ def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tu
         PyllamaSpecError: whatever open_model() and make_drafter() raise.
 
     """
+    file = draft if isinstance(draft, (str, os.PathLike)) else ""
     draft_options = options.draft_options(
-        progress=progress_for(str(draft), options.verbose), is_adaptive=controller.wants_costs
+        progress=progress_for(file, options.verbose), is_adaptive=controller.wants_costs
     )
     if draft == AUTO:
         model = open_model(options, load_mtp=wants_head(draft, options.model_path))

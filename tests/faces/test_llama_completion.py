@@ -17,7 +17,6 @@ from tests.faces.tools import (
     GREEDY,
     PROMPT,
     SAMPLED,
-    counts_of,
     dictated,
     drafters,
     finish_of,
@@ -73,7 +72,7 @@ def test_max_tokens_at_each_offset_of_a_run(n: int) -> None:
         response = dictated(SCRIPT, draft, max_tokens=n)
         assert text_of(response) == bytes(SCRIPT[:n]).decode()
         assert finish_of(response) == "length"
-        assert counts_of(response) == {
+        assert response["usage"] == {
             "prompt_tokens": N, "completion_tokens": n, "total_tokens": N + n,
             "prompt_tokens_details": {"cached_tokens": 0},
         }  # fmt: skip
