@@ -45,7 +45,7 @@ def stamp_of(path: Path) -> tuple[tuple[int, int, int], ...] | None:
     """What changes when a file is written to or replaced; None where it cannot be seen."""
     try:
         stats = [part.stat() for part in parts_of(path)]
-    except OSError:
+    except (OSError, ValueError):  # no such file, or no path
         return None
     return tuple((stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats)
 
@@ -62,7 +62,7 @@ def digest_of(path: Path, *facts: object) -> str:
         for part in parts_of(path):
             for piece in _pieces(part):
                 digest.update(piece)
-    except OSError:
+    except (OSError, ValueError):
         return os.urandom(16).hex()
     return digest.hexdigest()[:32]
 

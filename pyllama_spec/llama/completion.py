@@ -18,7 +18,7 @@ from pyllama_spec.llama.caches import BaseLlamaCache, StateKey, longest_token_pr
 from pyllama_spec.llama.choices import choice_chunks, options_of_choices
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
-from pyllama_spec.llama.overridable import Overridable
+from pyllama_spec.llama.overridable import Overridable, is_overridden
 from pyllama_spec.llama.report import Report
 from pyllama_spec.llama.responses import (
     Deferred,
@@ -214,6 +214,9 @@ class Completions:
         kept: list[_Cached | None] = [None for _ in generations]
         if llm.cache is not None:
             state = self._cached(llm.cache, generations[0].record.prompt_tokens)
+            if state is not None and is_overridden(llm, "load_state"):
+                self._load(llm, state, generations[0].record.prompt_tokens)
+                state = None
             for i, generation in enumerate(generations):
                 kept[i] = one = _Cached(self._opened, state)
                 generation.look_after(one)
@@ -248,6 +251,13 @@ class Completions:
         except KeyError:
             return None
         return state if state.owner == owner else None
+
+    def _load(self, llm: Overridable, state: LlamaState, prompt: Sequence[int]) -> None:
+        """Has the caller's own load_state() go back to a state that holds more of a prompt."""
+        with self._opened.runtime.runner.visit() as sequence:
+            n_held = longest_token_prefix(sequence.tokens[: sequence.n_decoded], prompt)
+        if longest_token_prefix(state.tokens[: state.n_decoded], prompt) > n_held:
+            llm.load_state(state)
 
     def _note(self, llm: Overridable, generation: Generation, kept: _Cached | None) -> None:
         """Puts the state behind a request into the cache, and says what it took."""

@@ -102,7 +102,7 @@ class LowLevel:
                     "begins a new text, and a larger n_ctx has room for longer ones"
                 )
             if self.logits_all:
-                for at, row in self._rows_of(state, prompt):
+                for at, row in self._rows_of(state, prompt, llm.n_tokens):
                     llm.scores[at] = row
                     self._last_logits = np.array(row)
             else:
@@ -123,11 +123,13 @@ class LowLevel:
         assert run.ready_row is not None
         return np.array(runtime.context.logits(run.ready_row))
 
-    def _rows_of(self, state: SequenceState, prompt: Sequence[int]) -> Iterator[tuple[int, Logits]]:
-        """Reads a prompt; a row, [n_vocab], for each token that the memory did not hold."""
+    def _rows_of(
+        self, state: SequenceState, prompt: Sequence[int], max_held: int
+    ) -> Iterator[tuple[int, Logits]]:
+        """Reads a prompt; a row, [n_vocab], for each token but the first max_held at most."""
         runtime = self._opened.runtime
         context = runtime.context
-        run = SequenceRun(state, prompt, adapters=self._opened.adapters)
+        run = SequenceRun(state, prompt, adapters=self._opened.adapters, max_held=max_held)
         runtime.round.begin(run)
         runtime.round.use_adapters(run.adapters)
         # The drafter is not shown these rows: it forgets, and reads the text again when asked to.
@@ -153,7 +155,7 @@ class LowLevel:
         entries: list[TokenLogprob | None] = [None]
         with runtime.runner.visit(oldest=True) as state:
             runtime.round.put_away(state)
-            for at, row in self._rows_of(state, prompt):
+            for at, row in self._rows_of(state, prompt, 0):
                 if at + 1 < len(prompt):
                     entries.append(token_logprob(row, prompt[at + 1], n_top))
         return entries

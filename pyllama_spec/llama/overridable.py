@@ -10,10 +10,19 @@ import numpy.typing as npt
 
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.llama.caches import BaseLlamaCache
+from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.open_options import ChatHandler
 from pyllama_spec.requests.generation import Generation
 
 Logits = npt.NDArray[np.float32]
+
+
+_OF_LLAMA = "pyllama_spec.llama.llama"
+
+
+def is_overridden(llm: Overridable, method: str) -> bool:
+    """Whether a subclass, or whoever holds the object, has put another method in place of one."""
+    return method in vars(llm) or getattr(type(llm), method).__module__ != _OF_LLAMA
 
 
 class Overridable(Protocol):
@@ -71,6 +80,9 @@ class Overridable(Protocol):
 
     @property
     def _input_ids(self) -> npt.NDArray[np.intc]: ...
+
+    def load_state(self, state: LlamaState) -> None:
+        """Goes back to a saved state: asked for one of the cache only where it is overridden."""
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Reads tokens behind those that the memory holds."""

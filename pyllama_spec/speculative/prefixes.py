@@ -115,7 +115,7 @@ class Prefixes:
         mine = self._holders.get(state.seq_id)
         if mine is None or mine.run is not run:
             mine = self._begin_new(run)
-        if self.store is not None and len(run.prompt) > MIN_TOKENS:
+        if self.store is not None and len(run.prompt) > MIN_TOKENS and run.max_held is None:
             self._bring(mine, run, beside)
 
     def _begin_new(self, run: SequenceRun) -> _Holder:

@@ -191,6 +191,7 @@ class Round:
         """Cuts the sequence where the prompt leaves what it holds."""
         prompt, state = run.prompt, run.state
         n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
+        n_keep = n_keep if run.max_held is None else min(n_keep, run.max_held)
         n_keep = self._keep(state, n_keep)
         state.tokens[n_keep:] = prompt[n_keep:]
         state.n_decoded, state.n_given, run.n_cached = n_keep, None, n_keep

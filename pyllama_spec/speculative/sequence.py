@@ -98,6 +98,8 @@ class SequenceRun:
         stats, timing: of this request alone.
         borders: numbers of tokens of the prompt behind which a part of it ends when it is read,
             since other prompts go on otherwise there.
+        max_held: of the prompt, how many tokens may be held and not read again, by this sequence
+            alone; None for as many as anybody holds.
         n_cached: tokens of the prompt that were not read, since somebody held them.
         n_generated: tokens that were generated.
         n_passed: rounds since a part of its prompt was read, in which others' were.
@@ -117,6 +119,7 @@ class SequenceRun:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
     adapters: Adapters = None
+    max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0
     n_generated: int = 0

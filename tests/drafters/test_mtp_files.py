@@ -71,7 +71,7 @@ def test_a_head_is_loaded_when_asked_for(arch: str) -> None:
         assert weights.bits == 32
         assert 0 < weights.n_bytes < model.info.size_bytes
         assert plain.info.n_layer == model.info.n_layer == 4
-    with tiny(arch) as model:
+    with Model(model_path(arch)) as model:
         assert (model.info.n_heads, model.info.has_head) == (0, False)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pyllama_spec import Llama
@@ -270,3 +271,25 @@ def test_a_key_is_tokens_to_those_who_do_not_ask() -> None:
     assert key != (1, 2, 3) != StateKey([1, 2, 3], "somebody")
     assert StateKey([1, 2, 3]) == (1, 2, 3)
     assert {key: 1}[StateKey((1, 2, 3), "somebody")] == 1
+
+
+def test_rows_of_a_prompt_that_somebody_holds() -> None:
+    """Log-probabilities and eval() need a row of each token, whatever could be copied."""
+    text = [97 + i % 20 for i in range(40)]
+    shown: list[Any] = []
+    for is_known in (False, True):
+        with open_tiny(n_ctx=128, logits_all=True, prefix_cache_bytes=1 << 24) as llm:
+            if is_known:
+                llm.create_completion(text, max_tokens=4, temperature=0.0)
+                llm.create_completion([5, 6, 7] * 12, max_tokens=4, temperature=0.0)
+            said: Any = llm.create_completion(
+                text, max_tokens=2, temperature=0.0, logprobs=1, echo=True
+            )
+            llm.reset()
+            llm.eval(text[:5])
+            llm.eval(text[5:])
+            rows = np.array(llm.scores[: len(text)])
+        shown.append((said["choices"][0]["logprobs"], rows))
+    assert shown[0][0] == shown[1][0]
+    assert np.array_equal(shown[0][1], shown[1][1])
+    assert (shown[1][1] != 0).any(axis=1).all(), "a row was left out"

@@ -39,7 +39,7 @@ def test_numbers_are_found_in_the_error_of_a_long_prompt() -> None:
 def test_an_unknown_keyword_of_a_request_is_a_type_error() -> None:
     with open_tiny() as llm:
         calls: tuple[tuple[Any, Any, dict[str, Any]], ...] = (
-            (llm, PROMPT, {"user": "Ann"}), (llm.create_chat_completion, USER, {"n": 1}),
+            (llm, PROMPT, {"users": "Ann"}), (llm.create_chat_completion, USER, {"best_of": 1}),
         )  # fmt: skip
         for call, given, keyword in calls:
             with pytest.raises(TypeError) as failed:

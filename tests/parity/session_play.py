@@ -77,6 +77,11 @@ class Outcome:
 _COMPARED = ("error", "text", "tokens", "finish", "usage", "logprobs", "held")
 
 
+def lasting_usage(usage: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A usage without how much of a prompt was held: that is no part of the answer."""
+    return usage and {k: n for k, n in usage.items() if k != "prompt_tokens_details"}
+
+
 def _unequal(one: Outcome, other: Outcome) -> list[tuple[str, Any, Any]]:
     """In what two outcomes differ, with both."""
     pairs = [(name, getattr(one, name), getattr(other, name)) for name in _COMPARED]
@@ -331,7 +336,7 @@ class Player:
             )  # fmt: skip
         return Outcome(
             record.text, tuple(record.tokens), tuple(record.logprobs), record.finish_reason,
-            record.usage, error, stats=record.stats,
+            lasting_usage(record.usage), error, stats=record.stats,
             speculation=record.stats.as_dict() if n_pieces is None else {},
         )  # fmt: skip
 
@@ -355,7 +360,12 @@ class Player:
             )
         finish = choice["finish_reason"]
         return Outcome(
-            text, None, logprobs, finish, answer["usage"], speculation=answer["speculation"]
+            text,
+            None,
+            logprobs,
+            finish,
+            lasting_usage(answer["usage"]),
+            speculation=answer["speculation"],
         )
 
 

@@ -61,7 +61,7 @@ CASES.table(
             ExitedError, "cannot load",
         ),
         "missing_draft": (_generate("-d", "no.gguf"), ExitedError, "no.gguf"),
-        "draft_of_wrong_kind": (_generate("-d", tiny("qwen3")), ExitedError, "'qwen3'"),
+        "draft_of_wrong_kind": (_generate("-d", tiny("bert")), ExitedError, "(bert)"),
         "quantize_missing": (
             lambda f: _fails("quantize", f / "no.gguf", f / "o.gguf", "Q8_0"),
             ExitedError, "no.gguf",

@@ -21,6 +21,7 @@ from pyllama_spec.errors import (
     PyllamaSpecError,
     QueueFullError,
     RemoteError,
+    SchemaError,
     UnknownKeywordError,
     UnsupportedError,
 )
@@ -74,7 +75,7 @@ CASES.table(
         "encoder": (lambda _: Llama(tiny("bert")), UnsupportedError, "encoder"),
         "draft_missing": (lambda f: llama(draft=f / "no.gguf"), ModelLoadError, "no.gguf"),
         "draft_misspelt": (_open(draft="prompt-look"), ArgumentError, "prompt-lookup"),
-        "draft_of_wrong_kind": (_open(draft=tiny("qwen3")), UnsupportedError, "'qwen3'"),
+        "draft_of_wrong_kind": (_open(draft=tiny("bert")), ArgumentError, "(bert)"),
         "draft_no_gguf": (
             lambda f: llama(draft=written(f, b"PK" * 99)), ModelLoadError, "not a GGUF",
         ),
@@ -208,6 +209,26 @@ CASES.table(
         "processor": (_complete(logits_processor=3), ArgumentError, "3"),
         "tfs_z": (_complete(tfs_z=0.5), UnsupportedError, "tfs_z=0.5"),
         "repeat_penalty_0": (_complete(repeat_penalty=0), ArgumentError, "repeat_penalty"),
+        "no_answers": (_complete(n=0), ArgumentError, "n=0"),
+        "min_tokens": (_complete(min_tokens=-1), ArgumentError, "min_tokens=-1"),
+        "max_completion_tokens": (
+            _complete(max_completion_tokens=1.5), ArgumentError, "max_completion_tokens=1.5",
+        ),
+        "ignore_eos": (_complete(ignore_eos=3), ArgumentError, "ignore_eos=3"),
+        "stop_token_ids": (_complete(stop_token_ids=[-1]), ArgumentError, "-1"),
+        "bad_words": (_complete(bad_words=[""]), ArgumentError, "every text"),
+        "keep_stop": (_complete(include_stop_str_in_output=3), ArgumentError, "=3"),
+        "thinking_token_budget": (
+            _complete(thinking_token_budget=5), UnsupportedError, "thinking_token_budget=5",
+        ),
+        "reasoning_effort": (_complete(reasoning_effort="x"), ArgumentError, "'x'"),
+        "continue_final_message": (_complete(continue_final_message=3), ArgumentError, "=3"),
+        "add_generation_prompt": (_complete(add_generation_prompt=3), ArgumentError, "=3"),
+        "return_token_ids": (_complete(return_token_ids=3), ArgumentError, "=3"),
+        "stream_options": (_complete(stream_options=3), ArgumentError, "stream_options=3"),
+        "user": (_complete(user=3), ArgumentError, "user must be a str"),
+        "context_shift": (_complete(context_shift=3), ArgumentError, "context_shift=3"),
+        "n_keep": (_complete(n_keep=-2), ArgumentError, "n_keep=-2"),
         "schema_no_dict": (
             _complete(response_format={"type": "json_object", "schema": 3}), ArgumentError, "3",
         ),
@@ -216,7 +237,7 @@ CASES.table(
         ),
         "schema_unknown": (
             _complete(response_format={"type": "json_object", "schema": {"type": "no"}}),
-            ArgumentError, "schema",
+            SchemaError, "type",
         ),
         "schema_deep": (
             _complete(response_format={"type": "json_object", "schema": _deep(500)}),
@@ -236,7 +257,10 @@ CASES.table(
         ),
         "reasoning_format": (_chat([_USER], reasoning_format="x"), ArgumentError, "'x'"),
         "embed_without": (lambda _: llama().embed("a"), UnsupportedError, "embedding=True"),
-        "embed_int": (lambda _: llama(embedding=True).embed(_any([3])), ArgumentError, "3"),
+        "embed_float": (
+            lambda _: llama(embedding=True, pooling_type="mean").embed(_any([3.5])),
+            ArgumentError, "3.5",
+        ),
         "eval_too_long": (lambda _: llama().eval([28] * 65), ContextFullError, "reset"),
         "eval_id": (lambda _: llama().eval([N_VOCAB]), ArgumentError, str(N_VOCAB)),
         "sample_first": (lambda _: llama().sample(), ArgumentError, "eval"),
@@ -356,6 +380,11 @@ def second_request_beside_a_stream(folder: Path) -> None:
     next(stream)
     model.create_completion("b")
     assert len(list(stream)) > 1
+
+
+@CASES.add(ArgumentError, "prefix_cache_bytes=-1")
+def prefix_cache_bytes(_: Path) -> None:
+    llama(prefix_cache_bytes=-1)
 
 
 @CASES.add(ArgumentError, "max_waiting=-1")

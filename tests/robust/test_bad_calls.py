@@ -77,7 +77,7 @@ _THROWN = {
     "attention_type", "lora_base", "lora_scale", "n_threads_batch", "no_perf", "numa", "op_offload",
     "spm_infill", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_ext_factor",
     "yarn_orig_ctx", "grammar_prefill", "grammar_trigger_tokens", "penalize_prompt",
-    "thought_is_open", "thought_tags",
+    "thought_is_open", "thought_tags", "thought_close", "grammar_skips_thoughts",
 }  # fmt: skip
 
 

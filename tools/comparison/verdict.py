@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tools.comparison.shapes import Shape
@@ -84,6 +85,8 @@ def _of_keys(there: dict[str, Shape], here: dict[str, Shape], at: str, values: b
     if values and (missing or more):
         return f"{at or 'it'}: without {sorted(missing)}, with {sorted(more)}"
     for key, one in there.items():
+        if key == "model" and _is_file_name(one, here.get(key)):
+            continue
         if key in FILLED and one["type"] == "NoneType":
             continue
         gap = key in here and difference(
@@ -92,6 +95,12 @@ def _of_keys(there: dict[str, Shape], here: dict[str, Shape], at: str, values: b
         if gap:
             return gap
     return ""
+
+
+def _is_file_name(there: Shape, here: Shape | None) -> bool:
+    """Whether a model is named there by its path and here by its file, on purpose."""
+    path, name = there.get("value"), None if here is None else here.get("value")
+    return isinstance(path, str) and isinstance(name, str) and Path(path).name == name
 
 
 def _of_items(there: Shape, here: Shape, at: str, values: bool) -> str:
