@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,6 +209,12 @@ class ToolChats:
         except ArgumentError as error:
             raise self._refusal(error, checked, caller_variables) from None
         rendered = chat.located(self._template, session, checked, caller_variables)
+        if offered and "tool" not in self._template.source:
+            warnings.warn(
+                "the chat template knows no tools: the model is not told what they are; "
+                'chat_format="chatml-function-calling" of Llama() tells it',
+                stacklevel=6,
+            )
         if wants_call and not session.grammar:
             return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
         reader = chat.reader(session, checked, caller_variables)

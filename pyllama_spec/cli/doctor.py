@@ -79,6 +79,8 @@ def _run_doctor(args: argparse.Namespace) -> int:
             _print_model(result["model"])
         if args.draft is not None:
             result["draft"] = _measure_draft(args, model)
+            if result["draft"] is None:
+                del result["draft"]
         bar = ProgressBar("measuring verify batches")
         bar.draw(0.0)
         costs = diagnostics.measure_verify_cost(
@@ -115,14 +117,17 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [asdict(device) for devices in devices_by_server for device in devices]
 
 
-def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any]:
+def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any] | None:
     # The draft alone: a copy, which stands beside it in a generation, costs nothing.
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
     try:
         with make_drafter_for(model, args.draft, _draft_options(args)) as drafter:
             if not drafter.wants_head and "path" not in drafter.describe():
-                raise ArgumentError(f"{drafter.note}: there is no draft model to measure")
+                bar.clear()
+                if not args.json:
+                    _field("draft", f"{drafter.note}; there is no draft model to measure")
+                return None
             return diagnostics.describe_draft(
                 drafter, model, repeats=args.repeat, n_threads=args.threads
             )

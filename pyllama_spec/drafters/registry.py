@@ -15,7 +15,7 @@ from pyllama_spec.drafters.base import Drafter, NoDrafter
 from pyllama_spec.drafters.grammar_only import GrammarOnly
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
-from pyllama_spec.engine.checks import shown
+from pyllama_spec.engine.checks import meant, shown
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
@@ -136,8 +136,12 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
     """
     file = Path(path)
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
-        named = " nor ".join(f'"{name}"' for name in _NAMED)
-        raise ArgumentError(f"draft={str(file)!r} is neither {named}, nor a file that exists")
+        names = (*_NAMED, AUTO)
+        named = " nor ".join(f'"{name}"' for name in names)
+        raise ArgumentError(
+            f"draft={str(file)!r} is neither {named}, nor a file that exists"
+            + meant(str(file).replace("_", "-"), names)
+        )
     if not file.exists():
         raise ModelLoadError(f"the draft {file} does not exist; check its path")
     # Who names no file needs no reader of files.

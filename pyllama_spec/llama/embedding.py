@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.checks import shown
+from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError, UnsupportedError
 from pyllama_spec.requests.request_lock import RequestLock
 
@@ -19,6 +20,9 @@ from pyllama_spec.requests.request_lock import RequestLock
 Text = str | Sequence[int]
 # The engine's LLAMA_MAX_SEQ.
 _MAX_SEQUENCES = 256
+
+# The number of pooling "rank" in a file.
+_RANK = POOLING["rank"]
 
 
 class Embedder:
@@ -203,11 +207,13 @@ class Embeddings:
             if not isinstance(document, str):
                 raise ArgumentError(f"documents[{i}] is no text: {shown(document)}")
         embedder = self._opened(model_path)
-        if embedder.context.pooling != "rank":
+        # pooling_type="rank" for another model would give a number of its rows, and no score.
+        own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
+        if embedder.context.pooling != "rank" or own != str(_RANK):
             raise UnsupportedError(
                 f"{model_path} gives no scores of pairs (its pooling is "
                 f"{embedder.context.pooling!r}): rank() is for rerankers, whose files say pooling "
-                "type 4; compare embeddings of this one"
+                'type "rank"; compare embeddings of this one'
             )
         if not documents:
             return []

@@ -250,6 +250,14 @@ class RequestOptions:
         if self.thinking_token_budget == -1:
             self._set("thinking_token_budget", None)
         one_of(self.reasoning_effort, (None, *EFFORTS), "reasoning_effort")
+        form = self.response_format
+        wanted = form.get("type") if isinstance(form, Mapping) else None
+        if self.continue_final_message and wanted in ("json_object", "json_schema"):
+            raise ArgumentError(
+                "continue_final_message with a response_format of JSON: the form is of a whole "
+                "answer, of which the last message is a part; leave out one of them, or give a "
+                "grammar of what is still to come"
+            )
         going_on = self.continue_final_message
         if going_on not in ("content", "reasoning_content") and going_on is not None:
             try:

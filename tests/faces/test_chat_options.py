@@ -367,3 +367,24 @@ def test_a_prompt_without_a_beginning_of_the_answer() -> None:
             llm.create_chat_completion(
                 [USER], add_generation_prompt=False, reasoning_format="auto", max_tokens=1
             )
+
+
+def test_a_beginning_and_a_form_of_the_whole_exclude_each_other() -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": '{"a": '}]
+    with (
+        open_tiny(n_ctx=256) as llm,
+        pytest.raises(ArgumentError, match="form is of a whole answer"),
+    ):
+        llm.create_chat_completion(
+            chat, continue_final_message=True, response_format={"type": "json_object"}
+        )
+
+
+def test_tools_that_a_template_does_not_show_are_said() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    with (
+        open_tiny(n_ctx=256) as llm,
+        pytest.warns(UserWarning, match="knows no tools: the model is not told") as said,
+    ):
+        llm.create_chat_completion([{"role": "user", "content": "a"}], tools=[tool], max_tokens=2)
+    assert said[0].filename == __file__

@@ -68,6 +68,15 @@ def test_a_document_that_is_too_long_is_cut_or_refused(template: str | None) -> 
         assert llm.rank(QUERY, ["a"]) == pytest.approx([short], abs=1e-4)
 
 
+def test_a_pooling_that_the_caller_names_makes_no_reranker() -> None:
+    path = model_path("llama")
+    with (
+        Llama(path, n_ctx=64, embedding=True, pooling_type="rank") as llm,
+        pytest.raises(UnsupportedError, match=r"pooling is 'rank'.*whose files say"),
+    ):
+        llm.rank(QUERY, DOCUMENTS)
+
+
 def test_who_cannot_rank_says_so() -> None:
     with opened("bert") as llm, pytest.raises(UnsupportedError, match=r"pooling is 'mean'.*rerank"):
         llm.rank(QUERY, DOCUMENTS)
