@@ -28,7 +28,7 @@ from pyllama_spec.drafters import (
     register,
     registry,
 )
-from pyllama_spec.drafters.registry import _NAMED
+from pyllama_spec.drafters.registry import _NAMED, AUTO
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.reader import read_keys
 from tests.faces.tools import GREEDY, open_tiny
@@ -262,7 +262,7 @@ def test_names_and_objects() -> None:
         (7, "draft=7 is not None"), ([], "draft=\\[\\] is not"),
         pytest.param(object(), "a path or a Drafter", id="object"),
         (b"x.gguf", "is not None"),
-        ("nix", "neither " + " nor ".join(f'"{name}"' for name in _NAMED) + ", nor a file"),
+        ("nix", "neither " + " nor ".join(f'"{n}"' for n in (*_NAMED, AUTO)) + ", nor a file"),
     ],
     ids=str,
 )  # fmt: skip
