@@ -101,7 +101,7 @@ def test_graphs(graph: str, kind: str) -> None:
     assert list(_unequal(path, _cuts(turn, 3, 0, 100, _FAR))) == []
 
 
-@pytest.mark.parametrize("kind", release_except(quantize_types(), ("BF16", "Q4_0", "Q4_K_M")))
+@pytest.mark.parametrize("kind", release_except(quantize_types(), ("Q4_0",)))
 def test_types_on_smollm2(kind: str, tmp_path: Path) -> None:
     """Some of its matrices are no multiple of 256 wide: K-quants leave those to others.
 

@@ -9,6 +9,7 @@ import pytest
 
 from pyllama_spec import Llama
 from tests.models import model_path
+from tests.tiers import release_except
 
 SUBJECTS = (
     "why the sky is blue", "how to boil an egg", "what a prime number is", "the rules of chess",
@@ -28,7 +29,8 @@ def random_head(target: Path, **options: object) -> Path:
     )  # fmt: skip
 
 
-def test_a_head_of_random_weights(smollm2_q4_0: Path) -> None:
+@pytest.mark.parametrize("every", release_except((6, 1), (6,)))
+def test_a_head_of_random_weights(smollm2_q4_0: Path, every: int) -> None:
     head = random_head(smollm2_q4_0, fc_norm=True, norm_output=True)
     drafted = accepted = 0
     with (
@@ -37,7 +39,7 @@ def test_a_head_of_random_weights(smollm2_q4_0: Path) -> None:
             smollm2_q4_0, draft=head, n_draft=2, lookup=0, controller="fixed", n_ctx=512
         ) as speculative,
     ):
-        for prompt in PROMPTS:
+        for prompt in PROMPTS[::every]:
             messages = [{"role": "user", "content": prompt}]
             texts = []
             for llm in (plain, speculative):
@@ -49,7 +51,7 @@ def test_a_head_of_random_weights(smollm2_q4_0: Path) -> None:
             drafted += stats["drafted"]
             accepted += stats["accepted"]
     assert len(PROMPTS) == 24
-    assert drafted > 3000
+    assert drafted > 3000 // every
     assert accepted / drafted < 0.02, json.dumps({"drafted": drafted, "accepted": accepted})
 
 

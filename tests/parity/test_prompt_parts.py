@@ -17,6 +17,7 @@ from pyllama_spec.engine import Batch, Context, Model, quantize
 from tests.conftest import smollm2
 from tests.models import model_path
 from tests.oracles import prompt_tokens
+from tests.tiers import release_except
 
 N = 300
 # Sizes in turns: what a pace gives, and what is left of a prompt.
@@ -66,7 +67,7 @@ def test_parts_of_a_prompt_on_two_threads(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", release_except(TYPES, ("Q4_K_M",)))
 def test_parts_of_a_prompt_of_a_real_model(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"{kind}.gguf"
     quantize(smollm2("BF16"), path, kind)
