@@ -28,7 +28,8 @@ def test_contents(sdist: Path) -> None:
     assert names - {"PKG-INFO"} == tracked
     assert not [name for name in names if name.endswith(COMPILED)]
     assert not [name for name in names if name.startswith("vendor/llama.cpp/")]
-    assert sdist.stat().st_size < 3 << 19
+    # Sources, tests and documents. A model or a build among them would be more than all of it.
+    assert sdist.stat().st_size < 2 << 20
 
 
 def test_wheel_comes_from_it(sdist: Path, wheel: Path) -> None:
