@@ -31,6 +31,7 @@ from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
 from pyllama_spec.llama.completion import Completions, Prompts
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
+from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
     check_parallel,
@@ -50,7 +51,7 @@ from pyllama_spec.llama.open_options import (
     with_arguments,
 )
 from pyllama_spec.llama.overridable import Logits
-from pyllama_spec.llama.responses import Response, Stream, answered, answering_model
+from pyllama_spec.llama.responses import Response, Stream, answering_model
 from pyllama_spec.llama.settings import Settings
 from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
 from pyllama_spec.requests.generation import Generation, Runtime
@@ -326,7 +327,9 @@ class Llama(Closeable):
 
         """
         create = self.create_completion
-        answer: Response | Stream = await answered(create, options, more, stream=stream)
+        answer: Response | Stream = await answered(
+            create, self._opened, options, more, stream=stream
+        )
         return answer
 
     async def acreate_chat_completion(
@@ -334,7 +337,9 @@ class Llama(Closeable):
     ) -> Response | Stream:
         """create_chat_completion() in an event loop; see acreate_completion()."""
         create = self.create_chat_completion
-        answer: Response | Stream = await answered(create, options, more, stream=stream)
+        answer: Response | Stream = await answered(
+            create, self._opened, options, more, stream=stream
+        )
         return answer
 
     def generate_steps(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -126,6 +127,10 @@ class SeedStream:
             return self.state
 
 
+# The model of a call that was asked for in an event loop, and its adapters of then.
+_PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", default=None)
+
+
 class OpenModel(Closeable):
     """A model, what generates with it, and its end.
 
@@ -150,7 +155,17 @@ class OpenModel(Closeable):
         self._own_drafter = own_drafter
         self.seeds = SeedStream(seed)
         # LoRA adapters of the requests from here on, each with its scale.
-        self.adapters: Adapters = ()
+        self._adapters: Adapters = ()
+
+    @property
+    def adapters(self) -> Adapters:
+        """Of the requests from here on; of a call that was pinned, those of then."""
+        pinned = _PINNED.get()
+        return pinned[1] if pinned is not None and pinned[0] is self else self._adapters
+
+    def pin(self) -> None:
+        """Lets what is called in this context see the adapters of now."""
+        _PINNED.set((self, self._adapters))
 
     @property
     def runtime(self) -> Runtime:
@@ -189,12 +204,12 @@ class OpenModel(Closeable):
             BusyError: called by a callback of a running request.
 
         """
-        runtime, before = self.runtime, self.adapters
+        runtime, before = self.runtime, self._adapters
         with runtime.runner.exclusive():
             # They are put in now to have them checked; each decode has those of its requests.
             runtime.context.set_adapters(adapters)
-            self.adapters = tuple((adapter, float(scale)) for adapter, scale in adapters)
-            if self.adapters != before:
+            self._adapters = tuple((adapter, float(scale)) for adapter, scale in adapters)
+            if self._adapters != before:
                 for sequence in runtime.runner.idle():
                     runtime.round.put_away(sequence)
 

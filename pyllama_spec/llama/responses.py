@@ -281,33 +281,6 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
                 self._chunks.close()
 
 
-async def answered(  # noqa: D417 - the like share a line
-    create: Callable[..., Any], options: Sequence[Any], more: Mapping[str, Any], *, stream: bool
-) -> Response | Stream:
-    """What one of Llama's create_... gives, in an event loop.
-
-    Args:
-        create: the call.
-        options, more: its arguments.
-        stream: whether the handle is wanted, and not the whole response.
-
-    Raises:
-        PyllamaSpecError: whatever the call and the request raise.
-
-    """
-    import asyncio  # not needed to open a model
-
-    stream = boolean(stream, "stream")
-    deferred = Deferred.CHUNKS if stream else Deferred.WHOLE
-    # Templates, grammars and tokens are made in a thread: they may take their time.
-    call = asyncio.to_thread(create, *options, stream=deferred, **more)
-    handle: Response | Stream = await call
-    if not isinstance(handle, Stream):  # of a chat handler
-        return handle
-    handle.start(is_whole=not stream)
-    return handle if stream else await handle
-
-
 def figures(record: GenerationRecord) -> Response:
     """The keys that end every response: usage, speculation, timing."""
     return {

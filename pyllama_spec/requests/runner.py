@@ -29,7 +29,7 @@ from pyllama_spec.errors import (
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
 from pyllama_spec.requests.request_lock import CLOSED
-from pyllama_spec.requests.ticket import PENDING, RequestStatus, Ticket
+from pyllama_spec.requests.ticket import ASKED_AT, PENDING, RequestStatus, Ticket
 from pyllama_spec.requests.visits import Visits
 from pyllama_spec.speculative import Round
 
@@ -64,7 +64,9 @@ class Runner(Visits):
     def ticket(self, job: Job, timeout_s: float | None = None) -> Ticket:
         """One for a request that has not begun, which has to end within `timeout_s` from now."""
         ticket = Ticket(job, threading.Condition(self._lock))
-        ticket.deadline = None if timeout_s is None else monotonic() + timeout_s
+        asked = ASKED_AT.get()
+        begin = monotonic() if asked is None else asked
+        ticket.deadline = None if timeout_s is None else begin + timeout_s
         return ticket
 
     def pieces(self, ticket: Ticket) -> Generator[Piece, None, None]:

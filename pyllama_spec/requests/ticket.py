@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +17,8 @@ from pyllama_spec.speculative import SavedSequence, SequenceState
 Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]
 # What a reader who does not wait gets where there is nothing yet.
 PENDING = Piece("")
+# When the call was asked for that makes a request, where a thread makes it later; None for now.
+ASKED_AT: ContextVar[float | None] = ContextVar("ASKED_AT", default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,3 +128,21 @@ def test_what_the_caller_reads_itself(files: list[Path]) -> None:
         assert (llm.scores[len(PROMPT) - 1] == wanted).all()
         assert llm.sample(temp=0) == token
         assert llm(PROMPT, max_tokens=1, echo=True, logprobs=1, **GREEDY)["choices"] == echo
+
+
+def test_calls_in_an_event_loop_have_the_adapters_of_their_moment(
+    files: list[Path], texts: dict[str, str]
+) -> None:
+    """Prompts are made in threads, in which the next caller has chosen others already."""
+    names = [SETS[i % len(SETS)] for i in range(15)]
+    with open_wide(n_parallel=4) as llm:
+        chosen = sets(llm, files)
+
+        async def client(name: str) -> str:
+            llm.set_adapters(chosen[name])
+            return text_of(await llm.acreate_completion(PROMPT, **ASKED))
+
+        async def all_of_them() -> list[str]:
+            return await asyncio.gather(*map(client, names))
+
+        assert asyncio.run(all_of_them()) == [texts[name] for name in names]

@@ -549,3 +549,30 @@ def test_a_cache_keeps_what_each_request_left(n_parallel: int) -> None:
     assert len(cache.cache_state) == 12
     for key, state in cache.cache_state.items():
         assert tuple(state.tokens[: len(key)]) == key[: len(state.tokens)]
+
+
+def test_a_deadline_counts_from_the_call_in_an_event_loop() -> None:
+    """Also where the request is not made by then: its grammar takes longer, say."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    class Slow(dict[str, Any]):
+        """A response format that is read when somebody lets it."""
+
+        def get(self, *args: Any) -> Any:
+            begun.set()
+            assert goes_on.wait(60)
+            return super().get(*args)
+
+    with open_tiny(n_ctx=128) as llm:
+
+        async def ask() -> None:
+            with pytest.raises(DeadlineError, match="not made yet"):
+                await llm.acreate_completion(
+                    PROMPT, max_tokens=4, timeout_s=0.05, response_format=Slow(type="text")
+                )
+            assert begun.is_set()
+            # The loop's own threads are free, and so is the model.
+            await asyncio.to_thread(goes_on.set)
+            await llm.acreate_completion(PROMPT, max_tokens=4)
+
+        asyncio.run(ask())

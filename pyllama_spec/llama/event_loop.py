@@ -1,0 +1,87 @@
+"""Llama's calls in an event loop: made in a thread, as they stood when they were asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pyllama_spec.engine.checks import boolean
+from pyllama_spec.errors import DeadlineError
+from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.responses import Deferred, Response, Stream
+from pyllama_spec.requests.ticket import ASKED_AT
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from concurrent.futures import ThreadPoolExecutor
+
+# Threads in which templates, grammars and tokens are made: the loop's own are the program's.
+_N_THREADS, THREADS = 8, "pyllama_spec-requests"
+_executors: dict[int, ThreadPoolExecutor] = {}
+
+
+def _executor() -> ThreadPoolExecutor:
+    """That of this process: a fork has none of its parent's threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    pid = os.getpid()
+    if pid not in _executors:
+        _executors.clear()
+        _executors[pid] = ThreadPoolExecutor(_N_THREADS, THREADS)
+    return _executors[pid]
+
+
+async def answered(  # noqa: D417 - the like share a line
+    create: Callable[..., Any],
+    opened: OpenModel,
+    options: Sequence[Any],
+    more: Mapping[str, Any],
+    *,
+    stream: bool,
+) -> Response | Stream:
+    """What one of Llama's create_... gives, in an event loop.
+
+    Args:
+        create: the call.
+        opened: what it is made on: the adapters of now are the request's.
+        options, more: its arguments; `timeout_s` counts from now.
+        stream: whether the handle is wanted, and not the whole response.
+
+    Raises:
+        PyllamaSpecError: whatever the call and the request raise.
+
+    """
+    import asyncio  # not needed to open a model
+
+    stream = boolean(stream, "stream")
+    deferred = Deferred.CHUNKS if stream else Deferred.WHOLE
+    context = copy_context()
+    context.run(opened.pin)
+    context.run(ASKED_AT.set, monotonic())
+    call = partial(context.run, partial(create, *options, stream=deferred, **more))
+    work = asyncio.get_running_loop().run_in_executor(_executor(), call)
+    timeout_s = more.get("timeout_s")
+    limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
+    try:
+        done, _ = await asyncio.wait([work], timeout=limit)
+    except asyncio.CancelledError:
+        work.add_done_callback(_give_up)
+        raise
+    if not done:
+        work.add_done_callback(_give_up)
+        raise DeadlineError(f"timeout_s={timeout_s} is over, and the request was not made yet")
+    handle: Response | Stream = work.result()
+    if not isinstance(handle, Stream):  # of a chat handler
+        return handle
+    handle.start(is_whole=not stream)
+    return handle if stream else await handle
+
+
+def _give_up(work: Future[Any]) -> None:
+    """Ends a request that nobody waits for any more, once it is made."""
+    if not work.cancelled() and work.exception() is None and isinstance(work.result(), Stream):
+        work.result().abort()
