@@ -118,8 +118,8 @@ class OpenOptions:
             round; "off": nothing; or a speculative.Controller.
         n_parallel: how many requests are computed side by side. The KV cache is that many times
             as large.
-        max_waiting: the most requests that may wait for a place; one more is a QueueFullError at
-            once. None for any number.
+        max_waiting: the most requests that may wait for a place or, put aside, for their reader;
+            one more is a QueueFullError at once. None for any number.
         chat_template: Jinja text instead of the file's.
         prefix_cache_bytes: the most memory for copies of what past requests have read, so that a
             prompt that begins like one of them is read from there on; None for 2 GiB, and no more

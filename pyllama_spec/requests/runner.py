@@ -127,10 +127,11 @@ class Runner(Visits):
             self._check_open()
             most, line = self._max_waiting, self._line
             n_waiting = len(line.waiting) + line.n_visits - len(line.idle)
-            if most is not None and n_waiting >= most:
+            n_aside = len(line.aside)  # each with a copy of what it needs, in the host's memory
+            if most is not None and n_waiting + n_aside >= most:
                 raise QueueFullError(
-                    f"{n_waiting} requests wait for a place, as many as max_waiting={most} allows: "
-                    "try again later"
+                    f"{max(n_waiting, 0)} requests wait for a place and {n_aside} for their "
+                    f"reader, as many as max_waiting={most} allows: try again later"
                 )
             ticket.max_ahead, ticket.is_inline = max_ahead, is_inline
             line.enter(ticket)

@@ -385,6 +385,26 @@ def test_a_deadline_in_line_and_in_a_place(n_parallel: int) -> None:
                 llm(PROMPT, timeout_s=wrong)
 
 
+def test_streams_that_nobody_reads_count_as_waiting() -> None:
+    """What they need lies in the host's memory: the bound of the line bounds that too."""
+    with open_wide(n_parallel=1, max_waiting=3, n_ctx=256) as llm:
+        runner: Any = llm._runtime.runner
+        handles = []
+        for i in range(3):
+            handle: Any = llm.create_completion([*PROMPT, i], max_tokens=200, stream=True, **GREEDY)
+            handle.start()
+            handles.append(handle)
+            until(lambda i=i: len(runner._line.aside) >= i)  # type: ignore[misc]
+        until(lambda: len(runner._line.aside) + len(runner._line.waiting) >= 2)
+        with pytest.raises(QueueFullError, match="for their reader"):
+            for i in range(3, 9):
+                more: Any = llm.create_completion([*PROMPT, i], max_tokens=9, stream=True, **GREEDY)
+                more.start()
+                handles.append(more)
+        for handle in handles:
+            handle.abort()
+
+
 @PLACES
 def test_a_line_of_bounded_length(n_parallel: int) -> None:
     with open_wide(n_parallel=n_parallel, max_waiting=2) as llm:
