@@ -46,7 +46,7 @@ def write(side: Side, prompt: Sequence[int], n: int, vocab: Vocab) -> list[int]:
             loop.prefill(state, [*prompt, *text])
             steps = loop.generate(state, sampler, n // len(TEMPERATURES))
             text += [token for step in steps for token in step.tokens]
-            side.runtime.round.forget(state)
+            side.runtime.round.sequences.forget(state)
             state = SequenceState()
     return text
 
@@ -64,7 +64,7 @@ def replay(side: Side, prompt: Sequence[int], text: Sequence[int]) -> tuple[Foun
             seconds[at] += now - last
             rounds[at] += 1
         place, last = place + len(step.tokens), now
-    side.runtime.round.forget(state)
+    side.runtime.round.sequences.forget(state)
     return seconds, [size / n for n in rounds]
 
 

@@ -154,7 +154,7 @@ class LowLevel:
         runtime = self._opened.runtime
         entries: list[TokenLogprob | None] = [None]
         with runtime.runner.visit(oldest=True) as state:
-            runtime.round.put_away(state)
+            runtime.round.sequences.put_away(state)
             for at, row in self._rows_of(state, prompt, 0):
                 if at + 1 < len(prompt):
                     entries.append(token_logprob(row, prompt[at + 1], n_top))

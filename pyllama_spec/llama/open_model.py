@@ -211,14 +211,14 @@ class OpenModel(Closeable):
             self._adapters = tuple((adapter, float(scale)) for adapter, scale in adapters)
             if self._adapters != before:
                 for sequence in runtime.runner.idle():
-                    runtime.round.put_away(sequence)
+                    runtime.round.sequences.put_away(sequence)
 
     def reset(self) -> None:
         """Forgets what was read and generated."""
         runtime = self.runtime
         with runtime.runner.exclusive():
             for sequence in runtime.runner.idle():
-                runtime.round.forget(sequence)
+                runtime.round.sequences.forget(sequence)
             runtime.round.prefixes.clear()
 
     def save_state(self) -> LlamaState:
@@ -235,7 +235,7 @@ class OpenModel(Closeable):
 
     def state_of(self, sequence: SequenceState) -> LlamaState:
         """What a sequence holds, for whoever has it for itself."""
-        saved = self.runtime.round.save(sequence)
+        saved = self.runtime.round.sequences.save(sequence)
         return LlamaState(
             saved.tokens, saved.n_decoded, saved.memory, saved.drafter, self.seeds.state,
             self.model.identity, saved.n_given, self.runtime.context.settings(saved.adapters),
@@ -256,8 +256,8 @@ class OpenModel(Closeable):
         saved = SavedSequence(
             state.tokens, state.n_decoded, state.n_given, state.memory, state.drafter, adapters
         )
-        self.runtime.round.put_away(sequence)
-        self.runtime.round.restore(sequence, saved)
+        self.runtime.round.sequences.put_away(sequence)
+        self.runtime.round.sequences.restore(sequence, saved)
 
     @property
     def owner(self) -> str:

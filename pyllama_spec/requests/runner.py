@@ -441,7 +441,7 @@ class Runner(Visits):
             if run is None or ticket.state is not run.state:
                 continue
             try:
-                saved = self._round.save(run.state)
+                saved = self._round.sequences.save(run.state)
             except Exception:  # noqa: BLE001 - no room for a copy: it keeps its place
                 ticket.is_pinned = True
                 continue

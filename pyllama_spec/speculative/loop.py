@@ -133,7 +133,7 @@ class SpeculativeLoop:
             ArgumentError: it is the same number, or the context has no such sequence.
 
         """
-        return self.round.fork(seq, seq_id)
+        return self.round.sequences.fork(seq, seq_id)
 
 
 def _raise_errors(steps: Sequence[tuple[SequenceRun, Step]]) -> None:

@@ -37,6 +37,7 @@ from pyllama_spec.speculative.controller.base import (
     Spent,
 )
 from pyllama_spec.speculative.draft_bound import DraftBound, draft_bound, drafter_bound
+from pyllama_spec.speculative.held_sequences import HeldSequences
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import PrefixStore
 from pyllama_spec.speculative.prefixes import Prefixes
@@ -47,9 +48,7 @@ from pyllama_spec.speculative.sequence import (
     Adapters,
     SavedSequence,
     SequenceRun,
-    SequenceState,
     Step,
-    n_common,
 )
 from pyllama_spec.speculative.target_batch import TargetBatch
 
@@ -74,6 +73,7 @@ class Round:
             nothing but what the run's own sequence holds.
 
     Attributes:
+        sequences: what the sequences of the context hold: copied, taken back, put away.
         max_draft: the most tokens that a sequence drafts in a round.
         max_draft_reason: what allows no more, in words (draft_bound()).
 
@@ -112,6 +112,7 @@ class Round:
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
         self.rollback = rollback_of(target)
         self.prefixes = Prefixes(target, self.rollback, self.drafter, store)
+        self.sequences = HeldSequences(target, self.rollback, self.drafter, self.prefixes)
         limits = self._limits(bound, max_rows, max_chunk, max_stepwise)
         self.max_draft, self.max_draft_reason = limits.draft_bound
         is_paced = target.exact_rows > 1 and target.n_seq_max > 1 and not limits.mixes_prompts
@@ -184,111 +185,20 @@ class Round:
         run.stats.controller = self.scheduler.controller.name
         self.scheduler.controller.begin(state.seq_id)
         self.prefixes.begin(run)
-        self._begin_reading(run)
+        self.sequences.cut_for(run)
         run.timing.prompt_s += perf_counter() - start
-
-    def _begin_reading(self, run: SequenceRun) -> None:
-        """Cuts the sequence where the prompt leaves what it holds."""
-        prompt, state = run.prompt, run.state
-        n_keep = n_common(state.tokens[: state.n_decoded], prompt[:-1])
-        n_keep = n_keep if run.max_held is None else min(n_keep, run.max_held)
-        n_keep = self._keep(state, n_keep)
-        state.tokens[n_keep:] = prompt[n_keep:]
-        state.n_decoded, state.n_given, run.n_cached = n_keep, None, n_keep
-        self.drafter.truncate(state.seq_id, n_keep)
-
-    def _keep(self, state: SequenceState, n_keep: int) -> int:
-        """Brings the memory to as much of the first n_keep tokens as it and the drafter can use."""
-        while True:
-            n_keep = self.drafter.resume_at(state.seq_id, n_keep, state.tokens)
-            n_held = self.rollback.keep(state, n_keep)
-            if n_held == 0:
-                self.target.memory.remove(state.seq_id)
-            if n_held == n_keep:
-                return n_keep
-            state.n_decoded = n_keep = n_held  # a checkpoint, and the drafter may want less still
-
-    def recover(self, state: SequenceState) -> None:
-        """Brings memory and drafter back to what a sequence holds, after it was left in between."""
-        self.rollback.recover(state)
-        # The drafter knows the pending token too, and is not told again; of a prompt it knows less,
-        # and it is told again of text that the memory has lost.
-        n_keep = state.n_decoded
-        is_whole = 0 < n_keep == len(state.tokens) - 1
-        self.drafter.truncate(state.seq_id, n_keep + is_whole)
-
-    def forget(self, state: SequenceState) -> None:
-        """Empties a sequence, its memory and what the drafter knows of it."""
-        self.prefixes.forget(state.seq_id)
-        self.rollback.forget(state)
-        self.drafter.truncate(state.seq_id, 0)
-
-    def put_away(self, state: SequenceState) -> None:
-        """forget(), with a copy in the store: a later prompt that begins like it goes on there."""
-        self.prefixes.shelve(state)
-        self.forget(state)
-
-    def fork(self, state: SequenceState, seq_id: int) -> SequenceState:
-        """A copy of a sequence under another number.
-
-        Raises:
-            ArgumentError: it is the same number, or the context has no such sequence.
-
-        """
-        if seq_id == state.seq_id:
-            raise ArgumentError(f"sequence {seq_id} cannot be copied onto itself")
-        memory = self.target.memory
-        self.prefixes.forget(seq_id)
-        memory.remove(seq_id)
-        memory.copy(state.seq_id, seq_id)
-        self.rollback.fork(state.seq_id, seq_id)
-        self.drafter.copy(state.seq_id, seq_id)
-        return SequenceState(
-            seq_id, list(state.tokens), state.n_decoded, state.n_given, state.adapters
-        )
-
-    def save(self, state: SequenceState) -> SavedSequence:
-        """A copy of a sequence in the host's memory.
-
-        Raises:
-            OutOfMemoryError: there is no room for it.
-
-        """
-        memory = self.target.memory.save(state.seq_id) if state.n_decoded else b""
-        drafter = self.drafter.save(state.seq_id)
-        return SavedSequence(
-            tuple(state.tokens), state.n_decoded, state.n_given, memory, drafter, state.adapters
-        )
-
-    def restore(self, state: SequenceState, saved: SavedSequence) -> None:
-        """Brings a sequence to what save() copied, of this number or of another one.
-
-        Raises:
-            ArgumentError: the bytes are damaged, or from a context that differs from this one;
-                the sequence is empty then.
-
-        """
-        self.forget(state)
-        state.n_given = None
-        if saved.n_decoded:
-            self.target.memory.restore(state.seq_id, saved.memory)
-        state.tokens[:] = saved.tokens
-        state.n_decoded, state.n_given = saved.n_decoded, saved.n_given
-        state.adapters = saved.adapters
-        self.drafter.restore(state.seq_id, saved.drafter)
-        self.prefixes.hold(state)
 
     def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
         """Goes on with a run in the middle of its text, on any sequence of the context.
 
         Raises:
-            ArgumentError: see restore().
+            ArgumentError: see HeldSequences.restore().
 
         """
         state = run.state
         self.prefixes.shelve_held(seq_id, unless=state)
         state.seq_id = seq_id
-        self.restore(state, saved)
+        self.sequences.restore(state, saved)
         self.scheduler.controller.begin(seq_id)
         # It knows the pending token too, of a text that is being generated.
         n_told = len(state.tokens) if run.n_generated else state.n_decoded
@@ -346,7 +256,7 @@ class Round:
             return runs
         for run in self.prefixes.due(runs):
             self.prefixes.begin(run, runs)
-            self._begin_reading(run)
+            self.sequences.cut_for(run)
         return [run for run in runs if not self.prefixes.is_waiting(run)]
 
     def _compute(
@@ -372,7 +282,7 @@ class Round:
                         self.scheduler.pace.learn(n, decode_s + commit_s)
         except BaseException:
             for span in spans:
-                self.recover(self._runs[span.seq].state)
+                self.sequences.recover(self._runs[span.seq].state)
             raise
         return propose_s, draft_s, verify_s
 
@@ -402,7 +312,7 @@ class Round:
 
     def _fail(self, run: SequenceRun, error: BaseException, out: Ended) -> None:
         """Ends one sequence; the others do not notice."""
-        self.recover(run.state)
+        self.sequences.recover(run.state)
         run.error = error
         out.append((run, Step((), 0, 0, None, error)))
 
@@ -442,7 +352,7 @@ class Round:
                 if span.seq in blamed or not isinstance(error, CancelledError):
                     self._fail(runs[span.seq], error, out)
                 else:  # another one's cancel() ended the decode: this one goes on
-                    self.recover(runs[span.seq].state)
+                    self.sequences.recover(runs[span.seq].state)
             return 0.0, 0.0
         decode_s = perf_counter() - begun
         return decode_s, self._settle(spans, out)
@@ -470,7 +380,7 @@ class Round:
                 self._forget_rows()
         except CancelledError:  # in the second decode: what was committed is read again
             for span in spans:
-                self.recover(self._runs[span.seq].state)
+                self.sequences.recover(self._runs[span.seq].state)
             return 0.0
         return draft_s
 

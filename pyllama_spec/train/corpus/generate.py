@@ -271,7 +271,7 @@ class Generator:
                 del place.state.tokens[len(shared) :]
                 self._round.step([common])
         else:
-            self._round.forget(place.state)
+            self._round.sequences.forget(place.state)
         place.task, place.n_prompt, place.n_user = task, len(task.prompt), len(task.prompt)
         place.in_user = task.writes_user
         self._ask(place, task.prompt)
