@@ -26,9 +26,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from pyllama_spec.drafters import Drafter, NoDrafter
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams
+from pyllama_spec.errors import CancelledError
 from pyllama_spec.speculative import (
     SequenceState,
     SpeculationStats,
@@ -155,6 +157,20 @@ def generate(
     assert sampler.n_checked == len(run.tokens) <= max_tokens
     check_statistics(run)
     return run
+
+
+def cancel_at(
+    loop: SpeculativeLoop, seq: SequenceState, prompt: Sequence[int], n_rounds: int
+) -> None:
+    """Generates so many steps, has the next one cancelled, and lets decodes run again."""
+    loop.prefill(seq, list(prompt))
+    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 60)
+    for _ in range(n_rounds):
+        next(steps)
+    loop.target.cancel()
+    with pytest.raises(CancelledError):
+        next(steps)
+    loop.target.cancel(False)
 
 
 def run_once(

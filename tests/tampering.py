@@ -6,12 +6,12 @@ Each class stands before a drafter that computes with rows: `class Late(Shifted,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters import Committed, Drafter, Features
-from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine import Batch
 
 Rows = npt.NDArray[np.float32]
@@ -69,7 +69,14 @@ class Swapped(Tampered):
         return [rows[::-1] for rows in features]
 
 
-def interrupt_decode(memory: RowMemory, at: int, *, is_before: bool) -> None:
+class Decoding(Protocol):
+    """The memory of a draft, or whatever else decodes for it."""
+
+    def decode(self, batch: Batch) -> None:
+        """A decode of the draft."""
+
+
+def interrupt_decode(memory: Decoding, at: int, *, is_before: bool) -> None:
     """Ctrl-C at the draft's at-th decode from now on, right before it or right after it."""
     n_calls, decode = 0, memory.decode
 

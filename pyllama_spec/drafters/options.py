@@ -50,6 +50,28 @@ class DraftOptions:
         if self.lookup is not None:
             count(self.lookup, "lookup")
 
+    def of_file(self) -> dict[str, Any]:
+        """What every drafter with a file takes of them, as its keywords."""
+        return {
+            "p_min": self.p_min or 0.0,
+            "n_gpu_layers": self.n_gpu_layers,
+            "devices": self.devices,
+            "rpc_servers": self.rpc_servers,
+            "progress": self.progress,
+        }
+
+    def length(self, own: int, adaptive: int) -> int:
+        """The most tokens to draft: as many as were asked for, else the kind's own number.
+
+        Args:
+            own: of the kind.
+            adaptive: of the kind where only those are drafted that pay.
+
+        """
+        if self.max_draft is not None:
+            return max(self.max_draft, 1)
+        return adaptive if self.is_adaptive else own
+
 
 def draft_place(
     n_gpu_layers: int,

@@ -20,23 +20,23 @@ from pyllama_spec.drafters.lookup_first import LookupFirst
 from pyllama_spec.drafters.small_model import SmallModel
 from pyllama_spec.drafters.small_model.vocab_map import VocabMap
 from pyllama_spec.engine import Batch
-from pyllama_spec.errors import ArgumentError, CancelledError
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ProfitController, Round, SequenceState, SpeculativeLoop
 from pyllama_spec.speculative.controller.base import ControllerLimits, DraftDecision, Span, Spent
 from pyllama_spec.speculative.controller.round_costs import RoundCosts
 from tests.eagle3_tools import Proposal, ask, damaged_states, proposal, target_context
 from tests.models import STATES, model_path, perm_continuation, perm_next
 from tests.oracles import (
-    GREEDY,
     LoopRun,
+    cancel_at,
     generate,
-    make_sampler,
     prompt_tokens,
     run_once,
     sampled,
     tiny,
     tiny_context,
 )
+from tests.tampering import interrupt_decode
 from tests.tiers import release_except
 from tests.traffic import Request, Traffic
 
@@ -323,14 +323,7 @@ def test_until_the_context_is_full() -> None:
 def test_after_a_cancel(arch: str, at: int) -> None:
     loop, seq = loop_of(arch, draft_of(arch)), SequenceState()
     prompt = prompt_tokens(20)
-    loop.prefill(seq, prompt)
-    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 40)
-    for _ in range(at):
-        next(steps)
-    loop.target.cancel()
-    with pytest.raises(CancelledError):
-        next(steps)
-    loop.target.cancel(False)
+    cancel_at(loop, seq, prompt, at)
     check_all_right(generate(loop, seq, [*prompt, 9], 20))
 
 
@@ -339,19 +332,7 @@ def test_after_a_cancel(arch: str, at: int) -> None:
 @pytest.mark.parametrize("at", [1, 2, 5])
 def test_an_interrupt_in_the_draft(arch: str, at: int, is_before: bool) -> None:
     loop, seq = loop_of(arch, draft_of(arch), n_ubatch=16), SequenceState()
-    memory, n_calls = memory_of(loop), 0
-    decode = memory.decode
-
-    def interrupted(batch: Batch) -> None:
-        nonlocal n_calls
-        n_calls += 1
-        if n_calls == at and is_before:
-            raise KeyboardInterrupt
-        decode(batch)
-        if n_calls == at:
-            raise KeyboardInterrupt
-
-    memory.decode = interrupted
+    interrupt_decode(memory_of(loop), at, is_before=is_before)
     with pytest.raises(KeyboardInterrupt):
         generate(loop, seq, prompt_tokens(25), 40)
     check_all_right(generate(loop, seq, [*seq.tokens, 5, 6], 12))

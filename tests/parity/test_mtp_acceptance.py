@@ -15,7 +15,6 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest, Features, Mtp
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.errors import CancelledError
 from pyllama_spec.speculative import Round, SequenceState
 from tests.models import model_path, perm_continuation
 from tests.mtp_tools import (
@@ -27,7 +26,7 @@ from tests.mtp_tools import (
     perm_loop,
     with_head,
 )
-from tests.oracles import GREEDY, generate, make_sampler
+from tests.oracles import cancel_at, generate
 from tests.perm_tools import SUCCESSOR, check_perfect
 from tests.tiers import release_except
 from tests.traffic import Request, Traffic
@@ -140,14 +139,7 @@ def test_after_save_and_restore(arch: str, window: int | None) -> None:
 def test_after_a_cancel(at: int) -> None:
     loop, seq = perm_loop(Mtp(max_draft=4)), SequenceState()
     prompt = perm_prompt(20)
-    loop.prefill(seq, prompt)
-    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 40)
-    for _ in range(at):
-        next(steps)
-    loop.target.cancel()
-    with pytest.raises(CancelledError):
-        next(steps)
-    loop.target.cancel(False)
+    cancel_at(loop, seq, prompt, at)
     check_perfect(generate(loop, seq, [*prompt, 9], 20), 4)
 
 

@@ -16,10 +16,9 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest
-from pyllama_spec.errors import CancelledError
 from pyllama_spec.speculative import SequenceState
 from tests.models import model_path, perm_continuation
-from tests.oracles import GREEDY, generate, make_sampler
+from tests.oracles import GREEDY, cancel_at, generate, make_sampler
 from tests.perm_paths import PATHS, Path
 from tests.perm_tools import SUCCESSOR, check_perfect, perm_loop
 from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, context_of
@@ -79,14 +78,7 @@ def test_after_a_closed_stream(name: str, n_steps: int) -> None:
 def test_after_a_cancel(name: str, at: int) -> None:
     kind = ROW_DRAFTS[name]
     loop, seq, prompt = perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
-    loop.prefill(seq, prompt)
-    steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 60)
-    for _ in range(at):
-        next(steps)
-    loop.target.cancel()
-    with pytest.raises(CancelledError):
-        next(steps)
-    loop.target.cancel(False)
+    cancel_at(loop, seq, prompt, at)
     check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
 
 

@@ -163,14 +163,7 @@ def open_dflash(path: Path, options: DraftOptions) -> Drafter:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
 
     """
-    draft = DFlash(
-        path,
-        p_min=options.p_min or 0.0,
-        n_gpu_layers=options.n_gpu_layers,
-        devices=options.devices,
-        rpc_servers=options.rpc_servers,
-        progress=options.progress,
-    )
+    draft = DFlash(path, **options.of_file())
     if options.max_draft is not None:
         draft.max_draft = min(max(options.max_draft, 1), draft.max_draft)
     return add_lookup(draft, options)

@@ -80,14 +80,5 @@ def open_eagle3(path: Path, options: DraftOptions) -> Drafter:
         ModelLoadError: the file cannot be read, or its parts contradict each other.
 
     """
-    own = _MAX_ADAPTIVE if options.is_adaptive else _MAX_DRAFT
-    head = Eagle3(
-        path,
-        own if options.max_draft is None else max(options.max_draft, 1),
-        p_min=options.p_min or 0.0,
-        n_gpu_layers=options.n_gpu_layers,
-        devices=options.devices,
-        rpc_servers=options.rpc_servers,
-        progress=options.progress,
-    )
+    head = Eagle3(path, options.length(_MAX_DRAFT, _MAX_ADAPTIVE), **options.of_file())
     return add_lookup(head, options)

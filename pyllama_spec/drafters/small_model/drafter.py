@@ -92,7 +92,9 @@ class SmallModel(ChainDrafter[TokenMemory]):
             ArgumentError: it shares next to nothing of it, with the numbers.
 
         """
-        self._vocab = VocabMap(target.vocab, self.model.vocab)
+        if self._vocab is None or self._vocab.target is not target.vocab:
+            # It takes about a second for 150,000 tokens; attach() comes here again.
+            self._vocab = VocabMap(target.vocab, self.model.vocab)
         self._vocab.check(self.model.path.name)
 
     def open_memory(self, target: Context) -> TokenMemory:
@@ -143,17 +145,8 @@ def open_small_model(path: Path, options: DraftOptions) -> Drafter:
         UnsupportedError: the engine has no such architecture.
 
     """
-    own = _MAX_ADAPTIVE if options.is_adaptive else _MAX_DRAFT
     try:
-        model = SmallModel(
-            path,
-            own if options.max_draft is None else max(options.max_draft, 1),
-            p_min=options.p_min or 0.0,
-            n_gpu_layers=options.n_gpu_layers,
-            devices=options.devices,
-            rpc_servers=options.rpc_servers,
-            progress=options.progress,
-        )
+        model = SmallModel(path, options.length(_MAX_DRAFT, _MAX_ADAPTIVE), **options.of_file())
     except ModelLoadError as error:
         unknown = re.search(r"unknown model architecture: '([^']*)'", str(error))
         if unknown is None:

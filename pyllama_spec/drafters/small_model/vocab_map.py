@@ -26,6 +26,7 @@ class VocabMap:
     """Between the vocabularies of a target and a draft model.
 
     Attributes:
+        target: the vocabulary of the target.
         is_identity: the ids are the same, but for padding.
         n_target: ids of the target.
         n_shared: those of them that have a counterpart in the draft.
@@ -33,7 +34,7 @@ class VocabMap:
     """
 
     def __init__(self, target: Vocab, draft: Vocab) -> None:
-        self._target, self._draft = target, draft
+        self.target, self._draft = target, draft
         self.n_target = target.n_tokens
         n_common = min(target.n_tokens, draft.n_tokens)
         self.is_identity = abs(target.n_tokens - draft.n_tokens) <= MAX_PADDING and all(
@@ -49,7 +50,7 @@ class VocabMap:
             self._map()
 
     def _map(self) -> None:
-        target, draft = self._target, self._draft
+        target, draft = self.target, self._draft
         of_key: dict[tuple[bytes, bytes], int] = {}
         for i in range(draft.n_tokens):
             of_key.setdefault(_key(draft, i), i)  # of several with the same bytes the first is used
@@ -106,7 +107,7 @@ class VocabMap:
         return [id_ for token in tokens for id_ in self.to_draft(token)]
 
     def _tokenized(self, token: int) -> tuple[int, ...]:
-        piece = self._target.piece(token)
+        piece = self.target.piece(token)
         if not piece:
             return ()
         ids = self._draft.tokenize(piece, add_special=False)
