@@ -8,10 +8,11 @@ take no character; whether one holds depends on the place where it is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import local
+from typing import TypeVar
 
 from pyllama_spec.schema.charsets import ANY, WORD, CharSet, complement, holds, intersect, union
 from pyllama_spec.schema.limits import TooLargeError
@@ -391,6 +392,9 @@ def _leaving(state: _State, by_word: bool) -> Iterable[tuple[CharSet, _State]]:
                 yield ranges, (left, False, is_word)
 
 
+_AnyState = TypeVar("_AnyState", bound=Hashable)
+
+
 @lru_cache(maxsize=64)
 def table(lang: Lang) -> Table:
     """The automaton of a set of texts.
@@ -402,24 +406,48 @@ def table(lang: Lang) -> Table:
     _work.begin()
     by_word = _has_word_edges(lang)
     first: _State = (lang, True, False)
+    return explored(
+        first,
+        lambda state: _leaving(state, by_word),
+        lambda state: takes_nothing(state[0], Place(state[1], True, state[2])),
+    )
+
+
+def explored(
+    first: _AnyState,
+    leaving: Callable[[_AnyState], Iterable[tuple[CharSet, _AnyState]]],
+    may_end: Callable[[_AnyState], bool],
+    max_states: int = MAX_STATES,
+) -> Table:
+    """The automaton of all states that can be come to.
+
+    Args:
+        first: where a text begins.
+        leaving: of a state, characters and where they lead.
+        may_end: whether a text may end in a state.
+        max_states: the most that there may be.
+
+    Raises:
+        TooLargeError: there are more.
+
+    """
     numbers, order = {first: 0}, [first]
     steps: list[dict[int, list[CharSet]]] = []
     for state in order:
         targets: dict[int, list[CharSet]] = {}
-        for ranges, following in _leaving(state, by_word):
+        for ranges, following in leaving(state):
             number = numbers.get(following)
             if number is None:
                 number = numbers[following] = len(order)
                 order.append(following)
-                if number >= MAX_STATES:
-                    raise TooLargeError(f"it has more than {MAX_STATES:,} states")
+                if number >= max_states:
+                    raise TooLargeError(f"it has more than {max_states:,} states")
             targets.setdefault(number, []).append(ranges)
         steps.append(targets)
-    ends = [takes_nothing(left, Place(is_begin, True, word)) for left, is_begin, word in order]
-    return trimmed(steps, ends)
+    return _trimmed(steps, [may_end(state) for state in order])
 
 
-def trimmed(steps: list[dict[int, list[CharSet]]], ends: list[bool]) -> Table:
+def _trimmed(steps: list[dict[int, list[CharSet]]], ends: list[bool]) -> Table:
     """The table without states from which no text ends."""
     before: list[list[int]] = [[] for _ in steps]
     for state, targets in enumerate(steps):
@@ -479,18 +507,16 @@ def _merged(steps: list[dict[int, CharSet]], ends: list[bool]) -> Table:
 def counted(states: Table, low: int, high: int | None) -> Table:
     """The automaton of those of its texts that have `low` to `high` characters."""
     last = low if high is None else high
-    first = (0, 0)
-    numbers, order = {first: 0}, [first]
-    steps: list[dict[int, list[CharSet]]] = []
-    for state, n in order:
-        targets: dict[int, list[CharSet]] = {}
+
+    def leaving(counting: tuple[int, int]) -> Iterable[tuple[CharSet, tuple[int, int]]]:
+        state, n = counting
+        if high is not None and n == high:
+            return
         for ranges, to in states.steps[state]:
-            if high is not None and n == high:
-                break
-            following = (to, min(n + 1, last))
-            if following not in numbers:
-                numbers[following] = len(order)
-                order.append(following)
-            targets.setdefault(numbers[following], []).append(ranges)
-        steps.append(targets)
-    return trimmed(steps, [states.ends[state] and n >= low for state, n in order])
+            yield ranges, (to, min(n + 1, last))
+
+    def may_end(counting: tuple[int, int]) -> bool:
+        return states.ends[counting[0]] and counting[1] >= low
+
+    # Who asks for it has seen to how many there are.
+    return explored((0, 0), leaving, may_end, len(states.ends) * (last + 1))

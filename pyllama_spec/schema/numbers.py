@@ -12,14 +12,13 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from pyllama_spec.schema.languages import Table, trimmed
+from pyllama_spec.schema.languages import Table, explored
 from pyllama_spec.schema.limits import TooLargeError
 
 MAX_DIGITS = 15
 MAX_WHOLE_DIGITS = 16
 # Integers of 64 bits have 19; a bound beyond is compared by its length.
 _MOST_WHOLE_DIGITS = 19
-MAX_STATES = 6000
 
 
 @dataclass(frozen=True)
@@ -236,24 +235,16 @@ def number_table(rules: Iterable[NumberRule]) -> Table:
     """The automaton of the numbers that keep all of the rules.
 
     Raises:
-        TooLargeError: it has more than MAX_STATES states.
+        TooLargeError: it has too many states.
 
     """
     digits = _Digits(rules)
     if digits.is_contradiction:
         return Table([], [])
-    first = digits.first()
-    numbers, order = {first: 0}, [first]
-    steps: list[dict[int, list[tuple[tuple[int, int], ...]]]] = []
-    for state in order:
-        targets: dict[int, list[tuple[tuple[int, int], ...]]] = {}
-        for char, following in digits.leaving(state):
-            number = numbers.get(following)
-            if number is None:
-                number = numbers[following] = len(order)
-                order.append(following)
-                if number >= MAX_STATES:
-                    raise TooLargeError(f"it has more than {MAX_STATES:,} states")
-            targets.setdefault(number, []).append(((ord(char), ord(char)),))
-        steps.append(targets)
-    return trimmed(steps, [digits.may_end(state) for state in order])
+    return explored(
+        digits.first(),
+        lambda state: (
+            (((ord(char), ord(char)),), following) for char, following in digits.leaving(state)
+        ),
+        digits.may_end,
+    )
