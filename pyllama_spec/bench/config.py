@@ -22,7 +22,7 @@ class BenchConfig:
 
     Attributes:
         model_path: the target's GGUF file.
-        draft: "none", "prompt-lookup", the path of a draft's GGUF, or a Drafter, which stays open.
+        draft: what Llama(draft=) takes; a Drafter stays open.
         also: further drafts, in the same way: each is measured beside the same plain texts.
         prompts: a prompts file; None for the package's own prompts.
         n_tokens: the most tokens to generate per prompt.

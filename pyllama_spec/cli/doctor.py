@@ -34,7 +34,8 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument(
         "-d", "--draft",
-        help="a draft's GGUF, mtp for the head in the model's file, or auto: does it fit, its cost",
+        help="the GGUF of a draft or of a smaller model, mtp for the head in the model's file, or "
+        "auto: does it fit, its cost",
     )  # fmt: skip
     parser.add_argument(
         "--max-rows", type=whole_number(2, 64), default=diagnostics.MAX_ROWS, metavar="N",

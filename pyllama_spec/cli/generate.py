@@ -62,8 +62,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-d",
         "--draft",
         default="none",
-        help="none, prompt-lookup, grammar, mtp (the head in the model's file), auto, or a draft's "
-        "GGUF",
+        help="none, prompt-lookup, grammar, mtp (the head in the model's file), auto, or the "
+        "GGUF of a draft or of a smaller model",
     )
     parser.add_argument(
         "--n-draft", type=int, help="most tokens to draft per round [the drafter's own]"

@@ -102,7 +102,8 @@ class OpenOptions:
             on stderr.
         draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", "grammar"
             for no more than what a grammar or schema forces (every other one drafts that as well),
-            "mtp" for the head in the model's own file, the path of a draft's GGUF, or a Drafter;
+            "mtp" for the head in the model's own file, the path of the GGUF of a draft or of a
+            smaller model, or a Drafter;
             "auto" for the head where there is one, else a draft that lies beside the file and was
             made for it, else "prompt-lookup". It changes how fast the text comes, never the
             text.
