@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from pyllama_spec.chat.grammar_rules import calls_grammar, named_calls
 from pyllama_spec.constraints import schema_grammar
 from pyllama_spec.engine import ChatSession, Vocab
+from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 
 # How far behind what is understood an unfinished call is looked for, in characters: the end of the
@@ -309,12 +310,11 @@ class EngineReader:
 
 def _thoughts(session: ChatSession) -> dict[str, Any]:
     """What keeps a grammar that waits asleep while the model thinks."""
-    start, ends = session.thinking_start, session.thinking_ends
-    if not start or not ends:
+    tags = session.thought_tags
+    if not tags:
         return {}
-    _, begun, thought = session.generation_prompt.rpartition(start)
-    is_open = bool(begun) and not any(end in thought for end in ends)
-    return {"thought_tags": (start, *ends), "thought_is_open": is_open}
+    is_open = ends_in_thought(session.generation_prompt, tags)
+    return {"thought_tags": tags, "thought_is_open": is_open}
 
 
 class ForcedReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
@@ -115,6 +115,12 @@ class ChatSession:
         self.object_arguments: bool = answer["object_arguments"]
         self.has_call_ids: bool = answer["has_call_ids"]
 
+    @property
+    def thought_tags(self) -> tuple[str, ...]:
+        """What begins a thought, and what may end it; () where the template knows no thoughts."""
+        start, ends = self.thinking_start, self.thinking_ends
+        return (start, *ends) if start and ends else ()
+
     def parse(self, text: str) -> dict[str, Any]:
         """What the answer says so far.
 
@@ -152,3 +158,11 @@ def _taken(out: Any) -> str:
         return bytes(ffi.string(out[0])).decode("utf-8", errors="replace")
     finally:
         lib.llama_spec_text_free(out[0])
+
+
+def ends_in_thought(text: str, tags: Sequence[str]) -> bool:
+    """Whether a text ends within a thought, by the tags of ChatSession.thought_tags."""
+    if not tags:
+        return False
+    start, *ends = tags
+    return text.rfind(start) > max(map(text.rfind, ends))

@@ -269,6 +269,12 @@ class Model(Closeable):
         )
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether it gives embeddings of texts, and no texts."""
+        is_causal = self.metadata.get(f"{self.info.arch}.attention.causal", "true") != "false"
+        return not self.info.has_decoder or not is_causal
+
+    @property
     def head_weights(self) -> HeadWeights | None:
         """Of the MTP head that was loaded with load_mtp; None of other models."""
         n_bytes, kind, bits = ffi.new("uint64_t *"), ffi.new("char **"), ffi.new("double *")

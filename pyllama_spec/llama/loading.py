@@ -36,12 +36,6 @@ def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None
     return ProgressBar(f"loading {Path(path).name}") if verbose else None
 
 
-def is_encoder(model: Model) -> bool:
-    """Whether the model gives embeddings of texts, and no texts."""
-    is_causal = model.metadata.get(f"{model.info.arch}.attention.causal", "true") != "false"
-    return not model.info.has_decoder or not is_causal
-
-
 def check_target(model: Model) -> None:
     """Refuses models that cannot generate text by themselves.
 
@@ -60,7 +54,7 @@ def check_target(model: Model) -> None:
             f"{name} is a draft of kind {info.arch!r}: it needs its target. Open the target as "
             f"model_path= and give this file as draft="
         )
-    if is_encoder(model):
+    if model.is_encoder:
         raise UnsupportedError(
             f"{name} ({info.arch}) is an encoder: it does not generate text; Llama(embedding=True) "
             "gives its embeddings"
@@ -79,7 +73,7 @@ def why_not_generating(model: Model, vocab_only: bool, embedding: bool) -> str:
     """Why a model is opened without what generates; "" where it is not."""
     if vocab_only:
         return "the model was opened with vocab_only=True, without its weights; open it without"
-    if embedding and is_encoder(model):
+    if embedding and model.is_encoder:
         return (
             f"{model.path.name} ({model.info.arch}) is an encoder: it does not generate text; "
             "embed() gives its embeddings"

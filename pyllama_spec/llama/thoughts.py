@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pyllama_spec.engine import ChatParser, ChatSession, Model, Vocab
+from pyllama_spec.engine import ChatParser, Model, Vocab
+from pyllama_spec.engine.chat import ends_in_thought
 from pyllama_spec.engine.checks import one_of
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama.overridable import Overridable
@@ -62,7 +63,7 @@ class ThoughtTags:
         tags = self._tags(llm)
         vocab = self._model.vocab
         text = vocab.detokenize(tokens, special=True).decode(errors="replace")
-        return bounded(request, vocab, tags, is_open=is_open(text, tags), own_grammar=True)
+        return bounded(request, vocab, tags, is_open=ends_in_thought(text, tags), own_grammar=True)
 
     def of_chat(
         self,
@@ -99,7 +100,7 @@ class ThoughtTags:
         if request.thinking_token_budget is None:
             return request
         vocab = self._model.vocab
-        opened = is_open(answer, tags)
+        opened = ends_in_thought(answer, tags)
         return bounded(request, vocab, tags, is_open=opened, own_grammar=own_grammar)
 
     def _tags(self, llm: Overridable) -> tuple[str, ...]:
@@ -107,22 +108,8 @@ class ThoughtTags:
         if source not in self._known:
             with ChatParser(self._model, source) as parser:
                 session = parser.begin({"messages": [{"role": "user", "content": "."}]})
-            self._known[source] = tags_of(session)
+            self._known[source] = session.thought_tags
         return self._known[source]
-
-
-def tags_of(session: ChatSession) -> tuple[str, ...]:
-    """What begins a thought in the answers of a chat, and what may end it; () for no thoughts."""
-    start, ends = session.thinking_start, session.thinking_ends
-    return (start, *ends) if start and ends else ()
-
-
-def is_open(text: str, tags: Sequence[str]) -> bool:
-    """Whether a text ends within a thought."""
-    if not tags:
-        return False
-    start, *ends = tags
-    return text.rfind(start) > max(map(text.rfind, ends))
 
 
 def bounded(
@@ -133,7 +120,7 @@ def bounded(
     Args:
         request: with thinking_token_budget.
         vocab: of the model.
-        tags: see tags_of().
+        tags: see ChatSession.thought_tags.
         is_open: whether the prompt ends within a thought.
         own_grammar: whether its grammar is of the answer alone, and knows no thoughts.
 

@@ -80,8 +80,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         info = model.info
         if info.n_target_layers:
             return f"({info.arch}) is a draft that reads rows of its target, not {kind}"
-        is_causal = model.metadata.get(f"{info.arch}.attention.causal", "true") != "false"
-        if not info.has_decoder or not is_causal or info.has_encoder or info.is_diffusion:
+        if model.is_encoder or info.has_encoder or info.is_diffusion:
             return f"({info.arch}) is not {kind}"
         return ""
 
