@@ -40,6 +40,7 @@ class SequenceText:
         ends: [len(tokens)] how many ids the text has behind each token; unused where they are one.
         held: of the ids of the text those that the draft's memory holds, but for the oldest; then
             guesses.
+        n_equal: so many of these are known to be the text's, and need not be compared again.
         base: which of them stands at position 0 of the memory: with a text that is longer than a
             window it begins anew.
         first: those before this one have left the window, or were never read.
@@ -52,6 +53,7 @@ class SequenceText:
     ids: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     held: list[int] = field(default_factory=list)
+    n_equal: int = 0
     base: int = 0
     first: int = 0
     checkpoint: memoryview | bytes | None = None
@@ -119,6 +121,7 @@ class TokenMemory:
         del s.tokens[n_keep:]
         if not self.vocab.is_identity and len(s.ends) > n_keep:
             del s.ids[s.ends[n_keep - 1] :], s.ends[n_keep:]
+        s.n_equal = min(s.n_equal, len(s.ids))
 
     def resume_at(self, seq: int, n_keep: int) -> int:
         """All of them: no row of the target is needed."""
@@ -137,7 +140,7 @@ class TokenMemory:
         tokens = list(s.tokens)
         ids = tokens if self.vocab.is_identity else list(s.ids)
         self._sequences[to] = SequenceText(
-            tokens, ids, list(s.ends), list(s.held), s.base, s.first, s.checkpoint,
+            tokens, ids, list(s.ends), list(s.held), s.n_equal, s.base, s.first, s.checkpoint,
             s.n_checkpoint, s.is_torn,
         )  # fmt: skip
 
@@ -150,7 +153,7 @@ class TokenMemory:
     def n_unread(self, seq: int) -> int:
         """How many ids of the text are not in the memory."""
         s = self.of(seq)
-        return len(s.ids) - _n_common(s.held, s.ids, len(s.ids))
+        return len(s.ids) - self._n_common(s)
 
     def can_ask(self, seq: int) -> bool:
         """Whether the draft can read anything of the text."""
@@ -170,6 +173,7 @@ class TokenMemory:
             for seq, n, end in parts:
                 s = self._sequences[seq]
                 s.held.extend(s.ids[len(s.held) : len(s.held) + n])
+                s.n_equal = len(s.held)
                 if end is not None:
                     choices[seq] = self.choice(end)
         if self._has_state:
@@ -180,7 +184,7 @@ class TokenMemory:
 
     def _go_back(self, seq: int, s: SequenceText) -> None:
         """Brings what is held to a beginning of the text, shorter by a token at least."""
-        n = _n_common(s.held, s.ids, len(s.ids) - 1)
+        n = min(self._n_common(s), len(s.ids) - 1)
         # A window that has moved on is kept for a text that was cut, unless little of it is left.
         n_seen = min(len(s.ids), self._n_window - self._n_window // 4)
         if n <= s.first or (s.first and 2 * (n - s.first) < n_seen):
@@ -190,8 +194,17 @@ class TokenMemory:
         s.is_torn = False
         self._make_room(seq, s)
 
+    def _n_common(self, s: SequenceText) -> int:
+        """How many ids of the text the memory begins with."""
+        n, most = s.n_equal, min(len(s.held), len(s.ids))
+        while n < most and s.held[n] == s.ids[n]:
+            n += 1
+        s.n_equal = n
+        return n
+
     def _cut(self, seq: int, s: SequenceText, n: int) -> None:
         memory = self.context.memory
+        s.n_equal = min(s.n_equal, n)
         if not self._has_state:
             if memory.rollback(seq, n - s.base):
                 del s.held[n:]
@@ -200,13 +213,14 @@ class TokenMemory:
         elif s.checkpoint is not None and s.first < s.n_checkpoint <= n:
             memory.return_to(seq, memoryview(s.checkpoint), s.n_checkpoint - s.base)
             del s.held[s.n_checkpoint :]
+            s.n_equal = s.n_checkpoint
         else:
             self._empty(seq, s, 0)
 
     def _empty(self, seq: int, s: SequenceText, first: int) -> None:
         """Begins anew, with the text from position `first` on."""
         self.context.memory.remove(seq)
-        s.held, s.base, s.first = s.ids[:first], first, first
+        s.held, s.base, s.first, s.n_equal = s.ids[:first], first, first, first
         s.checkpoint, s.n_checkpoint = None, 0
 
     def _make_room(self, seq: int, s: SequenceText) -> None:
@@ -318,15 +332,3 @@ class TokenMemory:
         s.base, s.first, s.is_torn = facts["base"], facts["first"], facts["is_torn"]
         s.checkpoint, s.n_checkpoint = parts[3] or None, facts["n_checkpoint"]
         return len(s.tokens)
-
-
-def _n_common(held: Sequence[int], ids: Sequence[int], n_most: int) -> int:
-    """How many ids two lists begin with alike, at most n_most."""
-    n = min(len(held), len(ids), n_most)
-    if held[:n] == ids[:n]:
-        return n
-    # They part where the last guesses are: look there first.
-    low = next((i for i in range(max(n - 64, 0), n) if held[i] != ids[i]), n)
-    if held[:low] == ids[:low]:
-        return low
-    return next(i for i in range(n) if held[i] != ids[i])
