@@ -47,16 +47,16 @@ CHAT_DEFAULTS: Mapping[str, Any] = {"max_tokens": None, "temperature": 0.2}
 _DEFAULT = "chat_template.default"
 # What concerns a response, beside the text of its choices.
 _OF_RESPONSES = (
-    "n", "seed", "return_token_ids", "stream_options", "user", "context_shift", "max_tokens",
-    "max_completion_tokens", "continue_final_message", "add_generation_prompt",
-    "reasoning_effort", "thinking_token_budget",
+    "n", "seed", "return_token_ids", "return_token_sources", "stream_options", "user",
+    "context_shift", "max_tokens", "max_completion_tokens", "continue_final_message",
+    "add_generation_prompt", "reasoning_effort", "thinking_token_budget",
 )  # fmt: skip
 _FIELDS = {field.name: field for field in fields(RequestOptions)}
 # Of MoreOptions, what changes an answer's form or place, so that leaving it out would be seen.
 _NOT_FOR_HANDLERS = (
     "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
-    "stream_options", "context_shift",
+    "stream_options", "context_shift", "return_token_sources", "n_draft",
 )  # fmt: skip
 # What a reader asks for with a grammar that knows the whole form of an answer, thoughts too.
 _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))

@@ -67,6 +67,8 @@ class MoreOptions(TypedDict, total=False):
     user: str | None
     context_shift: bool
     n_keep: int
+    return_token_sources: bool
+    n_draft: int | None
 
 
 class Completions:

@@ -18,6 +18,7 @@ class Report:
 
     Attributes:
         token_ids: whether each choice and chunk has the ids of its text.
+        token_sources: whether each has the pieces of its text, with who drafted them.
         shifts: whether each choice says how often the context was shifted.
         usage_apart: whether a stream has its usage in a last chunk without choices.
         usage_in_each: whether its other chunks have the usage so far; else None.
@@ -25,6 +26,7 @@ class Report:
     """
 
     token_ids: bool
+    token_sources: bool
     shifts: bool
     usage_apart: bool
     usage_in_each: bool
@@ -43,8 +45,8 @@ class Report:
                 "has its usage anyway"
             )
         return cls(
-            request.return_token_ids, request.context_shift, request.usage_apart,
-            request.usage_in_each,
+            request.return_token_ids, request.return_token_sources, request.context_shift,
+            request.usage_apart, request.usage_in_each,
         )  # fmt: skip
 
     def of_whole(
@@ -72,6 +74,8 @@ class Report:
             if self.token_ids:
                 choice["token_ids"] = list(record.tokens)
                 choice["prompt_token_ids"] = list(record.prompt_tokens)
+            if self.token_sources:
+                choice["token_sources"] = _sources(record.token_sources)
         return response
 
     def chunks(
@@ -84,7 +88,7 @@ class Report:
             record: of its generation.
 
         """
-        n_told, is_first = 0, True
+        n_told, n_sources, is_first = 0, 0, True
         for chunk in chunks:
             if not chunk.get("choices"):  # nothing of an answer yet
                 yield chunk
@@ -95,6 +99,10 @@ class Report:
                 n_told = len(record.tokens)
                 if is_first:
                     choice["prompt_token_ids"] = list(record.prompt_tokens)
+            # The chunk that says whose turn it is comes when a text has begun, and has none of it.
+            if self.token_sources and choice.get("delta") != {"role": "assistant"}:
+                choice["token_sources"] = _sources(record.token_sources[n_sources:])
+                n_sources = len(record.token_sources)
             if choice["finish_reason"] is not None:
                 self._end(choice, record)
             elif self.usage_apart:
@@ -134,3 +142,7 @@ class Report:
         choice["stop_reason"] = record.stop_reason
         if self.shifts:
             choice["context_shifts"] = record.n_shifts
+
+
+def _sources(pieces: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"text": text, "source": source} for text, source in pieces]

@@ -13,7 +13,7 @@ from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.errors import BusyError, ForkedError
 from pyllama_spec.requests.detokenizer import Piece
-from pyllama_spec.requests.job import Job, Keeper
+from pyllama_spec.requests.job import TARGET, Job, Keeper
 from pyllama_spec.requests.logprobs import TokenLogprob
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.requests.runner import Runner
@@ -58,6 +58,8 @@ class GenerationRecord:
         stats: counts of all rounds, also of tokens behind a stop string.
         timing: seconds.
         n_cached: tokens of the prompt that were not read: another request had read them.
+        token_sources: the text in pieces, each with who drafted its tokens: "model", "copy",
+            "grammar", or "target" for the target's own choice, and where not all were drafted.
 
     """
 
@@ -73,6 +75,7 @@ class GenerationRecord:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
     n_cached: int = 0
+    token_sources: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -85,13 +88,16 @@ class GenerationRecord:
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
 
-    def add(self, piece: Piece, logprobs: Sequence[TokenLogprob]) -> None:
-        """Appends a piece. `logprobs` are those of all tokens of the generation until now."""
+    def add(self, piece: Piece, logprobs: Sequence[TokenLogprob], sources: Sequence[str]) -> None:
+        """Appends a piece. `logprobs` and `sources` are those of all tokens until now."""
         self.text += piece.text
         if piece.text:
             if self.spans and self.spans[-1][1] == piece.is_drafted:
                 self.spans.pop()
             self.spans.append((len(self.text), piece.is_drafted))
+            n = len(self.tokens)
+            who = sources[n] if piece.is_drafted else TARGET
+            self.token_sources.append((piece.text, who))
         self.tokens += piece.tokens
         self.from_draft += piece.from_draft
         self.logprobs += logprobs[len(self.logprobs) : len(self.tokens)]
@@ -337,7 +343,7 @@ def _recorded(
             if piece.finish_reason is not None:
                 record.stop_reason = job.stop_reason
             if piece is not PENDING:
-                record.add(piece, job.logprobs)
+                record.add(piece, job.logprobs, job.sources)
             yield piece
     finally:
         _note_figures(job, record)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyllama_spec.requests.guided import GuidedSampler
 
 Ids = npt.NDArray[np.int32]
+# Whose choice a token is that nobody drafted.
+TARGET = "target"
 
 
 class _History:
@@ -193,6 +195,8 @@ class Job:
         end_token: the token that ended the text, which is no part of it; None where none did.
         stop_reason: what of the request ended the text: a stop string or the id of a token.
         n_shifts: how often the older half of the text was forgotten.
+        sources: of each token of the text, and of what of the last round is not in it, who drafted
+            it; TARGET for the target's own choice.
 
     """
 
@@ -216,6 +220,7 @@ class Job:
         self.end_token: int | None = None
         self.stop_reason: str | int | None = None
         self.n_shifts = self._n_cached = 0
+        self.sources: list[str] = []
         self._context, self._vocab = context, model.vocab
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
         self._sampler = Sampler(model, params)
@@ -314,6 +319,7 @@ class Job:
             self._observer,
             timing=Timing(load_s, queue_s=perf_counter() - self._asked_s),
             adapters=self.adapters,
+            max_draft=self._options.n_draft,
         )
         self._begin(run)
         return run
@@ -352,6 +358,7 @@ class Job:
             SequenceRun(
                 run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
                 run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
+                max_draft=run.max_draft,
             )
         )  # fmt: skip
 
@@ -415,9 +422,9 @@ class Job:
                 if is_stop:
                     self.stop_reason = token
                     if self._options.include_stop_str_in_output:
-                        pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
+                        pieces += self._feed(token, i, step)
                 return [*pieces, *detokenizer.flush()], "stop"
-            pieces += detokenizer.feed(token, from_draft=i < step.n_accepted)
+            pieces += self._feed(token, i, step)
             if detokenizer.stop is not None:
                 self.stop_reason = detokenizer.stop
                 self._n_end = self._n_before + detokenizer.n_fed - 1
@@ -430,6 +437,12 @@ class Job:
                 if self.end_token in self._stop_ids:
                     self.stop_reason = self.end_token
         return pieces, finish
+
+    def _feed(self, token: int, i: int, step: Step) -> list[Piece]:
+        """Takes token i of a round; gives what is certain with it."""
+        is_drafted = i < step.n_accepted
+        self.sources.append(step.who if is_drafted else TARGET)
+        return self._detokenizer.feed(token, from_draft=is_drafted)
 
     def note_delivered(self, piece: Piece, *, in_sequence: bool) -> None:
         """Before a piece is delivered to its reader: the text in the memory ends with it.

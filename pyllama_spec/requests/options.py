@@ -37,9 +37,12 @@ MAX_CHOICES = 1024
 _COUNTS = (
     ("logprobs", 0, MAX_LOGPROBS), ("penalty_last_n", -1, INT32_MAX), ("n", 1, MAX_CHOICES),
     ("min_tokens", 0, INT32_MAX), ("thinking_token_budget", -1, INT32_MAX),
-    ("n_keep", -1, INT32_MAX),
+    ("n_keep", -1, INT32_MAX), ("n_draft", 0, INT32_MAX),
 )  # fmt: skip
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift")
+_FLAGS = (
+    "ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift",
+    "return_token_sources",
+)  # fmt: skip
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Of a chat alone: a text has no messages, and no template that could be told.
@@ -111,6 +114,11 @@ class RequestOptions:
             continue_final_message, with which others want it said, has it so anyway.
         return_token_ids: report `token_ids` with each choice and chunk, those of its text, and
             `prompt_token_ids`.
+        return_token_sources: report `token_sources` with each choice and chunk: its text in pieces,
+            each with who drafted it: "model", "copy" or "grammar", or "target" for the target's
+            own choice.
+        n_draft: the most tokens to draft for it per round; 0 decodes it plainly. None for as many
+            as the Llama was opened for, which is the most in any case. The text is the same.
         stream_options: of a stream: {"include_usage": True} for a last chunk with `usage` and no
             choices, and None as the usage of those before; with "continuous_usage_stats" each has
             the usage so far. None for the usage in the chunk with the finish_reason.
@@ -183,6 +191,8 @@ class RequestOptions:
     user: str | None = None
     context_shift: bool = False
     n_keep: int = 0
+    return_token_sources: bool = False
+    n_draft: int | None = None
     thought_close: tuple[int, ...] = ()
     grammar_skips_thoughts: bool = False
 

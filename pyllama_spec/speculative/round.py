@@ -50,9 +50,11 @@ from pyllama_spec.speculative.sequence import (
     SequenceRun,
     Step,
 )
+from pyllama_spec.speculative.stats import who_drafted
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
+_NOT_WANTED = "the request asked for no draft: n_draft=0"
 
 
 class Round:
@@ -463,7 +465,7 @@ class Round:
         run, ids = self._runs[span.seq], span.ids
         state = run.state
         tokens, error = self._sample(run, span.first_row, ids)
-        n_past, n = state.n_decoded, len(tokens)
+        n_past, n, who = state.n_decoded, len(tokens), who_drafted(span)
         if tokens:
             span.tokens = tokens
             state.tokens += tokens
@@ -477,9 +479,9 @@ class Round:
                 done.append(Committed(state.seq_id, tokens, n_past + 1, rows, n_past))
         if error is not None:
             self.rollback.recover(state, is_computed=True)
-            return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error)
+            return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error, who)
         run.finish_reason = self._finish_reason(run, tokens)
-        return Step(tuple(tokens), len(ids), n - 1, run.finish_reason)
+        return Step(tuple(tokens), len(ids), n - 1, run.finish_reason, None, who)
 
     def _sample(
         self, run: SequenceRun, row: int, ids: Sequence[int]
@@ -535,6 +537,7 @@ class Round:
         for span in spans:
             # A failure of the drafter has said so already.
             if self.drafter.failure(span.seq) is None:
-                reason = controller.reason_off(span.seq)
+                run = self._runs[span.seq]
+                reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
                 is_plain = bool(span.tokens) and not span.n_verified
-                self._runs[span.seq].stats.note_off(reason, is_plain=is_plain)
+                run.stats.note_off(reason, is_plain=is_plain)

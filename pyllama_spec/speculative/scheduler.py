@@ -218,13 +218,14 @@ class Scheduler:
         """A sequence that verifies, beside which n_seqs - 1 others do. All may draft as many."""
         state, limits = run.state, self.limits
         n_past = state.n_decoded
-        if not limits.draft_bound.max_draft:
+        if not limits.draft_bound.max_draft or run.max_draft == 0:
             return Span(state.seq_id, n_past)
         bound = draft_bound(
             limits.draft_bound, n_rows=self._width, n_seqs=n_seqs,
             n_left=run.max_tokens - run.n_generated, n_free=limits.n_ctx - n_past,
         )  # fmt: skip
-        return Span(state.seq_id, n_past, bound.max_draft)
+        most = bound.max_draft if run.max_draft is None else min(bound.max_draft, run.max_draft)
+        return Span(state.seq_id, n_past, most)
 
     def _read(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """Parts of prompts: those that are read in one part before longer ones, else in order.

@@ -70,6 +70,7 @@ class Step(NamedTuple):
         finish_reason: "stop" for an end-of-generation token, "length" for a limit, None to go on,
             and None where there is an error.
         error: what ended the request; its tokens before that are committed.
+        who: who drafted, as in RoundCounts.
 
     """
 
@@ -78,6 +79,7 @@ class Step(NamedTuple):
     n_accepted: int
     finish_reason: str | None
     error: BaseException | None = None
+    who: str = "nobody"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,7 @@ class SequenceRun:
         forced: given a number of tokens, some, at most so many, that have to follow, or are likely
             to: they are verified and nobody else is asked. None for never.
         adapters: what its rows are computed with.
+        max_draft: the most tokens that it drafts in a round; None for as many as the round allows.
 
     Attributes:
         stats, timing: of this request alone.
@@ -119,6 +122,7 @@ class SequenceRun:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
     adapters: Adapters = None
+    max_draft: int | None = None
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0

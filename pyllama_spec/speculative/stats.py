@@ -113,7 +113,7 @@ class SpeculationStats:
         self.round_counts.append(
             RoundCounts(
                 asked, len(draft.ids), span.n_verified, len(span.tokens) - 1, n_expected,
-                _who(span),
+                who_drafted(span),
             )
         )  # fmt: skip
         if asked:
@@ -246,7 +246,7 @@ class SpeculationStats:
         }
 
 
-def _who(span: Span) -> str:
+def who_drafted(span: Span) -> str:
     """Whose draft a span has; see RoundCounts."""
     if not span.draft.ids:
         return "nobody"
