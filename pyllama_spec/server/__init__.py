@@ -1,0 +1,69 @@
+"""The server: OpenAI's API over a Llama, in an event loop that never waits for the model.
+
+    from pyllama_spec import Llama
+    from pyllama_spec.server import ServerSettings, create_app
+
+    llm = Llama("model.gguf", draft="auto", n_ctx=4096, n_parallel=4, max_waiting=32)
+    app = create_app(llm, ServerSettings(alias="model"))  # for any ASGI server
+
+It needs the extra: pip install pyllama-spec[server]. Nothing of that is imported before one of the
+names here is asked for.
+
+How it is built, from the ground up:
+
+    settings    ServerSettings: the bounds, the keys, the defaults of requests
+    api_errors  ApiError, and what an exception of the package is over HTTP
+    exchange    Exchange: one request of HTTP, whose client may leave; Route: an endpoint
+    shapes      the bodies that are taken, as msgspec.Struct
+    service     Service: begins requests on the Llama; Answer: one of them, in chunks or as a whole
+    routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
+    app         create_app(): finds the route, asks for the key, gives errors their form
+    process     serve(): uvicorn, signals, TLS
+
+A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
+ChatRequest, `answer = await exchange.service.chat(request)`, then either
+
+    await exchange.send_json(translated(await exchange.watched(answer.whole())))
+    await exchange.send_events(translated_events(answer), error_event)
+
+where `async for chunk in answer` gives OpenAI's chat chunks as dicts and events are the bytes of
+`sse(data, event="name")`. Errors are raised as ApiError or any PyllamaSpecError, and leave in the
+form that the route names: Route(..., error_form=openai_error). With `"speculation": {"show_tokens":
+true}` each choice of each chunk has `token_sources`, [{"text", "source"}], whose sources are
+"target", "model", "copy" and "grammar", as in `speculation.drafted_by`. The last chunk of all has
+`usage` and `speculation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyllama_spec.errors import UnsupportedError
+from pyllama_spec.lazy_imports import lazy_names
+
+if TYPE_CHECKING:
+    from pyllama_spec.server.app import create_app
+    from pyllama_spec.server.process import serve
+    from pyllama_spec.server.settings import ServerSettings
+else:
+    _get, __dir__ = lazy_names(
+        __name__,
+        {
+            "ServerSettings": "pyllama_spec.server.settings",
+            "create_app": "pyllama_spec.server.app",
+            "serve": "pyllama_spec.server.process",
+        },
+    )
+
+    def __getattr__(name: str) -> Any:
+        try:
+            return _get(name)
+        except ImportError as error:
+            if error.name in ("msgspec", "prometheus_client", "starlette", "uvicorn"):
+                raise UnsupportedError(
+                    f"the server needs {error.name}: pip install pyllama-spec[server]"
+                ) from None
+            raise
+
+
+__all__ = ["ServerSettings", "create_app", "serve"]

@@ -1,0 +1,97 @@
+"""Errors as a client sees them: a status, a code, what to do, and nothing of the inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyllama_spec.errors import (
+    ArgumentError,
+    CancelledError,
+    ClosedError,
+    ContextFullError,
+    DeadlineError,
+    OutOfMemoryError,
+    PyllamaSpecError,
+    QueueFullError,
+    RemoteError,
+    UnsupportedError,
+)
+
+
+class ApiError(Exception):
+    """What a request is answered with instead.
+
+    Args:
+        status: of HTTP.
+        message: what is wrong, and what to do.
+        code: a word for programs; None for no more than the type.
+        param: the field of the body that is at fault.
+        headers: further ones of the answer.
+
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param = status, message, code, param
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's name for this kind of error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else _SERVER)
+
+
+_SERVER = "server_error"
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+# The first that fits counts.
+_KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
+    (ContextFullError, 400, "context_length_exceeded"),
+    (QueueFullError, 429, "queue_full"),
+    (DeadlineError, 504, "timeout"),
+    (CancelledError, 503, "cancelled"),
+    (ClosedError, 503, "closed"),
+    (RemoteError, 503, "layers_unreachable"),
+    (OutOfMemoryError, 503, "out_of_memory"),
+    (UnsupportedError, 400, "unsupported"),
+    (ArgumentError, 400, "invalid_value"),
+    (PyllamaSpecError, 500, "engine_error"),
+)
+
+
+def api_error(error: BaseException, retry_after_s: int = 5) -> ApiError:
+    """What an exception is over HTTP; the words of one that is not the package's stay inside."""
+    if isinstance(error, ApiError):
+        return error
+    for kind, status, code in _KINDS:
+        if isinstance(error, kind):
+            headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else None
+            return ApiError(status, str(error), code, headers=headers)
+    return ApiError(500, "the server failed inside; its log says where", "internal_error")
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """An error in OpenAI's form."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }

@@ -1,0 +1,310 @@
+"""One request of HTTP: its body, its answer, its stream, and a client that leaves meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
+
+if TYPE_CHECKING:
+    from pyllama_spec.server.service import Service
+
+_T = TypeVar("_T")
+_JSON = b"application/json"
+_PING = b": ping\n\n"
+# Of JSON in JSON; a parser that recurses would go no deeper either.
+_TOO_DEEP = "the body nests its lists and objects too deep"
+
+
+class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
+    """The client has left, or takes nothing any more: there is nobody to answer."""
+
+
+def sse(data: object, event: str | None = None) -> bytes:
+    """One event of a stream.
+
+    Args:
+        data: what is written as JSON; text and bytes as they are.
+        event: its name.
+
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    raw = raw if isinstance(raw, bytes) else msgspec.json.encode(raw)
+    head = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return head + b"data: " + raw + b"\n\n"
+
+
+class Exchange:
+    """See the module's docstring.
+
+    Args:
+        service: what the request is answered with.
+        scope, receive, send: of ASGI.
+
+    Attributes:
+        service: see above.
+        path, method: of the request.
+        status: of the answer, once it has begun; 0 before.
+        note: figures of the answer for the log: counts, never text.
+
+    """
+
+    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+        self.service, self._receive, self._send = service, receive, send
+        self._scope = scope
+        self.path: str = scope["path"]
+        self.method: str = scope["method"]
+        self.status = 0
+        self.note: dict[str, Any] = {}
+        self._headers: dict[str, str] = {}
+        for name, value in scope["headers"]:
+            self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+        self.extra_headers: list[tuple[bytes, bytes]] = []
+        self._body_is_read = False
+
+    def header(self, name: str) -> str | None:
+        """The first header of a name, in small letters; None without one."""
+        return self._headers.get(name)
+
+    @property
+    def path_params(self) -> Mapping[str, str]:
+        """What stands in the places of the route's path."""
+        params: Mapping[str, str] = self._scope.get("path_params", {})
+        return params
+
+    # ---- what comes in
+
+    async def body(self) -> bytes:
+        """All of the body.
+
+        Raises:
+            ApiError: it is too large, or takes too long to arrive.
+            ClientGone: the client has left before its end.
+
+        """
+        settings = self.service.settings
+        most, parts, n = settings.max_body_bytes, list[bytes](), 0
+        too_large = ApiError(
+            413, f"the body has more than the {most} bytes that this server takes", "too_large"
+        )
+        length = self.header("content-length")
+        if length is not None and length.isdigit() and int(length) > most:
+            raise too_large
+
+        async def read() -> None:
+            nonlocal n
+            while True:
+                message = await self._receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                part = message.get("body", b"")
+                n += len(part)
+                if n > most:
+                    raise too_large
+                parts.append(part)
+                if not message.get("more_body", False):
+                    return
+
+        try:
+            await asyncio.wait_for(read(), settings.body_timeout_s)
+        except asyncio.TimeoutError:
+            raise ApiError(
+                408, f"the body did not arrive within {settings.body_timeout_s:g} s", "timeout"
+            ) from None
+        self._body_is_read = True
+        return b"".join(parts)
+
+    async def read(self, shape: type[_T]) -> _T:
+        """The body as a msgspec.Struct, or any other type of msgspec's.
+
+        Raises:
+            ApiError: it is no such thing, with the field that is at fault.
+
+        """
+        raw = await self.body()
+        try:
+            return msgspec.json.decode(raw, type=shape)
+        except msgspec.ValidationError as error:
+            text, _, where = str(error).partition(" - at `$")
+            param = where.rstrip("`").lstrip(".") or None
+            raise ApiError(
+                400, f"{text}{f', in {param}' if param else ''}", "invalid_type", param
+            ) from None
+        except msgspec.DecodeError as error:
+            raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
+        except UnicodeDecodeError:
+            raise ApiError(400, "the body is no UTF-8", "invalid_json") from None
+        except RecursionError:
+            raise ApiError(400, _TOO_DEEP, "invalid_json") from None
+
+    # ---- what goes out
+
+    async def send_json(
+        self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """A whole answer, as JSON."""
+        await self.send_bytes(msgspec.json.encode(answer), _JSON, status, headers)
+
+    async def send_bytes(
+        self,
+        raw: bytes,
+        kind: bytes,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """A whole answer.
+
+        Args:
+            raw: its body.
+            kind: its content type.
+            status: of HTTP.
+            headers: further ones.
+
+        """
+        more = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
+        more.append((b"content-length", str(len(raw)).encode()))
+        await self._begin(status, kind, more)
+        await self._deliver({"type": "http.response.body", "body": raw})
+
+    async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
+        headers = [(b"content-type", kind), *more, *self.extra_headers]
+        self.status = status
+        await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _deliver(self, message: Message) -> None:
+        """Gives a message to the client, who has send_timeout_s to take it."""
+        limit = self.service.settings.send_timeout_s
+        try:
+            await asyncio.wait_for(self._send(message), limit)
+        except (asyncio.TimeoutError, OSError):
+            raise ClientGone from None
+
+    # ---- while the answer is made
+
+    async def _left(self) -> None:
+        """Ends when the client has left."""
+        if not self._body_is_read:
+            with suppress(ApiError):
+                await self.body()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def watched(self, work: Awaitable[_T]) -> _T:
+        """What some work gives; it is cancelled as soon as the client leaves.
+
+        Raises:
+            ClientGone: the client has left.
+
+        """
+        task, left = asyncio.ensure_future(work), asyncio.ensure_future(self._left())
+        try:
+            await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ClientGone
+        finally:
+            await _ended(task, left)
+
+    async def send_events(
+        self,
+        events: AsyncGenerator[bytes, None],
+        error_event: Callable[[ApiError], bytes],
+    ) -> None:
+        """A stream of events; what fails before the first of them is an error of its own.
+
+        Where the first one takes long, the stream begins with pings, and a later error is its last
+        event.
+
+        Args:
+            events: made by sse(); closed when the client leaves.
+            error_event: an error as an event.
+
+        Raises:
+            ClientGone: the client has left, or took nothing for send_timeout_s.
+            ApiError: there was an error before the first event.
+
+        """
+        settings = self.service.settings
+        left = asyncio.ensure_future(self._left())
+        pull: asyncio.Future[bytes] | None = None
+        try:
+            while True:
+                pull = asyncio.ensure_future(_next(events))
+                await self._ping_until(pull, left, settings.ping_s)
+                try:
+                    event = pull.result()
+                except StopAsyncIteration:
+                    break
+                except (
+                    Exception
+                ) as error:  # whatever it is, the client is told in the form it reads
+                    told = api_error(error, settings.retry_after_s)
+                    self.service.note_failure(error)
+                    if not self.status:
+                        raise told from error
+                    event = error_event(told)
+                    self.note["error"] = told.code
+                    await self._event(event)
+                    break
+                await self._event(event)
+            await self._deliver({"type": "http.response.body", "body": b""})
+        finally:
+            await _ended(*(one for one in (pull, left) if one is not None))
+            await events.aclose()
+
+    async def _ping_until(
+        self, pull: asyncio.Future[bytes], left: asyncio.Future[None], ping_s: float
+    ) -> None:
+        while True:
+            waited: set[asyncio.Future[Any]] = {pull, left}
+            await asyncio.wait(waited, timeout=ping_s, return_when=asyncio.FIRST_COMPLETED)
+            if pull.done():
+                return
+            if left.done():
+                raise ClientGone
+            await self._event(_PING)
+
+    async def _event(self, event: bytes) -> None:
+        if not self.status:
+            # A proxy that gathers a stream would show it at its end.
+            no_buffer = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+            await self._begin(200, b"text/event-stream; charset=utf-8", no_buffer)
+        await self._deliver({"type": "http.response.body", "body": event, "more_body": True})
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """An endpoint.
+
+    Attributes:
+        method: of HTTP; a GET answers HEAD too.
+        path: with {name} for what path_params has.
+        handler: answers it.
+        error_form: how its errors are written.
+        is_open: whether it needs no key, and answers while the server stops.
+
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Exchange], Awaitable[None]]
+    error_form: Callable[[ApiError], dict[str, Any]] = openai_error
+    is_open: bool = False
+
+
+async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
+    return await anext(events)
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels what still runs, and waits for its end: what it holds is given back by then."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,114 @@
+"""What a server allows, and whom."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.engine.checks import count, real
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import read_text
+
+# Where a key may stand beside a file: never among the arguments, which other users can list.
+KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The bounds, the keys and the defaults of a server.
+
+    Attributes:
+        alias: what answers call the model where a request has no name for it; None for the file's.
+        api_keys: one of them has to come with a request; none for a server that is open.
+        allowed_hosts: names that the Host header may have; () for any. A page of somebody else that
+            resolves its own name to this machine is kept out by it.
+        cors_origins: origins whose pages may call; "*" for all.
+        defaults: options of requests that a request does not say, by RequestOptions' names.
+        max_body_bytes: of a request's body.
+        max_messages: of a chat.
+        max_inputs: texts of one request for embeddings, documents of one to rank, prompts of one
+            completion.
+        max_choices: the most that n may be.
+        max_tokens: the most tokens of an answer; None for the context's length.
+        max_time_s: seconds that a request may take, waiting included; None for no bound.
+        body_timeout_s: seconds for a body to arrive.
+        send_timeout_s: seconds for a client to take one event of a stream; one that does not has
+            left.
+        ping_s: a comment is sent where a stream is silent for so long.
+        retry_after_s: what a client is told to wait where the line is full.
+        stop_timeout_s: seconds that running requests have to finish when the server stops.
+        has_slots: whether /slots says what is computed now.
+        has_metrics: whether /metrics gives figures.
+
+    Raises:
+        ArgumentError: a bound is no number, or below what is needed.
+
+    """
+
+    alias: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allowed_hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_body_bytes: int = 8 << 20
+    max_messages: int = 2048
+    max_inputs: int = 2048
+    max_choices: int = 16
+    max_tokens: int | None = None
+    max_time_s: float | None = 3600.0
+    body_timeout_s: float = 30.0
+    send_timeout_s: float = 60.0
+    ping_s: float = 15.0
+    retry_after_s: int = 5
+    stop_timeout_s: float = 30.0
+    has_slots: bool = False
+    has_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            name, value = one.name, getattr(self, one.name)
+            if value is None:
+                continue
+            if one.name.endswith("_s") and name != "retry_after_s":
+                real(value, name, 0)
+            elif one.name.startswith("max_") or name == "retry_after_s":
+                count(value, name, 1, _MOST)
+        if any(not key.strip() for key in self.api_keys):
+            raise ArgumentError("one of api_keys is empty, which anybody would know")
+
+    def accepts_key(self, given: str | None) -> bool:
+        """Whether a key is one of those; takes as long for a wrong one, wherever it is wrong."""
+        if not self.api_keys:
+            return True
+        seen = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
+        # All are looked at: how long it takes says nothing of which one was close.
+        found = [
+            hmac.compare_digest(hashlib.sha256(key.encode()).digest(), seen)
+            for key in self.api_keys
+        ]
+        return any(found)
+
+
+def keys_of(path: str | os.PathLike[str] | None) -> tuple[str, ...]:
+    """The keys of a file, one a line, and that of the environment variable PYLLAMA_SPEC_API_KEY.
+
+    Raises:
+        ArgumentError: the file cannot be read, or has no key.
+
+    """
+    keys = []
+    if path is not None:
+        lines = read_text(Path(path), "the file of API keys").splitlines()
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not keys:
+            raise ArgumentError(f"{os.fspath(path)} has no API key: write one a line")
+    if own := os.environ.get(KEY_VARIABLE, "").strip():
+        keys.append(own)
+    return tuple(keys)

@@ -1,0 +1,123 @@
+"""The bodies that are taken, as published by OpenAI and llama-server.
+
+A field that is not known is left alone, as clients send many that change nothing. What a value may
+be beyond its type is the library's to say, so that a request is refused over HTTP as it is in
+Python, and in the same words.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+Json = dict[str, Any]
+# One prompt, as text or ids, or a list of them.
+Prompt = str | list[str] | list[int] | list[list[int]]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Speculation(Struct, kw_only=True):
+    """How a request is drafted, and whether its answer says so token by token.
+
+    Attributes:
+        draft: False to decode plainly. The text is the same.
+        n_draft: the most tokens to draft per round.
+        show_tokens: whether each choice and chunk has `token_sources`.
+
+    """
+
+    draft: bool = True
+    n_draft: int | None = None
+    show_tokens: bool = False
+
+
+class Prediction(Struct, kw_only=True):
+    """OpenAI's field for a text that much of the answer repeats."""
+
+    content: str | list[Json]
+    type: Literal["content"] = "content"
+
+
+class Sampling(Struct, kw_only=True):
+    """What chats and texts share: RequestOptions' fields under the names that APIs give them."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    top_n_sigma: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_last_n: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
+    mirostat: int | None = None
+    mirostat_tau: float | None = None
+    mirostat_eta: float | None = None
+    logit_bias: dict[str, float] | list[list[Any]] | None = None
+    grammar: str | None = None
+    json_schema: Json | None = None
+    response_format: Json | None = None
+    context_shift: bool | None = None
+    n_keep: int | None = None
+    return_token_ids: bool | None = None
+    timeout: float | None = None
+    user: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    speculation: Speculation | None = None
+    prediction: Prediction | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Json]
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    functions: list[Json] | None = None
+    function_call: str | Json | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    reasoning_format: str | None = None
+    thinking_token_budget: int | None = None
+    chat_template_kwargs: Json | None = None
+    continue_final_message: bool | str | None = None
+    add_generation_prompt: bool | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """The body of /v1/completions."""
+
+    prompt: Prompt
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
