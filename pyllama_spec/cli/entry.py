@@ -19,6 +19,7 @@ from pyllama_spec.cli.convert import add_convert
 from pyllama_spec.cli.doctor import add_doctor
 from pyllama_spec.cli.generate import add_generate
 from pyllama_spec.cli.rpc_server import add_rpc_server
+from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train
 from pyllama_spec.cli.wording import Parser, notes_on_stderr, with_options
 from pyllama_spec.engine import engine_version, quantize, quantize_types, set_log_level
@@ -142,6 +143,7 @@ def command_parser() -> argparse.ArgumentParser:
     _add_quantize(commands)
     add_doctor(commands)
     add_bench(commands)
+    add_serve(commands)
     add_rpc_server(commands)
     return parser
 

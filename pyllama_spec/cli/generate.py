@@ -123,8 +123,17 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def open_llama(args: argparse.Namespace, controller: Controller | None = None) -> Llama:
-    """The model and draft of the options; `controller` stands in for that of the options."""
+def open_llama(
+    args: argparse.Namespace, controller: Controller | None = None, **more: Any
+) -> Llama:
+    """The model and draft of the options.
+
+    Args:
+        args: the options.
+        controller: stands in for that of the options.
+        more: further keywords of Llama().
+
+    """
     if args.draft == "none":
         for name in ("n_draft", "p_min", "lookup", "controller", "draft_gpu_layers"):
             if getattr(args, name) is not None:
@@ -141,6 +150,7 @@ def open_llama(args: argparse.Namespace, controller: Controller | None = None) -
         verbose=args.verbose,
         **layer_keywords(args),
         **context_keywords(args),
+        **more,
     )
 
 

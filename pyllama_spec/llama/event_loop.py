@@ -9,10 +9,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pyllama_spec.engine.checks import boolean
 from pyllama_spec.errors import DeadlineError
 from pyllama_spec.llama.open_model import OpenModel
-from pyllama_spec.llama.responses import Deferred, Response, Stream
+from pyllama_spec.llama.responses import Deferred, Response, Stream, check_stream
 from pyllama_spec.requests.ticket import ASKED_AT
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ async def answered(  # noqa: D417 - the like share a line
     options: Sequence[Any],
     more: Mapping[str, Any],
     *,
-    stream: bool,
+    stream: bool | Deferred,
 ) -> Response | Stream:
     """What one of Llama's create_... gives, in an event loop.
 
@@ -49,7 +48,8 @@ async def answered(  # noqa: D417 - the like share a line
         create: the call.
         opened: what it is made on: the adapters of now are the request's.
         options, more: its arguments; `timeout_s` counts from now.
-        stream: whether the handle is wanted, and not the whole response.
+        stream: whether the handle is wanted, and not the whole response. Deferred.WHOLE for the
+            handle of what is computed as a whole.
 
     Raises:
         PyllamaSpecError: whatever the call and the request raise.
@@ -57,8 +57,8 @@ async def answered(  # noqa: D417 - the like share a line
     """
     import asyncio  # not needed to open a model
 
-    stream = boolean(stream, "stream")
-    deferred = Deferred.CHUNKS if stream else Deferred.WHOLE
+    is_stream, wants_handle = check_stream(stream), isinstance(stream, Deferred)
+    deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
     context = copy_context()
     context.run(opened.pin)
     context.run(ASKED_AT.set, monotonic())
@@ -77,8 +77,12 @@ async def answered(  # noqa: D417 - the like share a line
     handle: Response | Stream = work.result()
     if not isinstance(handle, Stream):  # of a chat handler
         return handle
-    handle.start(is_whole=not stream)
-    return handle if stream else await handle
+    try:
+        handle.start(is_whole=not is_stream)
+    except BaseException:  # of several answers the first ones may be in line
+        handle.abort()
+        raise
+    return handle if is_stream or wants_handle else await handle
 
 
 def _give_up(work: Future[Any]) -> None:

@@ -15,10 +15,13 @@ How it is built, from the ground up:
     api_errors  ApiError, and what an exception of the package is over HTTP
     exchange    Exchange: one request of HTTP, whose client may leave; Route: an endpoint
     shapes      the bodies that are taken, as msgspec.Struct
+    keywords    from such a body to the keywords of Llama's calls
+    metrics     figures for Prometheus
     service     Service: begins requests on the Llama; Answer: one of them, in chunks or as a whole
     routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
+    access      who may call: the Host header, the Origin of a page, the key
     app         create_app(): finds the route, asks for the key, gives errors their form
-    process     serve(): uvicorn, signals, TLS
+    process     serve(): uvicorn, signals, TLS, how it ends
 
 A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
 ChatRequest, `answer = await exchange.service.chat(request)`, then either

@@ -183,7 +183,13 @@ class Exchange:
         limit = self.service.settings.send_timeout_s
         try:
             await asyncio.wait_for(self._send(message), limit)
-        except (asyncio.TimeoutError, OSError):
+        except asyncio.TimeoutError:
+            # ASGI has no word for this: what is not taken would be kept until the network gives up.
+            transport = getattr(getattr(self._send, "__self__", None), "transport", None)
+            if transport is not None:
+                transport.abort()
+            raise ClientGone from None
+        except OSError:
             raise ClientGone from None
 
     # ---- while the answer is made
@@ -242,22 +248,40 @@ class Exchange:
                     event = pull.result()
                 except StopAsyncIteration:
                     break
-                except (
-                    Exception
-                ) as error:  # whatever it is, the client is told in the form it reads
-                    told = api_error(error, settings.retry_after_s)
-                    self.service.note_failure(error)
+                except Exception as error:
                     if not self.status:
-                        raise told from error
-                    event = error_event(told)
-                    self.note["error"] = told.code
-                    await self._event(event)
+                        raise
+                    await self._event(error_event(self._told(error)))
                     break
                 await self._event(event)
+            await self._deliver({"type": "http.response.body", "body": b""})
+        except asyncio.CancelledError:
+            if not (self.status and self.service.is_cutting):
+                raise
+            await self._event(error_event(self._told(stopped())))
             await self._deliver({"type": "http.response.body", "body": b""})
         finally:
             await _ended(*(one for one in (pull, left) if one is not None))
             await events.aclose()
+
+    def _told(self, error: BaseException) -> ApiError:
+        """An error as the client is told it, and what is noted of it."""
+        service = self.service
+        told = api_error(error, service.settings.retry_after_s)
+        # Where the file lies is nobody's business.
+        told.message = told.message.replace(str(service.llm.model_path), service.name)
+        service.note_failure(error)
+        self.note["error"] = code = told.code or told.type
+        service.metrics.note_error(code)
+        return told
+
+    async def send_error(
+        self, error: BaseException, form: Callable[[ApiError], dict[str, Any]]
+    ) -> None:
+        """An error in place of an answer that has not begun."""
+        told = self._told(error)
+        if not self.status:
+            await self.send_json(form(told), told.status, told.headers)
 
     async def _ping_until(
         self, pull: asyncio.Future[bytes], left: asyncio.Future[None], ping_s: float
@@ -297,6 +321,14 @@ class Route:
     handler: Callable[[Exchange], Awaitable[None]]
     error_form: Callable[[ApiError], dict[str, Any]] = openai_error
     is_open: bool = False
+
+
+def stopped() -> ApiError:
+    """What a client is told whose request the end of the server ends."""
+    return ApiError(
+        503, "the server has stopped before the answer was whole: ask again", "stopping",
+        headers={"Retry-After": "5"},
+    )  # fmt: skip
 
 
 async def _next(events: AsyncGenerator[bytes, None]) -> bytes:

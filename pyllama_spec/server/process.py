@@ -1,14 +1,200 @@
-"""The server as a process: uvicorn, its signals, TLS."""
+"""The server as a process: uvicorn, its signals, TLS, and how it ends."""
 
 from __future__ import annotations
 
-import uvicorn
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.app import create_app
+from pyllama_spec.server.app import App, create_app
+from pyllama_spec.server.service import log
 from pyllama_spec.server.settings import ServerSettings
 
+_MAX_HEADER_BYTES = 64 << 10
+# Beside the time that running requests have: for what they were told to reach them.
+_LAST_WORDS_S = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-def serve(llm: Llama, settings: ServerSettings, *, host: str, port: int) -> None:
-    """Serves until a signal ends it."""
-    uvicorn.run(create_app(llm, settings), host=host, port=port, log_config=None, access_log=False)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Where a server listens.
+
+    Attributes:
+        host, port: 0 for any free port.
+        certificate, key: PEM files of TLS; None for HTTP.
+        header_timeout_s: seconds for a request's head to arrive.
+        max_connections: one more is told to come again.
+
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    certificate: Path | None = None
+    key: Path | None = None
+    header_timeout_s: float = 10.0
+    max_connections: int = 1024
+
+
+def serve(
+    llm: Llama,
+    settings: ServerSettings,
+    listening: Listening,
+    *,
+    on_start: Callable[[str], None] = log.info,
+) -> tuple[int, int]:
+    """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets what runs come to its end.
+
+    Args:
+        llm: the model; the caller closes it.
+        settings: the bounds.
+        listening: where.
+        on_start: told the address, once it listens.
+
+    Returns:
+        How many requests ran at the end, and how many of them were cut.
+
+    Raises:
+        ArgumentError: the address cannot be had, or a file of TLS cannot be read.
+
+    """
+    app = create_app(llm, settings)
+    server = _Server(_config(app, settings, listening), app, on_start)
+    sock = _bound(listening)
+    try:
+        asyncio.run(server.serve([sock]))
+    finally:
+        sock.close()
+    return server.ended
+
+
+def _config(app: App, settings: ServerSettings, listening: Listening) -> uvicorn.Config:
+    class Protocol(_Protocol):
+        header_timeout_s = listening.header_timeout_s
+
+    config = uvicorn.Config(
+        app, http=Protocol, ws="none", loop="asyncio", lifespan="off", log_config=None,
+        access_log=False, proxy_headers=False, server_header=False,
+        limit_concurrency=listening.max_connections,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=int(settings.stop_timeout_s) + _LAST_WORDS_S,
+        ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
+    )  # fmt: skip
+    try:
+        config.load()
+    except OSError as error:  # of ssl, too
+        raise ArgumentError(
+            f"TLS cannot be had with {listening.certificate} and {listening.key}: {error}"
+        ) from None
+    return config
+
+
+def _bound(listening: Listening) -> socket.socket:
+    """A socket at the address; never one that another process listens at."""
+    try:
+        found = socket.getaddrinfo(
+            listening.host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(address)
+        except OSError:
+            sock.close()
+            raise
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(
+            f"cannot listen at {listening.host}:{listening.port}: {reason}; --host and --port "
+            "name another address"
+        ) from None
+    return sock
+
+
+class _Server(uvicorn.Server):
+    """Stops as serve() says.
+
+    Attributes:
+        ended: what serve() returns.
+
+    """
+
+    def __init__(self, config: uvicorn.Config, app: App, on_start: Callable[[str], None]) -> None:
+        super().__init__(config)
+        self._app, self._on_start = app, on_start
+        self.ended = (0, 0)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Around all of it. Unlike uvicorn's, a signal that was heeded is not raised again."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to listen, and says where."""
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            scheme = "https" if self.config.is_ssl else "http"
+            self._on_start(f"{scheme}://{shown}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes nothing new, and waits for what runs."""
+        stopping = asyncio.ensure_future(self._app.service.stop())
+        await super().shutdown(sockets)
+        self.ended = await stopping
+
+
+class _Protocol(H11Protocol):
+    """HTTP, of a client who has to say within some seconds what it wants."""
+
+    header_timeout_s = 10.0
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A client has come."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A part of what it says."""
+        super().data_received(data)
+        is_waiting = self.conn.their_state is h11.IDLE
+        if not is_waiting:
+            self._stop_timer()
+        elif self._timer is None and self.conn.trailing_data[0]:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has left."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        self._timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import AsyncGenerator, Callable, Mapping
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, TypeVar
 
-import msgspec
-
+from pyllama_spec.errors import CancelledError, PyllamaSpecError, QueueFullError, UnsupportedError
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.responses import Response, Stream
+from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.keywords import beyond, keywords_of
+from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.shapes import ChatRequest, CompletionRequest, Sampling, Speculation
+from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
 
 _T = TypeVar("_T")
 log = logging.getLogger("pyllama_spec.server")
-
-# What a body calls otherwise than RequestOptions.
-_RENAMED = {
-    "repetition_penalty": "repeat_penalty",
-    "repeat_last_n": "penalty_last_n",
-    "mirostat": "mirostat_mode",
-    "timeout": "timeout_s",
-}
-# What is translated by hand, or is nothing for the library.
-_APART = frozenset((
-    "model", "messages", "prompt", "suffix", "echo", "best_of", "stream", "stream_options",
-    "speculation", "prediction", "json_schema", "logit_bias",
-))  # fmt: skip
+# How often a running stop looks whether all have ended.
+_LOOK_S = 0.05
 
 
 class Service:
@@ -46,16 +38,40 @@ class Service:
         llm, settings: see above.
         name: what answers call the model.
         created: when it began, in seconds since 1970, for lists of models.
-        running: tasks that answer a request now.
+        metrics: figures of all requests.
+        answers: requests to the model that were begun and have not ended.
+        tasks: those that answer a request of HTTP now.
         is_stopping: whether nothing new is taken.
+        is_cutting: whether what still runs is ended, since the time for it is over.
 
     """
 
     def __init__(self, llm: Llama, settings: ServerSettings) -> None:
         self.llm, self.settings = llm, settings
         self.name = settings.alias or Path(llm.model_path).name
-        self.running: set[asyncio.Task[Any]] = set()
-        self.is_stopping = False
+        self.created = int(time())
+        self.answers: set[Answer] = set()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.is_stopping = self.is_cutting = False
+        self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
+        running, waiting = self._n_running, self._n_waiting
+        self.metrics = Metrics({
+            "vllm:num_requests_running": ("Requests that are computed.", running),
+            "llamacpp:requests_processing": ("Requests that are computed.", running),
+            "vllm:num_requests_waiting": ("Requests in line.", waiting),
+            "llamacpp:requests_deferred": ("Requests in line.", waiting),
+        })  # fmt: skip
+
+    @property
+    def draft_name(self) -> str | None:
+        """Who drafts; None where nobody does, and of a model that gives vectors alone."""
+        try:
+            name = self.llm.drafter_name
+        except UnsupportedError:
+            return None
+        return None if name == "none" else name
+
+    # ---- requests of texts
 
     def chat(self, request: ChatRequest) -> Answer:
         """An answer to a chat, which has not begun.
@@ -66,11 +82,8 @@ class Service:
         """
         most = self.settings.max_messages
         if len(request.messages) > most:
-            raise ApiError(
-                400, f"messages has {len(request.messages)} entries, and this server takes {most}",
-                "too_many_messages", "messages",
-            )  # fmt: skip
-        keywords = self._keywords(request)
+            raise beyond("messages", f"has {len(request.messages)} entries", most)
+        keywords = keywords_of(request, self.settings, self.name)
         return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords)
 
     def complete(self, request: CompletionRequest) -> Answer:
@@ -80,14 +93,11 @@ class Service:
             ApiError: the request is beyond a bound.
 
         """
-        keywords = self._keywords(request)
+        keywords = keywords_of(request, self.settings, self.name)
         most, prompt = self.settings.max_inputs, request.prompt
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
         if is_list and len(prompt) > most:
-            raise ApiError(
-                400, f"prompt has {len(prompt)} entries, and this server takes {most}",
-                "too_many_prompts", "prompt",
-            )  # fmt: skip
+            raise beyond("prompt", f"has {len(prompt)} entries", most)
         for name in ("suffix", "echo"):
             if (value := getattr(request, name)) is not None:
                 keywords[name] = value
@@ -98,36 +108,76 @@ class Service:
             )  # fmt: skip
         return Answer(self, self.llm.acreate_completion, (prompt,), keywords)
 
-    def _keywords(self, request: Sampling) -> dict[str, Any]:
-        """The keywords of a call of Llama's, with the server's defaults and bounds."""
-        settings = self.settings
-        keywords = dict(settings.defaults)
-        for name, value in msgspec.structs.asdict(request).items():
-            if value is not None and name not in _APART:
-                keywords[_RENAMED.get(name, name)] = value
-        keywords["model"] = request.model or self.name
-        if request.stream_options is not None:
-            keywords["stream_options"] = msgspec.structs.asdict(request.stream_options)
-        if request.json_schema is not None:
-            keywords["response_format"] = {"type": "json_object", "schema": request.json_schema}
-        if request.logit_bias is not None:
-            keywords["logit_bias"] = _bias(request.logit_bias)
-        if (n := request.n) is not None and n > settings.max_choices:
-            raise ApiError(
-                400, f"n={n} is above the {settings.max_choices} that this server gives",
-                "invalid_value", "n",
-            )  # fmt: skip
-        _bound(keywords, "max_tokens", settings.max_tokens)
-        _bound(keywords, "timeout_s", settings.max_time_s)
-        keywords.update(_drafting(request.speculation))
-        return keywords
+    # ---- what is no text to generate
 
     async def in_thread(self, call: Callable[..., _T], *given: Any, **more: Any) -> _T:
-        """What a call gives that may take a while and is no request."""
+        """What a call gives that takes some milliseconds, such as rendering a template."""
         return await asyncio.to_thread(call, *given, **more)
 
+    @asynccontextmanager
+    async def beside(self) -> AsyncGenerator[Callable[[], None], None]:
+        """Around embeddings and scores, of which one request is computed at a time.
+
+        Gives a function for the thread that computes: it raises once nobody waits for it.
+
+        Raises:
+            QueueFullError: as many wait as may wait for texts.
+
+        """
+        most = getattr(self.llm, "max_waiting", None)
+        if most is not None and self._n_beside > most:
+            raise QueueFullError(
+                f"{self._n_beside} requests for embeddings or scores are there, as many as "
+                f"max_waiting={most} allows: try again later"
+            )
+        has_left = threading.Event()
+
+        def check() -> None:
+            if has_left.is_set():
+                raise CancelledError("nobody waits for it any more")
+
+        self._n_beside += 1
+        try:
+            async with self._one_beside:
+                yield check
+        finally:
+            has_left.set()
+            self._n_beside -= 1
+
+    # ---- what runs
+
+    def _stages(self) -> list[str]:
+        return [answer.stage for answer in self.answers]
+
+    def _n_running(self) -> int:
+        return sum(stage not in ("new", "queued", "ended") for stage in self._stages())
+
+    def _n_waiting(self) -> int:
+        return sum(stage in ("new", "queued") for stage in self._stages())
+
+    async def stop(self) -> tuple[int, int]:
+        """Takes nothing new, and waits until what runs has ended, or its time is over.
+
+        Returns:
+            How many requests ran, and how many of them were ended before their end.
+
+        """
+        self.is_stopping = True
+        running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
+        while (left := [task for task in running if not task.done()]) and monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+        self.is_cutting = True
+        for task in left:
+            task.cancel()
+        return len(running), len(left)
+
     def note_failure(self, error: BaseException) -> None:
-        """Logs what nobody foresaw: its kind and place, and not its words, which may be text."""
+        """Logs what nobody foresaw: its kind and place. Its words may be a client's text."""
+        if isinstance(error, (ApiError, PyllamaSpecError)):
+            return
+        frames = traceback.extract_tb(error.__traceback__)
+        places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
+        log.error("%s in %s", type(error).__name__, places)
 
 
 class Answer:
@@ -149,71 +199,84 @@ class Answer:
     ) -> None:
         self._service, self._create, self._given = service, create, given
         self._keywords = dict(keywords)
-        self._asked_s = monotonic()
+        self._handle: Stream | None = None
+
+    @property
+    def stage(self) -> str:
+        """Where it is: see RequestStatus."""
+        return "new" if self._handle is None else self._handle.status.stage
+
+    def status(self) -> dict[str, Any]:
+        """The same with its counts, and nothing of its text."""
+        if self._handle is None:
+            return {"stage": "new"}
+        status = self._handle.status
+        return {
+            "stage": status.stage,
+            "queue_position": status.queue_position,
+            "n_prompt": status.n_prompt,
+            "n_read": status.n_read,
+            "n_generated": status.n_generated,
+        }
+
+    @asynccontextmanager
+    async def _begun(self, stream: bool | Deferred) -> AsyncGenerator[Stream, None]:
+        """Around all that is read of it: in the end it is aborted, if it has not ended."""
+        service, begin = self._service, monotonic()
+        service.answers.add(self)
+        try:
+            self._handle = handle = await self._create(
+                *self._given, stream=stream, **self._keywords
+            )
+            async with handle:
+                yield handle
+            service.metrics.note_seconds(monotonic() - begin)
+        except BaseException:
+            if self._handle is not None:
+                status = self._handle.status
+                service.metrics.note_aborted(status.n_read, status.n_generated)
+            raise
+        finally:
+            service.answers.discard(self)
 
     async def whole(self) -> Response:
         """The response. The task that waits for it is the request: cancelled, so is that."""
-        response: Response = await self._create(*self._given, **self._keywords)
-        _count_drafted([response], response["usage"])
+        async with self._begun(Deferred.WHOLE) as handle:
+            response = await handle
+        each = [choice for choice in response["choices"] if "timing" in choice]
+        parts = [{**choice, "choices": [choice]} for choice in each] or [response]
+        self._end(parts, response["usage"])
         return response
 
     def __aiter__(self) -> AsyncGenerator[Response, None]:
-        return self._chunks()
+        return self.chunks()
 
-    async def _chunks(self) -> AsyncGenerator[Response, None]:
-        handle: Stream = await self._create(*self._given, stream=True, **self._keywords)
+    async def chunks(self) -> AsyncGenerator[Response, None]:
+        """The response in chunks; closing this ends the request."""
         ended: list[Response] = []
-        async with handle:
+        async with self._begun(True) as handle:
             async for chunk in handle:
                 if "speculation" in chunk:
                     ended.append(chunk)
                 usage = chunk.get("usage")
-                if usage is not None and (ended or not chunk["choices"]):
-                    _count_drafted(ended, usage)
-                    if not chunk["choices"]:  # the last of all, which is asked for apart
-                        last = ended[-1]
-                        chunk = {
-                            **chunk, "speculation": last["speculation"], "timing": last["timing"],
-                        }  # fmt: skip
+                is_apart = not chunk["choices"]  # the last of all, where it was asked for
+                if usage is not None and is_apart:
+                    last = ended[-1]
+                    chunk = {
+                        **chunk, "speculation": last["speculation"], "timing": last["timing"],
+                    }  # fmt: skip
+                if usage is not None and (ended or is_apart):
+                    self._end(ended, usage)
                 yield chunk
 
-
-def _count_drafted(parts: list[Response], usage: dict[str, Any]) -> None:
-    """Adds to a usage what of the drafts was accepted, under OpenAI's names."""
-    drafted = sum(part["speculation"]["drafted"] for part in parts)
-    accepted = sum(part["speculation"]["accepted"] for part in parts)
-    usage["completion_tokens_details"] = {
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": drafted - accepted,
-    }
-
-
-def _drafting(wanted: Speculation | None) -> dict[str, Any]:
-    if wanted is None:
-        return {}
-    keywords: dict[str, Any] = {"return_token_sources": wanted.show_tokens}
-    if not wanted.draft:
-        keywords["n_draft"] = 0
-    elif wanted.n_draft is not None:
-        keywords["n_draft"] = wanted.n_draft
-    return keywords
-
-
-def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:
-    """Lets a keyword be no more than the server allows; None and 0 are as much as there is."""
-    asked = keywords.get(name)
-    if most is not None and (asked is None or asked <= 0 or asked > most):
-        keywords[name] = most
-
-
-def _bias(given: Mapping[str, float] | list[list[Any]]) -> dict[int | str, float]:
-    """The biases by id. llama-server takes pairs as well, with false for never."""
-    biases: dict[int | str, float] = {}
-    if isinstance(given, dict):
-        biases.update(given)
-        return biases
-    for pair in given:
-        if len(pair) != 2:
-            raise ApiError(400, f"logit_bias has {pair!r:.40}, which is no pair", "invalid_value")
-        biases[pair[0]] = -math.inf if pair[1] is False else pair[1]
-    return biases
+    def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
+        """Adds to a usage what of the drafts was accepted, under OpenAI's names; counts it all."""
+        if "completion_tokens_details" in usage:  # told twice, in the last chunks of a stream
+            return
+        drafted = sum(part["speculation"]["drafted"] for part in parts)
+        accepted = sum(part["speculation"]["accepted"] for part in parts)
+        usage["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        }
+        self._service.metrics.note_end(parts, usage)

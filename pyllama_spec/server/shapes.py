@@ -13,7 +13,7 @@ from msgspec import Struct
 
 Json = dict[str, Any]
 # One prompt, as text or ids, or a list of them.
-Prompt = str | list[str] | list[int] | list[list[int]]
+Prompt = str | list[str | int | list[int]]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -121,3 +121,68 @@ class CompletionRequest(Sampling, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """The body of /v1/embeddings."""
+
+    input: Prompt
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class RerankRequest(Struct, kw_only=True):
+    """The body of /v1/rerank; `texts` and `return_text` are the names of another published form."""
+
+    query: str
+    documents: list[str | Json] | None = None
+    texts: list[str] | None = None
+    model: str | None = None
+    top_n: int | None = None
+    return_documents: bool = False
+    return_text: bool = False
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """The body of /tokenize."""
+
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """The body of /detokenize."""
+
+    tokens: list[int]
+
+
+class NativeRequest(Sampling, kw_only=True):
+    """The body of llama-server's /completion."""
+
+    prompt: Prompt
+    n_predict: int | None = None
+    n_probs: int | None = None
+    return_tokens: bool = False
+
+
+class InfillExtra(Struct, kw_only=True):
+    """A file beside the one that is written in."""
+
+    text: str
+    filename: str = ""
+
+
+class InfillRequest(Sampling, kw_only=True):
+    """The body of llama-server's /infill."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""
+    input_extra: list[InfillExtra] = []
+    n_predict: int | None = None
+    n_probs: int | None = None
+    return_tokens: bool = False

@@ -1,0 +1,143 @@
+"""serve: OpenAI's API over HTTP, with drafts."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from pyllama_spec.cli.device_options import names
+from pyllama_spec.cli.generate import add_model_options, open_llama
+from pyllama_spec.engine.context_params import POOLING
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.terminal import dim
+
+if TYPE_CHECKING:
+    from pyllama_spec.server import ServerSettings
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_EPILOG = (
+    "Keys stand in a file, one a line, or in the environment variable PYLLAMA_SPEC_API_KEY: what "
+    "stands in a command line is seen by all who list processes. SIGTERM and Ctrl-C stop it: what "
+    "runs comes to its end first, or is cut after --stop-timeout."
+)
+
+
+def add_serve(commands: _Commands) -> None:
+    """Adds the command `serve`."""
+    parser = commands.add_parser(
+        "serve", help="answer over HTTP, as OpenAI's API does", epilog=_EPILOG
+    )
+    add_model_options(parser)
+    _add_address(parser)
+    _add_bounds(parser)
+    add = parser.add_argument
+    add("--parallel", type=int, default=4, metavar="N",
+        help="requests computed at once; the KV cache is that many times as large")  # fmt: skip
+    add("--alias", default=None, help="what answers call the model [its file]")
+    add("--embeddings", action="store_true", help="give embeddings and scores of pairs too")
+    add("--pooling", choices=[one for one in POOLING if one], default=None,
+        help="how a text's embedding is made of those of its tokens [the model's own]")  # fmt: skip
+    add("--lora", type=Path, default=None, metavar="GGUF", help="an adapter")
+    add("--slots", action="store_true", help="show what is computed now, at /slots")
+    add("--metrics", action=argparse.BooleanOptionalAction, default=True,
+        help="figures for Prometheus, at /metrics")  # fmt: skip
+    parser.set_defaults(run=run_serve)
+
+
+def _add_address(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0: all of them")
+    add("--port", type=int, default=8080, help="0: any that is free")
+    add("--api-key-file", type=Path, default=None, metavar="F", help="keys, one a line [no key]")
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN",
+        help="an origin whose pages may call; may be given again [none]")  # fmt: skip
+    add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
+        help="names that the server is reached by [those of this machine on a loopback "
+        "address, else any]")  # fmt: skip
+    add("--tls-cert", type=Path, default=None, metavar="PEM", help="with --tls-key: HTTPS")
+    add("--tls-key", type=Path, default=None, metavar="PEM", help="the key of --tls-cert")
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--max-waiting", type=int, default=64, metavar="N",
+        help="requests that may wait; one more is told to come again")  # fmt: skip
+    add("--max-tokens", type=int, default=None, metavar="N",
+        help="the most tokens of an answer [what the context holds]")  # fmt: skip
+    add("--max-time", type=float, default=3600.0, metavar="S",
+        help="seconds that a request may take, waiting too")  # fmt: skip
+    add("--max-body", type=int, default=8, metavar="MIB", help="the most MiB of a request")
+    add("--send-timeout", type=float, default=60.0, metavar="S",
+        help="seconds that a client may take for one event of a stream")  # fmt: skip
+    add("--stop-timeout", type=float, default=30.0, metavar="S",
+        help="seconds that running requests have when the server stops")  # fmt: skip
+
+
+def run_serve(args: argparse.Namespace) -> int:
+    """Serves until a signal ends it."""
+    from pyllama_spec.server import serve  # says how to get what it needs
+    from pyllama_spec.server.process import Listening
+
+    if (args.tls_cert is None) != (args.tls_key is None):
+        raise ArgumentError("--tls-cert and --tls-key belong together: give both")
+    settings = _settings(args)
+    listening = Listening(
+        host=args.host, port=args.port, certificate=args.tls_cert, key=args.tls_key
+    )
+    level = logging.WARNING if args.quiet else logging.INFO
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("pyllama_spec.server").setLevel(level)
+    more = {"lora_path": args.lora, "pooling_type": args.pooling}
+    with open_llama(
+        args, n_parallel=args.parallel, max_waiting=args.max_waiting,
+        embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
+    ) as llama:  # fmt: skip
+        _warn(args, settings)
+        n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
+    print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")
+    return 0
+
+
+def _settings(args: argparse.Namespace) -> ServerSettings:
+    from pyllama_spec.server import ServerSettings
+    from pyllama_spec.server.settings import LOOPBACK, keys_of
+
+    hosts = args.allowed_hosts
+    if hosts is None:
+        hosts = LOOPBACK if args.host in LOOPBACK else ()
+    return ServerSettings(
+        alias=args.alias,
+        api_keys=keys_of(args.api_key_file),
+        allowed_hosts=tuple(hosts),
+        cors_origins=tuple(args.cors_origin),
+        max_body_bytes=args.max_body << 20,
+        max_tokens=args.max_tokens,
+        max_time_s=args.max_time,
+        send_timeout_s=args.send_timeout,
+        stop_timeout_s=args.stop_timeout,
+        has_slots=args.slots,
+        has_metrics=args.metrics,
+    )
+
+
+def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
+    from pyllama_spec.server.settings import LOOPBACK
+
+    notes = []
+    if args.host not in LOOPBACK and not settings.api_keys:
+        notes.append(
+            f"whoever reaches {args.host} may use the model: --api-key-file asks for a key"
+        )
+    if args.host not in LOOPBACK and args.tls_cert is None:
+        notes.append("keys and texts go over the network as they are: --tls-cert, or a proxy")
+    for note in notes:
+        print(dim(f"[{note}]", sys.stderr), file=sys.stderr)
+
+
+def _say(url: str, args: argparse.Namespace) -> None:
+    name = Path(args.model).name
+    what = f"{args.parallel} requests at once, draft {args.draft}"
+    print(f"{name} answers at {url}, {what}", flush=True)

@@ -1,0 +1,86 @@
+"""Who may call: the Host header, the Origin of a page, the key."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.exchange import Exchange
+from pyllama_spec.server.settings import ServerSettings
+
+_PREFLIGHT_S = "600"
+
+
+def check_page(exchange: Exchange, settings: ServerSettings) -> None:
+    """Keeps out pages of others that a browser beside the server shows, and lets in who may.
+
+    A browser sends a page's own origin with what the page asks for, and the name by which it was
+    reached: that of another site where that site's name leads here. Programs send no origin.
+
+    Raises:
+        ApiError: the request is of such a page.
+
+    """
+    host = exchange.header("host") or ""
+    if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
+        raise ApiError(
+            403, f"this server is not reached as {host!r:.100}; --allowed-hosts names what it is",
+            "unknown_host",
+        )  # fmt: skip
+    origin = exchange.header("origin")
+    if origin is None:
+        return
+    is_listed = "*" in settings.cors_origins or origin in settings.cors_origins
+    if is_listed:
+        given = "*" if "*" in settings.cors_origins else origin
+        exchange.extra_headers += [
+            (b"access-control-allow-origin", given.encode("latin-1")), (b"vary", b"Origin"),
+        ]  # fmt: skip
+    elif _netloc(origin) != host.lower():
+        raise ApiError(
+            403, f"pages of {origin!r:.100} may not call this server; --cors-origin lets them",
+            "unknown_origin",
+        )  # fmt: skip
+
+
+async def answer_preflight(exchange: Exchange, methods: str) -> None:
+    """What a browser asks before a page of another origin calls; the origin was checked."""
+    await exchange.send_bytes(
+        b"", b"text/plain", 204,
+        {
+            "Access-Control-Allow-Methods": methods,
+            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, "
+            "anthropic-version, anthropic-beta",
+            "Access-Control-Max-Age": _PREFLIGHT_S,
+        },
+    )  # fmt: skip
+
+
+def check_key(exchange: Exchange, settings: ServerSettings) -> None:
+    """Asks for a key, where the server has one.
+
+    Raises:
+        ApiError: there is none, or a wrong one; both are told alike.
+
+    """
+    kind, _, key = (exchange.header("authorization") or "").partition(" ")
+    given = key.strip() if kind.lower() == "bearer" and key else exchange.header("x-api-key")
+    if not settings.accepts_key(given):
+        raise ApiError(
+            401, "an API key is needed: send it as 'Authorization: Bearer KEY'", "invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # a bracket that does not close
+        return None
+
+
+def _netloc(origin: str) -> str:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""

@@ -1,0 +1,97 @@
+"""From the fields of a body to the keywords of Llama's calls, within the server's bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.server.shapes import Sampling, Speculation
+
+# What a body calls otherwise than RequestOptions.
+_RENAMED = {
+    "repetition_penalty": "repeat_penalty",
+    "repeat_last_n": "penalty_last_n",
+    "mirostat": "mirostat_mode",
+    "timeout": "timeout_s",
+}
+# What is translated by hand, or is nothing for the library.
+_APART = frozenset((
+    "model", "messages", "prompt", "suffix", "echo", "best_of", "stream", "stream_options",
+    "speculation", "prediction", "json_schema", "logit_bias",
+))  # fmt: skip
+
+
+def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[str, Any]:
+    """The keywords of a call of Llama's for a request.
+
+    Args:
+        request: its body.
+        settings: the defaults and bounds.
+        name: of the model, for a request that has none for it.
+
+    Raises:
+        ApiError: it is beyond a bound.
+
+    """
+    keywords = dict(settings.defaults)
+    for field, value in msgspec.structs.asdict(request).items():
+        if value is not None and field not in _APART:
+            keywords[_RENAMED.get(field, field)] = value
+    keywords["model"] = request.model or name
+    if request.stream_options is not None:
+        keywords["stream_options"] = msgspec.structs.asdict(request.stream_options)
+    if request.json_schema is not None:
+        keywords["response_format"] = {"type": "json_object", "schema": request.json_schema}
+    if request.logit_bias is not None:
+        keywords["logit_bias"] = _bias(request.logit_bias)
+    if (n := request.n) is not None and n > settings.max_choices:
+        raise beyond("n", f"is {n}", settings.max_choices)
+    if keywords.get("max_completion_tokens") is not None:
+        keywords["max_tokens"] = keywords.pop("max_completion_tokens")
+    _bound(keywords, "max_tokens", settings.max_tokens)
+    _bound(keywords, "timeout_s", settings.max_time_s)
+    keywords.update(_drafting(request.speculation))
+    return keywords
+
+
+def beyond(field: str, what: str, most: int) -> ApiError:
+    """What a request is told of a field that is more than the server takes."""
+    return ApiError(400, f"{field} {what}; this server takes {most}", "beyond_bound", field)
+
+
+def _drafting(wanted: Speculation | None) -> dict[str, Any]:
+    if wanted is None:
+        return {}
+    keywords: dict[str, Any] = {"return_token_sources": wanted.show_tokens}
+    if not wanted.draft:
+        keywords["n_draft"] = 0
+    elif wanted.n_draft is not None:
+        keywords["n_draft"] = wanted.n_draft
+    return keywords
+
+
+def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:
+    """Lets a keyword be no more than the server allows; None and 0 are as much as there is."""
+    asked = keywords.get(name)
+    if most is not None and (asked is None or asked <= 0 or asked > most):
+        keywords[name] = most
+
+
+def _bias(given: Mapping[str, float] | list[list[Any]]) -> dict[int | str, float]:
+    """The biases by id. llama-server takes pairs as well, with false for never."""
+    biases: dict[int | str, float] = {}
+    if not isinstance(given, list):
+        biases.update(given)
+        return biases
+    for pair in given:
+        if len(pair) != 2:
+            raise ApiError(
+                400, f"logit_bias has {pair!r:.40}, which is no pair", "invalid_value", "logit_bias"
+            )
+        biases[pair[0]] = -math.inf if pair[1] is False else pair[1]
+    return biases

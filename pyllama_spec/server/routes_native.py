@@ -1,0 +1,310 @@
+"""llama-server's own endpoints: texts in its form, tokens, templates, and how the server is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from pyllama_spec.chat.prompts import template_variables
+from pyllama_spec.engine import engine_version
+from pyllama_spec.errors import UnsupportedError
+from pyllama_spec.llama import Llama
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.exchange import Exchange, Route, sse
+from pyllama_spec.server.metrics import CONTENT_TYPE
+from pyllama_spec.server.routes_openai import error_event
+from pyllama_spec.server.service import Answer, Service
+from pyllama_spec.server.shapes import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    InfillRequest,
+    NativeRequest,
+    Sampling,
+    TokenizeRequest,
+)
+
+# What llama-server's texts do where nothing is said: they go on up to the context.
+_NO_LIMIT = -1
+_STOPS = {"length": "limit", "stop": "eos"}
+
+
+# ---- texts in llama-server's form
+
+
+async def completion(exchange: Exchange) -> None:
+    """POST /completion."""
+    request = await exchange.read(NativeRequest)
+    await _respond(exchange, request, _translated(request, request.prompt))
+
+
+async def infill(exchange: Exchange) -> None:
+    """POST /infill: what stands between two texts."""
+    request = await exchange.read(InfillRequest)
+    beside = "".join(
+        f"--- {one.filename or 'snippet'} ---\n\n{one.text}\n" for one in request.input_extra
+    )
+    translated = _translated(request, beside + request.input_prefix + request.prompt)
+    translated.suffix = request.input_suffix
+    await _respond(exchange, request, translated)
+
+
+def _translated(request: NativeRequest | InfillRequest, prompt: Any) -> CompletionRequest:
+    """The same as a request for a completion."""
+    shared = {name: getattr(request, name) for name in Sampling.__struct_fields__}
+    translated = CompletionRequest(prompt=prompt, **shared)
+    n = request.n_predict if request.n_predict is not None else request.max_tokens
+    translated.max_tokens = _NO_LIMIT if n is None else n
+    translated.logprobs = request.n_probs or None
+    translated.return_token_ids = True
+    translated.stream_options = None
+    return translated
+
+
+async def _respond(
+    exchange: Exchange, request: NativeRequest | InfillRequest, translated: CompletionRequest
+) -> None:
+    service = exchange.service
+    if translated.max_tokens == 0:  # read the prompt, and write nothing: one token is the least
+        translated.max_tokens = 1
+    answer = service.complete(translated)
+    if request.stream:
+        await exchange.send_events(_events(answer, service.name, request), error_event)
+        return
+    response = await exchange.watched(answer.whole())
+    shown = [_native(response, choice, service.name, request) for choice in response["choices"]]
+    await exchange.send_json(shown[0] if len(shown) == 1 else shown)
+
+
+def _native(
+    response: Mapping[str, Any],
+    choice: Mapping[str, Any],
+    model: str,
+    request: NativeRequest | InfillRequest,
+) -> dict[str, Any]:
+    """A choice, or the last chunk of one, as llama-server writes it."""
+    usage, timing = response["usage"], response["timing"]
+    reason, word = choice["stop_reason"], ""
+    stop_type = _STOPS.get(choice["finish_reason"], "none")
+    if isinstance(reason, str):
+        stop_type, word = "word", reason
+    n_prompt, n_cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    shown = {
+        "index": choice["index"],
+        "content": choice["text"],
+        "tokens": choice["token_ids"] if request.return_tokens else [],
+        "stop": True,
+        "model": request.model or model,
+        "tokens_predicted": usage["completion_tokens"],
+        "tokens_evaluated": n_prompt,
+        "tokens_cached": n_prompt + usage["completion_tokens"],
+        "truncated": False,
+        "stop_type": stop_type,
+        "stopping_word": word,
+        "has_new_line": "\n" in choice["text"],
+        "timings": _timings(usage, timing, response["speculation"], n_prompt - n_cached),
+        "speculation": response["speculation"],
+    }
+    if choice.get("logprobs"):
+        shown["completion_probabilities"] = _probabilities(choice)
+    if "token_sources" in choice:
+        shown["token_sources"] = choice["token_sources"]
+    return shown
+
+
+def _probabilities(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+    logprobs, ids = choice["logprobs"], choice["token_ids"]
+    return [
+        {
+            "id": token_id, "token": token, "bytes": list(token.encode()), "logprob": logprob,
+            "top_logprobs": [{"token": k, "logprob": v} for k, v in (top or {}).items()],
+        }
+        for token_id, token, logprob, top in zip(
+            ids, logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"],
+            strict=False,
+        )
+    ]  # fmt: skip
+
+
+def _timings(
+    usage: Mapping[str, Any], timing: Mapping[str, Any], speculation: Mapping[str, Any], n_read: int
+) -> dict[str, Any]:
+    prompt_s, decode_s = timing.get("prompt_s", 0.0), timing.get("decode_s", 0.0)
+    n = usage["completion_tokens"]
+    return {
+        "cache_n": usage["prompt_tokens"] - n_read,
+        "prompt_n": n_read,
+        "prompt_ms": 1e3 * prompt_s,
+        "prompt_per_second": n_read / prompt_s if prompt_s else 0.0,
+        "predicted_n": n,
+        "predicted_ms": 1e3 * decode_s,
+        "predicted_per_second": timing.get("decode_tps", 0.0),
+        "draft_n": speculation["drafted"],
+        "draft_n_accepted": speculation["accepted"],
+    }
+
+
+async def _events(
+    answer: Answer, model: str, request: NativeRequest | InfillRequest
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            (choice,) = chunk["choices"]
+            if choice["finish_reason"] is not None:
+                yield sse(_native(chunk, choice, model, request))
+                continue
+            shown = {
+                "index": choice["index"], "content": choice["text"],
+                "tokens": choice["token_ids"], "stop": False,
+            }  # fmt: skip
+            if choice.get("logprobs"):
+                shown["completion_probabilities"] = _probabilities(choice)
+            if "token_sources" in choice:
+                shown["token_sources"] = choice["token_sources"]
+            yield sse(shown)
+
+
+# ---- tokens and templates
+
+
+async def tokenize(exchange: Exchange) -> None:
+    """POST /tokenize."""
+    request = await exchange.read(TokenizeRequest)
+    vocab = exchange.service.llm.model.vocab
+    ids = await exchange.service.in_thread(
+        vocab.tokenize, request.content, add_special=request.add_special,
+        parse_special=request.parse_special,
+    )  # fmt: skip
+    if not request.with_pieces:
+        await exchange.send_json({"tokens": ids})
+        return
+    pieces = [{"id": one, "piece": _piece(vocab.piece(one, special=True))} for one in ids]
+    await exchange.send_json({"tokens": pieces})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    """A token's text, or its bytes where they are no whole characters."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+async def detokenize(exchange: Exchange) -> None:
+    """POST /detokenize."""
+    request = await exchange.read(DetokenizeRequest)
+    raw = await exchange.service.in_thread(
+        exchange.service.llm.detokenize, request.tokens, special=True
+    )
+    await exchange.send_json({"content": raw.decode(errors="replace")})
+
+
+async def apply_template(exchange: Exchange) -> None:
+    """POST /apply-template: a chat as the text that the model would read."""
+    request = await exchange.read(ChatRequest)
+    text = await exchange.service.in_thread(_rendered, exchange.service.llm, request)
+    await exchange.send_json({"prompt": text})
+
+
+def _rendered(llm: Llama, request: ChatRequest) -> str:
+    variables = template_variables(request.chat_template_kwargs)
+    if request.add_generation_prompt is not None:
+        variables["add_generation_prompt"] = request.add_generation_prompt
+    return llm.template.render(request.messages, tools=request.tools, **variables).text
+
+
+# ---- how the server is
+
+
+async def health(exchange: Exchange) -> None:
+    """GET /health: the process lives."""
+    await exchange.send_json({"status": "ok"})
+
+
+async def ready(exchange: Exchange) -> None:
+    """GET /ready: it takes requests."""
+    if exchange.service.is_stopping:
+        raise ApiError(503, "the server is stopping: it takes nothing new", "stopping")
+    await exchange.send_json({"status": "ready"})
+
+
+async def metrics(exchange: Exchange) -> None:
+    """GET /metrics."""
+    service = exchange.service
+    if not service.settings.has_metrics:
+        raise ApiError(501, "this server gives no metrics: --no-metrics", "unsupported")
+    await exchange.send_bytes(service.metrics.text(), CONTENT_TYPE)
+
+
+async def props(exchange: Exchange) -> None:
+    """GET /props: what is served, without its place on the disk."""
+    await exchange.send_json(await exchange.service.in_thread(_props, exchange.service))
+
+
+def _props(service: Service) -> dict[str, Any]:
+    llm = service.llm
+    vocab, info = llm.model.vocab, llm.model.info
+    shown: dict[str, Any] = {
+        "model_alias": service.name,
+        "model": {
+            "arch": info.arch,
+            "size": info.size,
+            "type": llm.model.metadata.get("general.name"),
+        },
+        "build_info": f"pyllama_spec, llama.cpp {engine_version()}",
+        "modalities": {"vision": False, "audio": False},
+        "bos_token": _token(llm, vocab.bos),
+        "eos_token": _token(llm, vocab.eos),
+        "draft": service.draft_name,
+        "max_tokens": service.settings.max_tokens,
+    }
+    try:
+        n_ctx = llm.n_ctx()
+        shown |= {
+            "total_slots": llm.n_parallel,
+            "default_generation_settings": {
+                "n_ctx": n_ctx,
+                "params": dict(service.settings.defaults),
+            },
+            "chat_template": llm.template.source,
+        }
+    except UnsupportedError:  # a model for vectors alone
+        shown |= {"total_slots": 0, "default_generation_settings": {}, "chat_template": ""}
+    return shown
+
+
+def _token(llm: Llama, token: int | None) -> str:
+    if token is None:
+        return ""
+    return llm.model.vocab.piece(token, special=True).decode(errors="replace")
+
+
+async def slots(exchange: Exchange) -> None:
+    """GET /slots: what is computed now, without anything of its text."""
+    service = exchange.service
+    if not service.settings.has_slots:
+        raise ApiError(501, "this server does not show its slots: --slots", "unsupported")
+    begun = [answer.status() for answer in service.answers]
+    computed = [one for one in begun if one["stage"] in ("reading", "generating")]
+    n_idle = max(service.llm.n_parallel - len(computed), 0)
+    n_ctx = service.llm.n_ctx()
+    shown = [{"is_processing": True, **one} for one in computed]
+    shown += [{"is_processing": False} for _ in range(n_idle)]
+    await exchange.send_json([{"id": i, "n_ctx": n_ctx, **one} for i, one in enumerate(shown)])
+
+
+ROUTES = (
+    Route("POST", "/completion", completion),
+    Route("POST", "/completions", completion),
+    Route("POST", "/infill", infill),
+    Route("POST", "/tokenize", tokenize),
+    Route("POST", "/detokenize", detokenize),
+    Route("POST", "/apply-template", apply_template),
+    Route("GET", "/health", health, is_open=True),
+    Route("GET", "/v1/health", health, is_open=True),
+    Route("GET", "/ready", ready, is_open=True),
+    Route("GET", "/metrics", metrics),
+    Route("GET", "/props", props),
+    Route("GET", "/slots", slots),
+)
