@@ -67,7 +67,10 @@ class Exchange:
         for name, value in scope["headers"]:
             self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
-        self._body_is_read = False
+        self._body_is_read = self._has_left = self._has_given_up = False
+        # Of a stream: who sends it, and whether it sent nothing since the last ping.
+        self._task: asyncio.Task[Any] | None = None
+        self._is_silent = True
 
     def header(self, name: str) -> str | None:
         """The first header of a name, in small letters; None without one."""
@@ -179,18 +182,30 @@ class Exchange:
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _deliver(self, message: Message) -> None:
-        """Gives a message to the client, who has send_timeout_s to take it."""
+        """Gives a message to the client, who has send_timeout_s to take it.
+
+        Raises:
+            ClientGone: it has left, or took too long.
+
+        """
         limit = self.service.settings.send_timeout_s
+        timer = asyncio.get_running_loop().call_later(limit, self._give_up)
         try:
-            await asyncio.wait_for(self._send(message), limit)
-        except asyncio.TimeoutError:
-            # ASGI has no word for this: what is not taken would be kept until the network gives up.
-            transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-            if transport is not None:
-                transport.abort()
-            raise ClientGone from None
+            await self._send(message)
         except OSError:
             raise ClientGone from None
+        finally:
+            timer.cancel()
+        if self._has_given_up:
+            raise ClientGone
+
+    def _give_up(self) -> None:
+        """The client takes nothing: ends the connection, so that whoever sends goes on."""
+        self._has_given_up = True
+        # ASGI has no word for this, and what is not taken would be kept until the network gives up.
+        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
+        if transport is not None:
+            transport.abort()
 
     # ---- while the answer is made
 
@@ -237,32 +252,47 @@ class Exchange:
             ApiError: there was an error before the first event.
 
         """
-        settings = self.service.settings
-        left = asyncio.ensure_future(self._left())
-        pull: asyncio.Future[bytes] | None = None
+        self._task, self._is_silent = asyncio.current_task(), True
+        beside = [
+            asyncio.ensure_future(self._end_with_client()),
+            asyncio.ensure_future(self._ping()),
+        ]
         try:
-            while True:
-                pull = asyncio.ensure_future(_next(events))
-                await self._ping_until(pull, left, settings.ping_s)
-                try:
-                    event = pull.result()
-                except StopAsyncIteration:
-                    break
-                except Exception as error:
-                    if not self.status:
-                        raise
-                    await self._event(error_event(self._told(error)))
-                    break
-                await self._event(event)
+            try:
+                async for event in events:
+                    await self._event(event)
+            except Exception as error:
+                if not self.status or isinstance(error, ClientGone):
+                    raise
+                await self._event(error_event(self._told(error)))
             await self._deliver({"type": "http.response.body", "body": b""})
         except asyncio.CancelledError:
+            if self._has_left:
+                raise ClientGone from None
             if not (self.status and self.service.is_cutting):
                 raise
             await self._event(error_event(self._told(stopped())))
             await self._deliver({"type": "http.response.body", "body": b""})
         finally:
-            await _ended(*(one for one in (pull, left) if one is not None))
+            self._task = None
+            await _ended(*beside)
             await events.aclose()
+
+    async def _end_with_client(self) -> None:
+        """Ends the stream as soon as its client has left, whatever it waits for."""
+        await self._left()
+        self._has_left = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _ping(self) -> None:
+        """Says something where the stream is silent, so that nobody between takes it for dead."""
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(self.service.settings.ping_s)
+            if self._is_silent:
+                with suppress(ClientGone):
+                    await self._event(_PING)
 
     def _told(self, error: BaseException) -> ApiError:
         """An error as the client is told it, and what is noted of it."""
@@ -283,19 +313,8 @@ class Exchange:
         if not self.status:
             await self.send_json(form(told), told.status, told.headers)
 
-    async def _ping_until(
-        self, pull: asyncio.Future[bytes], left: asyncio.Future[None], ping_s: float
-    ) -> None:
-        while True:
-            waited: set[asyncio.Future[Any]] = {pull, left}
-            await asyncio.wait(waited, timeout=ping_s, return_when=asyncio.FIRST_COMPLETED)
-            if pull.done():
-                return
-            if left.done():
-                raise ClientGone
-            await self._event(_PING)
-
     async def _event(self, event: bytes) -> None:
+        self._is_silent = False
         if not self.status:
             # A proxy that gathers a stream would show it at its end.
             no_buffer = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -329,10 +348,6 @@ def stopped() -> ApiError:
         503, "the server has stopped before the answer was whole: ask again", "stopping",
         headers={"Retry-After": "5"},
     )  # fmt: skip
-
-
-async def _next(events: AsyncGenerator[bytes, None]) -> bytes:
-    return await anext(events)
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:

@@ -70,17 +70,40 @@ def serve(
         ArgumentError: the address cannot be had, or a file of TLS cannot be read.
 
     """
-    app = create_app(llm, settings)
-    server = _Server(_config(app, settings, listening), app, on_start)
-    sock = _bound(listening)
-    try:
-        asyncio.run(server.serve([sock]))
-    finally:
-        sock.close()
-    return server.ended
+    return HttpServer(create_app(llm, settings), listening, on_start).run()
 
 
-def _config(app: App, settings: ServerSettings, listening: Listening) -> uvicorn.Config:
+class HttpServer:
+    """An application that is listened for, by run() in any thread.
+
+    Args:
+        app: made by create_app().
+        listening: where.
+        on_start: told the address, once it listens.
+
+    Raises:
+        ArgumentError: the address cannot be had, or a file of TLS cannot be read.
+
+    """
+
+    def __init__(
+        self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
+    ) -> None:
+        self._server = _Server(_config(app, listening), app, on_start)
+        self._socket = _bound(listening)
+
+    def run(self) -> tuple[int, int]:
+        """Serves until stop(), or in the main thread a signal; see serve()."""
+        with self._socket:
+            asyncio.run(self._server.serve([self._socket]))
+        return self._server.ended
+
+    def stop(self) -> None:
+        """Has it stop, from any thread, and waits for nothing."""
+        self._server.should_exit = True
+
+
+def _config(app: App, listening: Listening) -> uvicorn.Config:
     class Protocol(_Protocol):
         header_timeout_s = listening.header_timeout_s
 
@@ -89,7 +112,7 @@ def _config(app: App, settings: ServerSettings, listening: Listening) -> uvicorn
         access_log=False, proxy_headers=False, server_header=False,
         limit_concurrency=listening.max_connections,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=int(settings.stop_timeout_s) + _LAST_WORDS_S,
+        timeout_graceful_shutdown=int(app.service.settings.stop_timeout_s) + _LAST_WORDS_S,
         ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
     )  # fmt: skip
     try:

@@ -1,0 +1,160 @@
+"""A server in a thread, and a client that sees what it sends, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyllama_spec import Llama
+from pyllama_spec.server import ServerSettings, create_app
+from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.service import Service
+
+# A test waits so long for what comes at once: it fails there, and does not hang.
+PATIENCE_S = 60.0
+# Of one answer to the next these differ.
+VOLATILE = ("id", "created", "timing", "speculation", "usage")
+
+
+class Client:
+    """Asks a server. Each request has a connection of its own.
+
+    Attributes:
+        url: of the server.
+        service: its inside, for what cannot be seen from outside.
+        server: for its end.
+        key: sent with each request, if there is one.
+
+    """
+
+    def __init__(self, url: str, service: Service, server: HttpServer) -> None:
+        self.url, self.service, self.server = url, service, server
+        self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
+        self.key: str | None = None
+
+    def connect(self) -> HTTPConnection:
+        """A new connection."""
+        return HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+
+    def send(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[HTTPConnection, HTTPResponse]:
+        """Asks, and gives the response before its body is read."""
+        connection = self.connect()
+        raw = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
+        given = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+        connection.request(method, path, raw, {**given, **(headers or {})})
+        return connection, connection.getresponse()
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """The status and the answer, as JSON where it is JSON."""
+        connection, response = self.send(method, path, body, headers)
+        raw = response.read()
+        connection.close()
+        kind = response.getheader("content-type", "")
+        return response.status, json.loads(raw) if "json" in kind else raw.decode()
+
+    def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        """GET."""
+        return self.ask("GET", path, None, headers)
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """POST."""
+        return self.ask("POST", path, body, headers)
+
+    def right(self, path: str, body: Any) -> Any:
+        """The answer of a POST that has to be answered."""
+        status, answer = self.post(path, body)
+        assert status == 200, answer
+        return answer
+
+    def events(self, path: str, body: Any) -> list[Any]:
+        """The data of all events of a stream; the last one is "[DONE]"."""
+        connection, response = self.send("POST", path, {**body, "stream": True})
+        assert response.status == 200, response.read()
+        assert response.getheader("content-type", "").startswith("text/event-stream")
+        found = list(events_of(response))
+        connection.close()
+        return found
+
+    def chunks(self, path: str, body: Any) -> list[dict[str, Any]]:
+        """The chunks of a stream that comes to its end."""
+        *chunks, last = self.events(path, body)
+        assert last == "[DONE]"
+        return chunks
+
+
+def events_of(response: HTTPResponse) -> Iterator[Any]:
+    """The data of events, as they come; comments are left out."""
+    for line in response:
+        text = line.decode().rstrip("\n")
+        if text.startswith("data: "):
+            data = text.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+@contextmanager
+def served(llm: Llama, **settings: Any) -> Iterator[Client]:
+    """A server on a Llama, which is closed with it."""
+    with llm:
+        app = create_app(llm, ServerSettings(**settings))
+        started = threading.Event()
+        urls: list[str] = []
+
+        def on_start(url: str) -> None:
+            urls.append(url)
+            started.set()
+
+        server = HttpServer(app, Listening(port=0), on_start)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            assert started.wait(PATIENCE_S)
+            yield Client(urls[0], app.service, server)
+        finally:
+            server.stop()
+            thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Waits for something that comes soon, however slow the machine is."""
+    end = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def is_idle(client: Client) -> bool:
+    """Whether nothing is answered or computed any more."""
+    return not client.service.answers and not client.service.tasks
+
+
+def raw_exchange(client: Client, data: bytes) -> bytes:
+    """What comes back for some bytes until the server closes, or is silent."""
+    with socket.create_connection((client.host, client.port), timeout=PATIENCE_S) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        parts = []
+        while part := sock.recv(65536):
+            parts.append(part)
+        return b"".join(parts)
+
+
+def steady(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what differs from one time to the next."""
+    shown = {key: value for key, value in answer.items() if key not in VOLATILE}
+    shown["choices"] = [
+        {key: value for key, value in choice.items() if key not in VOLATILE}
+        for choice in answer["choices"]
+    ]
+    return shown
