@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -96,6 +97,8 @@ def run_serve(args: argparse.Namespace) -> int:
         embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
     ) as llama:  # fmt: skip
         _warn(args, settings)
+        # What the library warns of may quote a client's schema or chat.
+        warnings.simplefilter("ignore")
         n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
     print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")
     return 0

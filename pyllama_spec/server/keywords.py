@@ -10,7 +10,7 @@ import msgspec
 
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.shapes import Sampling, Speculation
+from pyllama_spec.server.shapes import Bias, Sampling, Speculation
 
 # What a body calls otherwise than RequestOptions.
 _RENAMED = {
@@ -82,16 +82,7 @@ def _bound(keywords: dict[str, Any], name: str, most: float | None) -> None:
         keywords[name] = most
 
 
-def _bias(given: Mapping[str, float] | list[list[Any]]) -> dict[int | str, float]:
-    """The biases by id. llama-server takes pairs as well, with false for never."""
-    biases: dict[int | str, float] = {}
-    if not isinstance(given, list):
-        biases.update(given)
-        return biases
-    for pair in given:
-        if len(pair) != 2:
-            raise ApiError(
-                400, f"logit_bias has {pair!r:.40}, which is no pair", "invalid_value", "logit_bias"
-            )
-        biases[pair[0]] = -math.inf if pair[1] is False else pair[1]
-    return biases
+def _bias(given: Mapping[str, float] | list[Bias]) -> dict[int | str, float]:
+    """The biases by id."""
+    pairs = given if isinstance(given, list) else list(given.items())
+    return {token: -math.inf if bias is False else float(bias) for token, bias in pairs}

@@ -16,6 +16,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
@@ -126,6 +127,7 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
 
 def _bound(listening: Listening) -> socket.socket:
     """A socket at the address; never one that another process listens at."""
+    count(listening.port, "port", 0, 65535)
     try:
         found = socket.getaddrinfo(
             listening.host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

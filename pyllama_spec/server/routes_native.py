@@ -107,18 +107,21 @@ def _native(
         "speculation": response["speculation"],
     }
     if choice.get("logprobs"):
-        shown["completion_probabilities"] = _probabilities(choice)
+        shown["completion_probabilities"] = _probabilities(choice, request.n_probs or 0)
     if "token_sources" in choice:
         shown["token_sources"] = choice["token_sources"]
     return shown
 
 
-def _probabilities(choice: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
     logprobs, ids = choice["logprobs"], choice["token_ids"]
     return [
         {
             "id": token_id, "token": token, "bytes": list(token.encode()), "logprob": logprob,
-            "top_logprobs": [{"token": k, "logprob": v} for k, v in (top or {}).items()],
+            "top_logprobs": [
+                {"token": k, "logprob": v}
+                for k, v in sorted((top or {}).items(), key=lambda one: -one[1])[:n]
+            ],
         }
         for token_id, token, logprob, top in zip(
             ids, logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"],
@@ -159,7 +162,7 @@ async def _events(
                 "tokens": choice["token_ids"], "stop": False,
             }  # fmt: skip
             if choice.get("logprobs"):
-                shown["completion_probabilities"] = _probabilities(choice)
+                shown["completion_probabilities"] = _probabilities(choice, request.n_probs or 0)
             if "token_sources" in choice:
                 shown["token_sources"] = choice["token_sources"]
             yield sse(shown)

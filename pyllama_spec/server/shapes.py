@@ -12,6 +12,8 @@ from typing import Any, Literal
 from msgspec import Struct
 
 Json = dict[str, Any]
+# A token's id and what is added to its logit, false for never: llama-server's form.
+Bias = tuple[int | str, float | bool]
 # One prompt, as text or ids, or a list of them.
 Prompt = str | list[str | int | list[int]]
 
@@ -78,7 +80,7 @@ class Sampling(Struct, kw_only=True):
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
-    logit_bias: dict[str, float] | list[list[Any]] | None = None
+    logit_bias: dict[str, float] | list[Bias] | None = None
     grammar: str | None = None
     json_schema: Json | None = None
     response_format: Json | None = None

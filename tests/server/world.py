@@ -61,7 +61,7 @@ class Client:
         raw = response.read()
         connection.close()
         kind = response.getheader("content-type", "")
-        return response.status, json.loads(raw) if "json" in kind else raw.decode()
+        return response.status, json.loads(raw) if raw and "json" in kind else raw.decode()
 
     def get(self, path: str, **headers: str) -> tuple[int, Any]:
         """GET."""
@@ -139,11 +139,12 @@ def is_idle(client: Client) -> bool:
     return not client.service.answers and not client.service.tasks
 
 
-def raw_exchange(client: Client, data: bytes) -> bytes:
-    """What comes back for some bytes until the server closes, or is silent."""
+def raw_exchange(client: Client, data: bytes, *, leaves: bool = True) -> bytes:
+    """What comes back for some bytes until the server closes; `leaves` says that no more come."""
     with socket.create_connection((client.host, client.port), timeout=PATIENCE_S) as sock:
         sock.sendall(data)
-        sock.shutdown(socket.SHUT_WR)
+        if leaves:
+            sock.shutdown(socket.SHUT_WR)
         parts = []
         while part := sock.recv(65536):
             parts.append(part)

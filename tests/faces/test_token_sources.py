@@ -1,0 +1,137 @@
+"""A request's own bound of its drafts, and who drafted each piece of its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, Drafter
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
+from tests.scripted import Pattern, Perfect
+
+MESSAGES = [{"role": "user", "content": "the cat"}]
+
+
+def reference(**options: Any) -> list[int]:
+    """Prompt and text, without a draft."""
+    with open_tiny() as llm:
+        generation = llm.generate_steps(PROMPT, max_tokens=60, **options)
+        return [*PROMPT, *generation.read_all().tokens]
+
+
+def drafters(tokens: list[int]) -> list[tuple[Drafter | str, str]]:
+    """Drafters, and what their tokens are called."""
+    return [
+        (Perfect(tokens, 6), "model"), (Pattern(tokens, range(7)), "model"),
+        ("prompt-lookup", "copy"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_each_token_is_called_what_drafted_it(options: dict[str, Any], n_parallel: int) -> None:
+    tokens = reference(**options)
+    for draft, name in drafters(tokens):
+        with open_tiny(draft, n_parallel=n_parallel) as llm:
+            generation = llm.generate_steps(PROMPT, max_tokens=60, **options)
+            pieces = list(generation)
+            record = generation.record
+        assert "".join(text for text, _ in record.token_sources) == record.text
+        # One entry for each piece that has text, in their order.
+        shown = [piece for piece in pieces if piece.text]
+        assert [text for text, _ in record.token_sources] == [piece.text for piece in shown]
+        assert [who == name for _, who in record.token_sources] == [one.is_drafted for one in shown]
+        assert {who for _, who in record.token_sources} <= {"target", name}
+        if name == "model":
+            assert sum(who == name for _, who in record.token_sources) > 10
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("kind", ["text", "chat", "chat with a reader"])
+def test_responses_and_chunks_have_them_where_they_are_asked_for(kind: str, n: int) -> None:
+    given: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0, "n": n, "logit_bias": {97: 60.0}}
+    if kind == "chat with a reader":
+        given["reasoning_format"] = "auto"
+    with open_tiny("prompt-lookup", n_parallel=2) as llm:
+
+        def create(**more: Any) -> Any:
+            if kind == "text":
+                return llm.create_completion(bytes(PROMPT), **given, **more)
+            return llm.create_chat_completion(MESSAGES, **given, **more)
+
+        plain, whole = create(), create(return_token_sources=True)
+        assert "token_sources" not in plain["choices"][0]
+        chunks = list(create(return_token_sources=True, stream=True))
+        for i, choice in enumerate(whole["choices"]):
+            text = choice["text"] if kind == "text" else choice["message"]["content"]
+            sources = choice["token_sources"]
+            assert "".join(one["text"] for one in sources) == text
+            assert {one["source"] for one in sources} == {"target", "copy"}
+            of_choice = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == i]
+            streamed = [one for c in of_choice for one in c.get("token_sources", ())]
+            assert [one["text"] for one in streamed] == [one["text"] for one in sources]
+
+
+def test_what_a_grammar_forces_is_called_so() -> None:
+    with open_tiny("grammar") as llm:
+        answer: Any = llm.create_completion(
+            bytes(PROMPT), max_tokens=40, temperature=0.0, return_token_sources=True,
+            grammar='root ::= "these words and no others"',
+        )  # fmt: skip
+    sources = answer["choices"][0]["token_sources"]
+    assert "".join(one["text"] for one in sources) == "these words and no others"
+    assert {one["source"] for one in sources} == {"target", "grammar"}
+
+
+def test_beyond_the_context_too() -> None:
+    options: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 300}
+    with open_tiny("prompt-lookup", n_ctx=64) as llm:
+        answer: Any = llm.create_completion(
+            bytes(PROMPT), context_shift=True, return_token_sources=True, n_draft=2, **options
+        )
+        choice = answer["choices"][0]
+        assert choice["context_shifts"] > 1
+        assert "".join(one["text"] for one in choice["token_sources"]) == choice["text"]
+        assert len(answer["speculation"]["verified_histogram"]) <= 3
+        plain: Any = llm.create_completion(bytes(PROMPT), context_shift=True, n_draft=0, **options)
+        assert plain["choices"][0]["text"] == choice["text"]
+        assert plain["speculation"]["drafted"] == 0
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("n_draft", [0, 1, 3, 100, None])
+def test_a_request_bounds_its_drafts(options: dict[str, Any], n_draft: int | None) -> None:
+    tokens = reference(**options)
+    with open_tiny(Perfect(tokens, 6), n_draft=5) as llm:
+        generation = llm.generate_steps(PROMPT, max_tokens=60, n_draft=n_draft, **options)
+        record = generation.read_all()
+        assert [*PROMPT, *record.tokens] == tokens
+        most = 5 if n_draft is None else min(n_draft, 5)
+        assert len(record.stats.verified_histogram) - 1 == most
+        if n_draft == 0:
+            assert record.stats.state == "disabled"
+            assert "n_draft=0" in (record.stats.reason_off or "")
+        else:
+            assert record.stats.state == "used"
+
+
+def test_others_draft_beside_one_that_does_not() -> None:
+    tokens = reference(**GREEDY)
+    with open_tiny(Perfect(tokens, 4), n_parallel=3) as llm:
+        asked = [
+            llm.generate_steps(PROMPT, max_tokens=60, n_draft=n, **GREEDY) for n in (None, 0, 2)
+        ]
+        for one in asked:
+            one.start()
+        records = [one.read_all() for one in asked]
+    assert {record.text for record in records} == {records[0].text}
+    assert [len(record.stats.verified_histogram) - 1 for record in records] == [4, 0, 2]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "a", True, 2**31])
+def test_a_bound_that_is_none(wrong: Any) -> None:
+    with open_tiny() as llm, pytest.raises(ArgumentError, match="n_draft"):
+        llm.create_completion("a", n_draft=wrong)
+    with open_tiny() as llm, pytest.raises(ArgumentError, match="return_token_sources"):
+        llm.create_completion("a", return_token_sources="maybe")

@@ -1,0 +1,285 @@
+"""Who may call, and what is told to whom: a line of docs/security.md for each test."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, UnsupportedError
+from pyllama_spec.server import ServerSettings, create_app
+from pyllama_spec.server.app import _ROUTES
+from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.settings import KEY_VARIABLE, LOOPBACK, keys_of
+from tests.faces.tools import open_tiny
+from tests.server.world import PATIENCE_S, is_idle, served, until
+
+TEXT = "/v1/completions"
+SECRET = "the-words-of-a-client"
+KEYS = ("first-key", "second-key")
+
+
+def test_every_route_but_those_for_health_asks_for_a_key() -> None:
+    with served(open_tiny(), api_keys=KEYS) as client:
+        for route in _ROUTES:
+            path = route.path.replace("{name:path}", "a")
+            for given in ({}, {"Authorization": "Bearer no-key"}, {"x-api-key": "first-ke"}):
+                status, answer = client.ask(route.method, path, None, given)
+                if route.is_open:
+                    assert status == 200
+                else:
+                    assert status == 401, path
+                    assert "Bearer" in str(answer)
+        assert client.get("/nothing-here")[0] == 401  # nor is it said what there is
+        for given in (
+            {"Authorization": "Bearer first-key"}, {"authorization": "bearer second-key"},
+            {"x-api-key": "second-key"},
+        ):  # fmt: skip
+            assert client.get("/v1/models", **given)[0] == 200
+            assert client.get("/nothing-here", **given)[0] == 404
+
+
+@pytest.mark.parametrize("given", ["", "first-key ", "First-Key", "first-key\x00", "second"])
+def test_keys_are_equal_or_not(given: str) -> None:
+    settings = ServerSettings(api_keys=KEYS)
+    assert not settings.accepts_key(given)
+    assert not settings.accepts_key(None)
+    assert all(settings.accepts_key(key) for key in KEYS)
+    assert "first-key" not in repr(settings)
+
+
+def test_keys_come_from_a_file_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    path = tmp_path / "keys"
+    path.write_text("# of the team\nfirst-key\n\n  second-key  \n")
+    assert keys_of(path) == KEYS
+    assert keys_of(None) == ()
+    monkeypatch.setenv(KEY_VARIABLE, "third-key")
+    assert keys_of(path) == (*KEYS, "third-key")
+    path.write_text("# nothing\n")
+    for wrong in (path, tmp_path / "missing"):
+        with pytest.raises(ArgumentError):
+            keys_of(wrong)
+    with pytest.raises(ArgumentError):
+        ServerSettings(api_keys=(" ",))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_served"),
+    [("127.0.0.1", True), ("LOCALHOST:80", True), ("[::1]:3", True), ("evil.example", False),
+     ("127.0.0.1.evil.example", False), ("[", False), ("", False)],
+)  # fmt: skip
+def test_another_name_of_this_machine_is_not_served(host: str, is_served: bool) -> None:
+    with served(open_tiny(), allowed_hosts=LOOPBACK) as client:
+        assert (client.get("/health", Host=host)[0] == 200) == is_served
+
+
+def test_pages_of_others_may_not_call() -> None:
+    body = {"prompt": "a", "max_tokens": 1}
+    with served(open_tiny()) as client:
+        own = f"http://{client.host}:{client.port}"
+        for origin in (
+            "http://evil.example",
+            "null",
+            "http://[",
+            own.replace("http", "x", 1) + "0",
+        ):
+            for method in ("POST", "OPTIONS"):
+                status, _ = client.ask(method, TEXT, body, {"Origin": origin})
+                assert status == 403, origin
+        connection, response = client.send("POST", TEXT, body, {"Origin": own})
+        assert response.status == 200
+        assert response.getheader("access-control-allow-origin") is None
+        connection.close()
+        assert client.ask("OPTIONS", TEXT)[0] == 405
+
+
+def test_pages_that_are_let_in() -> None:
+    page = "https://app.example"
+    body = {"prompt": "a", "max_tokens": 1}
+    with served(open_tiny(), cors_origins=(page,), api_keys=KEYS) as client:
+        connection, response = client.send("OPTIONS", TEXT, None, {"Origin": page})
+        assert response.status == 204
+        assert response.getheader("access-control-allow-origin") == page
+        assert "authorization" in response.getheader("access-control-allow-headers", "")
+        connection.close()
+        assert client.ask("POST", TEXT, body, {"Origin": page})[0] == 401
+        client.key = KEYS[0]
+        for extra in ({"stream": True}, {}, {"prompt": 3}):  # an error can be read as well
+            connection, response = client.send("POST", TEXT, {**body, **extra}, {"Origin": page})
+            assert response.getheader("access-control-allow-origin") == page
+            connection.close()
+        assert client.ask("POST", TEXT, body, {"Origin": "https://app.example.evil"})[0] == 403
+
+
+def test_no_text_and_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with served(open_tiny(), api_keys=KEYS) as client:
+        client.key = KEYS[0]
+        for body in (
+            {"prompt": SECRET, "max_tokens": 3}, {"prompt": SECRET, "grammar": SECRET},
+            {"prompt": SECRET, "max_tokens": SECRET}, {"prompt": SECRET * 200},
+            {"prompt": SECRET, "max_tokens": 3, "stream": True},
+        ):  # fmt: skip
+            client.post(TEXT, body)
+        client.post(TEXT, b'{"prompt": "' + SECRET.encode())
+    assert "POST /v1/completions 200" in caplog.text
+    assert SECRET not in caplog.text
+    assert KEYS[0] not in caplog.text
+
+
+def test_what_nobody_foresaw_stays_inside(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(open_tiny()) as client:
+
+        def broken(*_: Any) -> None:
+            raise RuntimeError(SECRET)
+
+        monkeypatch.setattr(client.service, "complete", broken)
+        status, answer = client.post(TEXT, {"prompt": "a"})
+        assert (status, answer["error"]["code"]) == (500, "internal_error")
+        assert SECRET not in str(answer)
+    assert "RuntimeError in test_access.py" in caplog.text  # where to look
+    assert SECRET not in caplog.text
+
+
+def test_the_place_of_the_file_is_not_told() -> None:
+    with served(open_tiny(), has_slots=True) as client:
+        folder = str(Path(client.service.llm.model_path).parent)
+        for path in ("/props", "/v1/models", "/slots", "/metrics"):
+            assert folder not in str(client.get(path))
+        status, answer = client.post("/v1/embeddings", {"input": "a"})
+        assert status == 400
+        assert folder not in str(answer)
+
+
+def test_slots_and_metrics_can_be_off() -> None:
+    with served(open_tiny()) as client:
+        assert client.get("/slots")[0] == 501
+        assert client.get("/metrics")[0] == 200
+    with served(open_tiny(), has_slots=True, has_metrics=False) as client:
+        assert client.get("/slots") == (200, [{"id": 0, "n_ctx": 256, "is_processing": False}])
+        assert client.get("/metrics")[0] == 501
+
+
+def test_nothing_of_one_request_is_in_anothers_answer() -> None:
+    prompts = [f"{letter * 40}" for letter in "abcdefgh"]
+    with served(open_tiny("prompt-lookup", n_parallel=4)) as client:
+        body = {"max_tokens": 30, "temperature": 0, "echo": True}
+        alone = [client.right(TEXT, {**body, "prompt": one})["choices"] for one in prompts]
+        found: dict[int, Any] = {}
+
+        def ask(i: int) -> None:
+            found[i] = client.right(TEXT, {**body, "prompt": prompts[i]})["choices"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(PATIENCE_S)
+        assert [found[i] for i in range(len(prompts))] == alone
+        until(lambda: is_idle(client))
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of this machine's own, and its key."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+               "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key),
+               "-out", str(cert)]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+def test_tls(tmp_path: Path) -> None:
+    from http.client import HTTPSConnection
+
+    cert, key = certificate(tmp_path)
+    with open_tiny() as llm:
+        urls: queue.Queue[str] = queue.Queue()
+        app = create_app(llm)
+        server = HttpServer(app, Listening(port=0, certificate=cert, key=key), urls.put)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        url = urls.get(timeout=PATIENCE_S)
+        assert url.startswith("https://127.0.0.1:")
+        port = int(url.rpartition(":")[2])
+        context = ssl.create_default_context(cafile=str(cert))
+        connection = HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
+        connection.request("POST", TEXT, b'{"prompt": "a", "max_tokens": 1}')
+        assert connection.getresponse().status == 200
+        connection.close()
+        server.stop()
+        thread.join(PATIENCE_S)
+        for pair in ((key, cert), (cert, tmp_path / "missing")):
+            with pytest.raises(ArgumentError):
+                HttpServer(app, Listening(port=0, certificate=pair[0], key=pair[1]))
+
+
+@pytest.mark.parametrize(
+    "listening", [{"port": 70000}, {"host": "192.0.2.1", "port": 0}, {"taken": 1}]
+)
+def test_an_address_that_cannot_be_had(listening: dict[str, Any]) -> None:
+    with served(open_tiny()) as client:
+        if listening.pop("taken", None):
+            listening["port"] = client.port
+        with pytest.raises(ArgumentError, match=r"cannot listen|port"):
+            HttpServer(create_app(client.service.llm), Listening(**listening))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_body_bytes": 0}, {"max_tokens": -1}, {"ping_s": "a"}, {"max_choices": 1.5}]
+)
+def test_bounds_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        ServerSettings(**wrong)
+
+
+def test_without_the_extra_it_is_said_what_to_install() -> None:
+    program = (
+        "import sys, importlib.abc\n"
+        "class Hidden(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in ('starlette', 'uvicorn', 'msgspec', "
+        "'prometheus_client'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())\n"
+        "import pyllama_spec, pyllama_spec.server, pyllama_spec.cli\n"
+        "from pyllama_spec import UnsupportedError\n"
+        "try:\n"
+        "    pyllama_spec.server.create_app\n"
+        "except UnsupportedError as error:\n"
+        "    print(error)\n"
+        "print(pyllama_spec.cli.main(['serve', '-m', 'a.gguf']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("the server needs "), done.stderr
+    assert "pip install pyllama-spec[server]" in done.stdout
+    assert done.stdout.endswith("\n1\n")
+    assert "pip install pyllama-spec[server]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_library_needs_nothing_of_the_extra() -> None:
+    assert issubclass(UnsupportedError, Exception)
+    program = (
+        "import sys, pyllama_spec, pyllama_spec.cli, pyllama_spec.llama_cpp\n"
+        "pyllama_spec.cli.main(['--version'])\n"
+        "print({'starlette', 'uvicorn', 'msgspec', 'prometheus_client'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert done.stdout.endswith("set()\n"), done.stdout + done.stderr

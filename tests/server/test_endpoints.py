@@ -1,0 +1,233 @@
+"""The endpoints beside chats and texts: what they give is what the library gives."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from tests.faces.tools import open_tiny
+from tests.models import model_path
+from tests.server.world import Client, is_idle, served, until
+
+TEXT = "/v1/completions"
+DOCUMENTS = ["a cat sat", "rain", "the other cat"]
+REPEATING: dict[str, Any] = {
+    "prompt": "the cat",
+    "max_tokens": 30,
+    "temperature": 0,
+    "logit_bias": {"97": 50.0},
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    llm = open_tiny("prompt-lookup", n_parallel=2, embedding=True, pooling_type="mean")
+    with served(llm, alias="tiny") as client:
+        yield client
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize(
+    "given", ["the cat", ["the cat", "a"], [97, 98], [[97, 98], [99]]], ids=repr
+)
+def test_embeddings(client: Client, given: Any, form: str) -> None:
+    answer = client.right("/v1/embeddings", {"input": given, "encoding_format": form})
+    llm = client.service.llm
+    own, n_tokens = llm.embed(given, normalize=True, return_count=True)
+    vectors = own if isinstance(own[0], list) else [own]
+    assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    assert [one["index"] for one in answer["data"]] == list(range(len(vectors)))
+    for one, vector in zip(answer["data"], vectors, strict=True):
+        found = one["embedding"]
+        if form == "base64":
+            raw = base64.b64decode(found)
+            found = list(struct.unpack(f"<{len(raw) // 4}f", raw))
+        assert found == pytest.approx(vector, abs=1e-7)
+        assert math.isclose(sum(x * x for x in found), 1.0, abs_tol=1e-5)
+
+
+def test_embeddings_of_each_token_are_none_of_a_text() -> None:
+    with served(open_tiny(embedding=True, pooling_type="none")) as client:
+        status, answer = client.post("/v1/embeddings", {"input": "the cat"})
+        assert status == 400
+        assert "--pooling" in answer["error"]["message"]
+
+
+def test_scores() -> None:
+    llm = Llama(model_path("reranker"), embedding=True, n_ctx=128, n_batch=128, n_threads=1)
+    with served(llm) as client:
+        own = llm.rank("the cat", DOCUMENTS)
+        best = sorted(range(3), key=lambda i: -own[i])
+        for path in ("/v1/rerank", "/rerank", "/reranking", "/v1/reranking"):
+            answer = client.right(path, {"query": "the cat", "documents": DOCUMENTS})
+            assert [one["index"] for one in answer["results"]] == best
+            assert [one["relevance_score"] for one in answer["results"]] == [own[i] for i in best]
+        body = {"query": "the cat", "documents": [{"text": one} for one in DOCUMENTS]}
+        answer = client.right("/v1/rerank", {**body, "top_n": 1, "return_documents": True})
+        (first,) = answer["results"]
+        assert first["document"]["text"] == DOCUMENTS[best[0]]
+        answer = client.right("/rerank", {"query": "the cat", "texts": DOCUMENTS})
+        assert [one["score"] for one in answer] == [own[i] for i in best]
+        # It generates nothing, and says so.
+        assert client.post(TEXT, {"prompt": "a"})[0] == 400
+        assert client.get("/props")[0] == 200
+
+
+def test_tokens(client: Client) -> None:
+    llm = client.service.llm
+    for text in ("the cat", "é日", "<|im_end|> a", ""):
+        ids = client.right("/tokenize", {"content": text})["tokens"]
+        assert ids == llm.tokenize(text, add_bos=False, special=True)
+        assert client.right("/detokenize", {"tokens": ids})["content"] == text
+        pieces = client.right("/tokenize", {"content": text, "with_pieces": True})["tokens"]
+        assert [one["id"] for one in pieces] == ids
+        raw = b"".join(
+            p.encode() if isinstance(p, str) else bytes(p) for p in (one["piece"] for one in pieces)
+        )
+        assert raw.decode() == text
+    plain = client.right("/tokenize", {"content": "<|im_end|>", "parse_special": False})["tokens"]
+    assert len(plain) > 1
+    assert client.post("/detokenize", {"tokens": [10**6]})[0] == 400
+
+
+def test_a_template(client: Client) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
+    llm = client.service.llm
+    for more in ({}, {"add_generation_prompt": False}):
+        text = client.right("/apply-template", {"messages": messages, **more})["prompt"]
+        assert text == llm.template.render(messages, **more).text
+    assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)
+
+
+def test_texts_in_llama_servers_form(client: Client) -> None:
+    own: Any = client.service.llm.create_completion(**REPEATING)
+    body = {**REPEATING, "n_predict": 30, "n_probs": 2, "return_tokens": True}
+    whole = client.right("/completion", body)
+    assert whole["content"] == own["choices"][0]["text"]
+    assert (whole["stop"], whole["stop_type"], whole["tokens_predicted"]) == (True, "limit", 30)
+    assert len(whole["tokens"]) == len(whole["completion_probabilities"]) == 30
+    assert len(whole["completion_probabilities"][0]["top_logprobs"]) == 2
+    assert whole["timings"]["draft_n_accepted"] == whole["speculation"]["accepted"] > 0
+    connection, response = client.send("POST", "/completion", {**body, "stream": True})
+    from tests.server.world import events_of
+
+    *chunks, last = events_of(response)
+    connection.close()
+    assert "".join(one["content"] for one in chunks) == whole["content"]
+    assert [token for one in chunks for token in one["tokens"]] == whole["tokens"]
+    assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 30)
+    stopped = client.right("/completion", {"prompt": "the cat", "temperature": 0, "stop": ["aaa"],
+                                           "logit_bias": [[97, 50.0]]})  # fmt: skip
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", "aaa")
+    never = {"prompt": "the cat", "temperature": 0, "n_predict": 20, "return_tokens": True}
+    first = client.right("/completion", never)["tokens"][0]
+    barred = client.right("/completion", {**never, "logit_bias": [[first, False]]})
+    assert first not in barred["tokens"]
+
+
+def test_a_gap_is_filled() -> None:
+    with served(open_tiny()) as client:
+        llm = client.service.llm
+        body = {"input_prefix": "a", "input_suffix": "b", "n_predict": 4, "temperature": 0}
+        status, answer = client.post("/infill", body)
+        if llm.model.vocab.special("fim_mid") is None:
+            assert status == 400
+            assert "fill-in-the-middle" in answer["error"]["message"]
+        else:
+            own: Any = llm.create_completion("a", "b", max_tokens=4, temperature=0.0)
+            assert answer["content"] == own["choices"][0]["text"]
+
+
+def figures(client: Client) -> dict[str, float]:
+    """What /metrics says, by name and labels."""
+    status, text = client.get("/metrics")
+    assert status == 200
+    pairs = (line.rpartition(" ")[::2] for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def test_metrics_are_the_sums_of_what_was_answered() -> None:
+    with served(open_tiny("prompt-lookup", n_parallel=2)) as client:
+        answers = [client.right(TEXT, REPEATING) for _ in range(3)]
+        ended = client.chunks(TEXT, {**REPEATING, "n": 2})
+        answers.append({**ended[-1], "usage": ended[-1]["usage"]})
+        client.post(TEXT, {"prompt": 3})
+        until(lambda: is_idle(client))
+        found = figures(client)
+        for family in ("vllm:prompt_tokens_total", "llamacpp:prompt_tokens_total"):
+            assert found[family] == sum(one["usage"]["prompt_tokens"] for one in answers)
+        for family in ("vllm:generation_tokens_total", "llamacpp:tokens_predicted_total"):
+            assert found[family] == sum(one["usage"]["completion_tokens"] for one in answers)
+        details = [one["usage"]["completion_tokens_details"] for one in answers]
+        accepted = sum(one["accepted_prediction_tokens"] for one in details)
+        drafted = accepted + sum(one["rejected_prediction_tokens"] for one in details)
+        assert found["vllm:spec_decode_num_accepted_tokens_total"] == accepted > 0
+        assert found["vllm:spec_decode_num_draft_tokens_total"] == drafted
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+        by_position = {k: v for k, v in found.items() if k.startswith(name)}
+        assert sum(by_position.values()) == accepted
+        assert by_position[f'{name}{{position="0"}}'] <= found["vllm:spec_decode_num_drafts_total"]
+        cached = sum(one["usage"]["prompt_tokens_details"]["cached_tokens"] for one in answers)
+        assert found["vllm:prefix_cache_hits_total"] == cached > 0
+        assert found['vllm:request_success_total{finished_reason="length"}'] == 5
+        assert found['pyllama_spec:request_errors_total{code="invalid_type"}'] == 1
+        assert found["vllm:time_to_first_token_seconds_count"] == 5
+        assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+
+
+def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
+    endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
+    with served(open_tiny(None, n_parallel=1)) as client:
+        connection, response = client.send("POST", TEXT, {**endless, "stream": True})
+        assert response.readline()
+        waiting = client.connect()
+        waiting.request("POST", TEXT, b'{"prompt": "b"}')
+        until(lambda: any(one.stage == "queued" for one in client.service.answers))
+        found = figures(client)
+        assert found["llamacpp:requests_processing"] == found["vllm:num_requests_running"] == 1
+        assert found["llamacpp:requests_deferred"] == found["vllm:num_requests_waiting"] == 1
+        for one in (waiting, response, connection):
+            one.close()
+        until(lambda: is_idle(client))
+        found = figures(client)
+        assert found['vllm:request_success_total{finished_reason="abort"}'] == 2
+        assert found["vllm:generation_tokens_total"] > 0
+
+
+def test_slots_show_what_is_computed_and_no_text() -> None:
+    endless = {"prompt": "the cat", "ignore_eos": True, "context_shift": True,
+               "max_tokens": 10**9, "stream": True}  # fmt: skip
+    with served(open_tiny(None, n_parallel=2), has_slots=True) as client:
+        connection, response = client.send("POST", TEXT, endless)
+        assert response.readline()
+        shown = client.get("/slots")[1]
+        assert [one["is_processing"] for one in shown] == [True, False]
+        assert shown[0]["stage"] == "generating"
+        assert shown[0]["n_prompt"] > 0
+        assert "cat" not in str(shown)
+        response.close()
+        connection.close()
+        until(lambda: is_idle(client))
+
+
+def test_health_and_readiness_are_apart() -> None:
+    with served(open_tiny()) as client:
+        assert client.get("/health") == (200, {"status": "ok"})
+        assert client.get("/ready") == (200, {"status": "ready"})
+        client.service.is_stopping = True
+        assert client.get("/health")[0] == 200
+        assert client.get("/ready")[0] == 503
+        status, answer = client.post(TEXT, {"prompt": "a"})
+        assert (status, answer["error"]["code"]) == (503, "stopping")
+        assert client.ask("HEAD", "/health")[0] == 200
+        assert client.get("/v1/models/other")[0] == 503
+        client.service.is_stopping = False
+        assert client.get("/v1/models/other")[0] == 404
+        status, answer = client.post("/health", {})
+        assert status == 405
