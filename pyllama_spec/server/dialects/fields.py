@@ -1,0 +1,231 @@
+"""Fields of a request's JSON, read with their types: what is wrong is said with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pyllama_spec.engine.checks import integer, real, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+Json = dict[str, Any]
+
+
+class Fields:
+    """An object of a request, and where it stands.
+
+    A field that is null counts as one that is not there.
+
+    Args:
+        value: what should be an object.
+        place: of it in the request; "" for the request itself.
+
+    Raises:
+        ArgumentError: it is none.
+
+    """
+
+    def __init__(self, value: object, place: str = "") -> None:
+        if not isinstance(value, Mapping):
+            raise ArgumentError(f"{place or 'the request'} is {shown(value)}, not an object")
+        self._value, self._place = value, place
+
+    def place(self, name: str) -> str:
+        """Where a field stands."""
+        return f"{self._place}.{name}" if self._place else name
+
+    def as_dict(self) -> Json:
+        """The object itself, in a dict of its own."""
+        return dict(self._value)
+
+    def raw(self, name: str) -> Any:
+        """A field as it is; None where it is not there."""
+        return self._value.get(name)
+
+    def text(self, name: str) -> str:
+        """A text that has to be there.
+
+        Raises:
+            ArgumentError: it is missing, or no text.
+
+        """
+        value = self.optional_text(name)
+        if value is None:
+            raise ArgumentError(f"{self.place(name)} is missing: a text is expected")
+        return value
+
+    def optional_text(self, name: str) -> str | None:
+        """A text, or None.
+
+        Raises:
+            ArgumentError: it is something else.
+
+        """
+        value = self.raw(name)
+        if value is not None and not isinstance(value, str):
+            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not a text")
+        return value
+
+    def number(self, name: str) -> float | None:
+        """A finite number, or None.
+
+        Raises:
+            ArgumentError: it is something else.
+
+        """
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, bool):
+            raise ArgumentError(f"{self.place(name)} is {value}, not a number")
+        return real(value, self.place(name))
+
+    def count(self, name: str, low: int = 0) -> int | None:
+        """A whole number of at least `low`, or None; 8.0 is one too.
+
+        Raises:
+            ArgumentError: it is something else.
+
+        """
+        value = self.raw(name)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        number = integer(value, self.place(name))
+        if number < low:
+            raise ArgumentError(f"{self.place(name)} is {number}; at least {low} is expected")
+        return number
+
+    def flag(self, name: str) -> bool | None:
+        """true, false, or None.
+
+        Raises:
+            ArgumentError: it is something else.
+
+        """
+        value = self.raw(name)
+        if value is not None and not isinstance(value, bool):
+            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not true or false")
+        return value
+
+    def object(self, name: str) -> Fields | None:
+        """An object, or None.
+
+        Raises:
+            ArgumentError: it is something else.
+
+        """
+        value = self.raw(name)
+        return None if value is None else Fields(value, self.place(name))
+
+    def values(self, name: str) -> list[Any]:
+        """A list as it is; empty where it is not there.
+
+        Raises:
+            ArgumentError: it is something else.
+
+        """
+        value = self.raw(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not a list")
+        return value
+
+    def objects(self, name: str) -> Iterator[Fields]:
+        """The objects of a list.
+
+        Raises:
+            ArgumentError: it is no list of objects.
+
+        """
+        for i, value in enumerate(self.values(name)):
+            yield Fields(value, f"{self.place(name)}[{i}]")
+
+    def texts(self, name: str) -> list[str]:
+        """The texts of a list.
+
+        Raises:
+            ArgumentError: it is no list of texts.
+
+        """
+        for i, value in enumerate(self.values(name)):
+            if not isinstance(value, str):
+                raise ArgumentError(f"{self.place(name)}[{i}] is {shown(value)}, not a text")
+        return self.values(name)
+
+    def refuse(self, names: Mapping[str, str]) -> None:
+        """Refuses fields that ask for what is not done here.
+
+        Args:
+            names: of them, with what to do instead.
+
+        Raises:
+            UnsupportedError: one of them is there and not null, false or empty.
+
+        """
+        for name, remedy in names.items():
+            if self.raw(name):
+                raise UnsupportedError(
+                    f"{self.place(name)}={shown(self.raw(name))} is not supported: {remedy}"
+                )
+
+    def unsupported(self, what: str, remedy: str) -> UnsupportedError:
+        """The error for this object."""
+        return UnsupportedError(
+            f"{self._place or 'the request'}: {what} is not supported; {remedy}"
+        )
+
+
+class Thoughts(NamedTuple):
+    """What a model's chat template knows of thoughts before an answer.
+
+    Attributes:
+        are_marked: it marks them, so that they come apart and can be bounded.
+        reads_effort: it reads `reasoning_effort`.
+
+    """
+
+    are_marked: bool = False
+    reads_effort: bool = False
+
+    @property
+    def take_effort(self) -> bool:
+        """Whether an effort changes anything."""
+        return self.are_marked or self.reads_effort
+
+
+NO_THOUGHTS = Thoughts()
+
+
+def passed_on(fields: Fields, names: tuple[str, ...]) -> Json:
+    """The fields of these names that are there, for the chat request under the same name."""
+    return {name: fields.raw(name) for name in names if fields.raw(name) is not None}
+
+
+# Options of the chat request that neither dialect has: clients give them as extra fields.
+OWN_OPTIONS = (
+    "seed", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "repetition_penalty",
+    "frequency_penalty", "presence_penalty", "repeat_last_n", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "xtc_probability", "xtc_threshold", "mirostat",
+    "mirostat_tau", "mirostat_eta", "logit_bias", "grammar", "min_tokens", "ignore_eos",
+    "bad_words", "stop_token_ids", "context_shift", "n_keep", "timeout", "chat_template_kwargs",
+    "reasoning_format", "speculation", "prediction",
+)  # fmt: skip
+
+
+def turn_apart(messages: list[Json], role: str) -> Json:
+    """The last message where it has the role, else a new one of it.
+
+    Templates want turns to alternate: what follows in the same role becomes one turn, with an
+    empty line between the parts.
+    """
+    if messages and messages[-1]["role"] == role:
+        last = messages[-1]
+        if last["content"]:
+            last["content"].append({"type": "text", "text": "\n\n"})
+        return last
+    message: Json = {"role": role, "content": []}
+    messages.append(message)
+    return message

@@ -1,0 +1,368 @@
+"""What requests of both dialects mean as chat requests, and what is refused with its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.server.dialects import messages_request, responses_request
+from pyllama_spec.server.dialects.fields import Thoughts
+
+Json = dict[str, Any]
+_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+_ASK = {"role": "user", "content": "Hi"}
+_THINKER = Thoughts(are_marked=True)
+
+
+def _part(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def _messages(**body: Any) -> Json:
+    body = {"model": "m", "max_tokens": 9, "messages": [_ASK], **body}
+    return messages_request.chat_request(body, body.pop("thoughts", Thoughts()))
+
+
+def _responses(**body: Any) -> Json:
+    body = {"model": "m", "input": "Hi", **body}
+    return responses_request.chat_request(body, body.pop("thoughts", Thoughts()))
+
+
+# ---- Anthropic's messages
+
+
+def test_a_message_as_a_chat() -> None:
+    chat = _messages(
+        system=[_part("Be "), _part("brief.")], temperature=0, top_p=0.9, top_k=4,
+        stop_sequences=["END"], stream=True, metadata={"user_id": "u"}, seed=3,
+        service_tier="auto", cache_control={"type": "ephemeral"}, betas=["new"],
+    )  # fmt: skip
+    assert chat == {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": [_part("Be brief.")]},
+            {"role": "user", "content": [_part("Hi")]},
+        ],
+        "reasoning_format": "auto", "max_tokens": 9, "temperature": 0, "top_p": 0.9, "top_k": 4,
+        "stop": ["END"], "stream": True, "user": "u", "seed": 3,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+
+
+def test_a_conversation_with_tools() -> None:
+    """Results come right behind their calls, whatever else the user says in that turn."""
+    chat = _messages(
+        messages=[
+            _ASK,
+            {"role": "user", "content": "there"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "look", "signature": ""},
+                    {"type": "redacted_thinking", "data": "xx"},
+                    _part("Wait."),
+                    {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Köln"}},
+                    {"type": "tool_use", "id": "b", "name": "time", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    _part("Here."),
+                    {"type": "tool_result", "tool_use_id": "a", "content": "rain"},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "b",
+                        "content": [_part("1"), _part("2")],
+                    },
+                    {"type": "tool_result", "tool_use_id": "c", "is_error": True},
+                ],
+            },
+        ]
+    )
+    call = {"name": "weather", "arguments": '{"city": "Köln"}'}
+    assert chat["messages"] == [
+        {"role": "user", "content": [_part("Hi"), _part("\n\n"), _part("there")]},
+        {
+            "role": "assistant", "content": [_part("Wait.")], "reasoning_content": "look",
+            "tool_calls": [
+                {"id": "a", "type": "function", "function": call},
+                {"id": "b", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "rain"},
+        {"role": "tool", "tool_call_id": "b", "name": "time", "content": "12"},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+        {"role": "user", "content": [_part("Here.")]},
+    ]  # fmt: skip
+
+
+def test_documents_and_findings_are_text() -> None:
+    source = {"type": "text", "media_type": "text/plain", "data": "long"}
+    found = {"type": "search_result", "title": "T", "source": "S", "content": [_part("found")]}
+    parts: list[Json] = [
+        {"type": "document", "source": source, "title": "Title", "context": "Context"},
+        {"type": "document", "source": {"type": "content", "content": "short"}},
+        found,
+    ]
+    chat = _messages(messages=[{"role": "user", "content": parts}])
+    texts = [part["text"] for part in chat["messages"][0]["content"]]
+    assert texts == ["Title\nContext\nlong", "short", "T\nS\nfound\n"]
+
+
+def test_a_last_message_of_the_assistant_goes_on() -> None:
+    chat = _messages(messages=[_ASK, {"role": "assistant", "content": "Well"}])
+    assert chat["continue_final_message"] is True
+    assert "continue_final_message" not in _messages()
+
+
+@pytest.mark.parametrize("choice, expected", [
+    ({"type": "auto"}, {"tool_choice": "auto"}),
+    ({"type": "none"}, {"tool_choice": "none"}),
+    ({"type": "any"}, {"tool_choice": "required"}),
+    ({"type": "any", "disable_parallel_tool_use": True},
+     {"tool_choice": "required", "parallel_tool_calls": False}),
+    ({"type": "tool", "name": "look"},
+     {"tool_choice": {"type": "function", "function": {"name": "look"}}}),
+])  # fmt: skip
+def test_tools_of_a_message(choice: Json, expected: Json) -> None:
+    tool = {"name": "look", "description": "d", "input_schema": _SCHEMA}
+    chat = _messages(tools=[tool, {**tool, "type": "custom"}], tool_choice=choice)
+    function = {"name": "look", "description": "d", "parameters": _SCHEMA}
+    assert chat["tools"] == [{"type": "function", "function": function}] * 2
+    assert {key: chat[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("asked, of_thinker, of_others", [
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking_token_budget": 1024}, {}),
+    ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"},
+     {"reasoning_effort": "none"}),
+    ({"thinking": {"type": "adaptive"}}, {}, {}),
+    ({"output_config": {"effort": "max"}}, {"reasoning_effort": "xhigh"}, {}),
+    ({"output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 5}},
+     {"reasoning_effort": "low", "thinking_token_budget": 5}, {}),
+])  # fmt: skip
+def test_thinking_counts_where_the_template_marks_it(
+    asked: Json, of_thinker: Json, of_others: Json
+) -> None:
+    for thoughts, expected in ((_THINKER, of_thinker), (Thoughts(), of_others)):
+        chat = _messages(**asked, thoughts=thoughts)
+        assert {key: chat[key] for key in ("reasoning_effort", "thinking_token_budget")
+                if key in chat} == expected  # fmt: skip
+
+
+def test_a_form_of_the_answer_in_both() -> None:
+    asked = {"type": "json_schema", "schema": _SCHEMA}
+    chat = _messages(output_config={"format": asked})
+    assert chat["response_format"]["json_schema"]["schema"] == _SCHEMA
+    chat = _responses(text={"format": {**asked, "name": "place", "strict": True}})
+    assert chat["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "place", "schema": _SCHEMA, "strict": True},
+    }
+    assert _responses(text={"format": {"type": "json_object"}})["response_format"] == {
+        "type": "json_object"
+    }
+    assert "response_format" not in _responses(text={"format": {"type": "text"}})
+
+
+def test_a_stamp_in_a_system_prompt_does_not_part_prefixes() -> None:
+    texts = set()
+    for stamp in ("a5145", "00fff"):
+        head = f"x-anthropic-billing-header: cc_version=2.1; cch={stamp};You help. cch=12345;"
+        chat = _messages(system=[_part(head), _part("More.")])
+        texts.add(chat["messages"][0]["content"][0]["text"])
+    (text,) = texts
+    assert text.endswith(";You help. cch=12345;More.")
+    own = "My header: cch=a5145; stays"
+    assert _messages(system=own)["messages"][0]["content"] == [_part(own)]
+
+
+@pytest.mark.parametrize("body, place, kind", [
+    ({"messages": None}, "messages is empty", ArgumentError),
+    ({"messages": []}, "messages is empty", ArgumentError),
+    ({"messages": "Hi"}, "messages is 'Hi'", ArgumentError),
+    ({"messages": [3]}, "messages[0] is 3", ArgumentError),
+    ({"messages": [{"content": "x"}]}, "messages[0].role is missing", ArgumentError),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role is 'tool'", ArgumentError),
+    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+     "messages[0].content[0].type is missing", ArgumentError),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+     "messages[0].content[0].text is 1", ArgumentError),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+     "messages[0].content[0]: image input is not supported", UnsupportedError),
+    ({"messages": [{"role": "user", "content": [{"type": "container_upload"}]}]},
+     "messages[0].content[0]: a block of type 'container_upload'", UnsupportedError),
+    ({"messages": [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]},
+     "messages[0].content[0].content[0]: image input", UnsupportedError),
+    ({"messages": [{"role": "user", "content": [
+        {"type": "document", "source": {"type": "base64", "data": "x"}}]}]},
+     "messages[0].content[0]: a document with a source of type 'base64'", UnsupportedError),
+    ({"messages": [_ASK, {"role": "assistant", "content": [
+        {"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
+     "the last message calls tools", ArgumentError),
+    ({"max_tokens": 0}, "max_tokens is 0", ArgumentError),
+    ({"max_tokens": "9"}, "max_tokens='9'", ArgumentError),
+    ({"temperature": True}, "temperature is True", ArgumentError),
+    ({"temperature": float("nan")}, "temperature=nan", ArgumentError),
+    ({"stop_sequences": "END"}, "stop_sequences is 'END'", ArgumentError),
+    ({"stop_sequences": [1]}, "stop_sequences[0] is 1", ArgumentError),
+    ({"stream": "yes"}, "stream is 'yes'", ArgumentError),
+    ({"tools": [{"name": "a"}]}, "tools[0].input_schema is missing", ArgumentError),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+     "tools[0].type='web_search_20250305'", UnsupportedError),
+    ({"tool_choice": {"type": "some"}}, "tool_choice.type is 'some'", ArgumentError),
+    ({"tool_choice": "auto"}, "tool_choice is 'auto'", ArgumentError),
+    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing", ArgumentError),
+    ({"thinking": {"type": "much"}}, "thinking.type is 'much'", ArgumentError),
+    ({"output_config": {"effort": "some"}}, "output_config.effort is 'some'", ArgumentError),
+    ({"output_config": {"format": {"type": "xml"}}}, "output_config.format: type 'xml'",
+     UnsupportedError),
+    ({"container": "c"}, "container='c' is not supported", UnsupportedError),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers=", UnsupportedError),
+    ({"system": [{"type": "image"}]}, "system[0]: image input", UnsupportedError),
+])  # fmt: skip
+def test_a_message_is_refused_with_its_place(
+    body: Json, place: str, kind: type[PyllamaSpecError]
+) -> None:
+    with pytest.raises(kind) as caught:
+        _messages(**body)
+    assert str(caught.value).startswith(place)
+
+
+# ---- OpenAI's responses
+
+
+def test_a_response_as_a_chat() -> None:
+    chat = _responses(
+        instructions="Be brief.", max_output_tokens=9, temperature=0.5, top_p=0.9, stream=True,
+        include=["message.output_text.logprobs"], top_logprobs=2, user="u", metadata={"a": "b"},
+        store=False, previous_response_id=None, truncation="auto", seed=3, service_tier="auto",
+    )  # fmt: skip
+    assert chat == {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": [_part("Be brief.")]},
+            {"role": "user", "content": [_part("Hi")]},
+        ],
+        "reasoning_format": "auto", "max_tokens": 9, "temperature": 0.5, "top_p": 0.9,
+        "stream": True, "logprobs": True, "top_logprobs": 2, "user": "u", "seed": 3,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }  # fmt: skip
+
+
+def test_items_become_turns() -> None:
+    """What the assistant thought, said and called is one turn, in whichever items it came."""
+    items: list[Json] = [
+        {"role": "developer", "content": "Rules."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [
+            {"type": "reasoning_text", "text": "look"}]},
+        {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": [
+            {"type": "output_text", "text": "Wait.", "annotations": []},
+            {"type": "refusal", "refusal": "No."}]},
+        {"type": "function_call", "call_id": "a", "name": "weather", "arguments": "{}"},
+        {"type": "function_call", "call_id": "b", "name": "time", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "a", "output": "rain"},
+        {"type": "function_call_output", "call_id": "b", "output": [
+            {"type": "input_text", "text": "12"}]},
+        {"type": "reasoning", "id": "rs2", "summary": [{"type": "summary_text", "text": "so"}]},
+        {"role": "assistant", "content": "Rain at 12."},
+        {"role": "user", "content": "Thanks"},
+    ]  # fmt: skip
+    chat = _responses(instructions="Be brief.", input=items)
+    calls = [
+        {"id": i, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for i, name in (("a", "weather"), ("b", "time"))
+    ]
+    assert chat["messages"] == [
+        {"role": "system", "content": [_part("Be brief."), _part("\n\n"), _part("Rules.")]},
+        {"role": "user", "content": [_part("Hi")]},
+        {"role": "assistant", "content": [_part("Wait."), _part("No.")],
+         "reasoning_content": "look", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "name": "weather", "content": "rain"},
+        {"role": "tool", "tool_call_id": "b", "name": "time", "content": "12"},
+        {"role": "assistant", "content": [_part("Rain at 12.")], "reasoning_content": "so"},
+        {"role": "user", "content": [_part("Thanks")]},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("choice, names, expected", [
+    (None, ["look", "count"], None),
+    ("required", ["look", "count"], "required"),
+    ({"type": "function", "name": "look"}, ["look", "count"],
+     {"type": "function", "function": {"name": "look"}}),
+    ({"type": "allowed_tools", "mode": "required",
+      "tools": [{"type": "function", "name": "count"}]}, ["count"], "required"),
+    ({"type": "allowed_tools", "mode": "auto", "tools": []}, [], "none"),
+])  # fmt: skip
+def test_functions_are_offered_and_hosted_tools_are_not(
+    choice: Any, names: list[str], expected: Any
+) -> None:
+    tools: list[Json] = [
+        {"type": "web_search"},
+        {"type": "function", "name": "look", "parameters": _SCHEMA, "strict": True},
+        {"type": "local_shell"},
+        {"type": "function", "name": "count", "description": "d", "parameters": None},
+    ]
+    body = {"tools": tools, "tool_choice": choice}
+    chat = _responses(**body)
+    assert [tool["function"]["name"] for tool in chat.get("tools", [])] == names
+    assert chat.get("tool_choice") == expected
+    assert [tool["name"] for tool in responses_request.offered_tools(body)] == names
+
+
+def test_an_effort_counts_where_the_template_takes_one() -> None:
+    asked = {"reasoning": {"effort": "low", "summary": "auto"}}
+    assert _responses(**asked, thoughts=_THINKER)["reasoning_effort"] == "low"
+    assert _responses(**asked, thoughts=Thoughts(reads_effort=True))["reasoning_effort"] == "low"
+    assert "reasoning_effort" not in _responses(**asked)
+
+
+@pytest.mark.parametrize("body, place, kind", [
+    ({"input": None}, "input is None", ArgumentError),
+    ({"input": []}, "input is []", ArgumentError),
+    ({"input": [3]}, "input[0] is 3", ArgumentError),
+    ({"input": [{"content": "x"}]}, "input[0].role is missing", ArgumentError),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role is 'tool'", ArgumentError),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]: an item_reference",
+     UnsupportedError),
+    ({"input": [{"type": "web_search_call", "id": "x"}]},
+     "input[0]: an item of type 'web_search_call'", UnsupportedError),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+     "input[0].content[0]: image input is not supported", UnsupportedError),
+    ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+     "input[0].content[0]: a part of type 'input_file'", UnsupportedError),
+    ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]},
+     "input[0].call_id is missing", ArgumentError),
+    ({"max_output_tokens": 0}, "max_output_tokens is 0", ArgumentError),
+    ({"previous_response_id": "resp_1"}, "previous_response_id='resp_1' is not", UnsupportedError),
+    ({"conversation": "conv_1"}, "conversation='conv_1' is not supported", UnsupportedError),
+    ({"store": True}, "store=True is not supported", UnsupportedError),
+    ({"background": True}, "background=True is not supported", UnsupportedError),
+    ({"prompt": {"id": "p"}}, "prompt=", UnsupportedError),
+    ({"tools": [{"type": "function"}]}, "tools[0].name is missing", ArgumentError),
+    ({"tools": [{"name": "x"}]}, "tools[0].type is missing", ArgumentError),
+    ({"tool_choice": "some"}, "tool_choice is 'some'", ArgumentError),
+    ({"tool_choice": {"type": "web_search"}}, "tool_choice.type='web_search'", UnsupportedError),
+    ({"text": {"format": {"type": "xml"}}}, "text.format: type 'xml'", UnsupportedError),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema is missing", ArgumentError),
+    ({"include": "all"}, "include is 'all'", ArgumentError),
+    ({"instructions": ["x"]}, "instructions is ['x']", ArgumentError),
+])  # fmt: skip
+def test_a_response_is_refused_with_its_place(
+    body: Json, place: str, kind: type[PyllamaSpecError]
+) -> None:
+    with pytest.raises(kind) as caught:
+        _responses(**body)
+    assert str(caught.value).startswith(place)
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 3])
+def test_a_body_that_is_no_object_is_refused(body: Any) -> None:
+    for translate in (messages_request.chat_request, responses_request.chat_request):
+        with pytest.raises(ArgumentError, match=r"the request is .*, not an object"):
+            translate(body)
