@@ -1,0 +1,152 @@
+"""Anthropic's messages and OpenAI's responses over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from pyllama_spec.engine import ChatParser
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.llama import Llama
+from pyllama_spec.llama.responses import Stream
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.dialects import (
+    messages_answer,
+    messages_request,
+    responses_answer,
+    responses_request,
+)
+from pyllama_spec.server.dialects.fields import NO_THOUGHTS, Json, Thoughts
+from pyllama_spec.server.exchange import Exchange, Route, sse
+from pyllama_spec.server.service import Answer, Service
+from pyllama_spec.server.shapes import ChatRequest
+
+Event = tuple[str, Json]
+# What of a chat its prompt depends on.
+_OF_PROMPT = (
+    "tools", "tool_choice", "parallel_tool_calls", "reasoning_format", "reasoning_effort",
+    "response_format", "chat_template_kwargs", "continue_final_message",
+)  # fmt: skip
+# By the text of the template, as a program may set another one.
+_known: WeakKeyDictionary[Llama, dict[str, Thoughts]] = WeakKeyDictionary()
+
+
+def thoughts_of(llm: Llama) -> Thoughts:
+    """What the template of a model's chats knows of thoughts; takes a moment the first time."""
+    if llm.chat_handler is not None:
+        return NO_THOUGHTS
+    source = llm.template.source
+    known = _known.setdefault(llm, {})
+    if source not in known:
+        known[source] = _read_thoughts(llm, source)
+    return known[source]
+
+
+def _read_thoughts(llm: Llama, source: str) -> Thoughts:
+    are_marked = False
+    try:
+        with ChatParser(llm.model, source) as parser:
+            session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+        are_marked = bool(session.thought_tags)
+    except PyllamaSpecError:
+        pass  # the engine reads no answers in its form, so none is taken apart
+    return Thoughts(are_marked, "reasoning_effort" in source)
+
+
+async def _chat(
+    exchange: Exchange, translate: Callable[[object, Thoughts], Json]
+) -> tuple[Json, ChatRequest]:
+    """The body, and the chat request that it means."""
+    body = await exchange.read(dict)
+    service = exchange.service
+    chat = translate(body, await service.in_thread(thoughts_of, service.llm))
+    try:
+        return body, msgspec.convert(chat, ChatRequest)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        name = where.rstrip("`").lstrip(".")
+        raise ApiError(400, f"{text}, in {name}" if name else text, "invalid_type", name) from None
+
+
+async def _events(
+    answer: Answer, of: Callable[[Json], Iterable[Event]], end: Callable[[], Iterable[Event]]
+) -> AsyncGenerator[bytes, None]:
+    async for chunk in answer:
+        for name, data in of(chunk):
+            yield sse(data, name)
+    for name, data in end():
+        yield sse(data, name)
+
+
+def _last_event(failed: Callable[[int, str], Iterable[Event]]) -> Callable[[ApiError], bytes]:
+    """Errors as the event that ends a stream."""
+
+    def event(error: ApiError) -> bytes:
+        return b"".join(sse(data, name) for name, data in failed(error.status, error.message))
+
+    return event
+
+
+# ---- Anthropic's messages
+
+
+def _messages_error(error: ApiError) -> Json:
+    return messages_answer.error(error.status, error.message)
+
+
+async def messages(exchange: Exchange) -> None:
+    """POST /v1/messages."""
+    body, request = await _chat(exchange, messages_request.chat_request)
+    answer = exchange.service.chat(request)
+    shows = messages_request.shows_thoughts(body)
+    if request.stream:
+        events = messages_answer.MessageEvents(shows_thoughts=shows)
+        made = _events(answer, events.of, events.end)
+        await exchange.send_events(made, _last_event(events.failed))
+        return
+    whole = await exchange.watched(answer.whole())
+    await exchange.send_json(messages_answer.message(whole, shows_thoughts=shows))
+
+
+async def count_tokens(exchange: Exchange) -> None:
+    """POST /v1/messages/count_tokens."""
+    _, request = await _chat(exchange, messages_request.chat_request)
+    n = await exchange.watched(exchange.service.in_thread(_n_prompt, exchange.service, request))
+    await exchange.send_json({"input_tokens": n})
+
+
+def _n_prompt(service: Service, request: ChatRequest) -> int:
+    """How many tokens a chat's prompt has; nothing is computed."""
+    given: dict[str, Any] = {name: getattr(request, name) for name in _OF_PROMPT}
+    given = {name: value for name, value in given.items() if value is not None}
+    handle: Stream = service.llm.create_chat_completion(request.messages, stream=True, **given)
+    with handle:
+        return handle.status.n_prompt
+
+
+# ---- OpenAI's responses
+
+
+async def responses(exchange: Exchange) -> None:
+    """POST /v1/responses."""
+    body, request = await _chat(exchange, responses_request.chat_request)
+    answer = exchange.service.chat(request)
+    if request.stream:
+        events = responses_answer.ResponseEvents(body)
+        made = _events(answer, events.of, events.end)
+        await exchange.send_events(made, _last_event(events.failed))
+        return
+    whole = await exchange.watched(answer.whole())
+    await exchange.send_json(responses_answer.response(whole, body))
+
+
+_of_messages = partial(Route, error_form=_messages_error)
+ROUTES = (
+    _of_messages("POST", "/v1/messages", messages),
+    _of_messages("POST", "/v1/messages/count_tokens", count_tokens),
+    Route("POST", "/v1/responses", responses),
+)

@@ -1,0 +1,227 @@
+"""The published clients of Anthropic and OpenAI against a server on a socket, in both dialects."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.faces.families import HERMES
+from tests.server.dialect_server import Served, family_server
+
+Json = dict[str, Any]
+_KEY = "sesame"
+_THINKER, _OTHER = "Qwen-Qwen3-0.6B", "Qwen-Qwen2.5-7B-Instruct"
+_SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+_TOOL: Json = {"name": "get_weather", "description": "The weather.", "input_schema": _SCHEMA}
+_FUNCTION: Json = {
+    "type": "function", "name": "get_weather", "description": "The weather.",
+    "parameters": _SCHEMA, "strict": True,
+}  # fmt: skip
+_ASK: list[Any] = [{"role": "user", "content": "Weather in Paris?"}]
+
+
+@pytest.fixture(scope="module", params=[_THINKER, pytest.param(_OTHER, marks=pytest.mark.slow)])
+def server(request: pytest.FixtureRequest) -> Iterator[Served]:
+    with family_server(request.param, api_keys=(_KEY,)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[Served]:
+    with family_server(_THINKER, api_keys=(_KEY,)) as one:
+        yield one
+
+
+def _claude(server: Served, key: str = _KEY) -> Any:
+    return anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=60)
+
+
+def _gpt(server: Served, key: str = _KEY) -> Any:
+    url = f"{server.url}/v1"
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
+
+
+def _message(server: Served, said: str | None, *, stream: bool, **asked: Any) -> Any:
+    asked = {"model": "m", "max_tokens": 300, "messages": _ASK, **asked}
+    server.say(said)
+    client = _claude(server)
+    if not stream:
+        return client.messages.create(**asked)
+    with client.messages.stream(**asked) as events:
+        return events.get_final_message()
+
+
+def _response(server: Served, said: str | None, *, stream: bool, **asked: Any) -> Any:
+    asked = {"model": "m", "input": _ASK, **asked}
+    server.say(said)
+    client = _gpt(server)
+    if not stream:
+        return client.responses.create(**asked)
+    *_, last = client.responses.create(**asked, stream=True)
+    return last.response
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_is_that_of_the_library(server: Served, stream: bool) -> None:
+    own: Any = server.llm.create_chat_completion(_ASK, max_tokens=12, temperature=0.0)
+    message = _message(server, None, stream=stream, max_tokens=12)
+    expected = own["choices"][0]["message"]["content"]
+    assert "".join(block.text for block in message.content) == expected
+    assert message.stop_reason == "max_tokens"
+    assert message.usage.output_tokens == 12
+    n_read = message.usage.input_tokens + message.usage.cache_read_input_tokens
+    assert n_read == own["usage"]["prompt_tokens"]
+    if not stream:  # their reader of a stream keeps no further fields
+        assert message.speculation["drafter"] == "none"
+
+    response = _response(server, None, stream=stream, max_output_tokens=12)
+    assert response.output_text == expected
+    assert response.status == "incomplete"
+    assert response.usage.output_tokens == 12
+    assert response.usage.input_tokens == n_read
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thought_comes_apart(thinker: Served, stream: bool) -> None:
+    said = "<think>\nLet me see.\n</think>\n\nIt rains."
+    message = _message(thinker, said, stream=stream, thinking={"type": "adaptive"})
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert message.content[0].thinking.strip() == "Let me see."
+    assert message.content[1].text.strip() == "It rains."
+    assert message.stop_reason == "end_turn"
+
+    response = _response(thinker, said, stream=stream)
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.output[0].content[0].text.strip() == "Let me see."
+    assert response.output_text.strip() == "It rains."
+    assert response.status == "completed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_budget_of_thoughts_is_kept(thinker: Served, stream: bool) -> None:
+    """The tiny model never ends a thought by itself: the budget does, and then it goes on."""
+    given = {"thinking": {"type": "enabled", "budget_tokens": 8}, "max_tokens": 40}
+    message = _message(thinker, "<think>\n" + "a" * 200, stream=stream, **given)
+    thought = message.content[0]
+    assert thought.type == "thinking"
+    assert 0 < len(thought.thinking) < 40
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_and_its_result(server: Served, stream: bool) -> None:
+    message = _message(server, f"Wait.\n{HERMES}", stream=stream, tools=[_TOOL])
+    assert message.stop_reason == "tool_use"
+    text, call = message.content
+    assert text.text.strip() == "Wait."
+    assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Paris"})
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "rain"}
+    talk = [*_ASK, {"role": "assistant", "content": message.content},
+            {"role": "user", "content": [result]}]  # fmt: skip
+    message = _message(server, "It rains.", stream=stream, tools=[_TOOL], messages=talk)
+    assert [block.text for block in message.content] == ["It rains."]
+
+    response = _response(server, f"Wait.\n{HERMES}", stream=stream, tools=[_FUNCTION])
+    text, call = response.output
+    assert text.content[0].text.strip() == "Wait."
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    items = [*_ASK, *response.output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
+    response = _response(server, "It rains.", stream=stream, tools=[_FUNCTION], input=items)
+    assert response.output_text == "It rains."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_has_to_be_is_one(server: Served, stream: bool) -> None:
+    """The model says nothing of the kind: the grammar makes it a call."""
+    choice = {"type": "tool", "name": "get_weather"}
+    message = _message(server, None, stream=stream, tools=[_TOOL], tool_choice=choice)
+    assert [block.name for block in message.content if block.type == "tool_use"][:1] in (
+        ["get_weather"], [],
+    )  # fmt: skip
+    assert message.stop_reason in ("tool_use", "max_tokens")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_is_told(server: Served, stream: bool) -> None:
+    said = "One. Two. Three."
+    message = _message(server, said, stream=stream, stop_sequences=["Two", "Four"])
+    assert "".join(block.text for block in message.content) == "One. "
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Two")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_form_of_the_answer(server: Served, stream: bool) -> None:
+    said = '{"city": "Paris"}'
+    form = {"type": "json_schema", "schema": _SCHEMA}
+    message = _message(server, said, stream=stream, output_config={"format": form})
+    assert json.loads(message.content[-1].text) == {"city": "Paris"}
+    text = {"format": {**form, "name": "place", "strict": True}}
+    response = _response(server, said, stream=stream, text=text)
+    assert json.loads(response.output_text) == {"city": "Paris"}
+    assert response.text.format.name == "place"
+
+
+def test_logprobs_of_a_response(server: Served) -> None:
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = _response(server, "It rains.", stream=False, **asked)
+    streamed = _response(server, "It rains.", stream=True, **asked)
+    for response in (whole, streamed):
+        entries = response.output[-1].content[0].logprobs
+        assert "".join(entry.token for entry in entries).startswith("It rains.")
+        assert all(len(entry.top_logprobs) == 2 for entry in entries)
+
+
+def test_tokens_are_counted_as_they_are_read(server: Served) -> None:
+    client = _claude(server)
+    for more in ({}, {"tools": [_TOOL]}, {"system": "Be brief."}):
+        n = client.messages.count_tokens(model="m", messages=_ASK, **more).input_tokens
+        usage = _message(server, "x", stream=False, **more).usage
+        assert n == usage.input_tokens + usage.cache_read_input_tokens
+    n_long = client.messages.count_tokens(
+        model="m", messages=[{"role": "user", "content": "word " * 20_000}]
+    ).input_tokens
+    assert n_long > server.llm.n_ctx()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_those_of_the_client(server: Served, stream: bool) -> None:
+    with pytest.raises(anthropic.AuthenticationError):
+        _claude(server, "other").messages.create(
+            model="m", max_tokens=3, messages=_ASK, stream=stream
+        )
+    bad: list[Json] = [
+        {"messages": []},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": "word " * 20_000}]},
+        {"extra_body": {"temperature": "hot"}},
+        {"extra_body": {"seed": "x"}},
+    ]
+    for asked in bad:
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            _claude(server).messages.create(
+                **{"model": "m", "max_tokens": 3, "messages": _ASK, "stream": stream, **asked}
+            )
+        told: Any = caught.value.body
+        assert told["error"]["type"] == "invalid_request_error"
+    for asked in ({"previous_response_id": "r"}, {"store": True}, {"input": []}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            _gpt(server).responses.create(
+                **{"model": "m", "input": "Hi", "stream": stream, **asked}
+            )
+        assert next(iter(asked)) in refused.value.message
+
+
+def test_an_answer_that_is_continued(server: Served) -> None:
+    talk = [*_ASK, {"role": "assistant", "content": "It"}]
+    own: Any = server.llm.create_chat_completion(
+        talk, max_tokens=8, temperature=0.0, continue_final_message=True
+    )
+    message = _message(server, None, stream=False, max_tokens=8, messages=talk)
+    text = "".join(block.text for block in message.content if block.type == "text")
+    assert text == own["choices"][0]["message"]["content"]
