@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,9 +76,10 @@ async def _chat(
 async def _events(
     answer: Answer, of: Callable[[Json], Iterable[Event]], end: Callable[[], Iterable[Event]]
 ) -> AsyncGenerator[bytes, None]:
-    async for chunk in answer:
-        for name, data in of(chunk):
-            yield sse(data, name)
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            for name, data in of(chunk):
+                yield sse(data, name)
     for name, data in end():
         yield sse(data, name)
 

@@ -12,6 +12,7 @@ import uvicorn
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
+from pyllama_spec.server.app import App
 from tests.faces.chat_world import Said, open_family
 
 
@@ -21,12 +22,13 @@ class Served:
     Args:
         url: where it is.
         llm: its model.
+        app: what answers.
         defaults: of its requests.
 
     """
 
-    def __init__(self, url: str, llm: Llama, defaults: dict[str, Any]) -> None:
-        self.url, self.llm, self._defaults = url, llm, defaults
+    def __init__(self, url: str, llm: Llama, app: App, defaults: dict[str, Any]) -> None:
+        self.url, self.llm, self.app, self._defaults = url, llm, app, defaults
 
     def say(self, text: str | None) -> None:
         """What the model says to the next request; None for what it thinks itself."""
@@ -51,7 +53,7 @@ def served(llm: Llama, **settings: Any) -> Iterator[Served]:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.01)
         (socket,) = server.servers[0].sockets
-        yield Served(f"http://127.0.0.1:{socket.getsockname()[1]}", llm, defaults)
+        yield Served(f"http://127.0.0.1:{socket.getsockname()[1]}", llm, app, defaults)
     finally:
         server.should_exit = True
         thread.join()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
@@ -225,3 +227,22 @@ def test_an_answer_that_is_continued(server: Served) -> None:
     message = _message(server, None, stream=False, max_tokens=8, messages=talk)
     text = "".join(block.text for block in message.content if block.type == "text")
     assert text == own["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_a_client_that_leaves_ends_its_request(thinker: Served, path: str) -> None:
+    """It has read the first event of a text that would fill the context."""
+    thinker.say("a" * 12_000)
+    body = {"messages": _ASK, "input": _ASK, "stream": True, "max_tokens": 12_000}
+    body["max_output_tokens"] = body["max_tokens"]
+    headers = {"x-api-key": _KEY}
+    answers = thinker.app.service.answers
+    with httpx.stream("POST", thinker.url + path, json=body, headers=headers) as response:
+        assert response.status_code == 200
+        next(response.iter_lines())
+        assert len(answers) == 1
+    deadline = time.monotonic() + 60
+    while answers and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not answers
+    assert _message(thinker, "Still here.", stream=False).content[0].text == "Still here."
