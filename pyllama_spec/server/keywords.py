@@ -10,7 +10,7 @@ import msgspec
 
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.shapes import Bias, Sampling, Speculation
+from pyllama_spec.server.shapes import Bias, ChatRequest, Sampling, Speculation
 
 # What a body calls otherwise than RequestOptions.
 _RENAMED = {
@@ -39,6 +39,8 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
 
     """
     keywords = dict(settings.defaults)
+    if isinstance(request, ChatRequest):
+        keywords.update(settings.chat_defaults)
     for field, value in msgspec.structs.asdict(request).items():
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value

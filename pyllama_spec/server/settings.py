@@ -31,6 +31,7 @@ class ServerSettings:
             resolves its own name to this machine is kept out by it.
         cors_origins: origins whose pages may call; "*" for all.
         defaults: options of requests that a request does not say, by RequestOptions' names.
+        chat_defaults: the same of chats alone, by the names of create_chat_completion().
         max_body_bytes: of a request's body.
         max_messages: of a chat.
         max_inputs: texts of one request for embeddings, documents of one to rank, prompts of one
@@ -57,6 +58,7 @@ class ServerSettings:
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    chat_defaults: Mapping[str, Any] = field(default_factory=dict)
     max_body_bytes: int = 8 << 20
     max_messages: int = 2048
     max_inputs: int = 2048

@@ -1,0 +1,305 @@
+"""The server under llama-server's flags: `python -m pyllama_spec.server.llama_server -m ...`.
+
+Command lines run as they stand: a flag that changes nothing here is said on stderr, one that asks
+for what is not done is refused with the reason, and one that is not known is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyllama_spec._version import __version__
+from pyllama_spec.engine import engine_version
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.llama import Llama
+from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings, keys_of
+from pyllama_spec.terminal import dim
+
+if TYPE_CHECKING:
+    from pyllama_spec.server.process import Listening
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+_N_PARALLEL, _N_CTX, _MAX_WAITING = 4, 4096, 64
+# Of requests that do not say; those of the library's chats are others.
+_DEFAULTS = {"temperature": 0.8, "max_tokens": -1}
+_OF_REQUESTS = (
+    "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
+    "xtc_probability", "xtc_threshold", "penalty_last_n", "repeat_penalty", "presence_penalty",
+    "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "mirostat_mode", "mirostat_eta", "mirostat_tau", "ignore_eos", "stop", "grammar",
+    "context_shift", "n_keep",
+)  # fmt: skip
+_OF_LLAMA = (
+    "n_draft", "p_min", "draft_gpu_layers", "n_gpu_layers", "devices", "split_mode",
+    "tensor_split", "main_gpu", "rpc_servers", "n_threads", "n_threads_batch", "n_batch",
+    "n_ubatch", "flash_attn", "type_k", "type_v", "offload_kqv", "op_offload", "swa_full",
+    "use_mlock", "use_mmap", "rope_scaling_type", "rope_freq_base", "rope_freq_scale",
+    "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
+    "embedding", "pooling_type", "spm_infill", "verbose",
+)  # fmt: skip
+_OF_SETTINGS = ("alias", "send_timeout_s", "ping_s", "has_slots", "has_metrics")
+_LOAD_MODES = {
+    "auto": (True, False), "none": (False, False), "mmap": (True, False), "mlock": (False, True),
+    "mmap+mlock": (True, True),
+}  # fmt: skip
+_TEMPLATES = {"llama2": "llama-2", "llama3": "llama-3"}
+_DRAFTS = ("draft-simple", "draft-eagle3", "draft-mtp", "draft-dflash", "draft-dspark")
+_LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+
+
+class Plan(NamedTuple):
+    """What a command line means.
+
+    Attributes:
+        keywords: of Llama().
+        adapters: LoRA files with their scales.
+        settings: of the server.
+        listening: where it listens.
+        notes: what its user should know, one line each.
+
+    """
+
+    keywords: dict[str, Any]
+    adapters: list[tuple[str, float]]
+    settings: ServerSettings
+    listening: Listening
+    notes: list[str]
+
+
+def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
+    """What a command line of llama-server means here.
+
+    Args:
+        arguments: behind the program's name.
+        environment: whose LLAMA_... variables count too.
+
+    Raises:
+        PyllamaSpecError: see read(); or two flags contradict each other.
+
+    """
+    from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
+    from pyllama_spec.server.process import Listening
+
+    wanted = read(arguments, environment)
+    values, notes = wanted.values, list(wanted.notes)
+    if "model" not in values:
+        raise ArgumentError("no model is given: -m FILE.gguf")
+    keywords = {name: values[name] for name in _OF_LLAMA if name in values}
+    keywords |= {"model_path": values["model"], "max_waiting": _MAX_WAITING}
+    keywords |= {"draft": _draft(values)}
+    keywords |= _room(values, notes)
+    keywords |= _held(values)
+    keywords |= _template(values)
+    listening = Listening(
+        host=values.get("host", "127.0.0.1"), port=values.get("port", 8080),
+        certificate=values.get("tls_cert"), key=values.get("tls_key"),
+    )  # fmt: skip
+    if (listening.certificate is None) != (listening.key is None):
+        raise ArgumentError("--ssl-cert-file and --ssl-key-file belong together: give both")
+    return Plan(keywords, _adapters(values), _settings(values, listening, notes), listening, notes)
+
+
+def _draft(values: Mapping[str, Any]) -> str | None:
+    """draft= of Llama(): a file says itself of which kind it is."""
+    types = values.get("spec_types", [])
+    for one in types:
+        if one not in (*_DRAFTS, *_LOOKUPS, "none"):
+            known = ", ".join(("none", *_DRAFTS, *_LOOKUPS))
+            raise ArgumentError(f"--spec-type {one!r:.60} is none of {known}")
+    if types == ["none"]:
+        return None
+    draft: str | None = values.get("draft")
+    kinds = [one for one in types if one in _DRAFTS]
+    if draft is not None and (kinds or not types):
+        return draft
+    if "draft-mtp" in kinds:
+        return "mtp"
+    if kinds:
+        raise ArgumentError(f"--spec-type {kinds[0]} needs the file of a draft: -md FILE.gguf")
+    return "prompt-lookup" if types else None
+
+
+def _room(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Contexts: llama-server divides one among its slots, unless they share it."""
+    n_ctx, n_parallel = values.get("n_ctx"), values.get("n_parallel", -1)
+    if n_parallel < -1 or n_parallel == 0:
+        raise ArgumentError(f"-np {n_parallel}: at least one request is computed at once")
+    n = _N_PARALLEL if n_parallel == -1 else n_parallel
+    if n_ctx is None:
+        n_ctx = _N_CTX
+        notes.append(f"each request may have {n_ctx} tokens; -c says otherwise")
+    elif n_ctx and n_parallel > 1 and not values.get("kv_unified"):
+        n_ctx = max(1, n_ctx // n)
+    room: dict[str, Any] = {"n_ctx": n_ctx, "n_parallel": n}
+    mib = values.get("cache_mib", -1)
+    if mib >= 0:
+        room["prefix_cache_bytes"] = mib << 20
+    return room
+
+
+def _held(values: Mapping[str, Any]) -> dict[str, Any]:
+    held: dict[str, Any] = {}
+    mode = values.get("load_mode")
+    if mode is not None:
+        if mode not in _LOAD_MODES:
+            raise ArgumentError(f"-lm {mode!r:.60} is none of {', '.join(_LOAD_MODES)}")
+        held["use_mmap"], held["use_mlock"] = _LOAD_MODES[mode]
+    scale = values.get("rope_scale")
+    if scale is not None:
+        if scale <= 0:
+            raise ArgumentError(f"--rope-scale {scale}: a factor above 0 is expected")
+        held["rope_freq_scale"] = 1 / scale
+    if "kv_overrides" in values:
+        held["kv_overrides"] = dict(_override(one) for one in values["kv_overrides"])
+    if values.get("rerank"):
+        held |= {"embedding": True, "pooling_type": "rank"}
+    return held
+
+
+def _override(text: str) -> tuple[str, Any]:
+    """KEY=TYPE:VALUE, as --override-kv takes it."""
+    key, is_, typed = text.partition("=")
+    kind, colon, value = typed.partition(":")
+    try:
+        if is_ and colon and kind == "int":
+            return key, int(value)
+        if is_ and colon and kind == "float":
+            return key, float(value)
+        if is_ and colon and kind == "bool" and value in ("true", "false"):
+            return key, value == "true"
+        if is_ and colon and kind == "str":
+            return key, value
+    except ValueError:
+        pass
+    raise ArgumentError(
+        f"{text!r:.80}: KEY=TYPE:VALUE is expected, of type int, float, bool or str"
+    )
+
+
+def _template(values: Mapping[str, Any]) -> dict[str, Any]:
+    text, name = values.get("chat_template_text"), values.get("chat_template")
+    if text is not None:
+        return {"chat_template": text}
+    if not name:
+        return {}
+    is_name = re.fullmatch(r"[\w.-]+", name) is not None
+    return {"chat_format": _TEMPLATES.get(name, name)} if is_name else {"chat_template": name}
+
+
+def _adapters(values: Mapping[str, Any]) -> list[tuple[str, float]]:
+    adapters = [(path, 1.0) for path in values.get("lora", ())]
+    for one in values.get("lora_scaled", ()):
+        path, _, scale = one.rpartition(":")
+        try:
+            adapters.append((path, float(scale)))
+        except ValueError:
+            raise ArgumentError(f"--lora-scaled {one!r:.80}: FILE:SCALE is expected") from None
+    return adapters
+
+
+def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str]) -> ServerSettings:
+    defaults = {**_DEFAULTS, **{name: values[name] for name in _OF_REQUESTS if name in values}}
+    if values.get("seed", -1) != -1:
+        defaults["seed"] = values["seed"]
+    if "json_schema" in values:
+        defaults["response_format"] = {"type": "json_object", "schema": values["json_schema"]}
+    is_local = listening.host in LOOPBACK
+    keys = (*values.get("api_keys", ()), *keys_of(values.get("api_key_file")))
+    if "api_keys" in values:
+        notes.append("--api-key is seen by all who list processes; --api-key-file is not")
+    if not (is_local or keys):
+        notes.append(f"whoever reaches {listening.host} may use the model; --api-key-file asks")
+    given = {name: values[name] for name in _OF_SETTINGS if name in values}
+    return ServerSettings(
+        api_keys=keys, allowed_hosts=LOOPBACK if is_local else (),
+        cors_origins=tuple(values.get("cors_origins", ())), defaults=defaults,
+        chat_defaults=_of_chats(values), **{"has_slots": True, "has_metrics": False, **given},
+    )  # fmt: skip
+
+
+def _of_chats(values: Mapping[str, Any]) -> dict[str, Any]:
+    form = values.get("reasoning_format", "auto")
+    if form not in ("auto", "none", "deepseek"):
+        raise ArgumentError(f"--reasoning-format {form!r:.60} is none of auto, none, deepseek")
+    chats: dict[str, Any] = {"reasoning_format": form}
+    for name in ("chat_template_kwargs", "reasoning_effort"):
+        if name in values:
+            chats[name] = values[name]
+    budget = values.get("reasoning_budget", -1)
+    if values.get("reasoning") == "off" or budget == 0:
+        chats["reasoning_effort"] = "none"
+    elif budget > 0:
+        chats["thinking_token_budget"] = budget
+    return chats
+
+
+def help_text() -> str:
+    """What the flags are, one line each."""
+    lines = ["Flags of llama-server that are taken; -h says this, --version the versions.", ""]
+    lines += [
+        f"  {', '.join(flag.names)}{'' if flag.read is None else ' VALUE'}"
+        + (f"  [{flag.variable}]" if flag.variable else "")
+        for flag in FLAGS
+    ]
+    lines += ["", "Refused:", *(f"  {name}: {why}" for name, why in REFUSED.items())]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until a signal ends it.
+
+    Returns:
+        0 once it was stopped, 1 after a failure, 2 for bad usage; stderr says why.
+
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if {"-h", "--help", "--usage"} & {*given}:
+        print(help_text())  # noqa: T201 - a program's help
+        return EXIT_OK
+    if "--version" in given:
+        print(f"pyllama-spec {__version__} (llama.cpp {engine_version()})")  # noqa: T201
+        return EXIT_OK
+    try:
+        meant = plan(given)
+    except PyllamaSpecError as error:
+        _say(f"error: {error}")
+        return EXIT_USAGE
+    try:
+        _run(meant)
+    except PyllamaSpecError as error:
+        _say(f"error: {error}")
+        return EXIT_FAILURE
+    return EXIT_OK
+
+
+def _run(meant: Plan) -> None:
+    from pyllama_spec.server import serve
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    if meant.keywords.get("verbose"):
+        logging.getLogger("pyllama_spec.server").setLevel(logging.INFO)
+    for note in meant.notes:
+        _say(note)
+    with Llama(**meant.keywords) as llm:
+        if meant.adapters:
+            llm.set_adapters(meant.adapters)
+        name = Path(meant.keywords["model_path"]).name
+        serve(
+            llm, meant.settings, meant.listening,
+            on_start=lambda url: _say(f"server is listening on {url}, with {name}"),
+        )  # fmt: skip
+
+
+def _say(line: str) -> None:
+    print(dim(f"llama-server: {' '.join(line.split())}", sys.stderr), file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,383 @@
+"""The flags of llama-server, and what becomes of each: a table, and the reader of command lines.
+
+A flag is taken, changes nothing here, or is refused with the reason. One that is not known is said,
+with all others that are not, before anything is opened.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyllama_spec.engine.checks import integer, real
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+
+Read = Callable[[str], Any]
+_TRUE = ("1", "on", "true", "yes", "enabled")
+_FALSE = ("0", "off", "false", "no", "disabled")
+
+
+class Flag(NamedTuple):
+    """A flag that is taken.
+
+    Attributes:
+        names: of it.
+        field: of Wanted.values that it sets; of several with one name the last counts.
+        read: its value; None for a switch.
+        value: what a switch sets.
+        variable: of the environment, which counts where the flag is not given.
+
+    """
+
+    names: tuple[str, ...]
+    field: str
+    read: Read | None = None
+    value: Any = True
+    variable: str = ""
+
+
+class Wanted(NamedTuple):
+    """What a command line asks for.
+
+    Attributes:
+        values: by the fields of the flags.
+        notes: of what was given and changes nothing here, one line each.
+
+    """
+
+    values: dict[str, Any]
+    notes: list[str]
+
+
+def _whole(text: str) -> int:
+    try:
+        return integer(int(text), "the value")
+    except ValueError:
+        raise ArgumentError(f"{text!r:.60} is no whole number") from None
+
+
+def _real(text: str) -> float:
+    try:
+        return real(float(text), "the value")
+    except ValueError:
+        raise ArgumentError(f"{text!r:.60} is no number") from None
+
+
+def _layers(text: str) -> int:
+    return -1 if text in ("auto", "all") else _whole(text)
+
+
+def _attention(text: str) -> bool | None:
+    return None if text == "auto" else _switch(text)
+
+
+def _switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ArgumentError(f"{text!r:.60} is neither on nor off")
+
+
+def _list(text: str) -> list[str]:
+    return [one for one in (part.strip() for part in text.split(",")) if one]
+
+
+def _shares(text: str) -> list[float]:
+    return [_real(one) for one in _list(text.replace("/", ","))]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ArgumentError(f"{text!r:.60} is no JSON: {error}") from None
+
+
+def _file(text: str) -> str:
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"{text!r:.200} cannot be read: {reason}") from None
+
+
+def _json_file(text: str) -> Any:
+    return _json(_file(text))
+
+
+def _named(
+    names: str, field: str, read: Read | None = None, variable: str = "", *, value: Any = True
+) -> Flag:
+    words = tuple(names.split())
+    return Flag(words, field, read, value, f"LLAMA_{variable}" if variable else "")
+
+
+FLAGS: tuple[Flag, ...] = (
+    # The model, and its draft.
+    _named("-m --model", "model", str, "ARG_MODEL"),
+    _named("-a --alias", "alias", str, "ARG_ALIAS"),
+    _named("-md --model-draft --spec-draft-model", "draft", str, "ARG_SPEC_DRAFT_MODEL"),
+    _named("--spec-type", "spec_types", _list, "ARG_SPEC_TYPE"),
+    _named(
+        "--spec-draft-n-max --draft --draft-n --draft-max",
+        "n_draft",
+        _whole,
+        "ARG_SPEC_DRAFT_N_MAX",
+    ),
+    _named("--spec-draft-p-min --draft-p-min", "p_min", _real, "ARG_SPEC_DRAFT_P_MIN"),
+    _named(
+        "--spec-draft-ngl -ngld --gpu-layers-draft --n-gpu-layers-draft",
+        "draft_gpu_layers",
+        _layers,
+        "ARG_N_GPU_LAYERS_DRAFT",
+    ),
+    _named("--lora", "lora", _list),
+    _named("--lora-scaled", "lora_scaled", _list),
+    # Where it lies, and how it is computed.
+    _named("-ngl --gpu-layers --n-gpu-layers", "n_gpu_layers", _layers, "ARG_N_GPU_LAYERS"),
+    _named("-dev --device", "devices", _list, "ARG_DEVICE"),
+    _named("-sm --split-mode", "split_mode", str, "ARG_SPLIT_MODE"),
+    _named("-ts --tensor-split", "tensor_split", _shares, "ARG_TENSOR_SPLIT"),
+    _named("-mg --main-gpu", "main_gpu", _whole, "ARG_MAIN_GPU"),
+    _named("--rpc", "rpc_servers", _list, "ARG_RPC"),
+    _named("-t --threads", "n_threads", _whole, "ARG_THREADS"),
+    _named("-tb --threads-batch", "n_threads_batch", _whole),
+    _named("-b --batch-size", "n_batch", _whole, "ARG_BATCH"),
+    _named("-ub --ubatch-size", "n_ubatch", _whole, "ARG_UBATCH"),
+    _named("-fa --flash-attn", "flash_attn", _attention, "ARG_FLASH_ATTN"),
+    _named("-ctk --cache-type-k", "type_k", str, "ARG_CACHE_TYPE_K"),
+    _named("-ctv --cache-type-v", "type_v", str, "ARG_CACHE_TYPE_V"),
+    _named("--kv-offload -kvo", "offload_kqv"),
+    _named("--no-kv-offload -nkvo", "offload_kqv", value=False),
+    _named("--op-offload", "op_offload"),
+    _named("--no-op-offload", "op_offload", value=False),
+    _named("--swa-full", "swa_full"),
+    _named("--mlock", "use_mlock"),
+    _named("--mmap", "use_mmap"),
+    _named("--no-mmap", "use_mmap", value=False),
+    _named("-lm --load-mode", "load_mode", str, "ARG_LOAD_MODE"),
+    _named("--override-kv", "kv_overrides", _list),
+    _named("--rope-scaling", "rope_scaling_type", str, "ARG_ROPE_SCALING_TYPE"),
+    _named("--rope-scale", "rope_scale", _real, "ARG_ROPE_SCALE"),
+    _named("--rope-freq-base", "rope_freq_base", _real, "ARG_ROPE_FREQ_BASE"),
+    _named("--rope-freq-scale", "rope_freq_scale", _real, "ARG_ROPE_FREQ_SCALE"),
+    _named("--yarn-orig-ctx", "yarn_orig_ctx", _whole, "ARG_YARN_ORIG_CTX"),
+    _named("--yarn-ext-factor", "yarn_ext_factor", _real, "ARG_YARN_EXT_FACTOR"),
+    _named("--yarn-attn-factor", "yarn_attn_factor", _real, "ARG_YARN_ATTN_FACTOR"),
+    _named("--yarn-beta-slow", "yarn_beta_slow", _real, "ARG_YARN_BETA_SLOW"),
+    _named("--yarn-beta-fast", "yarn_beta_fast", _real, "ARG_YARN_BETA_FAST"),
+    # Requests side by side, and what is kept of them.
+    _named("-c --ctx-size", "n_ctx", _whole, "ARG_CTX_SIZE"),
+    _named("-np --parallel", "n_parallel", _whole, "ARG_N_PARALLEL"),
+    _named("-kvu --kv-unified", "kv_unified", None, "ARG_KV_UNIFIED"),
+    _named("-no-kvu --no-kv-unified", "kv_unified", value=False),
+    _named("-cram --cache-ram", "cache_mib", _whole, "ARG_CACHE_RAM"),
+    _named("--context-shift", "context_shift", None, "ARG_CONTEXT_SHIFT"),
+    _named("--no-context-shift", "context_shift", value=False),
+    _named("--keep", "n_keep", _whole),
+    # What an answer is where a request does not say.
+    _named("-n --predict --n-predict", "max_tokens", _whole, "ARG_N_PREDICT"),
+    _named("-s --seed", "seed", _whole),
+    _named("--temp --temperature", "temperature", _real, "ARG_TEMPERATURE"),
+    _named("--top-k", "top_k", _whole, "ARG_TOP_K"),
+    _named("--top-p", "top_p", _real, "ARG_TOP_P"),
+    _named("--min-p", "min_p", _real, "ARG_MIN_P"),
+    _named("--typical --typical-p", "typical_p", _real),
+    _named("--top-nsigma --top-n-sigma", "top_n_sigma", _real),
+    _named("--xtc-probability", "xtc_probability", _real),
+    _named("--xtc-threshold", "xtc_threshold", _real),
+    _named("--repeat-last-n", "penalty_last_n", _whole),
+    _named("--repeat-penalty", "repeat_penalty", _real, "ARG_REPEAT_PENALTY"),
+    _named("--presence-penalty", "presence_penalty", _real, "ARG_PRESENCE_PENALTY"),
+    _named("--frequency-penalty", "frequency_penalty", _real, "ARG_FREQUENCY_PENALTY"),
+    _named("--dry-multiplier", "dry_multiplier", _real),
+    _named("--dry-base", "dry_base", _real),
+    _named("--dry-allowed-length", "dry_allowed_length", _whole),
+    _named("--dry-penalty-last-n", "dry_penalty_last_n", _whole),
+    _named("--mirostat", "mirostat_mode", _whole),
+    _named("--mirostat-lr", "mirostat_eta", _real),
+    _named("--mirostat-ent", "mirostat_tau", _real),
+    _named("--ignore-eos", "ignore_eos"),
+    _named("-r --reverse-prompt", "stop", str),
+    _named("--grammar", "grammar", str),
+    _named("--grammar-file", "grammar", _file),
+    _named("-j --json-schema", "json_schema", _json),
+    _named("-jf --json-schema-file", "json_schema", _json_file),
+    # Chats.
+    _named("--chat-template", "chat_template", str, "ARG_CHAT_TEMPLATE"),
+    _named("--chat-template-file", "chat_template_text", _file, "ARG_CHAT_TEMPLATE_FILE"),
+    _named("--chat-template-kwargs", "chat_template_kwargs", _json, "ARG_CHAT_TEMPLATE_KWARGS"),
+    _named("--reasoning-format", "reasoning_format", str, "ARG_THINK"),
+    _named("-rea --reasoning", "reasoning", str, "ARG_REASONING"),
+    _named("--reasoning-effort", "reasoning_effort", str, "ARG_REASONING_EFFORT"),
+    _named("--reasoning-budget", "reasoning_budget", _whole, "ARG_THINK_BUDGET"),
+    _named("--spm-infill", "spm_infill"),
+    _named("--embedding --embeddings", "embedding", None, "ARG_EMBEDDINGS"),
+    _named("--rerank --reranking", "rerank", None, "ARG_RERANKING"),
+    _named("--pooling", "pooling_type", str, "ARG_POOLING"),
+    # The server.
+    _named("--host", "host", str, "ARG_HOST"),
+    _named("--port", "port", _whole, "ARG_PORT"),
+    _named("--api-key", "api_keys", _list, "API_KEY"),
+    _named("--api-key-file", "api_key_file", str, "ARG_API_KEY_FILE"),
+    _named("--ssl-key-file", "tls_key", Path, "ARG_SSL_KEY_FILE"),
+    _named("--ssl-cert-file", "tls_cert", Path, "ARG_SSL_CERT_FILE"),
+    _named("--cors-origins", "cors_origins", _list, "ARG_CORS_ORIGINS"),
+    _named("-to --timeout", "send_timeout_s", _real, "ARG_TIMEOUT"),
+    _named("--sse-ping-interval", "ping_s", _real, "ARG_SSE_PING_INTERVAL"),
+    _named("--metrics", "has_metrics", None, "ARG_ENDPOINT_METRICS"),
+    _named("--slots", "has_slots", None, "ARG_ENDPOINT_SLOTS"),
+    _named("--no-slots", "has_slots", value=False),
+    _named("-v --verbose --log-verbose", "verbose"),
+)
+
+_HUB = "no model is fetched here; download it, and give its file by -m"
+_SERVER_MODELS = "one server has one model here"
+# Flags that ask for what is not done: whoever gives one would wait for it in vain.
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url",
+                     "-dr", "--docker-repo"), _HUB),
+    **dict.fromkeys(("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
+                    "no draft is fetched here; download it, and give its file by -md"),
+    **dict.fromkeys(("-mm", "--mmproj", "-mmu", "--mmproj-url", "--media-path"),
+                    "models see no images here"),
+    **dict.fromkeys(("--models-dir", "--models-preset", "--models-max"), _SERVER_MODELS),
+    **dict.fromkeys(("--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json",
+                     "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"),
+                    "the server runs no tools; clients do"),
+    **dict.fromkeys(("--control-vector", "--control-vector-scaled",
+                     "--control-vector-layer-range"), "there are no control vectors here"),
+    "--slot-save-path": "slots are not saved; prompts are reused from memory by themselves",
+    **dict.fromkeys(("--samplers", "--sampler-seq", "--sampling-seq"),
+                    "the order of samplers is the engine's default"),
+    **dict.fromkeys(("-l", "--logit-bias"), "give logit_bias with a request"),
+    **dict.fromkeys(("--adaptive-target", "--adaptive-decay", "--dynatemp-range",
+                     "--dynatemp-exp", "--dry-sequence-breaker"), "there is no such sampler here"),
+    **dict.fromkeys(("-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe",
+                     "-ncffn", "--n-cpu-ffn"), "whole layers lie on a device: -ngl says how many"),
+    "--api-prefix": "a proxy before the server can take the prefix off",
+    **dict.fromkeys(("--spec-synth-len", "--spec-synth-rates"),
+                    "no draft is made up; texts are drafted by -md or --spec-type"),
+    "--lora-init-without-apply": "give the adapter by --lora",
+    "--path": "the server has one page of its own",
+}  # fmt: skip
+
+_SAME = "the controller decides that"
+# Flags that change nothing here, with how many values each has.
+_IDLE: Mapping[str, tuple[int, str]] = {
+    **dict.fromkeys(("--jinja", "--no-jinja"), (0, "templates are Jinja's always")),
+    **dict.fromkeys(("-cb", "--cont-batching"), (0, "requests are batched always")),
+    **dict.fromkeys(("--ui", "--webui", "--no-ui", "--no-webui", "--props", "--offline"),
+                    (0, "nothing depends on it")),
+    **dict.fromkeys(("--no-warmup", "--warmup", "--perf", "--no-perf", "--no-mmproj",
+                     "--no-mmproj-auto", "--mmproj-auto", "--no-repack", "-nr", "--repack",
+                     "--no-host", "--check-tensors", "--reuse-port", "--no-agent", "-no-ag",
+                     "--backend-sampling", "--backend_sampling", "-bs", "-e", "--escape",
+                     "--no-models-autoload", "--models-autoload", "--no-escape", "-sp",
+                     "--special", "--cache-prompt", "--prefill-assistant",
+                     "--cors-credentials", "--no-cors-credentials"), (0, "nothing depends on it")),
+    **dict.fromkeys(("--cache-idle-slots", "--no-cache-idle-slots", "--reasoning-preserve",
+                     "--no-reasoning-preserve"), (0, "the library decides that")),
+    **dict.fromkeys(("--spec-default", "--spec-draft-backend-sampling",
+                     "--no-spec-draft-backend-sampling", "-cmoed", "--spec-draft-cpu-moe",
+                     "--cpu-moe-draft"), (0, _SAME)),
+    **dict.fromkeys(("--spec-draft-n-min", "--draft-min", "--draft-n-min", "--draft-p-split",
+                     "--spec-draft-p-split", "--spec-draft-sampling", "--spec-ngram-mod-n-min",
+                     "--spec-ngram-mod-n-max", "--spec-ngram-mod-n-match",
+                     "--spec-ngram-simple-size-n", "--spec-ngram-simple-size-m",
+                     "--spec-ngram-simple-min-hits", "--spec-ngram-map-k-size-n",
+                     "--spec-ngram-map-k-size-m", "--spec-ngram-map-k-min-hits",
+                     "--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m",
+                     "--spec-ngram-map-k4v-min-hits", "--spec-ngram-size-n", "--spec-ngram-size-m",
+                     "--spec-ngram-min-hits", "-lcs", "--lookup-cache-static", "-lcd",
+                     "--lookup-cache-dynamic"), (1, _SAME)),
+    **dict.fromkeys(("-ctkd", "--cache-type-k-draft", "--spec-draft-type-k", "-ctvd",
+                     "--cache-type-v-draft", "--spec-draft-type-v", "-td", "--threads-draft",
+                     "--spec-draft-threads", "-tbd", "--threads-batch-draft",
+                     "--spec-draft-threads-batch", "-devd", "--device-draft",
+                     "--spec-draft-device"), (1, "a draft has what its target has")),
+    **dict.fromkeys(("--log-disable", "--log-jsonl", "--no-log-jsonl", "--log-prefix",
+                     "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"),
+                    (0, "the log has one form")),
+    **dict.fromkeys(("--log-file", "--log-colors", "-lv", "--verbosity", "--log-verbosity",
+                     "--log-prompts-dir"), (1, "the log has one form, on stderr")),
+    **dict.fromkeys(("--cpu-mask", "-C", "--cpu-range", "-Cr", "--cpu-strict", "--prio", "--poll",
+                     "--cpu-mask-batch", "-Cb", "--cpu-range-batch", "-Crb", "--cpu-strict-batch",
+                     "--prio-batch", "--poll-batch", "--numa", "-lzm", "--lazy-mode",
+                     "--moe-cache-mib"), (1, "the operating system decides that")),
+    **dict.fromkeys(("--threads-http", "-dt", "--defrag-thold", "--cache-reuse", "-ctxcp",
+                     "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step",
+                     "--kv-unified-per-slot", "-sps", "--slot-prompt-similarity", "-fit", "--fit",
+                     "-fitt", "--fit-target", "-fitc", "--fit-ctx", "--sleep-idle-seconds",
+                     "--tags", "--embd-normalize", "-hft", "--hf-token", "--ui-config",
+                     "--webui-config", "--ui-config-file", "--webui-config-file",
+                     "--cors-methods", "--cors-headers", "--reasoning-budget-message"),
+                    (1, "nothing depends on it")),
+}  # fmt: skip
+_BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
+# Of lists each flag adds to what is there.
+_ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types"))
+
+
+def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
+    """What a command line and the environment ask for.
+
+    Args:
+        arguments: behind the program's name.
+        environment: whose LLAMA_... variables count where a flag is not given.
+
+    Raises:
+        UnsupportedError: a flag asks for what is not done here.
+        ArgumentError: a flag is not known, lacks its value, or has one of a wrong form.
+
+    """
+    wanted = Wanted({}, [])
+    unknown: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word in _BY_NAME:
+            _take(_BY_NAME[word], word, words, wanted.values)
+        elif word in REFUSED:
+            raise UnsupportedError(f"{word}: {REFUSED[word]}")
+        elif word in _IDLE:
+            n, why = _IDLE[word]
+            for _ in range(n):
+                _value(word, words)
+            wanted.notes.append(f"{word} changes nothing: {why}")
+        else:
+            unknown.append(word)
+    if unknown:
+        raise ArgumentError(
+            f"not known here: {' '.join(unknown)}; --help lists the flags of llama-server that are"
+        )
+    for flag in FLAGS:
+        if flag.variable in environment and flag.field not in wanted.values:
+            text = environment[flag.variable]
+            wanted.values[flag.field] = _read(flag.read or _switch, text, flag.variable)
+    return wanted
+
+
+def _take(flag: Flag, word: str, words: Iterator[str], values: dict[str, Any]) -> None:
+    if flag.read is None:
+        values[flag.field] = flag.value
+        return
+    value = _read(flag.read, _value(word, words), word)
+    if flag.field in _ADDED:
+        value = [*values.get(flag.field, ()), *value]
+    values[flag.field] = value
+
+
+def _value(word: str, words: Iterator[str]) -> str:
+    value = next(words, None)
+    if value is None:
+        raise ArgumentError(f"{word} has no value")
+    return value
+
+
+def _read(how: Read, text: str, name: str) -> Any:
+    try:
+        return how(text)
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error}") from None
