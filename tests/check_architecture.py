@@ -78,8 +78,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # A prompt's text, and what computes it: neither knows the other.
     ("chat", "requests"),
     ("llama",),
-    ("llama_cpp",),
     ("train", "bench", "server"),
+    # Names of others over all of it, their server's too.
+    ("llama_cpp",),
     ("cli",),
     ("",),  # the package itself: it hands out what users import
 )

@@ -1,0 +1,283 @@
+"""`python -m pyllama_spec.llama_cpp.server`: llama-cpp-python's server options, and ours beside.
+
+An option is --name VALUE or the environment variable NAME; --config_file or CONFIG_FILE names a
+JSON file of the same names, with the model's under "models".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+
+if TYPE_CHECKING:
+    from pyllama_spec.server import ServerSettings
+    from pyllama_spec.server.process import Listening
+
+_TRUE, _FALSE = ("1", "on", "t", "true", "y", "yes"), ("0", "off", "f", "false", "n", "no")
+
+
+def _flag(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    raise ValueError("expected true or false")
+
+
+def _dict(text: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("expected an object of JSON")  # noqa: TRY004 - told as the others are
+    return value
+
+
+def _numa(text: str) -> bool | int:
+    return int(text) if text.strip().isdigit() and text.strip() not in "01" else _flag(text)
+
+
+def _many(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Of a list, which is given as JSON or with commas between."""
+
+    def values(text: str) -> list[Any]:
+        if text.lstrip().startswith("["):
+            parts: list[Any] = json.loads(text)
+        else:
+            parts = [one.strip() for one in text.split(",") if one.strip()]
+        return [read(str(one)) for one in parts]
+
+    return values
+
+
+# Theirs, by what Llama() calls them as well.
+_OF_LLAMA: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("n_gpu_layers", "split_mode", "main_gpu", "seed", "n_ctx", "n_batch",
+                     "n_ubatch", "n_threads", "n_threads_batch", "rope_scaling_type",
+                     "yarn_orig_ctx", "last_n_tokens_size", "type_k", "type_v"), int),
+    **dict.fromkeys(("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
+                     "yarn_beta_fast", "yarn_beta_slow"), float),
+    **dict.fromkeys(("vocab_only", "use_mmap", "use_mlock", "embedding", "offload_kqv",
+                     "flash_attn", "verbose"), _flag),
+    **dict.fromkeys(("lora_base", "lora_path", "chat_format"), str),
+    "tensor_split": _many(float), "rpc_servers": _many(str), "numa": _numa,
+    # What is new here.
+    **dict.fromkeys(("draft", "controller", "chat_template"), str),
+    **dict.fromkeys(("n_draft", "lookup", "n_parallel", "max_waiting", "draft_gpu_layers"), int),
+    "p_min": float, "devices": _many(str),
+}  # fmt: skip
+_OTHERS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("model", "model_alias", "host", "api_key", "ssl_keyfile", "ssl_certfile",
+                     "cache_type", "draft_model", "config_file"), str),
+    **dict.fromkeys(("port", "cache_size", "draft_model_num_pred_tokens"), int),
+    "cache": _flag, "kv_overrides": _many(str), "chat_template_kwargs": _dict,
+    # Nothing depends on them here.
+    **dict.fromkeys(("mul_mat_q", "logits_all", "interrupt_requests", "disable_ping_events"),
+                    _flag),
+    "root_path": str,
+}  # fmt: skip
+_OPTIONS = {**_OF_LLAMA, **_OTHERS}
+# Each may be given as several words.
+_LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides")
+# Of options that are new here, and common words: another program may mean something else by them.
+_NOT_IN_ENVIRONMENT = ("controller", "chat_template", "lookup", "devices", "p_min")
+_REFUSED = {
+    "clip_model_path": "models see no images here; leave it out",
+    "hf_tokenizer_config_path": "give the template itself, as chat_template",
+    "hf_pretrained_model_name_or_path": "the vocabulary of the model's file is used; leave it out",
+    "hf_model_repo_id": "download the model, and give its file as model",
+}
+_DEFAULTS: Mapping[str, Any] = {
+    "host": "localhost", "port": 8000, "n_ctx": 2048, "cache_size": 2 << 30,
+    "n_parallel": 4, "max_waiting": 64, "verbose": False,
+}  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """What the options mean.
+
+    Attributes:
+        keywords: of Llama().
+        settings: of the server.
+        listening: where it listens.
+
+    """
+
+    keywords: dict[str, Any]
+    settings: ServerSettings
+    listening: Listening
+
+
+def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
+    """What the options of a command line, of a file and of the environment mean, in that order.
+
+    Raises:
+        UnsupportedError: an option asks for what is not done here, or the extra is missing.
+        ArgumentError: an option is not known, or its value is of a wrong form.
+
+    """
+    from pyllama_spec.server import ServerSettings
+    from pyllama_spec.server.process import Listening
+    from pyllama_spec.server.settings import LOOPBACK
+
+    given = {**_environment(environment), **_arguments(arguments)}
+    if given.get("config_file"):
+        given = {**_environment(environment), **_file(given["config_file"]), **given}
+    values = {**_DEFAULTS, **given}
+    if not values.get("model"):
+        raise ArgumentError("no model is given: --model FILE.gguf, or MODEL=FILE.gguf")
+    keywords = {name: values[name] for name in _OF_LLAMA if name in values}
+    keywords["model_path"] = values["model"]
+    keywords |= _translated(values)
+    certificate, key = values.get("ssl_certfile"), values.get("ssl_keyfile")
+    if (certificate is None) != (key is None):
+        raise ArgumentError("ssl_certfile and ssl_keyfile belong together: give both")
+    host = values["host"]
+    chats = values.get("chat_template_kwargs")
+    settings = ServerSettings(
+        alias=values.get("model_alias"),
+        api_keys=(values["api_key"],) if values.get("api_key") else (),
+        allowed_hosts=LOOPBACK if host in LOOPBACK else (),
+        chat_defaults={"chat_template_kwargs": chats} if chats else {},
+    )
+    listening = Listening(
+        host=host, port=values["port"],
+        certificate=Path(certificate) if certificate else None, key=Path(key) if key else None,
+    )  # fmt: skip
+    return Plan(keywords, settings, listening)
+
+
+def _read(name: str, text: str, place: str) -> Any:
+    if name in _REFUSED:
+        raise UnsupportedError(f"{place}: {_REFUSED[name]}")
+    try:
+        return _OPTIONS[name](text)
+    except (ValueError, AttributeError) as error:
+        raise ArgumentError(f"{place}={text!r:.80}: {error}") from None
+
+
+def _environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name in (*_OPTIONS, *_REFUSED):
+        text = environment.get(name.upper(), "")
+        if text and name not in _NOT_IN_ENVIRONMENT:
+            found[name] = _read(name, text, name.upper())
+    return found
+
+
+def _arguments(arguments: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    words, unknown = list(arguments), []
+    while words:
+        flag, is_, text = words.pop(0).partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not flag.startswith("--") or (name not in _OPTIONS and name not in _REFUSED):
+            unknown.append(flag)
+            continue
+        texts = [text] if is_ else words[:1]
+        words = words if is_ else words[1:]
+        while name in _LISTS and words and not words[0].startswith("--"):
+            texts.append(words.pop(0))
+        if not texts:
+            raise ArgumentError(f"{flag} has no value")
+        found[name] = _read(name, ",".join(texts), flag)
+    if unknown:
+        raise ArgumentError(f"not known here: {' '.join(unknown)}; --help lists what is")
+    return found
+
+
+def _file(path: str) -> dict[str, Any]:
+    """The options of a file, whose values have their types already."""
+    if not path.endswith(".json"):
+        raise UnsupportedError(f"config_file={path!r:.200}: write it as .json")
+    try:
+        whole = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"config_file={path!r:.200} cannot be read: {error}") from None
+    models = whole.get("models") if isinstance(whole, dict) else None
+    if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
+        raise ArgumentError(f"config_file={path!r:.200} has no list of models")
+    if len(models) != 1:
+        raise UnsupportedError(
+            f"config_file={path!r:.200} has {len(models)} models, and one server has one here: "
+            "start one for each"
+        )
+    found = {name: value for name, value in {**whole, **models[0]}.items() if name != "models"}
+    for name, value in found.items():
+        if name in _REFUSED and value is not None:
+            raise UnsupportedError(f"{name} in {path}: {_REFUSED[name]}")
+        if name not in _OPTIONS and name not in _REFUSED:
+            raise ArgumentError(f"{name} in {path} is not known here; --help lists what is")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _translated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What Llama() calls otherwise."""
+    keywords: dict[str, Any] = {}
+    for name in ("n_threads", "n_threads_batch"):
+        if values.get(name) == -1:
+            keywords[name] = os.cpu_count()
+    draft = values.get("draft_model")
+    if draft and "draft" not in values:
+        keywords["draft"] = "prompt-lookup" if draft == "prompt-lookup-decoding" else draft
+    if "draft_model_num_pred_tokens" in values and "n_draft" not in values:
+        keywords["n_draft"] = values["draft_model_num_pred_tokens"]
+    if values.get("cache"):
+        if values.get("cache_type", "ram") != "ram":
+            raise UnsupportedError("cache_type='disk': prompts are kept in memory; leave it out")
+        keywords["prefix_cache_bytes"] = values["cache_size"]
+    if "kv_overrides" in values:
+        keywords["kv_overrides"] = dict(_override(one) for one in values["kv_overrides"])
+    return keywords
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, _, typed = text.partition("=")
+    kind, _, value = typed.partition(":")
+    try:
+        kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "bool": _flag}
+        return key, kinds[kind](value)
+    except (KeyError, ValueError):
+        raise ArgumentError(
+            f"kv_overrides={text!r:.80}: KEY=TYPE:VALUE is expected, of type int, float or bool"
+        ) from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until a signal ends it.
+
+    Returns:
+        0 once it was stopped, 1 after a failure, 2 for bad usage; stderr says why.
+
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if "-h" in given or "--help" in given:
+        print("Each as --name VALUE, or as NAME in the environment:\n")  # noqa: T201
+        print("\n".join(f"  --{name}" for name in sorted(_OPTIONS)))  # noqa: T201
+        return 0
+    try:
+        meant = plan(given)
+    except PyllamaSpecError as error:
+        print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    from pyllama_spec.llama import Llama
+    from pyllama_spec.server import serve
+
+    try:
+        with Llama(**meant.keywords) as llm:
+            serve(llm, meant.settings, meant.listening, on_start=_say)
+    except PyllamaSpecError as error:
+        print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _say(url: str) -> None:
+    print(f"server: listening on {url}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,242 @@
+"""Command lines of llama-server and of llama-cpp-python's server: what each means here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.llama.open_options import OpenOptions
+from pyllama_spec.llama_cpp import server as llama_cpp_server
+from pyllama_spec.server import llama_server
+from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
+from tests.models import model_path
+
+# As they stand in pull requests and pages.
+_LINES: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle3": (
+        "-m t.gguf -md e.gguf --spec-type draft-eagle3 --spec-draft-n-max 4 --draft-p-min 0.5"
+        + " -c 8192 -np 1 -ngl 99 -fa on --port 8081 --jinja --temp 0",
+        {"model_path": "t.gguf", "draft": "e.gguf", "n_draft": 4, "p_min": 0.5, "n_ctx": 8192,
+         "n_parallel": 1, "n_gpu_layers": 99, "flash_attn": True},
+    ),
+    "mtp": ("-m t.gguf --spec-type draft-mtp --draft-max 3 -ngl all -fa auto",
+            {"draft": "mtp", "n_draft": 3, "n_gpu_layers": -1, "flash_attn": None}),
+    "simple": ("-m t.gguf -md d.gguf --draft 16 --draft-min 1 -ngld 99",
+               {"draft": "d.gguf", "n_draft": 16, "draft_gpu_layers": 99}),
+    "ngram": ("-m t.gguf --spec-type ngram-mod --spec-ngram-mod-n-match 24",
+              {"draft": "prompt-lookup"}),
+    "both": ("-m t.gguf -md e.gguf --spec-type draft-eagle3,ngram-simple", {"draft": "e.gguf"}),
+    "none": ("-m t.gguf -md e.gguf --spec-type none", {"draft": None}),
+    "slots": ("-m t.gguf -c 4096 -np 4", {"n_ctx": 1024, "n_parallel": 4}),
+    "shared": ("-m t.gguf -c 4096 -np 4 -kvu", {"n_ctx": 4096, "n_parallel": 4}),
+    "own length": ("-m t.gguf -c 0 -np 2", {"n_ctx": 0, "n_parallel": 2}),
+    "as many as it likes": ("-m t.gguf -c 2048", {"n_ctx": 2048, "n_parallel": 4}),
+    "cache": ("-m t.gguf -ctk q8_0 -ctv f16 -cram 256 -t 2 -tb 4 -b 128 -ub 64 --no-mmap --mlock",
+              {"type_k": "q8_0", "type_v": "f16", "prefix_cache_bytes": 256 << 20, "n_threads": 2,
+               "n_threads_batch": 4, "n_batch": 128, "n_ubatch": 64, "use_mmap": False,
+               "use_mlock": True}),
+    "places": ("-m t.gguf -dev CUDA0,CUDA1 -ts 3,1 -sm row -mg 1 --rpc a:1,b:2",
+               {"devices": ["CUDA0", "CUDA1"], "tensor_split": [3, 1], "split_mode": "row",
+                "main_gpu": 1, "rpc_servers": ["a:1", "b:2"]}),
+    "overrides": ("-m t.gguf --override-kv a.b=int:4 --override-kv c=bool:true,d=str:x"
+                  + " --rope-scale 4 -lm mmap+mlock",
+                  {"kv_overrides": {"a.b": 4, "c": True, "d": "x"}, "rope_freq_scale": 0.25,
+                   "use_mmap": True, "use_mlock": True}),
+    "ranks": ("-m t.gguf --reranking", {"embedding": True, "pooling_type": "rank"}),
+    "template": ("-m t.gguf --chat-template llama3", {"chat_format": "llama-3"}),
+    "own template": ("-m t.gguf --chat-template {{messages}}", {"chat_template": "{{messages}}"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _LINES)
+def test_a_line_of_llama_server(name: str) -> None:
+    line, expected = _LINES[name]
+    meant = llama_server.plan(line.split(), {})
+    assert {key: meant.keywords[key] for key in expected} == expected
+    OpenOptions.from_keywords("t.gguf", {k: v for k, v in meant.keywords.items()
+                                         if k != "model_path"})  # fmt: skip
+
+
+def test_what_requests_get_where_they_do_not_say() -> None:
+    line = (
+        "-m t.gguf -n 64 --temp 0.5 -s 42 --top-k 9 --repeat-last-n 32 --ignore-eos --keep 4 "
+        "--context-shift --reasoning-budget 100 --alias m --no-slots --metrics"
+    )
+    settings = llama_server.plan(line.split(), {}).settings
+    assert settings.defaults == {
+        "max_tokens": 64, "temperature": 0.5, "seed": 42, "top_k": 9, "penalty_last_n": 32,
+        "ignore_eos": True, "n_keep": 4, "context_shift": True,
+    }  # fmt: skip
+    assert settings.chat_defaults == {"reasoning_format": "auto", "thinking_token_budget": 100}
+    assert (settings.alias, settings.has_slots, settings.has_metrics) == ("m", False, True)
+    off = ["-m", "t.gguf", "--reasoning", "off"]
+    assert llama_server.plan(off, {}).settings.chat_defaults["reasoning_effort"] == "none"
+    plain = llama_server.plan(["-m", "t.gguf"], {}).settings
+    assert plain.defaults == {"max_tokens": -1, "temperature": 0.8}
+
+
+def test_the_environment_counts_where_a_flag_does_not() -> None:
+    environment = {
+        "LLAMA_ARG_MODEL": "e.gguf", "LLAMA_ARG_CTX_SIZE": "512", "LLAMA_ARG_N_PARALLEL": "1",
+        "LLAMA_API_KEY": "k", "LLAMA_ARG_ENDPOINT_METRICS": "1", "LLAMA_ARG_KV_UNIFIED": "off",
+    }  # fmt: skip
+    meant = llama_server.plan(["-c", "256"], environment)
+    assert (meant.keywords["model_path"], meant.keywords["n_ctx"]) == ("e.gguf", 256)
+    assert meant.settings.has_metrics
+    assert meant.settings.accepts_key("k")
+    assert not meant.settings.accepts_key("x")
+
+
+@pytest.mark.parametrize("line, words, kind", [
+    ("--port 1", "no model", ArgumentError),
+    ("-m t.gguf --what -x", "--what -x", ArgumentError),
+    ("-m t.gguf -c", "-c has no value", ArgumentError),
+    ("-m t.gguf -c many", "-c: 'many' is no whole number", ArgumentError),
+    ("-m t.gguf --temp hot", "--temp: 'hot' is no number", ArgumentError),
+    ("-m t.gguf -np 0", "-np 0", ArgumentError),
+    ("-m t.gguf --spec-type eagle", "'eagle' is none of", ArgumentError),
+    ("-m t.gguf --spec-type draft-eagle3", "needs the file of a draft", ArgumentError),
+    ("-m t.gguf -lm fast", "'fast' is none of", ArgumentError),
+    ("-m t.gguf --override-kv a=int:x", "KEY=TYPE:VALUE", ArgumentError),
+    ("-m t.gguf --lora-scaled a:b", "FILE:SCALE", ArgumentError),
+    ("-m t.gguf -fa perhaps", "neither on nor off", ArgumentError),
+    ("-m t.gguf --chat-template-file /no/where", "cannot be read", ArgumentError),
+    ("-m t.gguf --chat-template-kwargs {", "no JSON", ArgumentError),
+    ("-m t.gguf --reasoning-format xml", "'xml' is none of", ArgumentError),
+    ("-m t.gguf --ssl-key-file k", "belong together", ArgumentError),
+    ("-hf ggml-org/x", "-hf: no model is fetched", UnsupportedError),
+    ("-m t.gguf -mm x", "-mm: models see no images", UnsupportedError),
+])  # fmt: skip
+def test_a_line_that_is_refused(line: str, words: str, kind: type[PyllamaSpecError]) -> None:
+    with pytest.raises(kind, match=words.replace("+", r"\+")):
+        llama_server.plan(line.split(), {})
+
+
+def test_every_flag_is_in_one_table() -> None:
+    """And those without effect are said."""
+    names = [name for flag in FLAGS for name in flag.names]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(REFUSED)
+    wanted = read(["--jinja", "--draft-min", "2", "--no-webui"], {})
+    assert wanted.values == {}
+    assert [note.split()[0] for note in wanted.notes] == ["--jinja", "--draft-min", "--no-webui"]
+
+
+def test_adapters_and_keys_of_a_file(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    line = f"-m t.gguf --lora a,b --lora-scaled c:d:0.5 --api-key-file {keys} --api-key three,four"
+    meant = llama_server.plan(line.split(), {})
+    assert meant.adapters == [("a", 1.0), ("b", 1.0), ("c:d", 0.5)]
+    assert all(meant.settings.accepts_key(key) for key in ("one", "two", "three", "four"))
+    assert any("seen by all" in note for note in meant.notes)
+
+
+# ---- llama-cpp-python's server
+
+
+def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
+    line = (
+        "--model m.gguf --n_ctx 512 --n_gpu_layers=-1 --host 0.0.0.0 --api_key k --n_threads -1 "
+        "--draft_model prompt-lookup-decoding --draft_model_num_pred_tokens 6 --cache true "
+        "--cache_size 1000 --tensor_split 0.5 0.5 --use_mlock False --kv_overrides a.b=int:4 "
+        "--chat_format chatml --model_alias gpt --verbose false --interrupt_requests 1"
+    )
+    environment = {"N_CTX": "99", "PORT": "9000", "SEED": "7", "DEVICES": "not ours"}
+    meant = llama_cpp_server.plan(line.split(), environment)
+    expected = {
+        "model_path": "m.gguf", "n_ctx": 512, "n_gpu_layers": -1, "n_threads": os.cpu_count(),
+        "draft": "prompt-lookup", "n_draft": 6, "prefix_cache_bytes": 1000,
+        "tensor_split": [0.5, 0.5], "use_mlock": False, "kv_overrides": {"a.b": 4},
+        "chat_format": "chatml", "seed": 7, "verbose": False, "n_parallel": 4,
+    }  # fmt: skip
+    assert {key: meant.keywords[key] for key in expected} == expected
+    assert "devices" not in meant.keywords
+    assert (meant.listening.host, meant.listening.port) == ("0.0.0.0", 9000)
+    assert meant.settings.alias == "gpt"
+    assert meant.settings.accepts_key("k")
+    OpenOptions.from_keywords("m.gguf", {k: v for k, v in meant.keywords.items()
+                                         if k != "model_path"})  # fmt: skip
+
+    file = tmp_path / "config.json"
+    models: list[dict[str, Any]] = [{"model": "f.gguf", "n_ctx": 64, "draft": "mtp"}]
+    file.write_text(json.dumps({"host": "127.0.0.1", "port": 1, "models": models}))
+    meant = llama_cpp_server.plan(["--n_ctx", "32"], {"CONFIG_FILE": str(file), "PORT": "5"})
+    assert (meant.keywords["model_path"], meant.keywords["n_ctx"]) == ("f.gguf", 32)
+    assert meant.keywords["draft"] == "mtp"
+    plain = llama_cpp_server.plan(["--model", "m.gguf"], {})
+    assert (plain.listening.host, plain.listening.port) == ("localhost", 8000)
+    assert plain.keywords["n_ctx"] == 2048
+
+
+@pytest.mark.parametrize("line, words, kind", [
+    ("--n_ctx 5", "no model", ArgumentError),
+    ("--model", "--model has no value", ArgumentError),
+    ("--model m --n_ctx many", "--n_ctx='many'", ArgumentError),
+    ("--model m --what 3", "not known here: --what", ArgumentError),
+    ("--model m --use_mmap perhaps", "expected true or false", ArgumentError),
+    ("--model m --chat_template_kwargs []", "expected an object", ArgumentError),
+    ("--model m --kv_overrides a=list:x", "KEY=TYPE:VALUE", ArgumentError),
+    ("--model m --ssl_keyfile k", "belong together", ArgumentError),
+    ("--model m --clip_model_path c", "no images", UnsupportedError),
+    ("--model m --hf_model_repo_id c", "download the model", UnsupportedError),
+    ("--model m --cache true --cache_type disk", "kept in memory", UnsupportedError),
+    ("--config_file c.yaml", "write it as .json", UnsupportedError),
+    ("--config_file /no/where.json", "cannot be read", ArgumentError),
+])  # fmt: skip
+def test_options_that_are_refused(line: str, words: str, kind: type[PyllamaSpecError]) -> None:
+    with pytest.raises(kind, match=words):
+        llama_cpp_server.plan(line.split(), {})
+
+
+@pytest.mark.parametrize("models", [None, [], [1], [{"model": "a"}, {"model": "b"}],
+                                    [{"model": "a", "what": 1}],
+                                    [{"model": "a", "clip_model_path": "c"}]])  # fmt: skip
+def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"models": models}))
+    with pytest.raises(PyllamaSpecError, match=r"config\.json"):
+        llama_cpp_server.plan(["--config_file", str(file)], {})
+
+
+@pytest.mark.parametrize("program, line", [
+    ("pyllama_spec.server.llama_server", "-m {model} -c 256 -np 1 --port 0 --temp 0 --jinja"),
+    ("pyllama_spec.llama_cpp.server", "--model {model} --n_ctx 256 --port 0 --n_parallel 1"),
+])  # fmt: skip
+def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> None:
+    words = line.format(model=model_path("llama")).split()
+    with subprocess.Popen(
+        [sys.executable, "-m", program, *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            url = next(one for line in process.stderr for one in line.split() if "http://" in one)
+            asked = {"prompt": "abc", "max_tokens": 3, "temperature": 0}
+            answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 3
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("main", [llama_server.main, llama_cpp_server.main])
+def test_a_program_says_what_it_cannot_do(main: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert main(["--nonsense"]) == 2
+    missing = ["--model", "/no/where.gguf"]
+    assert main(missing) == 1
+    out, err = capfd.readouterr()
+    assert "--model" in out
+    assert "--nonsense" in err
+    assert "/no/where.gguf" in err
