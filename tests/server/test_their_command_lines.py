@@ -20,11 +20,18 @@ from pyllama_spec.server import llama_server
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
 from tests.models import model_path
 
+_EAGLE3 = (
+    "-m t.gguf -md e.gguf --spec-type draft-eagle3 --spec-draft-n-max 4 --spec-draft-p-min 0.5 "
+    "-c 8192 -np 1 -ngl 99 -fa on --port 8081 --jinja --temp 0"
+)
+_OVERRIDES = (
+    "-m t.gguf --override-kv a.b=int:4 --override-kv c=bool:true,d=str:x --rope-scale 4 "
+    "-lm mmap+mlock"
+)
 # As they stand in pull requests and pages.
 _LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3": (
-        "-m t.gguf -md e.gguf --spec-type draft-eagle3 --spec-draft-n-max 4 --draft-p-min 0.5"
-        + " -c 8192 -np 1 -ngl 99 -fa on --port 8081 --jinja --temp 0",
+        _EAGLE3,
         {"model_path": "t.gguf", "draft": "e.gguf", "n_draft": 4, "p_min": 0.5, "n_ctx": 8192,
          "n_parallel": 1, "n_gpu_layers": 99, "flash_attn": True},
     ),
@@ -47,8 +54,7 @@ _LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "places": ("-m t.gguf -dev CUDA0,CUDA1 -ts 3,1 -sm row -mg 1 --rpc a:1,b:2",
                {"devices": ["CUDA0", "CUDA1"], "tensor_split": [3, 1], "split_mode": "row",
                 "main_gpu": 1, "rpc_servers": ["a:1", "b:2"]}),
-    "overrides": ("-m t.gguf --override-kv a.b=int:4 --override-kv c=bool:true,d=str:x"
-                  + " --rope-scale 4 -lm mmap+mlock",
+    "overrides": (_OVERRIDES,
                   {"kv_overrides": {"a.b": 4, "c": True, "d": "x"}, "rope_freq_scale": 0.25,
                    "use_mmap": True, "use_mlock": True}),
     "ranks": ("-m t.gguf --reranking", {"embedding": True, "pooling_type": "rank"}),
