@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pyllama_spec.cli.entry import command_parser
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.llama_cpp import server as llama_cpp_server
+from pyllama_spec.server import llama_server
 from tests.docs.blocks import ROOT
 
 # Of the system, or of others.
@@ -18,6 +21,10 @@ _FOREIGN = frozenset(
     ("git", "cd", "echo", "ln", "mkdir", "llama-server", "bash", "python3", "export")
 )
 _PROGRAMS = _FOREIGN | {"pyllama-spec", "make", "pip", "python"}
+_PLANS: dict[str, Callable[[list[str], dict[str, str]], object]] = {
+    "pyllama_spec.llama_cpp.server": llama_cpp_server.plan,
+    "pyllama_spec.server.llama_server": llama_server.plan,
+}
 _MODULES_OF_OTHERS = frozenset(("pytest", "pip", "venv"))
 
 
@@ -55,10 +62,26 @@ def fault(words: list[str]) -> str | None:
     name = words[0].rpartition("/")[2]
     known: dict[str, Callable[[list[str]], str | None]] = {
         "pyllama-spec": _ours, "make": _make, "pip": _pip, "python": _python,
+        "pyllama-spec-llama-server": _planned(llama_server.plan),
     }  # fmt: skip
     if name in known:
         return known[name](words[1:])
     return None if name in _FOREIGN else f"what is {name!r}?"
+
+
+def _planned(
+    plan: Callable[[list[str], dict[str, str]], object],
+) -> Callable[[list[str]], str | None]:
+    """Of a program with others' flags: what its own reader says of them."""
+
+    def fault_of(words: list[str]) -> str | None:
+        try:
+            plan(words, {"MODEL": "model.gguf"})
+        except PyllamaSpecError as error:
+            return str(error)
+        return None
+
+    return fault_of
 
 
 def _ours(words: list[str]) -> str | None:
@@ -109,6 +132,8 @@ def _pip(words: list[str]) -> str | None:
 def _python(words: list[str]) -> str | None:
     if words[:1] == ["-m"]:
         module, rest = words[1], words[2:]
+        if module in _PLANS:
+            return _planned(_PLANS[module])(rest)
         if module in _MODULES_OF_OTHERS:
             paths = [word for word in rest if word.startswith("tests/")]
             gone = [path for path in paths if not (ROOT / path.partition("::")[0]).exists()]

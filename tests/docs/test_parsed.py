@@ -71,6 +71,8 @@ def test_most_blocks_run() -> None:
         "python -m benchmarks.profit --no-such",
         "python -m pytest tests/nothing",
         "nothing at all",
+        "pyllama-spec-llama-server -m model.gguf --no-such",
+        "python -m pyllama_spec.llama_cpp.server --no-such 1",
     ],
 )
 def test_a_wrong_command_is_seen(command: str) -> None:
