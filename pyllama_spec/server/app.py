@@ -12,7 +12,13 @@ from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
 from pyllama_spec.llama import Llama
-from pyllama_spec.server import routes_dialects, routes_native, routes_openai, routes_vectors
+from pyllama_spec.server import (
+    routes_dialects,
+    routes_native,
+    routes_openai,
+    routes_other_names,
+    routes_vectors,
+)
 from pyllama_spec.server.access import answer_preflight, check_key, check_page
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped
@@ -25,6 +31,7 @@ _ROUTES: Sequence[Route] = (
     *routes_vectors.ROUTES,
     *routes_native.ROUTES,
     *routes_dialects.ROUTES,
+    *routes_other_names.ROUTES,
 )
 
 

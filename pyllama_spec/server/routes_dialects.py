@@ -133,6 +133,13 @@ def _n_prompt(service: Service, request: ChatRequest) -> int:
 # ---- OpenAI's responses
 
 
+async def count_input_tokens(exchange: Exchange) -> None:
+    """POST /v1/responses/input_tokens."""
+    _, request = await _chat(exchange, responses_request.chat_request)
+    n = await exchange.watched(exchange.service.in_thread(_n_prompt, exchange.service, request))
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": n})
+
+
 async def responses(exchange: Exchange) -> None:
     """POST /v1/responses."""
     body, request = await _chat(exchange, responses_request.chat_request)
@@ -151,4 +158,5 @@ ROUTES = (
     _of_messages("POST", "/v1/messages", messages),
     _of_messages("POST", "/v1/messages/count_tokens", count_tokens),
     Route("POST", "/v1/responses", responses),
+    Route("POST", "/v1/responses/input_tokens", count_input_tokens),
 )

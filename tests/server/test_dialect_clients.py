@@ -181,10 +181,16 @@ def test_logprobs_of_a_response(server: Served) -> None:
 
 def test_tokens_are_counted_as_they_are_read(server: Served) -> None:
     client = _claude(server)
-    for more in ({}, {"tools": [_TOOL]}, {"system": "Be brief."}):
+    kinds: list[Json] = [{}, {"tools": [_TOOL]}, {"system": "Be brief."}]
+    for more in kinds:
         n = client.messages.count_tokens(model="m", messages=_ASK, **more).input_tokens
         usage = _message(server, "x", stream=False, **more).usage
         assert n == usage.input_tokens + usage.cache_read_input_tokens
+        tools = {"tools": [_FUNCTION]} if "tools" in more else {}
+        counted = _gpt(server).responses.input_tokens.count(
+            model="m", input=_ASK, instructions=more.get("system"), **tools
+        )
+        assert counted.input_tokens == n
     n_long = client.messages.count_tokens(
         model="m", messages=[{"role": "user", "content": "word " * 20_000}]
     ).input_tokens
@@ -246,3 +252,22 @@ def test_a_client_that_leaves_ends_its_request(thinker: Served, path: str) -> No
         time.sleep(0.01)
     assert not answers
     assert _message(thinker, "Still here.", stream=False).content[0].text == "Still here."
+
+
+def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:
+    client = httpx.Client(base_url=thinker.url, headers={"x-api-key": _KEY}, timeout=60)
+    thinker.say("It rains.")
+    chat = client.post("/chat/completions", json={"messages": _ASK}).json()
+    assert chat["choices"][0]["message"]["content"] == "It rains."
+    thinker.say("It rains.")
+    answer = client.post("/responses", json={"input": "Weather?"}).json()
+    assert answer["output"][0]["content"][0]["text"] == "It rains."
+    assert client.get("/models").json() == client.get("/v1/models").json()
+
+    own = thinker.llm.tokenize(b"It rains.", special=True)
+    text = {"input": "It rains."}
+    assert client.post("/extras/tokenize", json=text).json() == {"tokens": own}
+    assert client.post("/extras/tokenize/count", json=text).json() == {"count": len(own)}
+    back = client.post("/extras/detokenize", json={"tokens": own}).json()
+    assert back == {"text": "It rains."}
+    assert client.post("/extras/tokenize", json={"input": 3}).status_code == 400
