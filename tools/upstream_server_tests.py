@@ -15,15 +15,25 @@ import argparse
 import json
 import os
 import re
+import select
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
+import traceback
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pyllama_spec.llama
+import pyllama_spec.server.app
+import pyllama_spec.server.process  # noqa: F401 - what each server needs, once for all forks
+from pyllama_spec.server import llama_server
 from tests.models import model_path
 from tests.upstream.run import ROOT, archive
 
@@ -36,23 +46,20 @@ _STAND_INS = {
     "stories260K": "llama", "stories15M_MOE": "qwen3moe", "bert-bge-small": "bert",
     "jina-reranker": "reranker",
 }  # fmt: skip
-# Started in the place of llama-server. What it is given of the hub becomes a file.
-_LAUNCHER = """#!{python}
-import sys
-sys.path.insert(0, {root!r})
-from pyllama_spec.server.llama_server import main
-words, given = [], iter(sys.argv[1:])
-asked = ""
-for word in given:
-    if word in ("--hf-repo", "--hf-file"):
-        asked += next(given) + " "
-    else:
-        words.append(word)
-if asked:
-    models = {models!r}
-    found = [path for name, path in models.items() if name in asked]
-    words += ["--model", found[0] if found else "no-stand-in-for:" + asked.strip()]
-raise SystemExit(main(words))
+# Started in the place of llama-server: has the server that waits fork one, and stands for it. It
+# imports next to nothing, as each of their tests starts a server or more.
+_LAUNCHER = """#!{python} -IS
+import json, os, signal, socket, sys
+link = socket.socket(socket.AF_UNIX)
+link.connect({socket!r})
+told = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+socket.send_fds(link, [len(told).to_bytes(4, "big")], [1, 2])
+link.sendall(told)
+child = int.from_bytes(link.recv(4, socket.MSG_WAITALL), "big")
+for one in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(one, lambda number, frame: os.kill(child, number))
+code = link.recv(1)
+os._exit(code[0] if code else 1)
 """
 # Read by pytest there: models are not fetched before the tests, but stood in for as they are asked.
 _PLUGIN = '''import shutil
@@ -114,14 +121,85 @@ def unpack(work: Path) -> Path:
 
 def prepare(tests: Path) -> Path:
     """Writes the launcher and the plugin; the path of the launcher."""
-    models = {name: str(model_path(kind)) for name, kind in _STAND_INS.items()}
     launcher = tests / "llama-server"
-    launcher.write_text(_LAUNCHER.format(python=sys.executable, root=str(ROOT), models=models))
+    launcher.write_text(_LAUNCHER.format(python=sys.executable, socket=str(_socket(tests))))
     launcher.chmod(0o755)
-    plugin = _PLUGIN.format(model=models["stories260K"])
+    plugin = _PLUGIN.format(model=str(model_path("llama")))
     (tests / "stand_ins.py").write_text(plugin, encoding="utf-8")
     (tests / "tmp").mkdir(exist_ok=True)
     return launcher
+
+
+def _socket(tests: Path) -> Path:
+    return tests / "waiting.sock"
+
+
+def wait_for_launches(tests: Path) -> None:
+    """Forks a server for each launcher that asks, until this process is told to end."""
+    _socket(tests).unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(_socket(tests)))
+        listener.listen(16)
+        while True:
+            link, _ = listener.accept()
+            head, streams, _, _ = socket.recv_fds(link, 4, 2)
+            told = link.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL)
+            child = os.fork()
+            if not child:
+                listener.close()
+                _serve_instead(json.loads(told), streams)
+            for one in streams:
+                os.close(one)
+            threading.Thread(target=_look_after, args=(link, child), daemon=True).start()
+
+
+def _serve_instead(told: Any, streams: list[int]) -> None:
+    """In the fork: what the launcher was asked for, in its place."""
+    arguments, environment, folder = told
+    code = 1
+    try:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, stream in zip((1, 2), streams, strict=True):
+            os.dup2(stream, number)
+        code = llama_server.main(with_stand_ins(arguments))
+    except BaseException:  # noqa: BLE001 - whatever it is, it is this fork's end
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _look_after(link: socket.socket, child: int) -> None:
+    """Tells the launcher its server's process, and how that ended; ends it with the launcher."""
+    link.sendall(child.to_bytes(4, "big"))
+    with suppress(OSError):
+        while True:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                link.sendall(bytes([os.waitstatus_to_exitcode(status) & 255]))
+                break
+            if select.select([link], [], [], 0.02)[0]:  # it says nothing more: it was killed
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                break
+    link.close()
+
+
+def with_stand_ins(arguments: Sequence[str]) -> list[str]:
+    """A command line with a file in the place of what it names of the hub."""
+    words, given, asked = list[str](), iter(arguments), ""
+    for word in given:
+        if word in ("--hf-repo", "--hf-file"):
+            asked += f"{next(given)} "
+        else:
+            words.append(word)
+    if asked:
+        found = [model_path(kind) for name, kind in _STAND_INS.items() if name in asked]
+        words += ["--model", str(found[0]) if found else f"no-stand-in-for:{asked.strip()}"]
+    return words
 
 
 def run_file(tests: Path, launcher: Path, file: str, timeout_s: int) -> list[Outcome]:
@@ -135,7 +213,7 @@ def run_file(tests: Path, launcher: Path, file: str, timeout_s: int) -> list[Out
     command = [
         sys.executable, "-m", "pytest", f"unit/{file}", "-q", "-m", "not slow", "-p", "stand_ins",
         "-p", "no:cacheprovider", f"--junitxml={report}", f"--timeout={timeout_s}",
-        "--timeout-method=signal",
+        "--timeout-method=signal", "-o", "junit_logging=system-out",
     ]  # fmt: skip
     subprocess.run(command, cwd=tests, env=environment, capture_output=True, check=False)
     if not report.exists():
@@ -147,16 +225,17 @@ def _outcome(file: str, case: ET.Element) -> Outcome:
     name = case.get("name", "")
     for child in case:
         if child.tag in ("failure", "error"):
-            return Outcome(file, name, "failed", _why(child.get("message") or "", child.text or ""))
+            log = case.findtext("system-out") or ""
+            why = _why(child.get("message") or "", child.text or "", log)
+            return Outcome(file, name, "failed", why)
         if child.tag == "skipped":
             return Outcome(file, name, "skipped", child.get("message") or "")
     return Outcome(file, name, "passed", "")
 
 
-def _why(message: str, text: str) -> str:
+def _why(message: str, text: str, log: str) -> str:
     """The line that failed, and what was wrong with it."""
-    said = re.findall(r"^error: (.*)$|^\S*llama-server: error: (.*)$", text, re.MULTILINE)
-    told = [one for pair in said for one in pair if one]
+    told = re.findall(r"llama-server: error: (.*)", log)
     lines = [line[1:].strip() for line in text.splitlines() if line.startswith(">")]
     parts = [*lines[-1:], message.splitlines()[0] if message else "", *told[:1]]
     return " | ".join(part for part in parts if part)[:300]
@@ -175,9 +254,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "upstream-server-tests")
     parser.add_argument("--json", type=Path, default=None, metavar="OUT.json")
     parser.add_argument("--timeout", type=int, default=120, metavar="S", help="of one test")
+    parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    tests = unpack(args.work)
+    tests = unpack(args.work.resolve())
+    if args.wait:
+        wait_for_launches(tests)
     launcher = prepare(tests)
+    waiting = subprocess.Popen(
+        [sys.executable, "-m", "tools.upstream_server_tests", "--work", str(args.work), "--wait"],
+        cwd=ROOT,
+    )
+    try:
+        return _run(args, tests, launcher)
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+
+def _run(args: argparse.Namespace, tests: Path, launcher: Path) -> int:
     files = args.files or sorted(one.name for one in (tests / "unit").glob("test_*.py"))
     outcomes: list[Outcome] = []
     for file in files:

@@ -117,11 +117,11 @@ async def messages(exchange: Exchange) -> None:
 async def count_tokens(exchange: Exchange) -> None:
     """POST /v1/messages/count_tokens."""
     _, request = await _chat(exchange, messages_request.chat_request)
-    n = await exchange.watched(exchange.service.in_thread(_n_prompt, exchange.service, request))
+    n = await exchange.watched(exchange.service.in_thread(n_prompt, exchange.service, request))
     await exchange.send_json({"input_tokens": n})
 
 
-def _n_prompt(service: Service, request: ChatRequest) -> int:
+def n_prompt(service: Service, request: ChatRequest) -> int:
     """How many tokens a chat's prompt has; nothing is computed."""
     given: dict[str, Any] = {name: getattr(request, name) for name in _OF_PROMPT}
     given = {name: value for name, value in given.items() if value is not None}
@@ -136,7 +136,7 @@ def _n_prompt(service: Service, request: ChatRequest) -> int:
 async def count_input_tokens(exchange: Exchange) -> None:
     """POST /v1/responses/input_tokens."""
     _, request = await _chat(exchange, responses_request.chat_request)
-    n = await exchange.watched(exchange.service.in_thread(_n_prompt, exchange.service, request))
+    n = await exchange.watched(exchange.service.in_thread(n_prompt, exchange.service, request))
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": n})
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from pyllama_spec.server.exchange import Exchange, Route
-from pyllama_spec.server.routes_dialects import responses
+from pyllama_spec.server.routes_dialects import count_input_tokens, n_prompt, responses
 from pyllama_spec.server.routes_openai import chat_completions, models
+from pyllama_spec.server.shapes import ChatRequest
 
 
 class ExtrasText(Struct, kw_only=True):
@@ -45,7 +46,17 @@ async def extras_detokenize(exchange: Exchange) -> None:
     await exchange.send_json({"text": raw.decode(errors="replace")})
 
 
+async def count_chat_tokens(exchange: Exchange) -> None:
+    """POST /v1/chat/completions/input_tokens."""
+    request = await exchange.read(ChatRequest)
+    n = await exchange.watched(exchange.service.in_thread(n_prompt, exchange.service, request))
+    await exchange.send_json({"object": "response.input_tokens", "input_tokens": n})
+
+
 ROUTES = (
+    Route("POST", "/v1/chat/completions/input_tokens", count_chat_tokens),
+    Route("POST", "/chat/completions/input_tokens", count_chat_tokens),
+    Route("POST", "/responses/input_tokens", count_input_tokens),
     Route("POST", "/chat/completions", chat_completions),
     Route("POST", "/responses", responses),
     Route("GET", "/models", models),

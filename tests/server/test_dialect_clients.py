@@ -264,6 +264,10 @@ def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:
     assert answer["output"][0]["content"][0]["text"] == "It rains."
     assert client.get("/models").json() == client.get("/v1/models").json()
 
+    usage = client.post("/v1/chat/completions", json={"messages": _ASK}).json()["usage"]
+    counted = client.post("/chat/completions/input_tokens", json={"messages": _ASK}).json()
+    assert counted["input_tokens"] == usage["prompt_tokens"]
+
     own = thinker.llm.tokenize(b"It rains.", special=True)
     text = {"input": "It rains."}
     assert client.post("/extras/tokenize", json=text).json() == {"tokens": own}
