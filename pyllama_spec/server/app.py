@@ -17,6 +17,7 @@ from pyllama_spec.server import (
     routes_native,
     routes_openai,
     routes_other_names,
+    routes_page,
     routes_vectors,
 )
 from pyllama_spec.server.access import answer_preflight, check_key, check_page
@@ -32,6 +33,7 @@ _ROUTES: Sequence[Route] = (
     *routes_native.ROUTES,
     *routes_dialects.ROUTES,
     *routes_other_names.ROUTES,
+    *routes_page.ROUTES,
 )
 
 

@@ -1,0 +1,261 @@
+// The page: its controls, and one run of requests at a time.
+
+import { Answer, SOURCES } from "./answer.js";
+import { RequestError, serverModels, streamChat } from "./client.js";
+import { Conversation, DEFAULTS } from "./conversation.js";
+import { ExchangeView, inFigures, make, sendByEnter } from "./view.js";
+
+// Kept as long as the tab, over a reload; never on disk, and no other tab sees it.
+const CONVERSATION = "pyllama_spec.conversation";
+const KEY = "pyllama_spec.key";
+const SAVE_EVERY_MS = 1000;
+
+const at = (id) => document.getElementById(id);
+const controls = {
+  system: at("system"),
+  model: at("model"),
+  temperature: at("temperature"),
+  maxTokens: at("max-tokens"),
+  seed: at("seed"),
+  beside: at("beside"),
+};
+
+let conversation = Conversation.fromText(sessionStorage.getItem(CONVERSATION) ?? "");
+let views = [];
+/** @type {{name: string, draft: string|null}[]} what the server has. */
+let models = [];
+/** @type {AbortController|null} the run that goes on. */
+let running = null;
+let lastSaved = 0;
+
+function showLegend() {
+  const seen = new Set(["target", "model", "copy", "grammar"]);
+  for (const { answers } of conversation.exchanges) {
+    for (const answer of answers) for (const key of Object.keys(answer.counts())) seen.add(key);
+  }
+  const shown = Object.entries(SOURCES).filter(([key]) => seen.has(key));
+  at("legend").replaceChildren(...shown.map(([key, name]) =>
+    make("li", {}, make("span", { className: `token by-${key}`, text: name }))));
+}
+
+function showConversation() {
+  views = conversation.exchanges.map((exchange) => viewOf(exchange));
+  at("exchanges").replaceChildren(...views.map((view) => view.element));
+  at("welcome").hidden = views.length > 0;
+}
+
+function viewOf(exchange) {
+  const view = new ExchangeView(exchange, {
+    onResend: (question) => run(question, conversation.exchanges.indexOf(exchange)),
+  });
+  view.lock(running !== null);
+  return view;
+}
+
+/** Asks a question, alone or with and without a draft, and shows what comes. */
+async function run(question, index = conversation.exchanges.length) {
+  if (running || !question.trim() || !settingsAreGood()) return false;
+  running = new AbortController();
+  const { signal } = running;
+  const exchange = conversation.ask(question, index);
+  const view = viewOf(exchange);
+  views.splice(index, Infinity, view);
+  at("exchanges").replaceChildren(...views.map((one) => one.element));
+  at("welcome").hidden = true;
+  showRunning();
+  at("message").focus();
+  // One after the other: side by side each would have half of the processor.
+  const sides = conversation.settings.beside ? [true, false] : [true];
+  const seed = sides.length > 1 && conversation.settings.seed === "" ? drawnSeed() : null;
+  for (const withDraft of sides) {
+    if (signal.aborted) break;
+    await answerOne(exchange, view, conversation.request(exchange, withDraft, seed), signal);
+  }
+  running = null;
+  view.compare();
+  showLegend();
+  showRunning();
+  say(outcome(exchange, view));
+  save();
+  return true;
+}
+
+async function answerOne(exchange, view, body, signal) {
+  const answer = new Answer(body.speculation.draft !== false);
+  exchange.answers.push(answer);
+  const shown = view.addAnswer(answer);
+  scrollToEnd(true);
+  say(answer.withDraft ? "The answer begins." : "The answer without a draft begins.");
+  save();
+  const begin = performance.now();
+  let frame = 0;
+  const update = () => {
+    frame = 0;
+    const isAtEnd = endIsSeen();
+    shown.update();
+    scrollToEnd(isAtEnd);
+  };
+  try {
+    await streamChat(body, at("key").value.trim(), signal, (chunk) => {
+      answer.add(chunk, performance.now() - begin);
+      frame ||= requestAnimationFrame(update);
+      if (performance.now() - lastSaved > SAVE_EVERY_MS) save();
+    });
+  } catch (error) {
+    if (signal.aborted) answer.isStopped = true;
+    else if (error instanceof RequestError) answer.error ??= error.message;
+    else throw error;
+  } finally {
+    cancelAnimationFrame(frame);
+    answer.isDone = true;
+    update();
+  }
+}
+
+function outcome(exchange, view) {
+  const said = exchange.answers.map((answer) => {
+    if (answer.error !== null) return `The answer ended with an error: ${answer.error}`;
+    return `${answer.isStopped ? "Stopped" : "The answer is complete"}: ${inFigures(answer)}`;
+  });
+  if (!view.comparison.hidden) said.push(view.comparison.textContent);
+  return said.join(" ");
+}
+
+function showRunning() {
+  const isRunning = running !== null;
+  const hadFocus = document.activeElement === at("stop");
+  at("send").disabled = isRunning;
+  at("stop").hidden = !isRunning;
+  at("new").disabled = isRunning;
+  for (const view of views) view.lock(isRunning);
+  if (hadFocus && !isRunning) at("message").focus();
+}
+
+function settingsAreGood() {
+  readSettings();
+  for (const control of Object.values(controls)) {
+    if (control.checkValidity()) continue;
+    at("settings").open = true;
+    control.reportValidity();
+    return false;
+  }
+  return true;
+}
+
+function readSettings() {
+  for (const [name, control] of Object.entries(controls)) {
+    conversation.settings[name] = control.type === "checkbox" ? control.checked : control.value;
+  }
+}
+
+function showSettings() {
+  for (const [name, control] of Object.entries(controls)) {
+    const value = conversation.settings[name];
+    if (control.type === "checkbox") control.checked = value;
+    else if (name !== "model") control.value = value;
+  }
+}
+
+function save() {
+  lastSaved = performance.now();
+  try {
+    sessionStorage.setItem(CONVERSATION, conversation.toText());
+    at("unsaved").hidden = true;
+  } catch {
+    // Full, or forbidden by the browser.
+    at("unsaved").hidden = false;
+  }
+}
+
+async function showServer() {
+  try {
+    models = await serverModels(at("key").value.trim());
+  } catch (error) {
+    if (!(error instanceof RequestError)) throw error;
+    at("facts").textContent = error.message;
+    if (error.status === 401) at("settings").open = true;
+    return;
+  }
+  controls.model.replaceChildren(
+    ...models.map(({ name }) => make("option", { value: name, text: name })),
+  );
+  const { model } = conversation.settings;
+  if (models.some(({ name }) => name === model)) controls.model.value = model;
+  at("model-row").hidden = models.length < 2;
+  showFacts();
+}
+
+function showFacts() {
+  const chosen = models.find(({ name }) => name === controls.model.value);
+  const draft = chosen?.draft ? `draft: ${chosen.draft}` : "no draft";
+  at("facts").textContent = chosen ? `${chosen.name}, ${draft}` : "The server has no model.";
+}
+
+function say(text) {
+  at("status").textContent = text;
+}
+
+function drawnSeed() {
+  return crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
+}
+
+function endIsSeen() {
+  const page = document.scrollingElement;
+  return page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+}
+
+function scrollToEnd(isWanted) {
+  if (isWanted) document.scrollingElement.scrollTop = document.scrollingElement.scrollHeight;
+}
+
+function stop() {
+  running?.abort();
+}
+
+showLegend();
+at("composer").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const field = at("message");
+  const question = field.value;
+  if (running || !question.trim() || !settingsAreGood()) return;
+  field.value = "";
+  await run(question);
+});
+at("fields").addEventListener("submit", (event) => event.preventDefault());
+sendByEnter(at("message"), at("composer"));
+at("stop").addEventListener("click", stop);
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.isComposing) stop();
+});
+at("new").addEventListener("click", () => {
+  conversation.exchanges = [];
+  save();
+  showConversation();
+  say("A new conversation.");
+  at("message").focus();
+});
+for (const control of Object.values(controls)) {
+  control.addEventListener("change", () => {
+    readSettings();
+    save();
+  });
+}
+controls.model.addEventListener("change", showFacts);
+at("defaults").addEventListener("click", () => {
+  conversation.settings = { ...DEFAULTS };
+  showSettings();
+  save();
+});
+at("key").value = sessionStorage.getItem(KEY) ?? "";
+at("key").addEventListener("change", () => {
+  sessionStorage.setItem(KEY, at("key").value.trim());
+  showServer();
+});
+// Before the browser breaks the connection, which would look like the server's fault.
+addEventListener("beforeunload", stop);
+addEventListener("pagehide", save);
+
+showSettings();
+showConversation();
+showServer();
+scrollToEnd(true);

@@ -1,0 +1,89 @@
+"""The page at /: a chat that shows who drafted each token. Its files, and what they may do.
+
+The files of the folder page/ are read once, and served as they lie there: nothing is built, and
+nothing is fetched from elsewhere. They hold no secret, so that they need no key: whoever opens the
+page types one in, and the browser sends it with each request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pyllama_spec.server.exchange import Exchange, Route
+
+FOLDER = Path(__file__).parent / "page"
+_INDEX = "index.html"
+_KINDS = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+# Own files alone, none of them inline; no text can become markup or a script (Trusted Types), where
+# a browser knows them; and no other page may show this one in a frame.
+POLICY = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'",
+        "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'", "trusted-types 'none'",
+    )
+)  # fmt: skip
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # Asked for again each time: after an upgrade no old script meets a new page.
+    "cache-control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page.
+
+    Attributes:
+        raw: its bytes.
+        kind: its content type.
+        etag: changes with the bytes.
+
+    """
+
+    raw: bytes
+    kind: bytes
+    etag: str
+
+
+@cache
+def page_files() -> dict[str, PageFile]:
+    """The files by the path that each is served at."""
+    files = {}
+    for file in sorted(FOLDER.iterdir()):
+        if file.suffix not in _KINDS:
+            continue
+        raw = file.read_bytes()
+        etag = f'"{hashlib.sha256(raw).hexdigest()[:32]}"'
+        path = "/" if file.name == _INDEX else f"/page/{file.name}"
+        files[path] = PageFile(raw, _KINDS[file.suffix], etag)
+    return files
+
+
+async def page_file(exchange: Exchange) -> None:
+    """GET / and the files that it names: as they are, or 304 for a browser that has them."""
+    file = page_files()[exchange.path]
+    headers = {**_HEADERS, "etag": file.etag}
+    asked = (exchange.header("if-none-match") or "").split(",")
+    known = {one.strip().removeprefix("W/") for one in asked}
+    if file.etag in known:
+        await exchange.send_bytes(b"", file.kind, 304, headers)
+    else:
+        await exchange.send_bytes(file.raw, file.kind, 200, headers)
+
+
+ROUTES = tuple(Route("GET", path, page_file, is_open=True) for path in page_files())

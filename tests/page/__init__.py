@@ -1,0 +1,1 @@
+"""The page of the server without a browser: its files, and its scripts that know none."""
