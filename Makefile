@@ -17,8 +17,8 @@ DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
 NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
 # What the sdist is made of.
 TRACKED = $(wildcard $(filter-out .ci/% tests/release-check.json,$(shell git ls-files -co --exclude-standard 2>/dev/null)))
-# They need packages, a GPU or PyTorch: targets of their own.
-NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train)
+# They need packages, a GPU, PyTorch or a browser: targets of their own.
+NO_TESTS = $(addprefix --ignore=tests/,wheel gpu train browser)
 BUILD  ?= build/native
 PYTEST  = $(BIN)/python -m pytest
 # Two files of tests at a time: most of them compute with one thread.
@@ -34,7 +34,7 @@ export CCACHE_BASEDIR   ?= $(CURDIR)
 export CCACHE_NOHASHDIR ?= 1
 endif
 
-.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-gpu test-vulkan device-tests build-cuda fuzz sanitize soak release-check quality style wheel bench docs docs-build docs-pages clean
+.PHONY: FORCE demo check test test-release test-train test-wheel test-pythons test-coexistence test-page test-gpu test-vulkan device-tests build-cuda fuzz sanitize soak release-check quality style wheel bench docs docs-build docs-pages clean
 
 demo: $(STAMP) $(MODEL)
 	$(BIN)/pyllama-spec generate -m $(MODEL) -d $(DRAFT) --chat -n 256 \
@@ -67,13 +67,17 @@ release-check:
 
 # The full product of architectures, types and widths.
 test-release: $(STAMP) $(VENV)/.train
-	$(PYTEST) tests --ignore=tests/wheel --ignore=tests/gpu -m release $(TWO_FILES) $(PYTEST_ARGS)
+	$(PYTEST) tests $(addprefix --ignore=tests/,wheel gpu browser) -m release $(TWO_FILES) $(PYTEST_ARGS)
 
 test-pythons: $(STAMP) $(VENV)/.test wheel
 	$(WHEEL_TESTS) tests/wheel --ignore=tests/wheel/test_coexist.py -m release $(PYTEST_ARGS)
 
 test-coexistence: $(STAMP) $(VENV)/.test wheel
 	$(WHEEL_TESTS) tests/wheel/test_coexist.py -m release $(PYTEST_ARGS)
+
+# The page of `pyllama-spec serve` in the system's Chromium, without a window. On Debian: apt-get install chromium
+test-page: $(STAMP) $(VENV)/.page
+	$(PYTEST) tests/browser -m release $(PYTEST_ARGS)
 
 # Its figures are printed at the end; a text that is not plain decoding's is a failure.
 SOAK_SECONDS ?= 3600
@@ -212,7 +216,7 @@ $(VENV)/.wheel: dist/.made | $(VENV)/.build-tools
 	@$(BIN)/python tools/installed_first.py
 	@touch $@
 
-$(VENV)/.test $(VENV)/.train $(VENV)/.quality $(VENV)/.docs: $(VENV)/.%: $(VENV)/.build-tools
+$(VENV)/.test $(VENV)/.train $(VENV)/.page $(VENV)/.quality $(VENV)/.docs: $(VENV)/.%: $(VENV)/.build-tools
 	$(PIP) install --group $*
 	@touch $@
 

@@ -18,8 +18,8 @@ QUICK, SLOW, RELEASE = TIERS = ("quick", "slow", "release")
 _SLOW_FOLDERS = frozenset(
     ("bench", "corpus", "fuzz", "kernels", "robust", "train", "vendor", "wheel")
 )
-# A device of its own, an engine of others that is built from source, every Python.
-_RELEASE = ("gpu/", "wheel/test_coexist.py", "wheel/test_pythons.py")
+# A device or a browser of its own, an engine of others that is built from source, every Python.
+_RELEASE = ("gpu/", "browser/", "wheel/test_coexist.py", "wheel/test_pythons.py")
 # The one real model. Its name is in the fixture that gives it, or in the test's.
 _REAL_MODEL = "smollm2"
 

@@ -27,7 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "tests" / "release-check.json"
 _PATCHED = ("CMakeLists.txt", "vendor/llama.cpp.lock", "vendor/patches")
 _ENGINE = (*_PATCHED, "csrc")
-_SUFFIXES = frozenset((".txt", ".lock", ".patch", ".cpp", ".c", ".h", ".map", ".cmake", ".py"))
+_SUFFIXES = frozenset((
+    ".txt", ".lock", ".patch", ".cpp", ".c", ".h", ".map", ".cmake", ".py", ".html", ".css", ".js",
+))  # fmt: skip
 _PASSED, _FAILED = "passed", "failed"
 
 
@@ -66,6 +68,13 @@ ROWS: dict[str, Row] = {
         "test-coexistence",
         "the wheel and llama-cpp-python, built from source, in one process",
         (*_ENGINE, "tests/wheel"),
+    ),
+    "page": Row(
+        "test-page",
+        "the server's page in a browser: some eight minutes",
+        ("pyllama_spec/server", "tests/browser"),
+        ("chromium",),
+        "apt-get install chromium",
     ),
     "soak": Row(
         "soak", "an hour of everything at once", (*_ENGINE, "pyllama_spec", "tests/robust/soak.py")

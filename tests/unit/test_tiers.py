@@ -61,22 +61,24 @@ def commands() -> dict[str, list[list[str]]]:
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_each_test_is_taken_by_one_command(commands: dict[str, list[list[str]]], tier: str) -> None:
-    assert [len(commands[name]) for name in ("gate", "quick", "release")] == [3, 1, 3]
+    assert [len(commands[name]) for name in ("gate", "quick", "release")] == [3, 1, 4]
     for file in FILES:
         if file.startswith("gpu/"):  # every tier of it with the device: make device-tests
+            continue
+        if file.startswith("browser/") and tier != RELEASE:  # it has no other
             continue
         taken = {name: sum(takes(x, file, tier) for x in commands[name]) for name in commands}
         assert (taken["gate"], taken["release"]) == ((0, 1) if tier == RELEASE else (1, 0)), file
         assert not (taken["quick"] and tier != QUICK)
     quick = [file for file in FILES if any(takes(x, file, QUICK) for x in commands["quick"])]
     assert {file.partition("/")[0] for file in FILES} - {x.partition("/")[0] for x in quick} == {
-        "gpu", "train", "wheel",
+        "browser", "gpu", "train", "wheel",
     }  # fmt: skip
 
 
 def test_what_is_left_out_of_make_check_has_no_quick_test() -> None:
     for file in FILES:
-        if file.startswith(("gpu/", "train/", "wheel/")):
+        if file.startswith(("browser/", "gpu/", "train/", "wheel/")):
             assert tier_of(file, (), ()) != QUICK
 
 
@@ -93,6 +95,7 @@ def test_what_is_left_out_of_make_check_has_no_quick_test() -> None:
         ("wheel/test_wheel.py", (), (), SLOW),
         ("wheel/test_pythons.py", (), (), RELEASE),
         ("gpu/test_a.py", (), (), RELEASE),
+        ("browser/test_a.py", (), (), RELEASE),
     ],
 )
 def test_the_tier_of_a_test(

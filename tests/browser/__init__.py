@@ -1,0 +1,1 @@
+"""The page of the server in headless Chromium: `make test-page`."""

@@ -1,0 +1,236 @@
+"""A chat: what is typed, asked, shown, stopped, kept, and compared."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests.browser.chat_page import NARROW, WIDE
+from tests.browser.conftest import Open
+from tests.browser.serving import Server
+
+COUNT = "Count from 1 to 20, with commas."
+LONG = "Write a long story about a fox who learns to read."
+
+
+def test_an_answer_is_that_of_the_server_and_its_tokens_have_sources(
+    open_page: Open, server: Server
+) -> None:
+    page = open_page()
+    page.set(max_tokens="48")
+    assert page.answered(COUNT) == server.text(COUNT, max_tokens=48)
+    tokens = page.tokens()
+    assert "".join(text for text, _ in tokens) == page.text()
+    sources = {source for _, source in tokens}
+    assert "target" in sources and sources & {"model", "copy"} and "other" not in sources
+    # The figures are those of the answer, and a screen reader is told them.
+    told = server.chat(COUNT, max_tokens=48)
+    n_tokens = told["usage"]["completion_tokens"]
+    figures = page.answers.first.locator(".figures").inner_text()
+    assert figures.startswith(
+        f"{n_tokens} tokens · {told['speculation']['tokens_per_round']:.2f} per round · "
+    )
+    n_drafted = sum(source == "model" for _, source in tokens)
+    assert n_drafted == told["speculation"]["accepted"]
+    assert f"{n_drafted} by the draft's head or model" in figures
+    expect(page.status).to_contain_text(f"The answer is complete: {n_tokens} tokens")
+    # Each token says in words what its colour says.
+    title = page.answers.first.locator(".by-model").first.get_attribute("title")
+    assert title is not None and title.startswith("the draft's head or model; round ")
+    n_rounds = told["speculation"]["rounds"]
+    label = page.answers.first.locator("svg.rounds").get_attribute("aria-label") or ""
+    assert label.startswith(f"Plot of {n_rounds} rounds: ")
+    assert page.answers.first.locator("svg.rounds rect").count() >= n_rounds - 1
+    points = page.answers.first.locator("svg.speed polyline").get_attribute("points") or ""
+    assert len(points.split()) > 2
+
+
+def test_the_conversation_goes_on(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="12", system="Answer in one word.", temperature="0.5", seed="3")
+    first = page.answered("Name a fruit.")
+    second = page.answered("Another one.")
+    assert first and second
+    body = page.bodies()[1]
+    assert body["messages"] == [
+        {"role": "system", "content": "Answer in one word."},
+        {"role": "user", "content": "Name a fruit."},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "Another one."},
+    ]
+    assert (body["temperature"], body["seed"], body["max_tokens"]) == (0.5, 3, 12)
+
+
+def test_shift_enter_begins_a_line_and_nothing_is_sent_of_nothing(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="4")
+    page.message.press("Enter")
+    page.message.fill("   ")
+    page.message.press("Enter")
+    page.send.click()
+    assert page.bodies() == []
+    page.message.fill("")
+    page.message.press_sequentially("one")
+    page.message.press("Shift+Enter")
+    page.message.press_sequentially("two")
+    page.message.press("Enter")
+    page.wait_for_end()
+    assert page.bodies()[0]["messages"][-1]["content"] == "one\ntwo"
+    expect(page.message).to_have_value("")
+
+
+def test_stop_by_the_button_and_by_escape(open_page: Open, server: Server) -> None:
+    page = open_page()
+    page.set(max_tokens="1900")
+    for way in ("button", "key"):
+        page.ask(LONG)
+        page.wait_for_tokens(3)
+        if way == "button":
+            page.stop.click()
+        else:
+            page.page.keyboard.press("Escape")
+        page.wait_for_end(timeout_s=30)
+        expect(page.answers.last.locator(".notice")).to_have_text("The answer was stopped here.")
+        expect(page.status).to_contain_text("Stopped: ")
+        expect(page.message).to_be_focused()
+        assert 3 <= len(page.tokens()) < 1900
+    # What was shown is what the model says, and the server has its places back.
+    begin = page.text(0)
+    whole = server.text(LONG, max_tokens=len(page.tokens(0)))
+    assert whole.startswith(begin)
+    page.set(max_tokens="4")
+    assert page.answered(COUNT)
+
+
+def test_a_reload_keeps_the_conversation_and_the_settings(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="24", temperature="0", seed="11", system="Be brief.")
+    page.answered(COUNT)
+    before = page.tokens()
+    figures = page.answers.first.locator(".figures").inner_text()
+    page.beside.check()
+    page.page.reload()
+    assert page.tokens() == before
+    assert page.answers.first.locator(".figures").inner_text() == figures
+    assert page.questions.first.locator(".text").inner_text() == COUNT
+    expect(page.beside).to_be_checked()
+    values = {name: page.page.locator(f"#{name}").input_value() for name in ("system", "seed")}
+    assert values == {"system": "Be brief.", "seed": "11"}
+    # What was said before goes into the next request.
+    page.beside.uncheck()
+    page.answered("Go on.")
+    roles = [one["role"] for one in page.bodies()[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+
+
+def test_a_reload_in_the_middle_keeps_what_came(open_page: Open, server: Server) -> None:
+    page = open_page()
+    page.set(max_tokens="1900")
+    page.ask(LONG)
+    page.wait_for_tokens(8)
+    page.page.reload()
+    assert len(page.tokens()) >= 1
+    expect(page.answers.last.locator(".notice")).to_have_text("The answer was stopped here.")
+    expect(page.answers.last).to_have_attribute("aria-busy", "false")
+    expect(page.send).to_be_enabled()
+    assert server.text(LONG, max_tokens=400).startswith(page.text())
+
+
+def test_two_tabs_have_a_conversation_each(open_page: Open, server: Server) -> None:
+    one = open_page()
+    other = open_page(context=one.page.context)
+    for page in (one, other):
+        page.set(max_tokens="40")
+    one.ask(COUNT)
+    other.ask("Name five rivers of Europe.")
+    for page in (one, other):
+        page.wait_for_end()
+        page.page.reload()
+    assert one.text() == server.text(COUNT, max_tokens=40)
+    assert other.text() == server.text("Name five rivers of Europe.", max_tokens=40)
+    assert one.questions.count() == other.questions.count() == 1
+    one.page.get_by_role("button", name="New conversation").click()
+    other.page.reload()
+    assert one.questions.count() == 0 and other.questions.count() == 1
+
+
+def test_edit_and_ask_again(open_page: Open, server: Server) -> None:
+    page = open_page()
+    page.set(max_tokens="16")
+    for question in ("Name a colour.", "Name a city.", "Name a tree."):
+        page.answered(question)
+    second = page.questions.nth(1)
+    second.get_by_role("button", name="Edit").click()
+    field = second.get_by_role("textbox", name="Your message")
+    expect(field).to_be_focused()
+    expect(field).to_have_value("Name a city.")
+    field.press("Escape")
+    expect(second.get_by_role("button", name="Edit")).to_be_focused()
+    assert page.questions.count() == 3
+    second.get_by_role("button", name="Edit").click()
+    field.fill("Name a river.")
+    second.get_by_role("button", name="Send again").click()
+    page.wait_for_end()
+    assert page.questions.count() == 2
+    said = [one["content"] for one in page.bodies()[-1]["messages"]]
+    assert said == ["Name a colour.", page.text(0), "Name a river."]
+    # Without a change: the same once more.
+    page.questions.first.get_by_role("button", name="Ask again").click()
+    page.wait_for_end()
+    assert page.questions.count() == 1
+    assert page.text() == server.text("Name a colour.", max_tokens=16)
+
+
+def test_the_same_without_a_draft_beside_it(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="40", temperature="0.8")
+    page.beside.check()
+    page.answered(COUNT)
+    assert page.answers.count() == 2
+    drafted, plain = page.bodies()
+    assert plain["speculation"]["draft"] is False and "draft" not in drafted["speculation"]
+    # Chance has to be the same in both.
+    assert isinstance(drafted["seed"], int) and drafted["seed"] == plain["seed"]
+    assert {source for _, source in page.tokens(1)} == {"target"}
+    assert page.text(0) == page.text(1)
+    same = f"✓ Both texts are the same: {len(page.text())} characters."
+    expect(page.comparison).to_have_text(same)
+    expect(page.status).to_contain_text("Both texts are the same")
+    boxes = [page.answers.nth(i).bounding_box() for i in (0, 1)]
+    assert boxes[0] and boxes[1]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+    # Both have plots of the same scale.
+    labels = [page.answers.nth(i).locator("figcaption").all_inner_texts() for i in (0, 1)]
+    assert labels[0] == labels[1] and labels[0][0].startswith("tokens/round, up to ")
+    page.page.set_viewport_size({"width": NARROW[0], "height": NARROW[1]})
+    boxes = [page.answers.nth(i).bounding_box() for i in (0, 1)]
+    assert boxes[0] and boxes[1] and boxes[0]["x"] == boxes[1]["x"]
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
+    page.page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
+    page.page.reload()
+    expect(page.comparison).to_have_text(same)
+
+
+def test_texts_that_part_are_shown_to_part(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="8")
+    page.beside.check()
+    # The plain answer is changed on its way: the page has to notice.
+    page.page.route("**/v1/chat/completions", lambda route: route.continue_(
+        post_data={**route.request.post_data_json, "temperature": 2, "seed": 5}
+        if route.request.post_data_json["speculation"].get("draft") is False else None
+    ))  # fmt: skip
+    page.answered(COUNT)
+    assert page.text(0) != page.text(1)
+    expect(page.comparison).to_contain_text("✗ The texts part after ")
+
+
+def test_stopping_the_first_of_two_leaves_out_the_second(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="1900")
+    page.beside.check()
+    page.ask(LONG)
+    page.wait_for_tokens(2)
+    page.stop.click()
+    page.wait_for_end(timeout_s=30)
+    assert page.answers.count() == 1 and len(page.bodies()) == 1
+    expect(page.comparison).to_have_count(0)

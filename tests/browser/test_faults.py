@@ -1,0 +1,213 @@
+"""What goes wrong is said in words, and the page goes on: connections, keys, bounds, storage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.chat_page import ChatPage
+from tests.browser.conftest import DRAFT, OPTIONS, Open
+from tests.browser.serving import Server
+
+QUESTION = "Write a long story about a fox who learns to read."
+BROKEN = ("The connection broke before the answer was complete.",
+          "The connection ended before the answer was complete.")  # fmt: skip
+UNREACHED = "The server cannot be reached. Is it running?"
+KEY = "a-key-of-the-tests"
+
+
+def notice(page: ChatPage) -> str:
+    """The notice of the last answer."""
+    return str(page.answers.last.locator(".notice").inner_text())
+
+
+def forget_refused_connections(page: ChatPage) -> None:
+    """The browser writes down each connection that fails: here it is meant to."""
+    page.faults = [one for one in page.faults if "net::ERR_" not in one]
+
+
+def test_a_server_that_dies_in_the_middle(open_page: Open, smollm2_q4_0: Path) -> None:
+    server = Server(smollm2_q4_0, str(DRAFT), *OPTIONS)
+    try:
+        page = open_page(url=server.url)
+        page.set(max_tokens="1900")
+        page.ask(QUESTION)
+        page.wait_for_tokens(4)
+        server.kill()
+        page.wait_for_end(timeout_s=30)
+        assert notice(page) in BROKEN
+        n_tokens, begin = len(page.tokens()), page.text()
+        assert n_tokens >= 4
+        expect(page.status).to_contain_text("The answer ended with an error")
+        # What came is kept, over a failed try too; and once the server is back all goes on.
+        page.ask("Are you there?")
+        page.wait_for_end()
+        assert notice(page) == UNREACHED
+        assert page.text(0) == begin
+        server.start()
+        page.set(max_tokens="8")
+        page.questions.last.get_by_role("button", name="Ask again").click()
+        page.wait_for_end()
+        assert page.text() and not page.answers.last.locator(".notice.error").is_visible()
+        said = [one["content"] for one in page.bodies()[-1]["messages"]]
+        assert said == [QUESTION, begin, "Are you there?"]
+        forget_refused_connections(page)
+    finally:
+        server.kill()
+
+
+def test_a_browser_without_a_network(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="8")
+    page.page.context.set_offline(True)
+    page.ask(QUESTION)
+    page.wait_for_end()
+    assert notice(page) == UNREACHED
+    page.page.context.set_offline(False)
+    page.questions.last.get_by_role("button", name="Ask again").click()
+    page.wait_for_end()
+    assert page.questions.count() == 1 and page.text()
+    forget_refused_connections(page)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("", BROKEN[1]),
+        ("data: {", BROKEN[1]),
+        ("data: {\n\n", "The server sent something that is no part of an answer."),
+        ("data: 3\n\n", "The server sent something that is no part of an answer."),
+        ('data: {"error": {"message": "the memory is full"}}\n\ndata: [DONE]\n\n',
+         "the memory is full"),
+        ('data: {"error": {"message": "<b>full</b>"}}\n\n', "<b>full</b>"),
+    ],
+)  # fmt: skip
+def test_streams_that_end_too_early_or_are_none(open_page: Open, body: str, what: str) -> None:
+    page = open_page()
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    page.ask("one")
+    page.wait_for_end()
+    assert notice(page) == what
+    assert "error" in (page.answers.last.locator(".notice").get_attribute("class") or "")
+    expect(page.send).to_be_enabled()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "what"),
+    [
+        (429, {"Retry-After": "7"}, "{}",
+         "The server has too much to do at the moment. Try again in 7 s."),
+        (503, {}, "{}", "The server has too much to do at the moment. Try again later."),
+        (400, {}, '{"error": {"message": "seed=-3 is no number from 0 on"}}',
+         "seed=-3 is no number from 0 on"),
+        (502, {}, "<html>Bad gateway</html>", "The server answered with the status 502."),
+        (500, {}, "null", "The server answered with the status 500."),
+    ],
+)  # fmt: skip
+def test_refusals(
+    open_page: Open, status: int, headers: dict[str, str], body: str, what: str
+) -> None:
+    page = open_page()
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=status, headers=headers, body=body),
+    )
+    page.ask("one")
+    page.wait_for_end()
+    assert notice(page) == what
+    page.faults = [one for one in page.faults if f"status of {status}" not in one]
+
+
+def test_a_text_longer_than_the_context_is_refused_in_the_servers_words(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="8")
+    page.ask("fox " * 6000)
+    page.wait_for_end()
+    assert "context" in notice(page).lower()
+    # It is left out of what follows, which has its answer.
+    assert page.answered("Name a fruit.")
+    assert len(page.bodies()[-1]["messages"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max-tokens", "0"), ("max-tokens", "2.5"), ("temperature", "-1"), ("seed", "-3"),
+     ("seed", "99999999999")],
+)  # fmt: skip
+def test_settings_out_of_bounds_are_not_sent(open_page: Open, name: str, value: str) -> None:
+    page = open_page()
+    page.set(**{name: value})
+    page.ask("one")
+    assert page.bodies() == [] and page.questions.count() == 0
+    expect(page.message).to_have_value("one")
+    field = page.page.locator(f"#{name}")
+    expect(field).to_be_visible()
+    expect(field).to_be_focused()
+    field.fill("5")
+    page.message.press("Enter")
+    page.wait_for_end()
+    assert len(page.bodies()) == 1
+
+
+def test_a_key_stays_in_the_tab(open_page: Open, smollm2_q4_0: Path) -> None:
+    server = Server(smollm2_q4_0, "none", key=KEY)
+    try:
+        page = open_page(url=server.url)
+        asked = "The server asks for an API key, or for another one: give it under Settings."
+        expect(page.page.locator("#facts")).to_have_text(asked)
+        field = page.page.get_by_label("API key")
+        expect(field).to_be_visible()
+        page.ask("one")
+        page.wait_for_end()
+        assert notice(page) == asked
+        field.fill("a wrong one")
+        field.press("Tab")
+        expect(page.page.locator("#facts")).to_have_text(asked)
+        field.fill(KEY)
+        field.press("Tab")
+        expect(page.page.locator("#facts")).to_contain_text(smollm2_q4_0.name)
+        page.set(max_tokens="4")
+        assert page.answered("Name a fruit.")
+        page.page.reload()
+        assert page.answered("Another one.")
+        # Where it is, and where it is not.
+        kept: dict[str, str] = page.page.evaluate("({ ...sessionStorage })")
+        assert [name for name, value in kept.items() if KEY in value] == ["pyllama_spec.key"]
+        assert page.page.evaluate("localStorage.length + document.cookie.length") == 0
+        assert not any(KEY in one.url or KEY in (one.post_data or "") for one in page.requests)
+        other = open_page(url=server.url, context=page.page.context)
+        expect(other.page.get_by_label("API key")).to_have_value("")
+        other.check()
+    finally:
+        server.kill()
+
+
+def test_a_conversation_that_no_storage_holds_goes_on(open_page: Open) -> None:
+    page = open_page()
+    page.set(max_tokens="4")
+    page.page.evaluate("sessionStorage.setItem('full', 'x'.repeat(5 * 1024 * 1024 - 2000))")
+    assert page.answered("fox " * 400)
+    expect(page.page.locator("#unsaved")).to_be_visible()
+    page.page.evaluate("sessionStorage.removeItem('full')")
+    page.answered("Another one.")
+    expect(page.page.locator("#unsaved")).to_be_hidden()
+
+
+@pytest.mark.parametrize("stored", ["{", "null", json.dumps({"version": 1, "exchanges": 3})])
+def test_a_storage_that_others_wrote(open_page: Open, stored: Any) -> None:
+    page = open_page()
+    # The page saves when it is left: what was put there has to be there when it comes back.
+    page.page.add_init_script(
+        f"sessionStorage.setItem('pyllama_spec.conversation', {json.dumps(stored)})"
+    )
+    page.page.reload()
+    assert page.questions.count() == 0
+    page.set(max_tokens="4")
+    assert page.answered("Name a fruit.")
