@@ -74,6 +74,21 @@ def test_a_browser_without_a_network(open_page: Open) -> None:
     forget_refused_connections(page)
 
 
+def test_a_server_that_was_not_there_when_the_page_was_opened(
+    open_page: Open, smollm2_q4_0: Path
+) -> None:
+    page = open_page()
+    page.page.route("**/v1/models", lambda route: route.abort())
+    page.page.reload()
+    facts = page.page.locator("#facts")
+    expect(facts).to_have_text(UNREACHED)
+    page.page.unroute("**/v1/models")
+    page.set(max_tokens="4")
+    page.answered("Name a fruit.")
+    expect(facts).to_contain_text(smollm2_q4_0.name)
+    forget_refused_connections(page)
+
+
 @pytest.mark.parametrize(
     ("body", "what"),
     [

@@ -81,7 +81,7 @@ def test_a_question_is_shown_as_it_was_typed(open_page: Open, text: str) -> None
     assert shown_box is not None and shown_box["width"] <= WIDE[0]
 
 
-@pytest.mark.parametrize("size", [WIDE, NARROW])
+@pytest.mark.parametrize("size", [WIDE, NARROW, (320, 480)])
 def test_no_text_widens_the_page(open_page: Open, size: tuple[int, int]) -> None:
     page = open_page(size=size)
     page.set(max_tokens="4", system="W" * 500)
@@ -89,6 +89,9 @@ def test_no_text_widens_the_page(open_page: Open, size: tuple[int, int]) -> None
     page.wait_for_end()
     widths = page.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
     assert widths[0] <= widths[1] == size[0]
+    page.page.locator("#settings summary").click()
+    page.questions.first.get_by_role("button", name="Edit").click()
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= size[0]
 
 
 @pytest.mark.parametrize(

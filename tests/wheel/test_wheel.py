@@ -64,6 +64,8 @@ def test_contents(wheel: Path) -> None:
     expected |= {f"{info}/licenses/vendor/NOTICE"}
     assert sorted(names) == sorted(expected)
     assert {"pyllama_spec/py.typed", "pyllama_spec/llama/llama.pyi"} <= set(names)
+    page = {f"pyllama_spec/server/page/{name}" for name in ("index.html", "page.css", "page.js")}
+    assert page <= set(names)
 
 
 def test_licences(unpacked: Path) -> None:

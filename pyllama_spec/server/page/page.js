@@ -9,6 +9,8 @@ import { ExchangeView, inFigures, make, sendByEnter } from "./view.js";
 const CONVERSATION = "pyllama_spec.conversation";
 const KEY = "pyllama_spec.key";
 const SAVE_EVERY_MS = 1000;
+const UPDATE_EVERY_MS = 30;
+const SHARE_LEFT = 3;
 
 const at = (id) => document.getElementById(id);
 const controls = {
@@ -77,6 +79,8 @@ async function run(question, index = conversation.exchanges.length) {
   showRunning();
   say(outcome(exchange, view));
   save();
+  // It was not there when the page was opened.
+  if (!models.length) showServer();
   return true;
 }
 
@@ -88,17 +92,21 @@ async function answerOne(exchange, view, body, signal) {
   say(answer.withDraft ? "The answer begins." : "The answer without a draft begins.");
   save();
   const begin = performance.now();
-  let frame = 0;
+  let timer = 0;
+  let pause = 0;
   const update = () => {
-    frame = 0;
+    timer = 0;
+    const from = performance.now();
     const isAtEnd = endIsSeen();
     shown.update();
     scrollToEnd(isAtEnd);
+    // A long text takes a while to lay out: most of the time is left to the reader.
+    pause = (performance.now() - from) * SHARE_LEFT;
   };
   try {
     await streamChat(body, at("key").value.trim(), signal, (chunk) => {
       answer.add(chunk, performance.now() - begin);
-      frame ||= requestAnimationFrame(update);
+      timer ||= setTimeout(update, Math.max(UPDATE_EVERY_MS, pause));
       if (performance.now() - lastSaved > SAVE_EVERY_MS) save();
     });
   } catch (error) {
@@ -106,7 +114,7 @@ async function answerOne(exchange, view, body, signal) {
     else if (error instanceof RequestError) answer.error ??= error.message;
     else throw error;
   } finally {
-    cancelAnimationFrame(frame);
+    clearTimeout(timer);
     answer.isDone = true;
     update();
   }

@@ -3,7 +3,7 @@
 import { SOURCES, partAt } from "./answer.js";
 import { drawRounds, drawSpeed, emptyPlot } from "./plot.js";
 
-const ENDS = { length: "The answer was cut at the most tokens that Settings allow." };
+const ENDS = { length: "The answer was cut: it has as many tokens as it may." };
 
 /** An element with a class, text and children. */
 export function make(name, { className = "", text = null, ...attributes } = {}, ...children) {
