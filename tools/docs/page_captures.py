@@ -37,7 +37,8 @@ def take(page: ChatPage, name: str, scheme: str) -> Path:
     page.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     raw = page.page.screenshot()
     # Few colours: the files lie in the repository, and in its history.
-    image = Image.open(io.BytesIO(raw)).convert("RGB").quantize(_N_COLOURS, dither=Image.Dither.NONE)
+    image = Image.open(io.BytesIO(raw)).convert("RGB")
+    image = image.quantize(_N_COLOURS, dither=Image.Dither.NONE)
     path = IMAGES / f"page-{name}-{scheme}.png"
     image.save(path, optimize=True)
     if path.stat().st_size > _MAX_BYTES:
