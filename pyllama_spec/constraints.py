@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -242,8 +245,41 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-@lru_cache(maxsize=64)  # an app asks for the same few forms all the time
+# Several requests with one schema come together: it is compiled once, and the others wait for it.
+_LOCKS = [threading.Lock() for _ in range(64)]
+
+
+def _renew_locks() -> None:
+    """In a fork nobody gives back what other threads held."""
+    _LOCKS[:] = [threading.Lock() for _ in _LOCKS]
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_locks)
+
+
 def _compiled(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loosened:
+    """What a schema's text gives; an error is remembered as well."""
+    with _LOCKS[hash(text) % len(_LOCKS)]:
+        made = _outcome(text, is_strict, prefix, by_property=by_property)
+    if isinstance(made, ArgumentError):
+        raise copy.copy(made)  # a traceback of its own
+    return made
+
+
+@lru_cache(maxsize=64)  # an app asks for the same few forms all the time
+def _outcome(
+    text: str, is_strict: bool, prefix: str, *, by_property: bool
+) -> Loosened | ArgumentError:
+    try:
+        return _made(text, is_strict, prefix, by_property=by_property)
+    except ArgumentError as error:
+        if isinstance(error.__context__, RecursionError):
+            raise  # less deep in the program it may be taken
+        return copy.copy(error)
+
+
+def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loosened:
     # Most programs ask for no schema, and the import takes some ten milliseconds.
     from pyllama_spec.schema import Loosened, loosened_rules, schema_rules
 

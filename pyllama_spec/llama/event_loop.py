@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.errors import DeadlineError
 from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.llama.responses import Deferred, Response, Stream, check_stream
-from pyllama_spec.requests.ticket import ASKED_AT
+from pyllama_spec.requests.ticket import ARRIVAL
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -20,18 +19,21 @@ if TYPE_CHECKING:
 
 # Threads in which templates, grammars and tokens are made: the loop's own are the program's.
 _N_THREADS, THREADS = 8, "pyllama_spec-requests"
-_executors: dict[int, ThreadPoolExecutor] = {}
+_executors: dict[tuple[int, bool], ThreadPoolExecutor] = {}
+# A schema may take a second to become a grammar: what asks for none does not wait for a thread.
+_SLOW_OPTIONS = ("response_format", "grammar", "tools", "functions")
 
 
-def _executor() -> ThreadPoolExecutor:
+def _executor(is_slow: bool) -> ThreadPoolExecutor:
     """That of this process: a fork has none of its parent's threads."""
     from concurrent.futures import ThreadPoolExecutor
 
     pid = os.getpid()
-    if pid not in _executors:
+    if any(process != pid for process, _ in _executors):
         _executors.clear()
-        _executors[pid] = ThreadPoolExecutor(_N_THREADS, THREADS)
-    return _executors[pid]
+    if (pid, is_slow) not in _executors:
+        _executors[pid, is_slow] = ThreadPoolExecutor(_N_THREADS, THREADS)
+    return _executors[pid, is_slow]
 
 
 async def answered(  # noqa: D417 - the like share a line
@@ -59,12 +61,33 @@ async def answered(  # noqa: D417 - the like share a line
 
     is_stream, wants_handle = check_stream(stream), isinstance(stream, Deferred)
     deferred = Deferred.CHUNKS if is_stream else Deferred.WHOLE
-    context = copy_context()
-    context.run(opened.pin)
-    context.run(ASKED_AT.set, monotonic())
-    call = partial(context.run, partial(create, *options, stream=deferred, **more))
-    work = asyncio.get_running_loop().run_in_executor(_executor(), call)
-    timeout_s = more.get("timeout_s")
+    # Options by place are the prompt, and rarely others.
+    is_slow = len(options) > 1 or any(more.get(name) for name in _SLOW_OPTIONS)
+    runner = opened.runtime.runner
+    arrival = runner.arrive(is_slow=is_slow)
+    try:
+        context = copy_context()
+        context.run(opened.pin)
+        context.run(ARRIVAL.set, arrival)
+        call = partial(context.run, partial(create, *options, stream=deferred, **more))
+        work = asyncio.get_running_loop().run_in_executor(_executor(is_slow), call)
+        handle: Response | Stream = await _made(work, more.get("timeout_s"))
+        if not isinstance(handle, Stream):  # of a chat handler
+            return handle
+        try:
+            handle.start(is_whole=not is_stream)
+        except BaseException:  # of several answers the first ones may be in line
+            handle.abort()
+            raise
+    finally:
+        runner.made(arrival)
+    return handle if is_stream or wants_handle else await handle
+
+
+async def _made(work: Future[Any], timeout_s: object) -> Any:
+    """What a call gives that another thread makes."""
+    import asyncio
+
     limit = timeout_s if isinstance(timeout_s, (int, float)) and timeout_s > 0 else None
     try:
         done, _ = await asyncio.wait([work], timeout=limit)
@@ -74,15 +97,7 @@ async def answered(  # noqa: D417 - the like share a line
     if not done:
         work.add_done_callback(_give_up)
         raise DeadlineError(f"timeout_s={timeout_s} is over, and the request was not made yet")
-    handle: Response | Stream = work.result()
-    if not isinstance(handle, Stream):  # of a chat handler
-        return handle
-    try:
-        handle.start(is_whole=not is_stream)
-    except BaseException:  # of several answers the first ones may be in line
-        handle.abort()
-        raise
-    return handle if is_stream or wants_handle else await handle
+    return work.result()
 
 
 def _give_up(work: Future[Any]) -> None:

@@ -9,13 +9,16 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
-from pyllama_spec.requests.ticket import Ticket
+from pyllama_spec.requests.ticket import Arrival, Ticket
 from pyllama_spec.speculative import SavedSequence, SequenceState
 from pyllama_spec.speculative.sequence import n_common
 
 # For how long a stream that nobody reads keeps a place that others wait for. Copying it away and
 # back takes about as long as computing some tokens, so that it is not done between two of them.
 _PATIENCE_S = 0.1
+# For how long a request waits for one that was asked for before it, and is not made yet. To render
+# and to cut into tokens takes milliseconds; who makes it may also wait for something else.
+_ARRIVING_S = 5.0
 
 
 class Line:
@@ -31,6 +34,9 @@ class Line:
         idle: sequences without a request, the one that was used last at the end.
         n_visits: how many others want an idle sequence for themselves.
 
+    A request that is asked for in an event loop is made in a thread, and comes into line later, at
+    the place of its call: those behind it leave a place for it.
+
     """
 
     def __init__(self, n_places: int) -> None:
@@ -40,7 +46,9 @@ class Line:
         self.aside: list[Ticket] = []
         self.idle = [SequenceState(i) for i in range(n_places)]
         self.n_visits = 0
-        self._n_tickets = 0
+        self._n_tickets = self._n_arrivals = 0
+        # Calls whose requests are made now.
+        self._arriving: list[Arrival] = []
         # Of each sequence the request that it served last, if none came since.
         self._served: dict[int, Ticket] = {}
 
@@ -52,18 +60,43 @@ class Line:
         """Those that have or had a place."""
         return [*self.placed, *self.aside, *(t for t in self.waiting if t.saved is not None)]
 
+    def arrive(self, *, is_slow: bool) -> Arrival:
+        """A call whose request is made from here on.
+
+        Args:
+            is_slow: whether that may take long, so that only its like wait for it.
+
+        """
+        arrival = self._arrival(is_slow)
+        self._arriving.append(arrival)
+        return arrival
+
+    def _arrival(self, is_slow: bool = False) -> Arrival:
+        arrival = Arrival(self._n_arrivals, monotonic(), is_slow)
+        self._n_arrivals += 1
+        return arrival
+
+    def made(self, arrival: Arrival) -> None:
+        """Its request is in line, or there will be none. May be called twice."""
+        if arrival in self._arriving:
+            self._arriving.remove(arrival)
+
     def enter(self, ticket: Ticket) -> None:
-        """A new request comes into line, at its end."""
+        """A new request comes into line, at the place of its call."""
         ticket.number = self._n_tickets
         self._n_tickets += 1
+        ticket.arrival = ticket.arrival or self._arrival()
+        self._queue(ticket)
+
+    def _queue(self, ticket: Ticket) -> None:
         self.waiting.append(ticket)
+        self.waiting.sort(key=lambda t: t.age)
 
     def return_to(self, ticket: Ticket) -> None:
         """One that was put aside comes back into line, at the place of its age."""
         if ticket in self.aside and ticket.has_caught_up:
             self.aside.remove(ticket)
-            self.waiting.append(ticket)
-            self.waiting.sort(key=lambda t: t.number)
+            self._queue(ticket)
 
     def leave(self, ticket: Ticket) -> None:
         """It is over, and gives its place back."""
@@ -101,7 +134,19 @@ class Line:
     @property
     def has_room(self) -> bool:
         """Whether there is a place for the first in line."""
-        return len(self.idle) > self.n_visits
+        return len(self.idle) > self.n_visits + len(self._before_first())
+
+    def _before_first(self) -> list[Arrival]:
+        """The calls that the first in line leaves a place for."""
+        if not (self._arriving and self.waiting):
+            return []
+        first, since = self.waiting[0].arrival, monotonic() - _ARRIVING_S
+        if first is None:
+            return []
+        return [
+            one for one in self._arriving
+            if one.number < first.number and one.at > since and (first.is_slow or not one.is_slow)
+        ]  # fmt: skip
 
     def can_begin(self, reader: Ticket | None) -> bool:
         """Whether is_next(), and there is a place now, or one that can be given back."""
@@ -157,7 +202,7 @@ class Line:
             return []
         begun, me = monotonic() - _PATIENCE_S, threading.get_ident()
         over = sorted(
-            (since, t.number, t) for since, t in self._paused()
+            (since, t.age, t) for since, t in self._paused()
             if since <= begun or t.reader == me
         )  # fmt: skip
         return [ticket for _, _, ticket in over[:n]]
@@ -176,6 +221,8 @@ class Line:
 
         """
         ends = [t.deadline for t in ([ticket] if ticket else self.waiting) if t.deadline]
+        if ticket is None or ticket.is_inline:
+            ends += [one.at + _ARRIVING_S for one in self._before_first()]
         if self.n_wanted and (ticket is None or ticket.is_inline):
             ends += [since + _PATIENCE_S for since, _ in self._paused()]
         return max(min(ends) - monotonic(), 0.001) if ends else None

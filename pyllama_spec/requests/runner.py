@@ -29,7 +29,7 @@ from pyllama_spec.errors import (
 from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.job import Job
 from pyllama_spec.requests.request_lock import CLOSED
-from pyllama_spec.requests.ticket import ASKED_AT, PENDING, RequestStatus, Ticket
+from pyllama_spec.requests.ticket import ARRIVAL, PENDING, Arrival, RequestStatus, Ticket
 from pyllama_spec.requests.visits import Visits
 from pyllama_spec.speculative import Round
 
@@ -63,11 +63,29 @@ class Runner(Visits):
 
     def ticket(self, job: Job, timeout_s: float | None = None) -> Ticket:
         """One for a request that has not begun, which has to end within `timeout_s` from now."""
-        ticket = Ticket(job, threading.Condition(self._lock))
-        asked = ASKED_AT.get()
-        begin = monotonic() if asked is None else asked
+        arrival = ARRIVAL.get()
+        ticket = Ticket(job, threading.Condition(self._lock), arrival=arrival)
+        begin = monotonic() if arrival is None else arrival.at
         ticket.deadline = None if timeout_s is None else begin + timeout_s
         return ticket
+
+    def arrive(self, *, is_slow: bool) -> Arrival:
+        """A call whose request another thread makes from now on: it keeps its place in line.
+
+        Args:
+            is_slow: whether that may take long; then only its like wait for it.
+
+        """
+        with self._lock:
+            return self._line.arrive(is_slow=is_slow)
+
+    def made(self, arrival: Arrival) -> None:
+        """Its request is in line, or there will be none. May be called twice."""
+        if self._is_out_of_reach:
+            return
+        with self._lock:
+            self._line.made(arrival)
+            self._wake()
 
     def pieces(self, ticket: Ticket) -> Generator[Piece, None, None]:
         """The text of a request as it comes; the last piece has a finish_reason.

@@ -17,8 +17,26 @@ from pyllama_spec.speculative import SavedSequence, SequenceState
 Stage = Literal["new", "queued", "reading", "generating", "aside", "ended"]
 # What a reader who does not wait gets where there is nothing yet.
 PENDING = Piece("")
-# When the call was asked for that makes a request, where a thread makes it later; None for now.
-ASKED_AT: ContextVar[float | None] = ContextVar("ASKED_AT", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """The call that asks for a request; a thread may make the request later.
+
+    Attributes:
+        number: of the call: the lower, the earlier it came.
+        at: when it came, by time.monotonic().
+        is_slow: whether making it may take long.
+
+    """
+
+    number: int
+    at: float
+    is_slow: bool = False
+
+
+# Of the request that is made in this context; None where it is made by the call itself.
+ARRIVAL: ContextVar[Arrival | None] = ContextVar("ARRIVAL", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +67,8 @@ class Ticket:
     Attributes:
         job: the request.
         ready: notified when there are pieces, or it is over.
-        number: its age: the lower, the earlier it came. -1 until it is in line.
+        number: of those that came into line: the lower, the earlier. -1 until it is in line.
+        arrival: the call that asked for it; None until it is in line, unless a thread made it.
         is_inline: whether the thread that reads it computes it.
         max_ahead: how many pieces it may be ahead of its reader; None for a text that is read as a
             whole.
@@ -73,6 +92,7 @@ class Ticket:
     job: Job
     ready: threading.Condition
     number: int = -1
+    arrival: Arrival | None = None
     is_inline: bool = False
     max_ahead: int | None = None
     reader: int = 0
@@ -89,6 +109,11 @@ class Ticket:
     is_cancelled: bool = False
     n_read: int = -1
     is_pinned: bool = False
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """The lower, the earlier it was asked for."""
+        return (-1 if self.arrival is None else self.arrival.number), self.number
 
     @property
     def is_over(self) -> bool:

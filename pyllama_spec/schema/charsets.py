@@ -9,6 +9,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import groupby
 
 CharSet = tuple[tuple[int, int], ...]
 
@@ -151,20 +152,31 @@ _CATEGORIES = frozenset(
 )
 
 
-@lru_cache(maxsize=16)
+# Characters have a category of these in two places. What lies between them is not assigned, and
+# behind them private.
+_ASSIGNED = ((0, 0x3FFFF), (0xE0000, 0xE0FFF))
+
+
+@lru_cache(maxsize=1)
+def _by_category() -> dict[str, list[tuple[int, int]]]:
+    """The characters of each two letters: one look at all of them, which takes a while."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for begin, end in _ASSIGNED:
+        at = begin
+        names = map(unicodedata.category, map(chr, range(begin, end + 1)))
+        for name, group in groupby(names):
+            n = sum(1 for _ in group)
+            found.setdefault(name, []).append((at, at + n - 1))
+            at += n
+    return found
+
+
+@lru_cache(maxsize=64)
 def category(name: str) -> CharSet | None:
     r"""The characters of a general category, such as Lu or Letter, as in \p{...}; None: unknown."""
     name = name.removeprefix("General_Category=").removeprefix("gc=")
     short = _LONG_NAMES.get(name, name)
     if short not in _CATEGORIES:
         return None
-    found: list[tuple[int, int]] = []
-    begin = None
-    for code in range(LAST + 2):
-        has = code <= LAST and unicodedata.category(chr(code)).startswith(short)
-        if has and begin is None:
-            begin = code
-        elif not has and begin is not None:
-            found.append((begin, code - 1))
-            begin = None
-    return scalars(found)
+    ranges = _by_category()
+    return scalars(one for own in ranges if own.startswith(short) for one in ranges[own])

@@ -25,7 +25,15 @@ from pyllama_spec.schema.expansion import (
 from pyllama_spec.schema.formulas import Fits, Number, Text
 from pyllama_spec.schema.grammar import Alternative, Grammar, Literal, Rule
 from pyllama_spec.schema.languages import Lang, either
-from pyllama_spec.schema.limits import TooLargeError, cannot
+from pyllama_spec.schema.limits import (
+    MAX_STEPS,
+    WORK,
+    Budget,
+    OutOfStepsError,
+    TooLargeError,
+    cannot,
+    out_of_steps,
+)
 from pyllama_spec.schema.numbers import Whole, number_table
 from pyllama_spec.schema.objects import Objects
 from pyllama_spec.schema.texts import Texts, usual_rules
@@ -76,16 +84,23 @@ def schema_rules(schema: Any, prefix: str = "", *, by_property: bool = False) ->
         SchemaError: it is malformed, no value fits it, or a grammar cannot hold what it asks for.
 
     """
+    return _rules(schema, prefix, Budget(), by_property=by_property)
+
+
+def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> SchemaRules:
     try:
-        compiler = _Compiler(schema, prefix)
-        grammar = compiler.text()
-        properties = compiler.properties() if by_property else {}
+        with WORK.on(budget):
+            compiler = _Compiler(schema, prefix, budget)
+            grammar = compiler.text()
+            properties = compiler.properties() if by_property else {}
     except RecursionError:
         raise SchemaError("the JSON schema is nested too deeply") from None
     except TooLargeError as error:
         raise SchemaError(
             f"the schema is too much for a grammar: {error}. Write it with fewer parts"
         ) from None
+    except OutOfStepsError:
+        raise out_of_steps("#") from None
     return SchemaRules(grammar, properties, compiler.expansion.meaning.unknown)
 
 
@@ -97,9 +112,10 @@ def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) 
 
     """
     left_out: list[SchemaError] = []
+    budget = Budget(2 * MAX_STEPS)  # of all tries together
     loose = json.loads(json.dumps(schema))
     while True:
-        made = _made_or_error(loose, prefix, by_property)
+        made = _made_or_error(loose, prefix, budget, by_property)
         if isinstance(made, SchemaRules):
             return Loosened(loose, made, tuple(left_out))
         if not made.is_beyond or len(left_out) >= _MOST_LEFT_OUT:
@@ -108,9 +124,11 @@ def loosened_rules(schema: Any, prefix: str = "", *, by_property: bool = False) 
         left_out.append(made)
 
 
-def _made_or_error(schema: Any, prefix: str, by_property: bool) -> SchemaRules | SchemaError:
+def _made_or_error(
+    schema: Any, prefix: str, budget: Budget, by_property: bool
+) -> SchemaRules | SchemaError:
     try:
-        return schema_rules(schema, prefix, by_property=by_property)
+        return _rules(schema, prefix, budget, by_property=by_property)
     except SchemaError as error:
         return error
 
@@ -134,9 +152,9 @@ def _leave_out(schema: Any, error: SchemaError) -> None:
 class _Compiler:
     """Makes the rules of one schema, a node after the other."""
 
-    def __init__(self, schema: Any, prefix: str) -> None:
+    def __init__(self, schema: Any, prefix: str, budget: Budget) -> None:
         self._prefix = prefix
-        self._grammar = Grammar()
+        self._grammar = Grammar(budget)
         self._document = Document(schema)
         self.expansion = Expansion(self._document, self._grammar.budget)
         self._texts = Texts(self._grammar)
@@ -188,9 +206,15 @@ class _Compiler:
             for kind in self.expansion.kinds(node):
                 found.extend(self._of_type(node, kind))
         except TooLargeError as error:
-            path = self._document.nodes[min(fits.number for fits in node)].path
+            path = self._path_of(node)
             raise cannot(self._largest(node, kind), path, str(error), "Ask for less") from None
+        except OutOfStepsError:
+            raise out_of_steps(self._path_of(node)) from None
         return found
+
+    def _path_of(self, node: Node) -> str:
+        numbers = [fits.number for fits in node]
+        return self._document.nodes[min(numbers)].path if numbers else "#"
 
     def _largest(self, node: Node, kind: str) -> str:
         """The keyword that most likely asks for too much."""

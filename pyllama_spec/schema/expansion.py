@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pyllama_spec.schema import numbers
 from pyllama_spec.schema.document import Document
@@ -155,6 +155,7 @@ class Expansion:
 
     def _meant(self, number: int, depth: int) -> set[str] | None:
         """The types that a subschema is about; None: of some alternative it cannot be said."""
+        self._budget.spend()
         node = self.document.nodes[number]
         if not isinstance(node.schema, dict) or depth > _MEANT_DEPTH:
             return None
@@ -230,7 +231,7 @@ class Expansion:
         """What the value of a property fits."""
         fits = [one.fits for one in those(case, PropertyFits) if one.name == name]
         for one in those(case, Properties):
-            own = [Fits(number) for known, number in one.named if known == name]
+            own = [Fits(one.numbers[name])] if name in one.numbers else []
             own += [Fits(number) for lang, number in one.patterns if matches(lang, name)]
             if not own and one.rest is not None:
                 own = [Fits(one.rest)]
@@ -254,6 +255,8 @@ class Expansion:
         return self.node(fits)
 
     def _are_apart(self, a: int, b: int, kind: str) -> bool:
+        if self._say_apart(a, b, kind):
+            return True
         if self._depth >= _APART_DEPTH:
             return False
         self._depth += 1
@@ -262,6 +265,23 @@ class Expansion:
             return all(self._is_barren(case, kind, _APART_DEPTH) for case in self.cases(node, kind))
         finally:
             self._depth -= 1
+
+    def _say_apart(self, a: int, b: int, kind: str) -> bool:
+        """Whether two say it themselves: by their type, or by a property that both need.
+
+        A union of some hundred objects has as many pairs as other schemas have steps.
+        """
+        schemas = [self.document.nodes[self._behind_references(n)].schema for n in (a, b)]
+        first, second = schemas
+        if not (isinstance(first, dict) and isinstance(second, dict)):
+            return False
+        types = {"integer", "number"} if kind == "number" else {kind}
+        if any(isinstance(one.get("type"), str) and one["type"] not in types for one in schemas):
+            return True
+        if kind != "object":
+            return False
+        texts, others = _needed_texts(first), _needed_texts(second)
+        return any(others.get(name, text) != text for name, text in texts.items())
 
     def is_barren(self, node: Node, depth: int) -> bool:
         """Whether no value fits, as far as can be seen without going deep."""
@@ -299,6 +319,19 @@ class Expansion:
                 self.is_barren(self.property_node(case, name), depth - 1) for name in needed
             )
         return False
+
+
+def _needed_texts(schema: dict[str, Any]) -> dict[str, str]:
+    """The properties that an object has to have with one text as their value."""
+    needed, named = schema.get("required"), schema.get("properties")
+    if not (isinstance(needed, list) and isinstance(named, dict)):
+        return {}
+    found = {}
+    for name in needed:
+        one = named.get(name) if isinstance(name, str) else None
+        if isinstance(one, dict) and isinstance(one.get("const"), str):
+            found[name] = one["const"]
+    return found
 
 
 def _has_no_text(lang: Lang) -> bool:

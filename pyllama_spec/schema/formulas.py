@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 
 from pyllama_spec.errors import SchemaError
 from pyllama_spec.schema import numbers
@@ -201,6 +202,11 @@ class Properties(Condition):
     patterns: tuple[tuple[Lang, int], ...]
     rest: int | None
     is_open: bool = False
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Those that have a name, by it."""
+        return dict(self.named)
 
     def negation(self) -> Formula:
         """See Condition.negation."""

@@ -233,7 +233,9 @@ class Grammar:
         uses: dict[str, int] = {root: 2}
         todo = [root]
         while todo:
-            for item in (item for one in self.rules[todo.pop()] for item in one):
+            alternatives = self.rules[todo.pop()]
+            self.budget.spend(1 + len(alternatives) // 4)
+            for item in (item for one in alternatives for item in one):
                 if isinstance(item, (Rule, Times)):
                     if item.name not in uses:
                         todo.append(item.name)

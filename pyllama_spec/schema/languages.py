@@ -11,33 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from threading import local
 from typing import TypeVar
 
 from pyllama_spec.schema.charsets import ANY, WORD, CharSet, complement, holds, intersect, union
-from pyllama_spec.schema.limits import TooLargeError
+from pyllama_spec.schema.limits import WORK, TooLargeError
 
 # A pattern beside a maxLength of 1,000 has some thousand states; beyond this a grammar is slow.
 MAX_STATES = 6000
-# Parts looked at for one set of texts: a second or two. Counted, so that no machine decides.
-_MAX_PARTS = 500_000
-
-
-class _Work(local):
-    """What one thread looks at: parts of the set of texts that it makes a table of."""
-
-    left = 0
-
-    def begin(self) -> None:
-        self.left = _MAX_PARTS
-
-    def spend(self, n: int) -> None:
-        self.left -= n
-        if self.left < 0:
-            raise TooLargeError("a pattern has too many ways to go on")
-
-
-_work = _Work()
 
 
 @dataclass(frozen=True)
@@ -266,17 +246,17 @@ def after(lang: Lang, char: str, place: Place) -> Lang:
     """What is left behind a character that stands at this place."""
     if isinstance(lang, Chars):
         return EMPTY if holds(lang.chars, ord(char)) else NEVER
-    _work.spend(1)
+    WORK.spend(1)
     if isinstance(lang, Seq):
         found = []
         for i, part in enumerate(lang.parts):
-            _work.spend(len(lang.parts) - i)
+            WORK.spend(len(lang.parts) - i)
             found.append(seq(after(part, char, place), *lang.parts[i + 1 :]))
             if not takes_nothing(part, place):
                 break
         return either(found)
     if isinstance(lang, (Either, Both)):
-        _work.spend(len(lang.parts))
+        WORK.spend(len(lang.parts))
     if isinstance(lang, Either):
         return either(after(part, char, place) for part in lang.parts)
     if isinstance(lang, Both):
@@ -328,6 +308,7 @@ def _classes(sets: set[CharSet]) -> list[CharSet]:
     ends = sorted({end for ranges in sets for low, high in ranges for end in (low, high + 1)})
     if len(ends) * len(sets) > 2_000_000:
         raise TooLargeError("a pattern or enum has too many different characters")
+    WORK.spend(len(ends) * len(sets) // 8)
     parts: dict[frozenset[CharSet], list[tuple[int, int]]] = {}
     for low, high in zip([0, *ends], [*ends, 0x110000], strict=True):
         if low < high:
@@ -345,7 +326,7 @@ def _word_classes(part: CharSet) -> tuple[tuple[CharSet, bool], ...]:
 
 def matches(lang: Lang, text: str) -> bool:
     """Whether the whole text is one of them."""
-    _work.begin()
+    WORK.begin()
     word = [holds(WORD, ord(c)) for c in text]
     for i, char in enumerate(text):
         place = Place(
@@ -395,22 +376,39 @@ def _leaving(state: _State, by_word: bool) -> Iterable[tuple[CharSet, _State]]:
 _AnyState = TypeVar("_AnyState", bound=Hashable)
 
 
-@lru_cache(maxsize=64)
 def table(lang: Lang) -> Table:
     """The automaton of a set of texts.
 
     Raises:
-        TooLargeError: it has more than MAX_STATES states.
+        TooLargeError: it has more than MAX_STATES states, or too many parts.
 
     """
-    _work.begin()
-    by_word = _has_word_edges(lang)
+    before = WORK.n_spent
+    made, n_steps = _made(lang)
+    # One that was made before costs the same: no schema is taken because of another one.
+    WORK.begin()
+    WORK.spend(n_steps - (WORK.n_spent - before))
+    if isinstance(made, str):
+        raise TooLargeError(made)
+    return made
+
+
+@lru_cache(maxsize=64)
+def _made(lang: Lang) -> tuple[Table | str, int]:
+    """The automaton, or what is too large in it, and the steps that it took."""
+    WORK.begin()
+    before, by_word = WORK.n_spent, _has_word_edges(lang)
     first: _State = (lang, True, False)
-    return explored(
-        first,
-        lambda state: _leaving(state, by_word),
-        lambda state: takes_nothing(state[0], Place(state[1], True, state[2])),
-    )
+    made: Table | str
+    try:
+        made = explored(
+            first,
+            lambda state: _leaving(state, by_word),
+            lambda state: takes_nothing(state[0], Place(state[1], True, state[2])),
+        )
+    except TooLargeError as error:
+        made = str(error)
+    return made, WORK.n_spent - before
 
 
 def explored(
@@ -436,6 +434,7 @@ def explored(
     for state in order:
         targets: dict[int, list[CharSet]] = {}
         for ranges, following in leaving(state):
+            WORK.spend(1)
             number = numbers.get(following)
             if number is None:
                 number = numbers[following] = len(order)
@@ -465,7 +464,11 @@ def _trimmed(steps: list[dict[int, list[CharSet]]], ends: list[bool]) -> Table:
     number = {state: i for i, state in enumerate(kept)}
     return _merged(
         [
-            {number[to]: union(*sets) for to, sets in steps[state].items() if alive[to]}
+            {
+                number[to]: sets[0] if len(sets) == 1 else union(*sets)
+                for to, sets in steps[state].items()
+                if alive[to]
+            }
             for state in kept
         ],
         [ends[state] for state in kept],
@@ -485,10 +488,12 @@ def _merged(steps: list[dict[int, CharSet]], ends: list[bool]) -> Table:
         n_groups = len(set(group))
         seen: dict[object, int] = {}
         following = []
+        WORK.spend(n)
         for state in range(n):
             targets: dict[int, CharSet] = {}
             for to, ranges in steps[state].items():
-                targets[group[to]] = union(targets.get(group[to], ()), ranges)
+                known = targets.get(group[to])
+                targets[group[to]] = ranges if known is None else union(known, ranges)
             key = (group[state], frozenset(targets.items()))
             following.append(seen.setdefault(key, len(seen)))
         group = following
@@ -499,7 +504,8 @@ def _merged(steps: list[dict[int, CharSet]], ends: list[bool]) -> Table:
     for one in order:
         joined: dict[int, CharSet] = {}
         for to, ranges in steps[first[one]].items():
-            joined[place[group[to]]] = union(joined.get(place[group[to]], ()), ranges)
+            known = joined.get(place[group[to]])
+            joined[place[group[to]]] = ranges if known is None else union(known, ranges)
         rows.append([(ranges, to) for to, ranges in joined.items()])
     return Table(rows, [ends[first[one]] for one in order])
 

@@ -2,35 +2,113 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pyllama_spec.errors import SchemaError
 
-# Steps of the walk over a schema, rules and elements of the grammar: some seconds of work at most.
+# Steps of all that a schema asks for, its patterns and numbers too: a second of work at most.
 MAX_STEPS = 300_000
+# Parts looked at for one set of texts.
+MAX_PARTS = 200_000
+# Steps of a millisecond or less. After so many the threads that wait for Python's lock get it: they
+# would else wait for five milliseconds, each time that the engine comes back to them.
+_STEPS_AT_ONCE = 256
+_REST_S = 1e-5
+_REMEDY = "Write it with fewer parts, shorter bounds or simpler patterns"
 
 
 class TooLargeError(Exception):
     """Some part takes more states or steps than are allowed; caught where its name is known."""
 
 
+class OutOfStepsError(Exception):
+    """All of a schema takes more steps than are allowed. No part of it is to blame alone."""
+
+
 class Budget:
-    """Counts steps, so that no schema takes for ever.
+    """Counts steps, so that no schema takes for ever, and nobody else waits for it for long.
 
     Steps are counted and not seconds: whether a schema is refused must not depend on the machine.
+
+    Args:
+        n: how many there are.
+
     """
 
-    def __init__(self) -> None:
-        self._left = MAX_STEPS
+    def __init__(self, n: int = MAX_STEPS) -> None:
+        self._left, self._until_rest = n, _STEPS_AT_ONCE
 
     def spend(self, n: int = 1) -> None:
         """Counts n steps.
 
         Raises:
-            TooLargeError: there were too many.
+            OutOfStepsError: there were too many.
 
         """
         self._left -= n
+        self._until_rest -= n
         if self._left < 0:
-            raise TooLargeError("it takes too many steps")
+            raise OutOfStepsError
+        if self._until_rest <= 0:
+            self._until_rest = _STEPS_AT_ONCE
+            if threading.active_count() > 1:
+                time.sleep(_REST_S)
+
+
+class Work(threading.local):
+    """The work of a thread: on a schema, and on one set of texts in it.
+
+    Attributes:
+        n_spent: steps so far.
+
+    """
+
+    def __init__(self) -> None:
+        self.n_spent = 0
+        self._left = MAX_PARTS
+        self._budget: Budget | None = None
+
+    @contextmanager
+    def on(self, budget: Budget) -> Iterator[None]:
+        """Around the work on a schema, of which `budget` counts every step."""
+        before, self._budget = self._budget, budget
+        try:
+            yield
+        finally:
+            self._budget = before
+
+    def begin(self) -> None:
+        """From here on it is another set of texts."""
+        self._left = MAX_PARTS
+
+    def spend(self, n: int) -> None:
+        """Counts n parts of a set of texts.
+
+        Raises:
+            TooLargeError: it has too many.
+            OutOfStepsError: see Budget.spend.
+
+        """
+        self.n_spent += n
+        self._left -= n
+        if self._left < 0:
+            raise TooLargeError("it has too many ways to go on")
+        if self._budget is not None:
+            self._budget.spend(n)
+
+
+WORK = Work()
+
+
+def out_of_steps(path: str) -> SchemaError:
+    """The error for a schema that takes too many steps; `path` is where they ended."""
+    return SchemaError(
+        f"the schema is too much for a grammar: it takes more than {MAX_STEPS:,} steps, which "
+        f"ended at {path}. {_REMEDY}", path=path,
+    )  # fmt: skip
 
 
 def cannot(keyword: str, path: str, why: str, remedy: str) -> SchemaError:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
+from pyllama_spec.schema.charsets import CharSet, of
 from pyllama_spec.schema.languages import Table, explored
-from pyllama_spec.schema.limits import TooLargeError
+from pyllama_spec.schema.limits import WORK, TooLargeError
 
 MAX_DIGITS = 15
 MAX_WHOLE_DIGITS = 16
@@ -145,21 +147,44 @@ class _Digits:
             "", False, 0, 0, (0,) * len(self._bounds), (0,) * len(self._units), False, False
         )
 
-    def leaving(self, state: _State) -> Iterator[tuple[str, _State]]:
+    def leaving(self, state: _State) -> Iterator[tuple[CharSet, _State]]:
         """The characters that may follow, and what they lead to."""
         if state.phase == "":
-            yield "-", state._replace(phase="-", is_negative=True)
+            yield of("-"), state._replace(phase="-", is_negative=True)
         if state.phase in ("", "-"):
-            for digit in "0123456789":
-                yield digit, self._whole_digit(state, digit, "0" if digit == "0" else "w")
-        elif state.phase == "w" and (self._n_told_apart or state.n_whole < self._n_whole):
-            for digit in "0123456789":
-                yield digit, self._whole_digit(state, digit, "w")
+            yield of("0"), self._whole_digit(state, "0", "0")
+        may_be_longer = self._n_told_apart or state.n_whole < self._n_whole
+        if state.phase in ("", "-") or (state.phase == "w" and may_be_longer):
+            others = [bound.whole[state.n_whole : state.n_whole + 1] for bound in self._bounds]
+            for low, high in self._groups(state, others, first="w" if state.phase == "w" else ""):
+                yield ((ord(low), ord(high)),), self._whole_digit(state, low, "w")
         if state.phase in ("0", "w") and self._may_have_point and self._has_room(state):
-            yield ".", self._behind_whole(state)._replace(phase=".")
+            yield of("."), self._behind_whole(state)._replace(phase=".")
         if state.phase == "." or (state.phase == "f" and self._has_room(state)):
-            for digit in "0123456789":
-                yield digit, self._fraction_digit(state, digit)
+            at = state.n_fraction
+            others = [bound.fraction[at : at + 1] or "0" for bound in self._bounds]
+            for low, high in self._groups(state, others, first="f"):
+                yield ((ord(low), ord(high)),), self._fraction_digit(state, low)
+
+    def _groups(self, state: _State, others: list[str], first: str) -> Iterator[tuple[str, str]]:
+        """The digits in ranges, those in one of which lead to the same.
+
+        Args:
+            state: before them.
+            others: of each bound the digit at this place; "" for none.
+            first: "" if there is no 0 among them.
+
+        """
+        if self._units:
+            cuts = set(range(11))
+        else:
+            told = {int(x) for x, side in zip(others, state.sides, strict=True) if x and not side}
+            cuts = {0, 10, *told, *(digit + 1 for digit in told)}
+            if not (state.has_value and (state.has_fraction or first != "f")):
+                cuts.add(1)
+        ends = sorted(cuts if first else (cuts | {1}) - {0})
+        for low, end in pairwise(ends):
+            yield str(low), str(end - 1)
 
     def _has_room(self, state: _State) -> bool:
         left = min([MAX_DIGITS - state.n_whole, *self._n_decimals])
@@ -167,19 +192,23 @@ class _Digits:
 
     def _whole_digit(self, state: _State, digit: str, phase: str) -> _State:
         at = state.n_whole
-        sides = tuple(
-            side or ((digit > bound.whole[at]) - (digit < bound.whole[at]))
-            if at < len(bound.whole) else side
-            for side, bound in zip(state.sides, self._bounds, strict=True)
-        )  # fmt: skip
+        sides = state.sides
+        if 0 in sides:
+            sides = tuple([
+                side or ((digit > bound.whole[at]) - (digit < bound.whole[at]))
+                if at < len(bound.whole) else side
+                for side, bound in zip(sides, self._bounds, strict=True)
+            ])  # fmt: skip
         if self._n_told_apart is not None:
             at = min(at, self._n_told_apart - 1)
-        return state._replace(
-            phase=phase, n_whole=at + 1, sides=sides, rests=self._rests(state, digit),
-            has_value=state.has_value or digit != "0",
+        return _State(
+            phase, state.is_negative, at + 1, 0, sides, self._rests(state, digit),
+            state.has_value or digit != "0", has_fraction=False,
         )  # fmt: skip
 
     def _rests(self, state: _State, digit: str) -> tuple[int, ...]:
+        if not self._units:
+            return ()
         both = zip(state.rests, self._units, strict=True)
         return tuple((rest * 10 + int(digit)) % unit for rest, unit in both)
 
@@ -200,10 +229,9 @@ class _Digits:
             return side or ((digit > other) - (digit < other))
 
         sides = tuple(map(side_of, state.sides, self._bounds))
-        return state._replace(
-            phase="f", n_fraction=at + 1, sides=sides, rests=self._rests(state, digit),
-            has_value=state.has_value or digit != "0",
-            has_fraction=state.has_fraction or digit != "0",
+        return _State(
+            "f", state.is_negative, state.n_whole, at + 1, sides, self._rests(state, digit),
+            state.has_value or digit != "0", state.has_fraction or digit != "0",
         )  # fmt: skip
 
     def may_end(self, state: _State) -> bool:
@@ -238,13 +266,12 @@ def number_table(rules: Iterable[NumberRule]) -> Table:
         TooLargeError: it has too many states.
 
     """
+    WORK.begin()
     digits = _Digits(rules)
     if digits.is_contradiction:
         return Table([], [])
     return explored(
         digits.first(),
-        lambda state: (
-            (((ord(char), ord(char)),), following) for char, following in digits.leaving(state)
-        ),
+        digits.leaving,
         digits.may_end,
     )

@@ -38,6 +38,7 @@ from pyllama_spec.schema.languages import (
 
 MAX_DEPTH = 50
 MAX_TIMES = 5000
+MAX_LENGTH = 10_000
 
 
 class PatternError(Exception):
@@ -64,6 +65,8 @@ def pattern_language(pattern: str) -> Lang:
         PatternError: it is no pattern, or has what a set of texts cannot say.
 
     """
+    if len(pattern) > MAX_LENGTH:
+        raise PatternError(f"it has {len(pattern):,} characters, and may have {MAX_LENGTH:,}")
     reader = _Reader(pattern)
     tree = reader.alternatives(0)
     if reader.at < len(pattern):

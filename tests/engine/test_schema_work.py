@@ -1,0 +1,148 @@
+"""How much work a schema makes: bounded by a count, done once, and beside other threads."""
+
+from __future__ import annotations
+
+import threading
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pyllama_spec import SchemaError
+from pyllama_spec.constraints import _outcome, schema_grammar
+from pyllama_spec.schema import charsets, limits, loosened_rules, schema_rules
+from pyllama_spec.schema.limits import MAX_STEPS, WORK
+from tests.engine.grammar_walk import GrammarWalk
+
+_KEYS = range(200)
+# Each of them took from half a second to half a minute of one core.
+HOSTILE: dict[str, Any] = {
+    "ways of a pattern": {"type": "string", "pattern": "^(a|b|ab)*(a?b?c?){30}x$"},
+    "states of a pattern": {"type": "string", "pattern": "(a|b)*a(a|b){14}$"},
+    "a long pattern": {"type": "string", "pattern": "a" * 100_000},
+    "a long look ahead": {"type": "string", "pattern": "(?=b)" + "a" * 100_000},
+    "patterns at once": {"allOf": [{"pattern": f"a.*{c}.*b"} for c in "cdefghij"]},
+    "patterns of many properties": {"type": "object", "properties": {
+        f"d{i}": {"type": "string", "pattern": f"^[a-z]{{1,{i + 1}}}-[0-9]+x$"} for i in _KEYS}},
+    "numbers of many properties": {"type": "object", "properties": {
+        f"d{i}": {"type": "number", "multipleOf": 0.007 + i / 1000} for i in _KEYS}},
+    "alternatives": {"oneOf": [
+        {"type": "object", "properties": {"k": {"const": i}, "v": {}}, "required": ["k"]}
+        for i in _KEYS]},
+    "counted properties": {"type": "object", "minProperties": 100, "properties": {
+        f"p{i}": {} for i in range(300)}},
+    "items to find": {"type": "array", "contains": {"const": 1}, "minContains": 100,
+                      "maxItems": 500},
+    "items in any order": {"type": "array", "uniqueItems": True, "minItems": 100,
+                           "items": {"enum": list(range(300))}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_takes_too_long_is_refused_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    n_most = 40_000  # they take millions
+    monkeypatch.setattr(
+        "pyllama_spec.schema.compiler.Budget", lambda n=n_most: limits.Budget(min(n, n_most))
+    )
+    errors = []
+    for _ in range(2):
+        before = WORK.n_spent
+        with pytest.raises(SchemaError, match=r"Write it|Ask for|Write a") as caught:
+            schema_grammar(HOSTILE[name])
+        errors.append((caught.value, WORK.n_spent - before))
+    (first, n_first), (again, n_again) = errors
+    assert 0 <= n_first <= n_most + 20_000
+    assert n_again == 0  # remembered
+    assert again is not first
+    assert (str(again), again.path, again.keyword) == (str(first), first.path, first.keyword)
+
+
+def test_leaving_out_one_keyword_after_the_other_has_one_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thirty tries of a second each were half a minute."""
+    schema = {"type": "object", "properties": {
+        f"p{i}": {"type": "string", "pattern": f"(a|b)*a(a|b){{14}}{i}$"} for i in range(30)
+    }}  # fmt: skip
+    n_most = 20_000
+    monkeypatch.setattr("pyllama_spec.schema.compiler.MAX_STEPS", n_most)
+    before = WORK.n_spent
+    with pytest.raises(SchemaError):
+        loosened_rules(schema)
+    assert WORK.n_spent - before <= 3 * n_most
+
+
+def test_a_union_of_many_objects_is_told_apart_by_what_it_says() -> None:
+    names = ["red", "green", *(f"k{i}" for i in range(150))]
+    walk = GrammarWalk.of_schema({"oneOf": [
+        {"type": "object", "required": ["k"], "additionalProperties": False,
+         "properties": {"k": {"const": name}, name: {"type": "integer"}}}
+        for name in names
+    ]})  # fmt: skip
+    for name in ("red", "green", "k149"):
+        assert walk.takes(f'{{"k": "{name}", "{name}": 3}}')
+        assert not walk.takes(f'{{"k": "{name}", "x{name}": 3}}')
+        assert not walk.takes(f'{{"{name}": 3}}')
+    # What only one of them needs tells nothing apart.
+    one = {"type": "object", "required": ["k"], "properties": {"k": {"const": "a"}}}
+    walk = GrammarWalk.of_schema({"oneOf": [one, {**one, "required": []}]})
+    assert walk.takes("{}")
+    assert not walk.takes('{"k": "a"}')
+
+
+def test_a_schema_is_taken_or_refused_whatever_came_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sets of texts that are remembered cost what they cost the first time."""
+    schema = {"type": "object", "properties": {
+        f"p{i}": {"type": "string", "pattern": f"^[a-z]{{1,{20 + i}}}[0-9]q$"} for i in range(20)
+    }}  # fmt: skip
+    spent = []
+    for _ in range(2):
+        budget = limits.Budget()
+        monkeypatch.setattr("pyllama_spec.schema.compiler.Budget", lambda made=budget: made)
+        schema_rules(schema)
+        spent.append(MAX_STEPS - budget._left)
+    assert spent[0] == spent[1] > 1000
+
+
+def test_one_schema_of_many_threads_is_compiled_once() -> None:
+    schema = {"type": "array", "items": {"type": "string", "pattern": "^[a-e]{1,90}[0-9]z$"}}
+    before, begin = _outcome.cache_info().misses, threading.Barrier(8)
+
+    def compiled() -> str:
+        begin.wait(60)
+        return schema_grammar(schema)
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = {one.result(120) for one in [pool.submit(compiled) for _ in range(8)]}
+    assert len(texts) == 1
+    assert _outcome.cache_info().misses == before + 1
+
+
+def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step that the engine makes would else wait for Python's lock."""
+    rests: list[float] = []
+    monkeypatch.setattr(limits.time, "sleep", rests.append)
+    schema = {"type": "string", "pattern": "^([a-c]x|[b-d]y){1,99}[0-9]w$"}
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait, args=(60,))
+    other.start()
+    before = WORK.n_spent
+    schema_rules(schema)
+    ended.set()
+    other.join()
+    n_steps = WORK.n_spent - before
+    assert n_steps > 2000
+    assert len(rests) >= n_steps // 1000
+
+
+@pytest.mark.parametrize("name", ["L", "Lu", "Mn", "Cf", "P"])
+def test_categories_are_those_of_all_characters(name: str) -> None:
+    found = charsets.category(name)
+    assert found is not None
+    inside = {code for low, high in found for code in range(low, high + 1)}
+    assert inside == {
+        code for code in range(0x110000) if unicodedata.category(chr(code)).startswith(name)
+    }
