@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +23,8 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 # How far behind what is understood an unfinished call is looked for, in characters: the end of the
 # call before it is shorter.
 _MAX_CLOSING = 64
+# What is before the arguments of a call in the form of grammar_rules.named_calls().
+_CALL_HEAD = re.compile(r'\{ ?"name": ("(?:[^"\\]|\\.)*") ?, ?"arguments": ?(?=[^ ])')
 
 
 class Call(NamedTuple):
@@ -333,7 +336,10 @@ class ForcedReader:
 
 
 class AnyReader:
-    """A call of one of several functions, for templates that know no tools."""
+    """A call of one of several functions, for templates that know no tools.
+
+    Its form is that of grammar_rules.named_calls().
+    """
 
     shown: Collection[int] = ()
 
@@ -342,12 +348,16 @@ class AnyReader:
         self.options: dict[str, Any] = {"grammar": named_calls(arguments)}
 
     def read(self, text: str, *, has_ended: bool) -> Answer:
-        """See AnswerReader."""
-        try:
-            call = json.loads(text)
-            return Answer(calls=[Call(call["name"], json.dumps(call["arguments"]))])
-        except (ValueError, RecursionError, TypeError, KeyError):
+        """See AnswerReader. Arguments are the model's own text, as far as it goes."""
+        head = _CALL_HEAD.match(text)
+        if head is None:
             return Answer(text) if has_ended else Answer()
+        arguments = text[head.end() :]
+        try:
+            _, end = json.JSONDecoder().raw_decode(arguments)
+        except (ValueError, RecursionError):
+            end = len(arguments)  # they go on
+        return Answer(calls=[Call(json.loads(head[1]), arguments[:end])])
 
 
 def _rules_of(tool: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,17 @@ from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.chat.tools import ToolChats, ToolRequest
 from pyllama_spec.engine import ChatParser, Model
 from pyllama_spec.llama.chat_formats import FORMATS
-from tests.faces.families import ARGUMENTS, FAMILIES, TIME, USER, WEATHER, templates
+from pyllama_spec.llama.tool_responses import _Deltas
+from tests.faces.families import (
+    ARGUMENTS,
+    FAMILIES,
+    HERMES,
+    JSON_CALL,
+    TIME,
+    USER,
+    WEATHER,
+    templates,
+)
 from tests.faces.tools import Forced, open_tiny
 from tests.models import model_path
 
@@ -106,6 +117,72 @@ def test_a_call_that_has_to_be_where_the_template_knows_no_tools(choice: Any) ->
         if draft is not None:
             assert found["speculation"]["accepted"] > 0
     assert len(set(texts)) == 1
+
+
+# The id stands behind the arguments, and a stream's first chunk of a call has it.
+_IDS_LAST = "mistralai-Mistral-Nemo-Instruct-2407"
+_NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "chatml-function-calling", "chatml"])
+@pytest.mark.parametrize("choice", ["auto", "required", _NAMED])
+def test_arguments_are_streamed_while_they_are_written(family: str, choice: Any) -> None:
+    """Whoever reads them: an answer that gets longer says more of its call."""
+    named = FORMATS[family].source if family in FORMATS else templates()[family]
+    long = "Paris-sur-Mer in the north"
+    said = FAMILIES.get(family, HERMES if family != "chatml" else JSON_CALL).replace("Paris", long)
+    if family == "chatml" and choice is _NAMED:
+        said = json.dumps({"city": long})
+    with Model(model_path("llama")) as model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chats = ToolChats(model, ChatTemplate(named))
+        request = ToolRequest.read([WEATHER, TIME], choice, None, None)
+        _, reader = chats.begin([USER], request, {"enable_thinking": False})
+        deltas = _Deltas("answer")
+        found: list[dict[str, Any]] = []
+        for n in range(1, len(said) + 1):
+            found += deltas.of(reader.read(said[:n], has_ended=False))
+        n_before = len(found)
+        found += deltas.of(reader.read(said, has_ended=True))
+        whole = reader.read(said, has_ended=True)
+        chats.close()
+    if family == "chatml" and choice == "auto":
+        assert not whole.calls  # it knows no tools, and nothing says that this is a call
+        return
+    calls = [call for delta in found for call in delta.get("tool_calls", ())]
+    assert calls[0]["id"]
+    assert calls[0]["function"]["name"] == whole.calls[0].name == "get_weather"
+    assert "".join(call["function"]["arguments"] for call in calls) == whole.calls[0].arguments
+    assert json.loads(whole.calls[0].arguments) == {"city": long}
+    if family == _IDS_LAST:
+        assert len(calls) == 1
+        return
+    assert all(set(call) == {"index", "function"} for call in calls[1:])
+    assert len(calls) >= len(long)
+    assert n_before >= len(long)
+
+
+@pytest.mark.parametrize("cut", [5, 20, 22, 24, 25, 40, 300])
+def test_a_call_that_is_cut_is_the_same_in_a_stream(cut: int) -> None:
+    options = {**OPTIONS, "max_tokens": cut, "tool_choice": "required", "tools": [SMALL]}
+    with open_tiny(chat_format="chatml", n_ctx=2048) as llm, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        choice = llm.create_chat_completion([USER], **options)["choices"][0]
+        chunks = list(llm.create_chat_completion([USER], stream=True, **options))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [one for delta in deltas for one in delta.get("tool_calls", [])]
+    whole = choice["message"].get("tool_calls", [])
+    assert "".join(delta.get("content", "") for delta in deltas) == (
+        choice["message"]["content"] or ""
+    )
+    assert [one["function"]["name"] for one in whole] == [
+        one["function"]["name"] for one in calls[:1]
+    ]
+    arguments = "".join(one["function"]["arguments"] for one in calls)
+    assert arguments == "".join(one["function"]["arguments"] for one in whole)
+    assert choice["finish_reason"] == chunks[-1]["choices"][0]["finish_reason"]
+    assert (choice["finish_reason"] == "tool_calls") == (cut == 300)
+    assert len(calls) > 3 or cut < 40
 
 
 def test_the_older_form_and_streams() -> None:
