@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, SchemaError, clipped, shown
 
 if TYPE_CHECKING:
     from pyllama_spec.schema import Loosened
@@ -38,6 +37,10 @@ hex    ::= [0-9a-fA-F]
 number ::= "-"? ( "0" | [1-9] [0-9]{0,15} ) ( "." [0-9]{1,16} )? ( [eE] [-+]? [0-9]{1,2} )?
 ws     ::= "\n"? [ \t]{0,20}
 """
+
+
+# What may be done about a keyword, beside what its error says.
+_LOOSER = '"strict": False beside the schema leaves "{}" out of the grammar, with a warning'
 
 
 class Guide(NamedTuple):
@@ -131,6 +134,8 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
         return None
     if kind == "json_object":
         schema = response_format.get("schema")
+        if schema is not None and response_format.get("strict") is False:
+            return _loosened(schema)
         return True if schema is None else schema
     if kind == "json_schema":
         # OpenAI puts it inside of an object with a name; some write it at the top.
@@ -149,6 +154,8 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Any:
 
 
 def _loosened(schema: Any) -> Any:
+    if schema is True:
+        return True
     made = _compiled(_text_of(schema), False, "", by_property=False)
     _warn_of(made, "the JSON schema")
     return made.schema
@@ -156,7 +163,10 @@ def _loosened(schema: Any) -> Any:
 
 def _text_of(schema: Any) -> str:
     if not isinstance(schema, (Mapping, str)):
-        raise ArgumentError(f"a JSON schema is a dict or its text, not {shown(schema)}")
+        why = ": no JSON value fits it" if schema is False else ""
+        raise ArgumentError(
+            f"a JSON schema is a dict or its text, or True for any object, not {shown(schema)}{why}"
+        )
     # The order of keys is that of the answer: it must survive.
     return schema.removeprefix(_FILE_MARK) if isinstance(schema, str) else _json(schema)
 
@@ -227,10 +237,12 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
 def _warn_of(made: Loosened, what: str) -> None:
     """Says what of a schema does not reach the grammar."""
     for name, path in made.rules.unknown.items():
-        message = f'"{name}" at {path} of {what} is no keyword: nothing is made of it'
+        where = f'"{clipped(name)}" at {clipped(path, 200)} of {what}'
+        message = f"{where} is no keyword: nothing is made of it"
         warnings.warn(message, UserWarning, stacklevel=3)
     for error in made.left_out:
-        message = f'"{error.keyword}" at {error.path} of {what} is left out of the grammar: {error}'
+        where = f'"{error.keyword}" at {clipped(error.path, 200)} of {what}'
+        message = f"{where} is left out of the grammar: {error}"
         warnings.warn(message, UserWarning, stacklevel=3)
 
 
@@ -290,5 +302,10 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
     # An empty one would allow any value; who asks for an object gets one.
     schema = {"type": "object"} if schema == {} else schema
     if is_strict:
-        return Loosened(schema, schema_rules(schema, prefix, by_property=by_property), ())
+        try:
+            return Loosened(schema, schema_rules(schema, prefix, by_property=by_property), ())
+        except SchemaError as error:
+            if error.is_beyond:
+                error.args = (f"{error}. {_LOOSER.format(error.keyword)}",)
+            raise
     return loosened_rules(schema, prefix, by_property=by_property)

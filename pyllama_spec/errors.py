@@ -8,6 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# Of a message: whoever logs it wants to read it, and a value in it may be a whole file.
+MAX_MESSAGE = 2000
+# Of a value in a message.
+MAX_SHOWN = 60
+
+
+def clipped(text: str, most: int = MAX_SHOWN) -> str:
+    """A text for a message: its beginning, with its length, where it is long.
+
+    Halves of UTF-16 pairs, which no file or terminal takes, are written as escapes.
+    """
+    text = text if len(text) <= most else f"{text[: most - 3]}... ({len(text):,} characters)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def shown(value: object) -> str:
+    """The beginning of a value's repr, whatever that does."""
+    try:
+        return f"{value!r:.{MAX_SHOWN}}"
+    except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints
+        return f"<{type(value).__name__}>"
+
 
 class PyllamaSpecError(Exception):
     """The root of every error that pyllama_spec raises on purpose.
@@ -22,6 +44,10 @@ class PyllamaSpecError(Exception):
     partial_text: str = ""
     partial_tokens: tuple[int, ...] = ()
     partial_choices: Sequence[dict[str, Any] | None] = ()
+
+    def __str__(self) -> str:
+        text, most = super().__str__(), MAX_MESSAGE
+        return text if len(text) <= most else f"{text[: most - 250]} ... {text[-200:]}"
 
 
 class ModelLoadError(PyllamaSpecError, ValueError):

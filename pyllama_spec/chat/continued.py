@@ -7,8 +7,7 @@ from typing import Any
 
 from pyllama_spec.chat.messages import check_messages
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 # One of them, which no message has, stands where the message ends. They are for private use.
 _MARKS = ("\U0010abce", "\U0010abcf", "\U0010abd0")

@@ -15,8 +15,7 @@ from typing import Any
 from pyllama_spec.chat.prompts import prompt_tokens
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.engine import Vocab
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text
 
 _KEYS = {"id", "category", "messages", "prompt"}

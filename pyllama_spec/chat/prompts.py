@@ -7,8 +7,8 @@ from operator import index
 from typing import Any
 
 from pyllama_spec.engine import Vocab
-from pyllama_spec.engine.checks import count, shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.engine.checks import count
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 
 def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:

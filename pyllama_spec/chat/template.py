@@ -30,8 +30,7 @@ from pyllama_spec.chat.prompt_provenance import (
     strings_of,
 )
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 CHATML = (
     "{% for message in messages %}"

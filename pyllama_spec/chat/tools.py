@@ -21,8 +21,7 @@ from pyllama_spec.chat.prompt_provenance import Form
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import call_rules, schema_grammar
 from pyllama_spec.engine import ChatParser, ChatSession, Model
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 Tools = Sequence[Mapping[str, Any]]
 # What the engine says before the words of a template that refuses.

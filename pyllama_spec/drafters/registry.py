@@ -15,8 +15,8 @@ from pyllama_spec.drafters.base import Drafter, NoDrafter
 from pyllama_spec.drafters.grammar_only import GrammarOnly
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
-from pyllama_spec.engine.checks import meant, shown
-from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.engine.checks import meant
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
 
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
 # None of these: drafters/automatic.py chooses one when it knows the target.

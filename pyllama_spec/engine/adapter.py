@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import instance, shown
+from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.gguf.header import check_header
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine.binding import ffi, lib
-from pyllama_spec.engine.checks import count, int32, shown
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.engine.checks import count, int32
+from pyllama_spec.errors import ArgumentError, shown
 
 # More than any context holds: a batch of that many is a mistake, and its arrays would be huge.
 _MAX_TOKENS = 1 << 24

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterable
 
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 
 INT32_MAX = 2**31 - 1
 FLOAT32_MAX = 3.4028234e38
@@ -98,14 +98,6 @@ def real(value: object, name: str, low: float = -math.inf) -> float:
         least = "" if low == -math.inf else f" of at least {low}"
         raise ArgumentError(f"{name}={shown(value)} is not a finite number{least}")
     return number
-
-
-def shown(value: object) -> str:
-    """The beginning of a value's repr, whatever that does."""
-    try:
-        return f"{value!r:.60}"
-    except Exception:  # noqa: BLE001 - of anyone's; of an int with more digits than Python prints
-        return f"<{type(value).__name__}>"
 
 
 def instance(value: object, kind: type | tuple[type, ...], name: str, hint: str = "") -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyllama_spec.engine.binding import check, lib
-from pyllama_spec.engine.checks import one_of, real, shown
+from pyllama_spec.engine.checks import one_of, real
 from pyllama_spec.engine.system import bounded_n_threads
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 
 # What a KV cache can be made of, by the engine's names.
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")

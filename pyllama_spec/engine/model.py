@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pyllama_spec.engine.binding import check, ffi, keep_error, lib
-from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, shown, text
+from pyllama_spec.engine.checks import instance, int32, one_of, shares_of, text
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.identity import digest_of, stamp_of
@@ -20,7 +20,7 @@ from pyllama_spec.engine.overrides import Override, raw_overrides
 from pyllama_spec.engine.placement import device_names, in_words, placement, warn_of_fewer
 from pyllama_spec.engine.rpc import server_names
 from pyllama_spec.engine.vocab import Vocab
-from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
 from pyllama_spec.gguf.header import check_header
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}

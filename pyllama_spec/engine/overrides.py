@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pyllama_spec.engine.binding import ffi
-from pyllama_spec.engine.checks import int32, real, shown, text
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.engine.checks import int32, real, text
+from pyllama_spec.errors import ArgumentError, shown
 
 Override = bool | int | float | str
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import shown, text
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.engine.checks import text
+from pyllama_spec.errors import ArgumentError, shown
 
 
 def device_names(devices: Sequence[str] | None) -> list[Any]:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, last_error, lib
-from pyllama_spec.engine.checks import count, real, shown, text
+from pyllama_spec.engine.checks import count, real, text
 from pyllama_spec.engine.placement import device_names
 from pyllama_spec.engine.system import Device, bounded_n_threads, devices
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 DEFAULT_PORT = 50052
 MAX_SERVERS = 16  # GGML_RPC_MAX_SERVERS

@@ -21,13 +21,12 @@ from pyllama_spec.engine.checks import (
     int32,
     integer,
     real,
-    shown,
 )
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
-from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError, shown
 
 # More than a draft has of tokens, at several bytes each.
 _MAX_FORCED_BYTES = 256
@@ -41,7 +40,8 @@ class SamplerParams:
     """How the next token is chosen. temperature=0 is greedy.
 
     Attributes:
-        temperature: divides the logits; 0 takes the largest.
+        temperature: divides the logits; 0 takes the largest, as everything below MIN_TEMPERATURE
+            does: no float32 tells it from that, and the quotients would be infinite.
         top_k, top_p, min_p, typical_p, top_n_sigma: cut the candidates; 0, 1, 0, 1, -1 are off.
         min_keep: how many candidates the cuts leave at least.
         penalty_last_n: how many past tokens the penalties see; -1 for the whole context.
@@ -50,7 +50,7 @@ class SamplerParams:
         xtc_probability, xtc_threshold: excludes top choices; probability 0 is off.
         mirostat: 0 off, 1 or 2; it replaces the cuts.
         seed: of the random draws; None for a new one each time.
-        logit_bias: added to the logits of these ids; -inf forbids one.
+        logit_bias: added to the logits of these ids, at most 1e20; -inf forbids one.
         grammar: GBNF rules that the text must follow.
         grammar_root: the rule to begin with.
         grammar_triggers: patterns; with any, the grammar waits until one has been generated.
@@ -123,6 +123,8 @@ class SamplerParams:
             raise ArgumentError(
                 f"seed={shown(self.seed)} is not None or an int from 0 to 2**32 - 1"
             )
+        if 0 < self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         _check_texts(self)
         _check_bias(self.logit_bias)
 
@@ -142,10 +144,15 @@ class SamplerParams:
         return -1 if min(wants) < 0 else max(wants)
 
 
+# With a lower temperature, and a larger bias, penalties and all, logits would not fit a float32.
+MIN_TEMPERATURE = 1e-6
+_MAX_BIAS = 1e20
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 1e4), ("top_k", -1, 2**31 - 1), ("top_p", 0, 1), ("min_p", 0, 1),
     ("typical_p", 0, 1), ("min_keep", 0, 2**31 - 1), ("penalty_last_n", -1, 2**31 - 1),
-    ("repeat_penalty", 1e-6, 1e4), ("dry_penalty_last_n", -1, 2**31 - 1),
+    ("repeat_penalty", 1e-6, 1e4), ("frequency_penalty", -1e6, 1e6),
+    ("presence_penalty", -1e6, 1e6), ("dry_penalty_last_n", -1, 2**31 - 1),
     ("dry_allowed_length", 0, 2**31 - 1), ("xtc_probability", 0, 1), ("xtc_threshold", 0, 1),
     ("mirostat", 0, 2), ("min_tokens", 0, 2**31 - 1),
 )  # fmt: skip
@@ -222,8 +229,11 @@ def _check_bias(bias: Mapping[int, float]) -> None:
         # -inf forbids a token; +inf would leave nothing to choose from, as NaN does.
         # An int that no float can hold compares all the same.
         is_number = isinstance(value, (int, float))
-        if not is_number or not (value == -math.inf or abs(value) <= FLOAT32_MAX):
-            raise ArgumentError(f"logit_bias of id {token} is {shown(value)}, not a number or -inf")
+        if not is_number or not (value == -math.inf or -FLOAT32_MAX <= value <= _MAX_BIAS):
+            raise ArgumentError(
+                f"logit_bias of id {token} is {shown(value)}, not a number up to {_MAX_BIAS:g}, or "
+                "-inf"
+            )
 
 
 def _any_seed() -> int:

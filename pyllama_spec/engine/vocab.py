@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyllama_spec.engine.binding import check, ffi, lib
-from pyllama_spec.engine.checks import flag, instance, int32, shown
+from pyllama_spec.engine.checks import flag, instance, int32
 from pyllama_spec.engine.handle import Handle
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1

@@ -15,8 +15,7 @@ from pyllama_spec.chat.prompts import chat_top_logprobs, template_variables
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import merged
 from pyllama_spec.llama.choices import options_of_choices

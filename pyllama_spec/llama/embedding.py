@@ -11,9 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
-from pyllama_spec.engine.checks import shown
 from pyllama_spec.engine.context_params import POOLING
-from pyllama_spec.errors import ArgumentError, ClosedError, ContextFullError, UnsupportedError
+from pyllama_spec.errors import (
+    ArgumentError,
+    ClosedError,
+    ContextFullError,
+    UnsupportedError,
+    shown,
+)
 from pyllama_spec.requests.request_lock import RequestLock
 
 # A text, or its ids.

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.engine import Adapter, Context, Model
-from pyllama_spec.engine.checks import instance, shown
+from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.llama import low_level, pretrained
 from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler

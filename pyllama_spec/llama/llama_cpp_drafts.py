@@ -11,8 +11,8 @@ import numpy.typing as npt
 from pyllama_spec.drafters import Draft, Drafter, DraftRequest, PromptLookup
 from pyllama_spec.drafters.base import NO_DRAFT
 from pyllama_spec.drafters.registry import known_drafts
-from pyllama_spec.engine.checks import count, shown
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.engine.checks import count
+from pyllama_spec.errors import ArgumentError, shown
 
 Ids = npt.NDArray[np.intc]
 # What one draft may have at most; a verify batch is exact up to 32 rows.

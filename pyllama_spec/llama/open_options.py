@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model
-from pyllama_spec.engine.checks import count, integer, meant, real, shown
+from pyllama_spec.engine.checks import count, integer, meant, real
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.engine.system import memory_bytes
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 from pyllama_spec.speculative import ControllerChoice
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one

@@ -11,8 +11,7 @@ import time
 from typing import Any, NoReturn
 
 from pyllama_spec.engine import Model, Vocab
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.gguf.sizes import TENSOR_TYPES
 
 _NUMBERS: dict[str, dict[str, int]] = {

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.constraints import JSON_OBJECT, Guide, GuideKind, schema_grammar
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 
 LLAMA_GRAMMAR_DEFAULT_ROOT = "root"
 JSON_GBNF = JSON_OBJECT

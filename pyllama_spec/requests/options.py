@@ -21,10 +21,9 @@ from pyllama_spec.engine.checks import (
     meant,
     one_of,
     real,
-    shown,
 )
 from pyllama_spec.engine.checks import text as checked_text
-from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnknownKeywordError, UnsupportedError, shown
 
 # f(ids so far [n] int32, logits of the next token [n_vocab] float32) -> logits [n_vocab]
 LogitsProcessor = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], Any]
@@ -68,8 +67,8 @@ class RequestOptions:
         ignore_eos: no end token is chosen at all, with the same exception.
         n: how many answers to give to one prompt. The first has the text that n=1 gives, answer i
             (from 0) that of seed + i, modulo 2**32 - 1; of seed=-1 each has one of its own.
-        temperature: divides the logits; 0 is greedy, below 0 the model's own distribution, without
-            cuts.
+        temperature: divides the logits; 0 is greedy, as all below 1e-6 is; below 0 the model's own
+            distribution, without cuts.
         top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off.
         min_keep: how many candidates the cuts leave at least.
         stop: a string or several that end the text and are no part of it.

@@ -34,7 +34,13 @@ from pyllama_spec.schema.limits import (
     cannot,
     out_of_steps,
 )
-from pyllama_spec.schema.numbers import Whole, number_table
+from pyllama_spec.schema.numbers import (
+    MAX_DIGITS,
+    MOST_WHOLE_DIGITS,
+    Whole,
+    have_room,
+    number_table,
+)
 from pyllama_spec.schema.objects import Objects
 from pyllama_spec.schema.texts import Texts, usual_rules
 
@@ -160,6 +166,8 @@ class _Compiler:
         self._texts = Texts(self._grammar)
         self._names: dict[Node, str] = {ANYTHING: "value"}
         self._todo: list[Node] = []
+        # Bounds that leave room for longer numbers than a grammar writes.
+        self._too_long: Number | None = None
         self._arrays = Arrays(self.expansion, self._grammar, self._rule_of)
         self._objects = Objects(self.expansion, self._grammar, self._texts, self._rule_of)
 
@@ -167,6 +175,14 @@ class _Compiler:
         """The rules."""
         usual_rules(self._grammar)
         text = self._text_of("root", self._document.root)
+        if text is None and self._document.nodes[self._document.root].schema is False:
+            raise SchemaError("no JSON value fits the schema: it is false. Give a schema, or none")
+        if text is None and self._too_long is not None:
+            raise cannot(
+                self._too_long.keyword, self._too_long.path, "the numbers between the bounds have "
+                f"more than {MAX_DIGITS} digits, or {MOST_WHOLE_DIGITS} of an integer: who reads "
+                "them rounds them to a bound", "Leave more room between the bounds",
+            )  # fmt: skip
         if text is None:
             raise SchemaError("no JSON value fits the schema: its keywords contradict each other")
         return text
@@ -260,4 +276,8 @@ class _Compiler:
         if rules == {Whole()}:
             return [(Rule("integer"),)]
         found = number_table(rules)
-        return [] if found.is_empty else [(Rule(self._texts.of_table(found, "number")),)]
+        if not found.is_empty:
+            return [(Rule(self._texts.of_table(found, "number")),)]
+        if have_room(rules):
+            self._too_long = next(one for one in those(case, Number) if one.keyword)
+        return []

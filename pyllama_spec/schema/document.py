@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from pyllama_spec.errors import SchemaError
-from pyllama_spec.schema.limits import cannot, malformed
+from pyllama_spec.errors import SchemaError, clipped
+from pyllama_spec.schema.limits import cannot, malformed, place
 
 Schema = Any  # a dict, or True or False
 # What follows calls itself for what is nested, and so does who reads the answer.
@@ -134,7 +134,9 @@ class Document:
 
         """
         if schema is not True and schema is not False and not isinstance(schema, dict):
-            raise SchemaError(f"the JSON schema is malformed: {path} is {_kind(schema)}", "", path)
+            raise SchemaError(
+                f"the JSON schema is malformed: {place(path)} is {_kind(schema)}", "", path
+            )
         # True and False are one object each, wherever they stand.
         key = id(schema)
         found = self._numbers.get(key)
@@ -163,7 +165,8 @@ class Document:
                 url = urldefrag(ref).url
             if url not in self._roots:
                 raise cannot(
-                    keyword, node.path, f"{ref} is not in the document, and nothing is fetched",
+                    keyword, node.path,
+                    f"{clipped(ref)} is not in the document, and nothing is fetched",
                     "Put it into $defs",
                 )  # fmt: skip
         root, path = self._roots[url]
@@ -174,7 +177,7 @@ class Document:
             )  # fmt: skip
         if fragment and not fragment.startswith("/"):
             if (url, fragment) not in self._anchors:
-                raise malformed(keyword, node.path, f"leads nowhere: there is no {ref}")
+                raise malformed(keyword, node.path, f"leads nowhere: there is no {clipped(ref)}")
             return self.number(*self._anchors[url, fragment], url)
         return self._at_pointer(root, path, url, fragment, node, keyword)
 
@@ -189,7 +192,7 @@ class Document:
                 schema = schema[int(key)]
             else:
                 ref = node.schema[keyword]
-                raise malformed(keyword, node.path, f"leads nowhere: there is no {ref}")
+                raise malformed(keyword, node.path, f"leads nowhere: there is no {clipped(ref)}")
             path = pointer(path, key)
             base = self._bases.get(id(schema), base)
         return self.number(schema, path, base)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from pyllama_spec.errors import SchemaError
+from pyllama_spec.errors import SchemaError, clipped, shown
 from pyllama_spec.schema.document import Document, Node
 from pyllama_spec.schema.formats import (
     ENCODINGS,
@@ -178,6 +178,22 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }  # fmt: skip
 
 
+# What these say becomes text of the grammar, or is compared with it; of the first only the names.
+_WITH_NAMES = frozenset(("properties", "patternProperties", "dependentSchemas"))
+_WITH_TEXTS = _WITH_NAMES | {
+    "required", "dependentRequired", "dependencies", "enum", "const", "pattern", "format",
+}  # fmt: skip
+
+
+def _has_half(value: Any) -> bool:
+    """Whether some text in it has half of a UTF-16 pair."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def check_keywords(node: Node) -> list[str]:
     """The names in a schema that are no keywords.
 
@@ -191,8 +207,9 @@ def check_keywords(node: Node) -> list[str]:
             raise cannot(key, node.path, "is no keyword of JSON Schema", REFUSED[key])
         check = _CHECKS.get(key)
         if check is not None and not check[0](value):
-            shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
-            raise malformed(key, node.path, f"is {shown}, not {check[1]}")
+            raise malformed(key, node.path, f"is {shown(value)}, not {check[1]}")
+        if key in _WITH_TEXTS and _has_half(list(value) if key in _WITH_NAMES else value):
+            raise malformed(key, node.path, "has half of a UTF-16 pair")
         if key not in KEPT and key not in ANNOTATIONS and not key.startswith(("x-", "x_")):
             unknown.append(key)
     return unknown
@@ -317,8 +334,6 @@ class Meaning:
             return Truth(truths) if truths else FALSE
         if kind == "string":
             words = [value for value in values if isinstance(value, str)]
-            if any(0xD800 <= ord(c) < 0xE000 for word in words for c in word):
-                raise malformed(keyword, node.path, "has half of a UTF-16 pair")
             return Text(listing(words)) if words else FALSE
         if kind == "number":
             numbers: dict[Fraction, str] = {}
@@ -444,7 +459,8 @@ def _pattern(node: Node, keyword: str, text: str) -> Any:
         return pattern_language(text)
     except PatternError as error:
         raise cannot(
-            keyword, node.path, f"of the pattern {json.dumps(text)}: {error}",
+            keyword, node.path,
+            f"of the pattern {clipped(json.dumps(text))}: {clipped(str(error), 200)}",
             "Write it in the syntax of ECMA-262, without references and looks behind",
         ) from None  # fmt: skip
 
@@ -458,9 +474,11 @@ def _number_parts(node: Node) -> list[Formula]:
         is_open = schema.get(exclusive) is True  # as draft 4 has it
         if key in schema:
             allowed = sides if is_open else sides | {0}
-            parts.append(Number(Compare(exact(schema[key]), allowed)))
+            rule = Compare(exact(schema[key]), allowed)
+            parts.append(Number(rule, keyword=key, path=node.path))
         if exclusive in schema and not isinstance(schema[exclusive], bool):
-            parts.append(Number(Compare(exact(schema[exclusive]), sides)))
+            rule = Compare(exact(schema[exclusive]), sides)
+            parts.append(Number(rule, keyword=exclusive, path=node.path))
     if "multipleOf" in schema:
         parts.append(
             Number(Multiple(exact(schema["multipleOf"])), keyword="multipleOf", path=node.path)
@@ -490,7 +508,7 @@ def _string_parts(node: Node) -> list[Formula]:
         lang = format_language(name)
         if lang is None:
             raise cannot(
-                "format", path, f"{json.dumps(name)} is none of those that are kept: "
+                "format", path, f"{clipped(json.dumps(name))} is none of those that are kept: "
                 f"{', '.join(KEPT_FORMATS)}", "Leave it out, or write a pattern",
             )  # fmt: skip
         parts.append(Text(lang, is_narrow=True, keyword="format", path=path))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyllama_spec.errors import SchemaError
+from pyllama_spec.errors import SchemaError, clipped
 
 # Steps of all that a schema asks for, its patterns and numbers too: a second of work at most.
 MAX_STEPS = 300_000
@@ -17,6 +17,7 @@ MAX_PARTS = 200_000
 # would else wait for five milliseconds, each time that the engine comes back to them.
 _STEPS_AT_ONCE = 256
 _REST_S = 1e-5
+_MAX_PATH = 200
 _REMEDY = "Write it with fewer parts, shorter bounds or simpler patterns"
 
 
@@ -103,18 +104,23 @@ class Work(threading.local):
 WORK = Work()
 
 
+def place(path: str) -> str:
+    """A JSON pointer in a message."""
+    return clipped(path, _MAX_PATH)
+
+
 def out_of_steps(path: str) -> SchemaError:
     """The error for a schema that takes too many steps; `path` is where they ended."""
     return SchemaError(
         f"the schema is too much for a grammar: it takes more than {MAX_STEPS:,} steps, which "
-        f"ended at {path}. {_REMEDY}", path=path,
+        f"ended at {place(path)}. {_REMEDY}", path=path,
     )  # fmt: skip
 
 
 def cannot(keyword: str, path: str, why: str, remedy: str) -> SchemaError:
     """The error for what a grammar cannot hold."""
     return SchemaError(
-        f'the schema cannot be kept: "{keyword}" at {path}: {why}. {remedy}',
+        f'the schema cannot be kept: "{keyword}" at {place(path)}: {why}. {remedy}',
         keyword,
         path,
         is_beyond=True,
@@ -123,4 +129,5 @@ def cannot(keyword: str, path: str, why: str, remedy: str) -> SchemaError:
 
 def malformed(keyword: str, path: str, why: str) -> SchemaError:
     """The error for what is no schema."""
-    return SchemaError(f'the JSON schema is malformed: "{keyword}" at {path} {why}', keyword, path)
+    message = f'the JSON schema is malformed: "{keyword}" at {place(path)} {why}'
+    return SchemaError(message, keyword, path)

@@ -20,7 +20,7 @@ from pyllama_spec.schema.limits import WORK, TooLargeError
 MAX_DIGITS = 15
 MAX_WHOLE_DIGITS = 16
 # Integers of 64 bits have 19; a bound beyond is compared by its length.
-_MOST_WHOLE_DIGITS = 19
+MOST_WHOLE_DIGITS = 19
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,30 @@ def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
         if not kept:
             return False
     return True
+
+
+def have_room(rules: Iterable[NumberRule]) -> bool:
+    """Whether some number lies between the bounds, however many digits it has."""
+    low, high = Fraction(-(10**400)), Fraction(10**400)
+    lows, highs, is_whole = {1}, {-1}, False
+    for rule in rules:
+        if isinstance(rule, Multiple) or (isinstance(rule, Whole) and not rule.is_one):
+            return False  # not asked for
+        if isinstance(rule, Whole):
+            is_whole = True
+        elif 1 in rule.allowed and -1 not in rule.allowed:
+            low, lows = max((low, lows), (rule.value, set(rule.allowed)), key=lambda one: one[0])
+        elif -1 in rule.allowed and 1 not in rule.allowed:
+            high, highs = min(
+                (high, highs), (rule.value, set(rule.allowed)), key=lambda one: one[0]
+            )
+    if is_whole:
+        first = -(-low.numerator // low.denominator)
+        last = high.numerator // high.denominator
+        first += first == low and 0 not in lows
+        last -= last == high and 0 not in highs
+        return first <= last
+    return low < high or (low == high and 0 in lows and 0 in highs)
 
 
 class _Bound(NamedTuple):
@@ -128,10 +152,10 @@ class _Digits:
         ]
         self.is_contradiction = len(wholes) == 2
         longest = max((len(bound.whole) for bound in self._bounds), default=0)
-        self._n_whole = max(MAX_WHOLE_DIGITS, min(longest, _MOST_WHOLE_DIGITS))
+        self._n_whole = max(MAX_WHOLE_DIGITS, min(longest, MOST_WHOLE_DIGITS))
         # Many remainders and many lengths are too many states together.
         self._n_told_apart = (
-            min(longest, _MOST_WHOLE_DIGITS) + 1 if max(self._units, default=0) > 60 else None
+            min(longest, MOST_WHOLE_DIGITS) + 1 if max(self._units, default=0) > 60 else None
         )
 
     @staticmethod

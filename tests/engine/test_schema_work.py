@@ -124,7 +124,7 @@ def test_one_schema_of_many_threads_is_compiled_once() -> None:
 def test_other_threads_come_between_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each step that the engine makes would else wait for Python's lock."""
     rests: list[float] = []
-    monkeypatch.setattr(limits.time, "sleep", rests.append)
+    monkeypatch.setattr("pyllama_spec.schema.limits.time.sleep", rests.append)
     schema = {"type": "string", "pattern": "^([a-c]x|[b-d]y){1,99}[0-9]w$"}
     ended = threading.Event()
     other = threading.Thread(target=ended.wait, args=(60,))

@@ -175,7 +175,7 @@ def test_a_thread_waits_for_a_call_before_it_and_for_no_schema() -> None:
             call = asyncio.ensure_future(_call(llm, 0, begun, **{option: held}))
             await soon(held.entered.is_set)
             options = {"max_tokens": 3, "logits_processor": begun.of(9), **GREEDY}
-            thread = pool.submit(llm.create_completion, PROMPT, **options)
+            thread = pool.submit(lambda: llm.create_completion(PROMPT, **options))
             if is_slow:
                 await asyncio.wrap_future(thread)
             held.opened.set()
