@@ -40,7 +40,7 @@ ws     ::= "\n"? [ \t]{0,20}
 
 
 # What may be done about a keyword, beside what its error says.
-_LOOSER = '"strict": False beside the schema leaves "{}" out of the grammar, with a warning'
+_LOOSER = 'Else "strict": False beside the schema leaves "{}" out of the grammar, with a warning'
 
 
 class Guide(NamedTuple):
