@@ -2,6 +2,7 @@
 #include "abi/rpc.h"
 #include "base/model_facts.h"
 #include "hooks/snapshots.h"
+#include "kernels/likeliest.h"
 
 #include "llama-ext.h"
 #include "llama-memory-recurrent.h"
@@ -221,6 +222,15 @@ void check_row(const context_state & state, int32_t i) {
     }
 }
 
+const float * logits_of(const context_state & state, int32_t i) {
+    check_row(state, i);
+    const float * out = state.has_logits ? llama_get_logits_ith(state.ctx, i) : nullptr;
+    if (out == nullptr) {
+        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
+    }
+    return out;
+}
+
 void check_layer(const context_state & state, int32_t layer) {
     if (std::find(state.layers.begin(), state.layers.end(), layer) == state.layers.end()) {
         fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
@@ -306,11 +316,16 @@ int llama_spec_synchronize(llama_spec_context * ctx) {
 int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out) {
     return guarded([&] {
         context_call call(ctx);
-        check_row(call.state, i);
-        *out = call.state.has_logits ? llama_get_logits_ith(call.state.ctx, i) : nullptr;
-        if (*out == nullptr) {
-            fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
-        }
+        *out = logits_of(call.state, i);
+    });
+}
+
+int llama_spec_likeliest(llama_spec_context * ctx, int32_t i, const int32_t * counterparts, int32_t n_max, int32_t * ids,
+                         float * probabilities, int32_t * n) {
+    return guarded([&] {
+        context_call call(ctx);
+        require(ids != nullptr && probabilities != nullptr && n != nullptr && n_max >= 0, "there is no place for the result");
+        *n = pyllama_spec::likeliest(logits_of(call.state, i), call.state.model->n_vocab(), counterparts, n_max, ids, probabilities);
     });
 }
 

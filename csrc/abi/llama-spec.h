@@ -245,6 +245,11 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
  * and an MTP head the hidden row to feed with whichever is chosen, of DFlash how sure its confidence head is, 0 .. 1. */
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row);
+/* Of any model: the likeliest tokens at row i of the last batch, at most n_max and no more than two, with their
+ * probabilities among all. counterparts: NULL, or [n_vocab]; ids whose entry is negative are not chosen. NaN anywhere in
+ * the row makes them NaN. */
+int llama_spec_likeliest(llama_spec_context * ctx, int32_t i, const int32_t * counterparts, int32_t n_max, int32_t * ids,
+                         float * probabilities, int32_t * n);
 /* All rows of the last batch, in its order: [n_rows, n_embd], of LLAMA_SPEC_HEAD_ROWS [n_rows, n_embd_out]. Waits for
  * the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);

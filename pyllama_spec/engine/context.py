@@ -49,6 +49,13 @@ class ThreadUse(NamedTuple):
     n_with_fewer: int = 0
 
 
+class Likely(NamedTuple):
+    """The likeliest token of a row, and its probability among all."""
+
+    id: int
+    p: float
+
+
 class _View:
     """Keeps a context's buffers alive for as long as an array points into them."""
 
@@ -137,6 +144,7 @@ class Context(Closeable):
         self.n_row = model.info.n_embd_out if params.is_head else model.info.n_embd_inp
         n = info.n_candidates
         self._candidates = ffi.new("int32_t[]", n), ffi.new("float[]", n), ffi.new("int32_t *")
+        self._likely = ffi.new("int32_t[1]"), ffi.new("float[1]"), ffi.new("int32_t *")
 
     def _open(self, params: ContextParams, target: Context | None) -> Handle:
         raw, layers = self._raw_params(params)
@@ -333,6 +341,38 @@ class Context(Closeable):
         check(code, f"cannot read the candidates of row {i}")
         row = self._view((self._n_draft_row,))
         return tuple(ffi.unpack(ids, n[0])), tuple(ffi.unpack(probabilities, n[0])), row
+
+    def likeliest(self, i: int, counterparts: npt.NDArray[np.int32] | None = None) -> Likely | None:
+        """The likeliest token at token i of the last batch.
+
+        Args:
+            i: which token of the batch.
+            counterparts: [n_vocab] int32, contiguous: ids whose entry is negative are left out.
+
+        Returns:
+            Its id, and its probability among all of the vocabulary: NaN where a logit is. None
+            where all are left out.
+
+        Raises:
+            ArgumentError: no logits were asked for there, or counterparts has another shape.
+
+        """
+        out, p, n = self._likely
+        code = lib.llama_spec_likeliest(
+            self.handle, int32(i, "row"), self._counterparts(counterparts), 1, out, p, n
+        )
+        check(code, f"cannot read the likeliest token of row {i}")
+        return Likely(out[0], p[0]) if n[0] else None
+
+    def _counterparts(self, ids: npt.NDArray[np.int32] | None) -> Any:
+        if ids is None:
+            return ffi.NULL
+        n_vocab = self.model.info.n_vocab
+        if ids.shape != (n_vocab,) or ids.dtype != np.int32 or not ids.flags.c_contiguous:
+            raise ArgumentError(
+                f"counterparts are {ids.dtype} of shape {ids.shape}, not int32 of ({n_vocab},)"
+            )
+        return ffi.cast("int32_t *", ids.ctypes.data)
 
     def layer_input(self, layer: int) -> Rows:
         """The inputs of a layer for every token of the last batch, in the batch's order.

@@ -4,13 +4,13 @@
 
 #include "drafts/draft_kind.h"
 #include "drafts/draft_pair.h"
+#include "kernels/likeliest.h"
 
 #include "llama-arch.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -55,26 +55,7 @@ public:
         if (*row == nullptr) {
             return 0;
         }
-        int32_t best[N_CANDIDATES] = { 0, -1 };
-        for (int32_t id = 1; id < n_vocab; ++id) {
-            if (logits[id] > logits[best[0]]) {
-                best[1] = best[0];
-                best[0] = id;
-            } else if (best[1] < 0 || logits[id] > logits[best[1]]) {
-                best[1] = id;
-            }
-        }
-        // NaN anywhere makes this NaN, as the draft has to notice.
-        float sum = 0.0f;
-        for (int32_t id = 0; id < n_vocab; ++id) {
-            sum += std::exp(logits[id] - logits[best[0]]);
-        }
-        const int32_t n = std::min({ n_max, N_CANDIDATES, n_vocab });
-        for (int32_t k = 0; k < n; ++k) {
-            ids[k] = best[k];
-            probabilities[k] = std::exp(logits[best[k]] - logits[best[0]]) / sum;
-        }
-        return n;
+        return pyllama_spec::likeliest(logits, n_vocab, nullptr, std::min(n_max, N_CANDIDATES), ids, probabilities);
     }
 
 private:

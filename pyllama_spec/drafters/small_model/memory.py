@@ -280,13 +280,11 @@ class TokenMemory:
         return {seq: self.choice(end) for (seq, _), end in zip(guesses, ends, strict=True)}
 
     def choice(self, row: int) -> Choice:
-        """What the draft chooses at a row of the last batch: an id of the target, or none."""
-        logits = self.context.logits(row)
-        best = int(logits.argmax())
-        # NaN anywhere makes this NaN, as the drafter has to notice.
-        p = 1.0 / float(np.exp(logits - logits[best]).sum())
-        token = self.vocab.of_draft(best)
-        return Choice((token,), (p,), _NO_ROW) if token >= 0 else Choice((), (), _NO_ROW)
+        """What the draft chooses at a row of the last batch, of what the target has: its id there."""
+        likely = self.context.likeliest(row, self.vocab.counterparts)
+        if likely is None:
+            return Choice((), (), _NO_ROW)
+        return Choice((self.vocab.of_draft(likely.id),), (likely.p,), _NO_ROW)
 
     def _decode_for(self, batch: Batch, sequences: Sequence[SequenceText]) -> None:
         for s in sequences:

@@ -10,6 +10,10 @@ that the map has to be good and not perfect.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
@@ -92,6 +96,14 @@ class VocabMap:
         if self.is_identity:
             return token if token < self.n_shared else -1
         return self._to_target[token]
+
+    @cached_property
+    def counterparts(self) -> npt.NDArray[np.int32] | None:
+        """[ids of the draft] int32, of_draft() of each; None where each is its own counterpart."""
+        n = self._draft.n_tokens
+        if self.is_identity and n == self.n_shared:
+            return None
+        return np.array([self.of_draft(i) for i in range(n)], np.int32)
 
     def to_draft(self, token: int) -> tuple[int, ...]:
         """The draft's ids of one of the target's: one, or those of its text; () for none."""
