@@ -5,7 +5,8 @@
 
 xllamacpp is a wheel of the pinned source; its server logs each drafted token. Printed are, for each
 architecture, whether the texts are equal, and the drafts of how many rounds. Greedy, three tokens
-a round, random weights in F32, which accept next to nothing: each round begins one token on.
+a round, random weights in F32, which accept next to nothing: each round begins one token on. Files
+of the architectures that may have several heads have three.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 from pyllama_spec.drafters import Draft, DraftRequest, Mtp
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import model_path
+from tests.models.mtp import SEVERAL
 from tests.mtp_tools import ARCHS, mtp_context, with_head
 from tests.oracles import generate
 
@@ -64,10 +66,15 @@ class Noting(Mtp):
         return drafts
 
 
+def n_heads(arch: str) -> int:
+    """How many heads the file has."""
+    return N_DRAFT if arch in SEVERAL else 1
+
+
 def ours(arch: str, prompt: list[int], n: int) -> tuple[list[int], list[list[int]]]:
     """The text, and what was drafted in each round."""
     drafter = Noting()
-    with mtp_context(with_head(arch, n_heads=1), drafter, n_ctx=1024) as context:
+    with mtp_context(with_head(arch, n_heads=n_heads(arch)), drafter, n_ctx=1024) as context:
         run = generate(SpeculativeLoop(context, drafter), SequenceState(), prompt, n)
         drafter.close()
     return run.tokens, drafter.drafts
@@ -75,7 +82,7 @@ def ours(arch: str, prompt: list[int], n: int) -> tuple[list[int], list[list[int
 
 def stock(python: str, arch: str, prompt: list[int], n: int) -> tuple[Any, list[list[int]]]:
     """The same of the engine's own driver."""
-    arguments = [str(model_path(arch, n_heads=1)), json.dumps(prompt), str(n)]
+    arguments = [str(model_path(arch, n_heads=n_heads(arch))), json.dumps(prompt), str(n)]
     done = subprocess.run(
         [python, "-c", _STOCK, *arguments], capture_output=True, text=True, errors="replace",
         timeout=600, check=True,

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from pyllama_spec.speculative import Round, SequenceState
 from tests.models import perm_continuation
-from tests.oracles import generate, tiny, tiny_context
-from tests.perm_tools import SUCCESSOR, check_perfect, perm_loop
-from tests.row_drafts import AnyDrafter, RowDraft
+from tests.oracles import generate
+from tests.perm_tools import SUCCESSOR, check_perfect
+from tests.row_drafts import AnyDrafter, RowDraft, opened
 from tests.traffic import Request, Traffic
 
 Make = Callable[[], AnyDrafter]
@@ -21,20 +21,20 @@ Path = Callable[[RowDraft, Make], None]
 
 def along_rounds(kind: RowDraft, make: Make) -> None:
     """One text."""
-    check_perfect(generate(perm_loop(make()), SequenceState(), kind.perm_prompt(20), 40))
+    check_perfect(generate(kind.perm_loop(make()), SequenceState(), kind.perm_prompt(20), 40))
 
 
 def along_ubatches(kind: RowDraft, make: Make) -> None:
     """Prompts around the sizes of batches."""
     for n_ubatch in (1, 3, 7, 32):
-        loop, seq = perm_loop(make(), n_batch=64, n_ubatch=n_ubatch), SequenceState()
+        loop, seq = kind.perm_loop(make(), n_batch=64, n_ubatch=n_ubatch), SequenceState()
         for size in (9, 31, 32, 33, 64, 65):
             check_perfect(generate(loop, seq, kind.perm_prompt(size, seed=size), 12))
 
 
 def along_a_conversation(kind: RowDraft, make: Make) -> None:
     """A text that goes on before its end, and the same again."""
-    loop, seq = perm_loop(make()), SequenceState()
+    loop, seq = kind.perm_loop(make()), SequenceState()
     run = generate(loop, seq, kind.perm_prompt(40), 31)
     for cut in (0, 1, 2, 5, 31, 32, 33, 50):
         kept = run.text[: len(run.text) - cut]
@@ -47,11 +47,11 @@ def along_a_conversation(kind: RowDraft, make: Make) -> None:
 
 def along_restored_states(kind: RowDraft, make: Make) -> None:
     """Saved, then others, then there again and in another context."""
-    loop, seq = perm_loop(make()), SequenceState()
+    loop, seq = kind.perm_loop(make()), SequenceState()
     run = generate(loop, seq, kind.perm_prompt(40), 21)
     saved, state = loop.target.memory.save(), loop.drafter.save(0)
     generate(loop, seq, kind.perm_prompt(60, seed=5), 9)
-    for into in (loop, perm_loop(make())):
+    for into in (loop, kind.perm_loop(make())):
         into.target.memory.restore(0, saved)
         into.drafter.restore(0, state)
         there = SequenceState(0, list(run.text), len(run.text) - 1)
@@ -61,7 +61,7 @@ def along_restored_states(kind: RowDraft, make: Make) -> None:
 def along_forks(kind: RowDraft, make: Make) -> None:
     """Copies that go on from the text, and from before its end."""
     for kv_unified in (False, True):
-        loop = perm_loop(make(), n_ctx=1024, n_seq_max=4, kv_unified=kv_unified)
+        loop = kind.perm_loop(make(), n_ctx=1024, n_seq_max=4, kv_unified=kv_unified)
         first = SequenceState()
         run = generate(loop, first, kind.perm_prompt(40), 20)
         for i in range(1, 4):
@@ -76,7 +76,7 @@ def along_sequences_in_turn(kind: RowDraft, make: Make) -> None:
     """Each comes back to its own conversation, after all the others."""
     for kv_unified in (False, True):
         for n_seqs in (1, 2, 5, 8):
-            loop = perm_loop(make(), n_ctx=1024, n_seq_max=n_seqs, kv_unified=kv_unified)
+            loop = kind.perm_loop(make(), n_ctx=1024, n_seq_max=n_seqs, kv_unified=kv_unified)
             texts = [kind.perm_prompt(9 + 7 * i, seed=i) for i in range(n_seqs)]
             for seq in [SequenceState(i) for i in range(n_seqs)] * 2:
                 run = generate(loop, seq, texts[seq.seq_id], 9 + seq.seq_id)
@@ -95,9 +95,9 @@ def along_shared_rounds(kind: RowDraft, make: Make) -> None:
         ]
         texts = [perm_continuation(r.prompt[-1], r.max_tokens, SUCCESSOR) for r in requests]
         drafter = make()
-        with tiny_context(
-            tiny("perm"), n_ctx=128 * n_seqs, n_seq_max=n_seqs, n_batch=256,
-            kv_unified=n_seqs % 2 == 0, target_layers=drafter.target_layers,
+        with kind.context(
+            opened(kind.perm_target()), drafter, n_ctx=128 * n_seqs, n_seq_max=n_seqs, n_batch=256,
+            kv_unified=n_seqs % 2 == 0,
         ) as context:  # fmt: skip
             traffic = Traffic(Round(context, drafter), requests, texts, n_seqs)
             answers = traffic.serve()

@@ -10,21 +10,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
-from pyllama_spec.drafters import DFlash, Drafter, Eagle3
+from pyllama_spec.drafters import Committed, DFlash, Drafter, Eagle3, Mtp
 from pyllama_spec.drafters.model_drafter import ModelDrafter
-from pyllama_spec.drafters.row_memory import RowMemory
-from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests import dflash_tools, eagle3_tools, perm_tools
+from tests import dflash_tools, eagle3_tools, mtp_tools, perm_tools
 from tests.dflash_tools import Guessed
 from tests.eagle3_tools import Proposal, ask, cold_proposal, target_context
 from tests.models import ENDOFTEXT, model_path
+from tests.mtp_tools import mtp_context
 from tests.oracles import tiny
+from tests.tampering import Decoding
 
 AnyDrafter = ModelDrafter[Any]
 
@@ -55,11 +59,13 @@ class RowDraft(ABC):
     """One kind.
 
     Attributes:
-        name: the draft's architecture, and the drafter's name.
+        name: what tests call it; of a draft in a file of its own that file's architecture, and the
+            drafter's name.
         variants: options of its builder; each is another path through its code.
         lengths: of drafts that are compared.
         n_perm: tokens of the longest draft for PERM.
         perm_options: of the builder of the draft for PERM.
+        tier: of its tests, where they are not quick: they take as long as those of the others.
         article: what the drafter is called in messages.
 
     """
@@ -70,6 +76,32 @@ class RowDraft(ABC):
     lengths: tuple[int, ...]
     n_perm: int
     perm_options: Mapping[str, Any] = field(default_factory=dict)
+    tier: str = ""
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafter's, as a result has it."""
+        return self.name
+
+    def target_for(self, drafter: AnyDrafter) -> Model:
+        """What a draft of random weights drafts for."""
+        return tiny("llama")
+
+    def pair(self, **options: Any) -> tuple[Path, Path | str]:
+        """A target's file and the draft for it, as draft= of Llama; `options` of its builder."""
+        return model_path("llama"), model_path(self.name, **options)
+
+    def perm_target(self) -> Path:
+        """The file that a draft which knows PERM drafts for."""
+        return model_path("perm")
+
+    def perm_draft(self) -> Path | str:
+        """That draft, as draft= of Llama."""
+        return self.perm_path()
+
+    def context(self, model: Model, drafter: Drafter, **params: Any) -> Context:
+        """A small context of a target."""
+        return target_context(model, drafter, **params)
 
     @abstractmethod
     def open(self, path: Path | Model, max_draft: int | None = None, **own: Any) -> AnyDrafter:
@@ -100,7 +132,7 @@ class RowDraft(ABC):
         """Of what was computed for a draft nothing is left that it does not say again."""
 
     def random(self, variant: str = "", **own: Any) -> AnyDrafter:
-        """A drafter of random weights for the tiny llama; `own` are the drafter's options."""
+        """A drafter of random weights; `own` are the drafter's options."""
         return self.open(model_path(self.name, **self.variants.get(variant, {})), **own)
 
     def other(self) -> AnyDrafter:
@@ -115,19 +147,21 @@ class RowDraft(ABC):
         """A drafter that knows PERM."""
         return self.open(self.perm_path(), max_draft or self.n_perm, **own)
 
-    def loop(self, drafter: Drafter, target: str = "llama", **params: Any) -> SpeculativeLoop:
-        """A loop on a tiny target."""
-        return SpeculativeLoop(target_context(tiny(target), drafter, **params), drafter)
+    def loop(self, drafter: AnyDrafter, **params: Any) -> SpeculativeLoop:
+        """A loop on what a draft of random weights drafts for."""
+        return SpeculativeLoop(self.context(self.target_for(drafter), drafter, **params), drafter)
 
-    def check_says_the_same(
-        self, loop: SpeculativeLoop, seq: SequenceState, target: str = "llama"
-    ) -> None:
+    def perm_loop(self, drafter: Drafter, **params: Any) -> SpeculativeLoop:
+        """A loop on PERM with a drafter."""
+        return SpeculativeLoop(self.context(opened(self.perm_target()), drafter, **params), drafter)
+
+    def check_says_the_same(self, loop: SpeculativeLoop, seq: SequenceState) -> None:
         """Bit for bit what one says that begins anew, and again when asked again."""
         drafter = loop.drafter._drafter
         failure = loop.drafter.failure(seq.seq_id)
         assert failure is None, failure
         for n in self.lengths:
-            expected = self.cold(tiny(target), drafter, seq.tokens, n)
+            expected = self.cold(loop.target.model, drafter, seq.tokens, n)
             assert len(expected.proposal.ids) == n
             for _ in range(2):
                 self.read(drafter, seq.seq_id, seq.tokens, n).check_equal(expected)
@@ -193,6 +227,92 @@ class _DFlash(RowDraft):
         assert last == seq.n_decoded - 1 == len(seq.tokens) - 2
 
 
+@dataclass(frozen=True)
+class _Mtp(RowDraft):
+    """A head of the target's own file, or several; each variant has another target.
+
+    Attributes:
+        kind: the model of random weights.
+        n_heads: how many it has.
+        perm_arch: the architecture of PERM.
+
+    """
+
+    kind: str = "glm4moe"
+    n_heads: int = 1
+    perm_arch: str = "qwen35"
+
+    @property
+    def drafter_name(self) -> str:
+        return "mtp"
+
+    def open(self, path: Path | Model, max_draft: int | None = None, **own: Any) -> Mtp:
+        return Mtp(path, max_draft or self.lengths[0], **own)
+
+    def random(self, variant: str = "", **own: Any) -> Mtp:
+        options = {"kind": self.kind, "n_heads": self.n_heads, **self.variants[variant]}
+        return self.open(model_path(**options), **own)
+
+    def other(self) -> Mtp:
+        return self.open(model_path(self.kind, n_heads=self.n_heads, seed=5))
+
+    def target_for(self, drafter: AnyDrafter) -> Model:
+        return opened(drafter.model.path)
+
+    def pair(self, **options: Any) -> tuple[Path, Path | str]:
+        return model_path(self.kind, n_heads=self.n_heads, **options), "mtp"
+
+    def perm_path(self, **options: Any) -> Path:
+        return model_path("perm_mtp", arch=self.perm_arch, n_heads=self.n_heads, **options)
+
+    def perm_target(self) -> Path:
+        return self.perm_path()
+
+    def perm_draft(self) -> str:
+        return "mtp"
+
+    def context(self, model: Model, drafter: Drafter, **params: Any) -> Context:
+        return mtp_context(model, drafter, **params)
+
+    def cold(self, model: Model, drafter: Any, text: Sequence[int], n: int) -> Reading:
+        with (
+            mtp_context(model, drafter, n_ctx=512, n_batch=512, n_ubatch=512) as context,
+            Mtp(drafter.model, drafter.max_draft) as fresh,
+        ):
+            fresh.attach(context)
+            batch = Batch(len(text))
+            batch.extend(text[:-1], 0)
+            context.decode(batch)
+            fresh.commit([Committed(0, text, 0, [context.layer_input(HEAD_ROWS)])])
+            return Reading(ask(fresh, 0, text, n))
+
+    def read(self, drafter: Any, seq: int, tokens: Sequence[int], n: int) -> Reading:
+        return Reading(ask(drafter, seq, tokens, n))
+
+    def faulty(self, fault: str) -> Mtp:
+        kind: type[Mtp] = getattr(mtp_tools, fault)
+        return kind(self.perm_path(), self.n_perm)
+
+    def perm_prompt(self, n: int, seed: int = 0) -> list[int]:
+        """Random single bytes, as for EAGLE-3."""
+        return [int(i) for i in np.random.default_rng(seed).integers(0, 256, size=n)]
+
+    def further(self, text: Sequence[int], n: int) -> list[int]:
+        return [*text, *self.perm_prompt(n, seed=len(text))]
+
+    def check_memory(self, drafter: AnyDrafter, seq: SequenceState) -> None:
+        """A pair of every token, and the first head's guesses: none, where each has its own."""
+        last = context_of(drafter).memory.positions(seq.seq_id * self.n_heads)[1]
+        n_guesses = self.lengths[0] - 1 if self.n_heads == 1 else 0
+        assert len(seq.tokens) - 1 <= last <= len(seq.tokens) - 1 + n_guesses
+
+
+@cache
+def opened(path: Path) -> Model:
+    """A model that tests share, without its head."""
+    return Model(path)
+
+
 def context_of(drafter: AnyDrafter) -> Context:
     """The context of a draft that is attached."""
     assert drafter.context is not None
@@ -200,9 +320,9 @@ def context_of(drafter: AnyDrafter) -> Context:
     return drafter.context
 
 
-def memory_of(drafter: AnyDrafter) -> RowMemory:
+def memory_of(drafter: AnyDrafter) -> Decoding:
     """What the drafter keeps account of."""
-    memory: RowMemory = drafter.memory_or_fail()
+    memory: Decoding = drafter.memory_or_fail()
     return memory
 
 
@@ -234,8 +354,44 @@ ROW_DRAFTS: dict[str, RowDraft] = {
             # The mask is a token that no text comes to: it is pending never.
             perm_options={"read": "newest", "mask_token": ENDOFTEXT},
         ),
+        _Mtp(
+            name="mtp",
+            article="an MTP head",
+            variants={"": {}, "cohere2moe": {"kind": "cohere2moe"}},
+            lengths=(8,),
+            n_perm=4,
+            perm_arch="glm4moe",
+            tier="release",
+        ),
+        _Mtp(
+            name="several heads",
+            article="an MTP head",
+            variants={"": {}, "hy_v3": {"kind": "hy_v3"}, "mimo2": {"kind": "mimo2"}},
+            lengths=(3,),
+            n_perm=3,
+            kind="step35",
+            n_heads=3,
+            perm_arch="step35",
+            tier="slow",
+        ),
     )
 }
+# Those that lie in a file of their own, of an architecture of its own.
+OWN_FILES = [name for name, kind in ROW_DRAFTS.items() if not isinstance(kind, _Mtp)]
 # Each kind with its plain draft, and with every variant.
 PLAIN = [(name, "") for name in ROW_DRAFTS]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    tier = ROW_DRAFTS[name].tier
+    return [getattr(pytest.mark, tier)] if tier else []
+
+
+def marked(name: str, *more: object, is_release: bool = False) -> Any:
+    """A case of a kind with the mark of its tier."""
+    marks = [pytest.mark.release] if is_release else _marks(name)
+    return pytest.param(name, *more, marks=marks)
+
+
+each_kind = pytest.mark.parametrize("name", [marked(name) for name in ROW_DRAFTS])
 VARIANTS = [(name, variant) for name, kind in ROW_DRAFTS.items() for variant in kind.variants]

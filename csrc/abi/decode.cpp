@@ -285,6 +285,7 @@ int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, 
         const state_places before(state);
         int32_t rc = 0;
         try {
+            const use_draft_output use(state.output.get());
             rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
         } catch (...) {
             poison(state);
@@ -317,6 +318,48 @@ int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out) {
     return guarded([&] {
         context_call call(ctx);
         *out = logits_of(call.state, i);
+    });
+}
+
+int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes) {
+    return guarded([&] {
+        context_call call(ctx);
+        context_state & state = call.state;
+        require(n_slots >= 0 && n_slots <= state.model->n_vocab() && name != nullptr && row_bytes != nullptr,
+                "n_slots is outside 0 .. the size of the vocabulary");
+        const ggml_tensor * whole = state.draft ? state.draft->output() : nullptr;
+        if (whole == nullptr) {
+            fail(LLAMA_SPEC_UNSUPPORTED, "this context has no head that could choose among a part of the vocabulary");
+        }
+        *name      = ggml_get_name(whole);
+        *row_bytes = ggml_row_size(whole->type, whole->ne[0]);
+        // Graphs that were built otherwise are forgotten: both calls make the engine reserve anew.
+        llama_set_embeddings_nextn(state.ctx, false, /* masked */ true);
+        llama_set_embeddings_nextn(state.ctx, true, /* masked */ true);
+        state.output.reset();
+        if (n_slots > 0) {
+            state.output = std::make_unique<draft_output>(whole->type, whole->ne[0], n_slots);
+        }
+    });
+}
+
+int llama_spec_draft_output_set(llama_spec_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const uint8_t * rows,
+                                uint64_t n_bytes) {
+    return guarded([&] {
+        context_call call(ctx);
+        context_state & state = call.state;
+        require(state.output != nullptr, "there are no slots for rows of the output matrix: call draft_output() first");
+        require(n >= 0 && slots != nullptr && ids != nullptr && rows != nullptr, "there are no rows");
+        if (n_bytes != (uint64_t) n * state.output->row_bytes()) {
+            fail(LLAMA_SPEC_ARGUMENT, std::to_string(n_bytes) + " bytes are not " + std::to_string(n) + " rows of " +
+                    std::to_string(state.output->row_bytes()));
+        }
+        const int32_t n_vocab = state.model->n_vocab();
+        for (int32_t i = 0; i < n; ++i) {
+            require(slots[i] >= 0 && slots[i] < state.output->n_slots(), "a slot is out of range");
+            require(ids[i] >= 0 && ids[i] < n_vocab, "an id is outside the vocabulary");
+            state.output->set(slots[i], ids[i], rows + (size_t) i * state.output->row_bytes());
+        }
     });
 }
 

@@ -4,6 +4,7 @@
 #include "abi/answer_rules.h"
 #include "abi/llama-spec.h"
 #include "abi/thoughts.h"
+#include "base/draft_output.h"
 #include "base/guard.h"
 #include "checks/token_chars.h"
 #include "transfers/transfers.h"
@@ -78,6 +79,7 @@ struct context_state {
     int32_t n_outputs_max  = 0;     // tokens of a batch that may have logits
     bool    outputs_all    = false; // the engine then gives every token of a batch an output
     std::unique_ptr<draft_context> draft;   // of a draft model
+    std::unique_ptr<draft_output> output;   // of one that chooses among a part of the vocabulary
     // Per sequence, how many of its last tokens can be taken back out of a recurrent state; empty where
     // the model has none.
     std::vector<int32_t> n_undo;

@@ -136,8 +136,8 @@ const char * llama_spec_model_arch(llama_spec_model * model);
 /* Of a loaded MTP head: its weights, the type that most of them are of, and the bits of one of those. NULL and zeros
  * where none is loaded. */
 int  llama_spec_model_get_head(llama_spec_model * model, uint64_t * n_bytes, const char ** type, double * bits);
-/* Whether this version drafts with the MTP heads of an architecture. */
-bool llama_spec_knows_head(const char * arch);
+/* With how many MTP heads of an architecture this version drafts: 0, 1, or as many as a file can have. */
+int32_t llama_spec_most_heads(const char * arch);
 int  llama_spec_model_desc(llama_spec_model * model, char * buf, size_t size);
 /* Where the weights lie: the i-th device with layers, and how many it has, the output counted as one. name is NULL past
  * the last; a vocabulary alone has none. */
@@ -245,6 +245,14 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
  * and an MTP head the hidden row to feed with whichever is chosen, of DFlash how sure its confidence head is, 0 .. 1. */
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row);
+/* Of the context of MTP heads: lets them choose among n_slots ids of the vocabulary, whose rows of the output matrix are
+ * put in one by one; 0 for all ids again. Before the first decode with them every slot has to be set. `name` and
+ * `row_bytes`: the matrix's in the model's file, and how long a row of it is. LLAMA_SPEC_UNSUPPORTED where it is not the
+ * model's own, or lies on a device. */
+int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes);
+/* rows: [n, row_bytes], as they lie in the file, n_bytes in all. */
+int llama_spec_draft_output_set(llama_spec_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const uint8_t * rows,
+                                uint64_t n_bytes);
 /* Of any model: the likeliest tokens at row i of the last batch, at most n_max and no more than two, with their
  * probabilities among all. counterparts: NULL, or [n_vocab]; ids whose entry is negative are not chosen. NaN anywhere in
  * the row makes them NaN. */

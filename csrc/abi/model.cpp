@@ -213,9 +213,9 @@ int llama_spec_model_get_head(llama_spec_model * model, uint64_t * n_bytes, cons
     });
 }
 
-bool llama_spec_knows_head(const char * arch) {
-    bool out = false;
-    guarded([&] { out = arch != nullptr && knows_head(arch); });
+int32_t llama_spec_most_heads(const char * arch) {
+    int32_t out = 0;
+    guarded([&] { out = arch != nullptr ? most_heads(arch) : 0; });
     return out;
 }
 

@@ -45,6 +45,7 @@ struct llama_spec_batch {
     const int32_t * seq;        /* [sum(n_seq)] */
     const int8_t  * output;     /* [n_tokens] non-zero where logits are wanted */
     int32_t         mode;       /* enum llama_spec_draft_mode; of other models it means nothing */
+    int32_t         head;       /* of an MTP context: which of the model's heads computes it, 0 the first */
     bool candidates_only;       /* of a draft: llama_spec_draft_candidates() is all that is wanted, no logits */
 };
 

@@ -33,6 +33,8 @@ public:
     virtual int32_t n_row() const = 0;
     // The width of a batch's rows; 0 where they are as wide as the model's input.
     virtual int32_t n_row_inp() const { return 0; }
+    // The output matrix, of which it can use a part of the rows; NULL where it needs the whole.
+    virtual const ggml_tensor * output() const { return nullptr; }
     // Reads them for token i of the last batch, likeliest first, as ids of the target. `given` is what was chosen
     // after token i - 1, for kinds in which that changes what follows. Returns how many there are, at most n_max;
     // *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
@@ -62,8 +64,8 @@ const draft_kind * find_draft_kind(const llama_model * model);
 // ---- the MTP head in a target's own file: no architecture of its own. mtp/kind.cpp
 
 const draft_kind & mtp_kind();
-// Whether this version drafts with the heads of an architecture.
-bool knows_head(const std::string & arch);
+// With how many heads of an architecture this version drafts: none, one, or as many as a file can have.
+int32_t most_heads(const std::string & arch);
 // How many heads the file says it has, loaded or not.
 int32_t n_heads(const llama_model * model);
 // Why a model's head cannot draft; empty if it was loaded and can.

@@ -3,6 +3,7 @@
 #include "hooks/layer_inputs.h"
 
 #include "base/abi_types.h"
+#include "base/draft_output.h"
 #include "checks/node_limits.h"
 #include "hooks/llama-spec-hooks.h"
 
@@ -125,6 +126,18 @@ void check_head_rows(llm_graph_result & res, const llm_graph_params & params) {
     }
 }
 
+// A head that drafts with a part of the vocabulary.
+void reduce_output(llm_graph_result & res, const llm_graph_params & params) {
+    const llama_spec::draft_output * output = llama_spec::draft_output_in_use();
+    if (output == nullptr || params.gtype != LLM_GRAPH_TYPE_DECODER_MTP || res.t_logits == nullptr) {
+        return;
+    }
+    res.t_logits = output->build(res.get_ctx(), res.get_gf(), res.t_logits, res.t_logits->ne[0]);
+    if (res.t_logits == nullptr) {
+        throw std::runtime_error(arch_of(params.arch) + " has no output matrix that its head could use in part");
+    }
+}
+
 } // namespace
 
 void llama_spec_on_tensor(const llm_graph_context & graph, ggml_tensor * cur, const char * name, int il) {
@@ -174,6 +187,7 @@ ggml_tensor * llama_spec_before_norm(const llm_graph_context & graph, ggml_tenso
 
 void llama_spec_check_graph(llm_graph_result & res, const llm_graph_params & params) {
     check_head_rows(res, params);
+    reduce_output(res, params);
     llama_spec_check_nodes(res.get_gf());
     const auto & wanted = params.cparams.embeddings_layer_inp;
     for (size_t layer = 0; layer < wanted.size(); ++layer) {

@@ -21,7 +21,7 @@ from pyllama_spec.drafters.registry import (
     make_drafter,
     open_draft,
 )
-from pyllama_spec.engine.model import Model, knows_head
+from pyllama_spec.engine.model import Model, most_heads
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.gguf.reader import read_key, read_keys
 
@@ -75,9 +75,12 @@ def _head_fault(path: Path) -> str:
     n = found.value if found is not None and isinstance(found.value, int) else 0
     if n < 1:
         return f"({name}) has no MTP head"
-    if not knows_head(name):
+    n_most = most_heads(name)
+    if not n_most:
         return f"has an MTP head of architecture {name!r}, which this version does not draft with"
-    return "" if n == 1 else f"has {n} MTP heads, and this version drafts with one"
+    if n > n_most:
+        return f"has {n} MTP heads, and this version drafts with one of architecture {name!r}"
+    return ""
 
 
 def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Drafter:

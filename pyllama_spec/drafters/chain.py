@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
+from pyllama_spec.drafters.feature_rows import Rows
 from pyllama_spec.drafters.model_drafter import DraftMemory, ModelDrafter, passed
 from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine.batch import Batch
@@ -71,6 +72,8 @@ class Chain:
     ids: list[int] = field(default_factory=list)
     p: list[float] = field(default_factory=list)
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    """Beside each drafted token the row that it is fed with, for heads that read them again."""
 
     @property
     def seq(self) -> int:
@@ -94,12 +97,15 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         super().__init__(*how, **more)
         self._step = Batch(1)
 
-    def open_head(self, target: Context, *, is_own: bool = False) -> tuple[Context, int]:
+    def open_head(
+        self, target: Context, *, is_own: bool = False, n_lanes: int = 1
+    ) -> tuple[Context, int]:
         """The head's context with room for as many pairs as the target has tokens, and for guesses.
 
         Args:
             target: the target's.
             is_own: the head is that of the model's own file.
+            n_lanes: sequences of the draft for each of the target's.
 
         Returns:
             The context, and how many pairs of a sequence it keeps.
@@ -107,10 +113,11 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         """
         params = target.params
         n_window = min(self._n_ctx or target.n_ctx_seq, target.n_ctx_seq)
-        n_batch = max(min(params.n_batch, params.n_ubatch), params.n_seq_max)
+        n_seqs = params.n_seq_max * n_lanes
+        n_batch = max(min(params.n_batch, params.n_ubatch), n_seqs)
         # The guesses of a sequence stay until its next draft.
         context = self.open_context(
-            target, n_window, self.max_draft, n_batch, params.n_seq_max, is_head=is_own
+            target, n_window, self.max_draft, n_batch, n_seqs, n_lanes=n_lanes, is_head=is_own
         )
         n_hidden = self._n_features if is_own else self.model.info.n_embd
         self._step = Batch(params.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)

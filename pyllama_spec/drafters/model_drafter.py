@@ -194,7 +194,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     def open_context(
         self, target: Context, n_window: int, n_guesses: int, n_batch: int, n_outputs: int,
-        *, is_head: bool = False,
+        *, n_lanes: int = 1, is_head: bool = False,
     ) -> Context:  # fmt: skip
         """A context of the draft beside the target's.
 
@@ -204,6 +204,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             n_guesses: and guesses of a sequence behind them.
             n_batch: the most tokens that a decode takes.
             n_outputs: the most of them with an output.
+            n_lanes: sequences of the draft for each of the target's.
             is_head: it is that of an MTP head.
 
         """
@@ -212,8 +213,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         if params.kv_unified:  # together they have no more tokens than the target has room for
             n_ctx = min(n_ctx, target.n_ctx_seq)
         return Context(
-            self.model, target=target, n_ctx=n_ctx + n_guesses * params.n_seq_max,
-            n_batch=n_batch, n_ubatch=n_batch, n_seq_max=params.n_seq_max,
+            self.model, target=target, n_ctx=(n_ctx + n_guesses * params.n_seq_max) * n_lanes,
+            n_batch=n_batch, n_ubatch=n_batch, n_seq_max=params.n_seq_max * n_lanes,
             n_outputs_max=n_outputs, kv_unified=params.kv_unified, n_threads=target.n_threads,
             flash_attn=params.flash_attn, type_k=params.type_k, type_v=params.type_v,
             offload_kqv=params.offload_kqv, is_window=True, is_head=is_head,

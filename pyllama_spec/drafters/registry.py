@@ -53,8 +53,14 @@ _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     ),
     MTP: _open_own_head,
 }
-# Architectures of files that only draft for another model, of kinds that are not here.
-_OTHER_DRAFTS = ("eagle", "dspark", "medusa")
+# How architectures of files begin that only draft for another model, of kinds that are not here,
+# and what there is to say of each.
+_OTHER_DRAFTS = {
+    "eagle": "",
+    "dspark": "",
+    "medusa": "",
+    "gemma4-assistant": ", since they compute with the target's own keys and values",
+}
 
 
 def register(arch: str, opener: Opener) -> None:
@@ -84,7 +90,7 @@ def known_drafts() -> str:
 
 def is_draft(arch: str) -> bool:
     """Whether files of an architecture draft for another model, and are no targets."""
-    return arch in _KINDS or arch.startswith(_OTHER_DRAFTS)
+    return arch in _KINDS or arch.startswith(tuple(_OTHER_DRAFTS))
 
 
 def needs_file(name: str) -> bool:
@@ -154,13 +160,14 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
         )
     arch = key.value.decode("utf-8", "replace")
     opener = _KINDS.get(arch)
+    other = next((kind for kind in _OTHER_DRAFTS if arch.startswith(kind)), None)
+    if opener is None and other is not None:
+        raise UnsupportedError(
+            f"drafts of kind {arch!r} are not supported by this version ({file.name})"
+            f"{_OTHER_DRAFTS[other]}; {known_drafts()}"
+        )
     if opener is None:
         opener = _HEAD_ALONE if holds_head_alone(file) else _SMALL_MODEL
-    if arch not in _KINDS and arch.startswith(_OTHER_DRAFTS):
-        raise UnsupportedError(
-            f"drafts of kind {arch!r} are not supported by this version ({file.name}); "
-            f"{known_drafts()}"
-        )
     return _resolved(opener)(file, options or DraftOptions())
 
 

@@ -17,7 +17,7 @@ from pyllama_spec.errors import ArgumentError
 
 # Rows that are kept after they were fed: a conversation that goes on where it ended, or a little
 # before, then needs no row again.
-_KEEP_ROWS = 32
+KEEP_ROWS = 32
 # Rows that are kept of the ends of prompts and of borders between them, two of each: a recurrent
 # target has checkpoints there (speculative/checkpoints.py), however long the answer was.
 _KEEP_PINNED = 12
@@ -71,19 +71,30 @@ class RowMemory(ABC):
         context: the draft's.
         n_features: the width of a row of features.
         n_window: how many rows of a sequence fit.
+        lane: of a draft with several heads, each of which remembers a text of its own: which
+            of them this is.
+        n_lanes: how many there are.
 
     Attributes:
         n_calls: how many decodes were made, for who counts the cost.
 
     """
 
-    def __init__(self, context: Context, n_features: int, n_window: int) -> None:
+    def __init__(
+        self, context: Context, n_features: int, n_window: int, *, lane: int = 0, n_lanes: int = 1
+    ) -> None:
         self.context = context
         self.n_calls = 0
+        self._lane, self._n_lanes = lane, n_lanes
         self._n_features, self._n_window = n_features, n_window
         self._batch = Batch(context.n_batch, n_row=n_features, n_model_row=context.n_row)
         self._batch.logits = False
+        self._batch.head = lane
         self._sequences: dict[int, SequenceMemory] = {}
+
+    def lane_of(self, seq: int) -> int:
+        """The sequence of the draft's context that has a text's rows."""
+        return seq * self._n_lanes + self._lane
 
     @abstractmethod
     def n_ready(self, s: SequenceMemory) -> int:
@@ -108,6 +119,11 @@ class RowMemory(ABC):
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Notes tokens and their rows. Those of a prompt are fed; others wait for feed()."""
+        self.note(done)
+        self.feed_due(done)
+
+    def note(self, done: Sequence[Committed]) -> None:
+        """Notes tokens and their rows, and computes nothing."""
         for one in done:
             s = self.of(one.seq)
             self.meet(one.seq, s, one.tokens)
@@ -117,6 +133,9 @@ class RowMemory(ABC):
             s.tokens.extend(one.tokens)
             if (was_in_prompt and s.rows.end < len(s.tokens)) or one.is_border:
                 s.pin()
+
+    def feed_due(self, done: Sequence[Committed]) -> None:
+        """Feeds what should not wait any longer of those that were noted."""
         due = [one.seq for one in done if self._is_due(self._sequences[one.seq])]
         if due:
             self.feed(due)
@@ -139,7 +158,7 @@ class RowMemory(ABC):
             s = self._sequences[seq]
             self._make_room(seq, s, self.n_ready(s))
             # What lies behind are guesses of the last draft, or rows that no longer count.
-            self.context.memory.rollback(seq, s.n_fed)
+            self.context.memory.rollback(self.lane_of(seq), s.n_fed)
         while left:
             parts = self._fill(left, read is not None)
             self.decode(self._batch)
@@ -151,7 +170,7 @@ class RowMemory(ABC):
                     continue
                 if read is not None:
                     read(seq, end, bool(left))
-                s.rows.keep_last(_KEEP_ROWS)
+                s.rows.keep_last(KEEP_ROWS)
 
     def _fill(self, left: list[int], is_read: bool) -> list[tuple[int, int, int | None]]:
         """Fills the batch with rows of the first of these sequences.
@@ -188,10 +207,10 @@ class RowMemory(ABC):
         # An eighth more, so that this is not done in every round.
         first = end - self._n_window + self._n_window // 8
         if first > s.n_fed:  # a long prompt: its first rows need not be fed at all
-            self.context.memory.remove(seq)
+            self.context.memory.remove(self.lane_of(seq))
             s.n_fed = first
         else:
-            self.context.memory.remove(seq, s.first, first)
+            self.context.memory.remove(self.lane_of(seq), s.first, first)
         s.first = first
 
     def resume_at(self, seq: int, n_keep: int) -> int:
@@ -232,20 +251,20 @@ class RowMemory(ABC):
 
     def roll_back(self, seq: int, s: SequenceMemory, n: int) -> None:
         """Forgets all but the first n rows that were fed."""
-        self.context.memory.rollback(seq, n)
+        self.context.memory.rollback(self.lane_of(seq), n)
         s.n_fed = min(s.n_fed, n)
         s.first = min(s.first, s.n_fed)
 
     def forget(self, seq: int) -> None:
         """Forgets a sequence."""
         if self._sequences.pop(seq, None) is not None:
-            self.context.memory.remove(seq)
+            self.context.memory.remove(self.lane_of(seq))
 
     def copy(self, seq: int, to: int) -> None:
         """Lets `to` begin as a copy of `seq`."""
         s = self.of(seq)
         self.forget(to)
-        self.context.memory.copy(seq, to)
+        self.context.memory.copy(self.lane_of(seq), self.lane_of(to))
         self._sequences[to] = SequenceMemory(
             list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead, dict(s.pinned)
         )
@@ -261,7 +280,7 @@ class RowMemory(ABC):
         tokens = np.array(s.tokens, dtype="<i4")
         facts["pinned"] = list(s.pinned)
         pinned = b"".join(row.tobytes() for row in s.pinned.values())
-        memory = self.context.memory.save(seq)
+        memory = self.context.memory.save(self.lane_of(seq))
         return pack(facts, [tokens.tobytes(), rows.tobytes(), memory, pinned])
 
     def restore(self, seq: int, data: bytes, fingerprint: str) -> int:
@@ -275,7 +294,7 @@ class RowMemory(ABC):
         self.forget(seq)
         if facts["draft"] != fingerprint:
             raise ArgumentError("the state was saved with another draft")
-        self.context.memory.restore(seq, parts[2])
+        self.context.memory.restore(self.lane_of(seq), parts[2])
         s = self.of(seq)
         s.tokens = np.frombuffer(parts[0], dtype="<i4").tolist()
         rows = np.frombuffer(parts[1], dtype="<f4").reshape(-1, self._n_features)

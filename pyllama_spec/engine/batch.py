@@ -34,6 +34,7 @@ class Batch:
             before, and not features of the target.
         logits: for a draft's context: whether logits are computed for the tokens with an output,
             beside Context.draft_candidates().
+        head: for the context of a model's MTP heads: which of them computes the batch, 0 the first.
 
     """
 
@@ -46,7 +47,7 @@ class Batch:
                 f"n_max={n_max} rows of {n_wide} numbers are more than {_MAX_NUMBERS}"
             )
         self.n_max, self.n_row, self.n_tokens = n_max, n_row, 0
-        self.hidden_rows, self.logits = False, True
+        self.hidden_rows, self.logits, self.head = False, True, 0
         self.max_pos = -1
         self._ids = ffi.new("int32_t[]", n_max)
         self._pos = ffi.new("int32_t[]", n_max)
@@ -231,4 +232,5 @@ class Batch:
         s.n_seq = self._n_seq if self._n_seq is not None else ffi.NULL
         s.mode = _HIDDEN if self.hidden_rows else _FEATURES
         s.candidates_only = not self.logits
+        s.head = self.head
         return s

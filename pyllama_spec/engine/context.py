@@ -342,6 +342,51 @@ class Context(Closeable):
         row = self._view((self._n_draft_row,))
         return tuple(ffi.unpack(ids, n[0])), tuple(ffi.unpack(probabilities, n[0])), row
 
+    def draft_output(self, n_slots: int) -> tuple[str, int]:
+        """Lets the MTP heads of this context choose among n_slots ids; 0 for all of them again.
+
+        set_draft_rows() copies the rows of the output matrix for these ids into slots, all of which
+        have to have one before the next decode. Logits of other ids are minus infinity.
+
+        Returns:
+            The name of the matrix in the model's file, and how many bytes a row of it has there.
+
+        Raises:
+            ArgumentError: n_slots is negative, or more than the vocabulary has.
+            UnsupportedError: this is no context of MTP heads, they have matrices of their own, or
+                it lies on a device.
+            OutOfMemoryError: there is not enough memory for the rows.
+
+        """
+        name, row_bytes = ffi.new("char **"), ffi.new("uint64_t *")
+        n = int32(n_slots, "n_slots")
+        code = lib.llama_spec_draft_output(self._handle.own, n, name, row_bytes)
+        check(code, f"cannot let the head choose among {n} ids")
+        return ffi.string(name[0]).decode(), int(row_bytes[0])
+
+    def set_draft_rows(
+        self, slots: npt.NDArray[np.int32], ids: npt.NDArray[np.int32], rows: npt.NDArray[np.uint8]
+    ) -> None:
+        """Puts rows of the output matrix into the slots of draft_output().
+
+        Args:
+            slots: [n] int32, which slots.
+            ids: [n] int32, the ids that they stand for from now on.
+            rows: [n, row_bytes] uint8, contiguous, as they lie in the file.
+
+        Raises:
+            ArgumentError: the shapes do not fit, or a slot or an id is out of range.
+
+        """
+        if not len(slots) == len(ids) == len(rows):
+            raise ArgumentError(f"{len(slots)} slots, {len(ids)} ids and {len(rows)} rows differ")
+        slots, ids = (np.ascontiguousarray(part, np.int32) for part in (slots, ids))
+        code = lib.llama_spec_draft_output_set(
+            self._handle.own, len(slots), ffi.from_buffer("int32_t[]", slots),
+            ffi.from_buffer("int32_t[]", ids), ffi.from_buffer("uint8_t[]", rows), rows.nbytes,
+        )  # fmt: skip
+        check(code, "cannot set rows of the output matrix")
+
     def likeliest(self, i: int, counterparts: npt.NDArray[np.int32] | None = None) -> Likely | None:
         """The likeliest token at token i of the last batch.
 

@@ -323,9 +323,10 @@ class Model(Closeable):
         self._handle.close()
 
 
-def knows_head(arch: str) -> bool:
-    """Whether this version drafts with the MTP heads of an architecture."""
-    return bool(lib.llama_spec_knows_head(arch.encode()))
+def most_heads(arch: str) -> int:
+    """With how many MTP heads of an architecture this version drafts: 0, 1, or any number."""
+    n: int = lib.llama_spec_most_heads(arch.encode())
+    return n
 
 
 def _name_places(

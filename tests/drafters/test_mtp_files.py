@@ -13,10 +13,11 @@ from pyllama_spec import Llama
 from pyllama_spec.drafters import DraftOptions, LookupFirst, Mtp, make_drafter
 from pyllama_spec.drafters.automatic import wants_head
 from pyllama_spec.engine import Batch, Context, Model
-from pyllama_spec.engine.model import HEAD_ROWS, knows_head
+from pyllama_spec.engine.model import HEAD_ROWS, most_heads
 from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError, UnsupportedError
 from tests.models import ARCHITECTURES, TinyConfig, model_path
-from tests.models.mtp import HEADS
+from tests.models.build import WITH_HEADS
+from tests.models.mtp import HEADS, SEVERAL, add_heads
 from tests.models.sketch import Sketch
 from tests.mtp_tools import ARCHS, mtp_context, with_head
 from tests.oracles import tiny
@@ -53,9 +54,10 @@ def without(source: Path, path: Path, *names: str) -> Path:
 
 def test_architectures() -> None:
     """Those that are known here are those that have a builder, whose numbers are computed again."""
-    assert all(knows_head(arch) for arch in ARCHS)
+    assert all(most_heads(arch) for arch in ARCHS)
     assert set(ARCHS) == set(HEADS)
-    assert not any(knows_head(arch) for arch in ("llama", "step35", "mimo2", "gemma4", ""))
+    assert {arch for arch in ARCHS if most_heads(arch) > 1} == set(SEVERAL)
+    assert not any(most_heads(arch) for arch in ("llama", "gemma4", ""))
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))
@@ -88,7 +90,7 @@ def test_nothing_of_it_is_loaded_for_other_drafts() -> None:
     [
         ("llama", {}, "(llama) has no MTP head; give a draft's file"),
         ("qwen35", {}, "(qwen35) has no MTP head; give a draft's file"),
-        ("qwen35", {"n_heads": 2}, "has 2 MTP heads, and this version drafts with one"),
+        ("qwen35", {"n_heads": 2}, "has 2 MTP heads, and this version drafts with one of"),
     ],
 )
 def test_a_file_without_a_head_to_draft_with(
@@ -111,6 +113,80 @@ def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="an MTP head of architecture 'llama', which this"):
         open_llama(path, draft="mtp")
     assert not wants_head("auto", path)
+
+
+@pytest.mark.parametrize("arch", ["deepseek4", "qwen4exp", "glm5-next"])
+def test_heads_of_the_engine_that_are_not_here(tmp_path: Path, arch: str) -> None:
+    m = Sketch(TinyConfig(arch))
+    m.key("nextn_predict_layers", 1)
+    path = m.write(tmp_path / "head.gguf")
+    with pytest.raises(ArgumentError, match=f"an MTP head of architecture '{arch}', which this"):
+        open_llama(path, draft="mtp")
+
+
+def test_an_assistant_of_gemma_4(tmp_path: Path) -> None:
+    m = Sketch(TinyConfig("gemma4-assistant"))
+    ARCHITECTURES["llama"](m)
+    m.key("nextn_predict_layers", m.cfg.n_layer)
+    path = m.write(tmp_path / "assistant.gguf")
+    with pytest.raises(UnsupportedError) as caught:
+        open_llama(model_path("llama"), draft=path)
+    words = "drafts of kind 'gemma4-assistant' are not supported by this version (assistant.gguf)"
+    assert str(caught.value).startswith(f"{words}, since they compute with the target's own keys")
+    assert "\n" not in str(caught.value)
+
+
+# Of each head its wiring, and what the loader takes for optional.
+_OPTIONAL = {
+    "step35": ("nextn.eh_proj", "nextn.hnorm", "ffn_up_exps", "ffn_down_shexp"),
+    "mimo2": ("nextn.enorm", "ffn_gate"),
+    "hy_v3": ("nextn.enorm", "ffn_gate_exps", "ffn_up_shexp"),
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "tensor"), [(arch, name) for arch, names in _OPTIONAL.items() for name in names]
+)
+def test_several_heads_with_a_missing_tensor(tmp_path: Path, arch: str, tensor: str) -> None:
+    name = f"blk.5.{tensor}.weight"
+    path = without(model_path(arch, n_heads=3), tmp_path / "torso.gguf", name)
+    with pytest.raises((ArgumentError, ModelLoadError)) as caught:
+        open_llama(path, draft="mtp")
+    assert name.removesuffix(".weight") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_head_whose_matrices_are_not_joined(tmp_path: Path) -> None:
+    """The loader takes them, and the engine's graph does not."""
+    m = Sketch(TinyConfig("mimo2", n_heads=2))
+    WITH_HEADS["mimo2"](m)
+    add_heads(m)
+    joined, width = m.tensors.pop("blk.5.attn_qkv.weight"), m.cfg.head_dim
+    ends = [m.cfg.n_head * width, (m.cfg.n_head + m.cfg.n_head_kv) * width]
+    for part, array in zip("qkv", np.split(joined, ends), strict=True):
+        m.put(f"blk.5.attn_{part}.weight", array)
+    path = m.write(tmp_path / "split.gguf")
+    with pytest.raises(ArgumentError, match=r"there is no tensor blk\.5\.attn_qkv\.weight"):
+        open_llama(path, draft="mtp")
+
+
+def test_a_head_without_an_output_matrix(tmp_path: Path) -> None:
+    """Of a file with a head alone; where it has none of its own it needs the target's."""
+    names = [n for n in _tensors(model_path("step35", n_heads=2)) if n.startswith("blk.")]
+    layers = [n for n in names if int(n.split(".")[1]) < 4]
+    path = without(model_path("step35", n_heads=2), tmp_path / "h.gguf", "output.weight", *layers)
+    with pytest.raises((ArgumentError, ModelLoadError), match=r"output"):
+        open_llama(model_path("step35"), draft=path)
+
+
+def test_more_sequences_than_heads_have_room_for() -> None:
+    drafter = Mtp()
+    model = with_head("step35", n_heads=3)
+    with (
+        mtp_context(model, drafter, n_ctx=860, n_batch=128, n_seq_max=86) as context,
+        pytest.raises(ArgumentError, match=r"86 sequences with 3 MTP heads .* 85 sequences"),
+    ):
+        drafter.attach(context)
 
 
 @pytest.mark.parametrize("tensor", ["nextn.eh_proj", "nextn.enorm", "nextn.hnorm", "attn_norm"])

@@ -1,6 +1,7 @@
 """Files of drafts that read rows: another target's, no draft, torsos; and who a drafter drafts for.
 
-The contract of every kind in tests/row_drafts.py. What one kind alone can get wrong lies beside:
+The contract of every kind in tests/row_drafts.py; what is said of files holds for those with a file
+of their own (test_mtp_files.py has the others). What one kind alone can get wrong lies beside:
 test_eagle3_files.py, test_dflash_files.py.
 """
 
@@ -15,13 +16,13 @@ from pyllama_spec import ArgumentError, Llama, ModelLoadError, UnsupportedError
 from pyllama_spec.engine import Context, Model
 from tests.models import model_path
 from tests.oracles import tiny
-from tests.row_drafts import ROW_DRAFTS
+from tests.row_drafts import OWN_FILES, ROW_DRAFTS, each_kind
 from tests.scripted import proposed, told
 
-each_kind = pytest.mark.parametrize("name", ROW_DRAFTS)
+each_file = pytest.mark.parametrize("name", OWN_FILES)
 
 
-@each_kind
+@each_file
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -45,7 +46,7 @@ def test_a_draft_for_another_target(name: str, options: dict[str, Any], message:
             draft.check_draft_of(tiny("llama"))
 
 
-@each_kind
+@each_file
 def test_another_vocabulary_of_the_same_size(name: str, tmp_path: Path) -> None:
     data = bytearray(model_path(name).read_bytes())
     at = data.index(b"<|endoftext|>")
@@ -58,14 +59,15 @@ def test_another_vocabulary_of_the_same_size(name: str, tmp_path: Path) -> None:
 
 @each_kind
 def test_p_min_of_a_file_given_by_path(name: str) -> None:
-    path, counts = model_path(name, output_scale=0.1), []
+    kind = ROW_DRAFTS[name]
+    (target, draft), counts = kind.pair(output_scale=0.1), []
     for p_min in (None, 0.0, 0.9):
         with Llama(
-            model_path("llama"), draft=path, p_min=p_min, lookup=0, controller="fixed",
+            target, draft=draft, p_min=p_min, lookup=0, controller="fixed",
             n_threads=1,
         ) as llm:  # fmt: skip
             result = llm.create_completion([1, 2, 3], max_tokens=30, temperature=0)
-            assert result["speculation"]["drafter"] == name
+            assert result["speculation"]["drafter"] == kind.drafter_name
             counts.append(result["speculation"]["drafted"])
     assert counts[0] == counts[1] > 0
     assert counts[2] == 0, "this draft is sure of nothing"
@@ -82,21 +84,22 @@ def test_p_min_of_a_file_given_by_path(name: str) -> None:
     ],
 )
 def test_numbers_out_of_range(name: str, arguments: dict[str, Any], message: str) -> None:
-    kind: Any = type(ROW_DRAFTS[name].random())
-    with pytest.raises(ArgumentError, match=message):
-        kind(model_path(name), **arguments)
+    with ROW_DRAFTS[name].random() as drafter:
+        kind: Any = type(drafter)
+        with pytest.raises(ArgumentError, match=message):
+            kind(drafter.model.path, **arguments)
     with pytest.raises(ArgumentError, match="model must be"):
         kind(3)
 
 
-@each_kind
+@each_file
 def test_a_draft_is_no_target(name: str) -> None:
     with pytest.raises(UnsupportedError, match="needs its target"):
         Llama(model_path(name), n_threads=1)
 
 
-@each_kind
-@pytest.mark.parametrize("other", ["llama", *ROW_DRAFTS])
+@each_file
+@pytest.mark.parametrize("other", ["llama", *OWN_FILES])
 def test_a_file_of_another_kind(name: str, other: str) -> None:
     kind = ROW_DRAFTS[name]
     if other == name:
@@ -107,7 +110,7 @@ def test_a_file_of_another_kind(name: str, other: str) -> None:
             kind.open(model_path(other))
 
 
-@each_kind
+@each_file
 @pytest.mark.parametrize("size", [0, 100, 5_000, 200_000])
 def test_a_truncated_file(name: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / "draft.gguf"
@@ -116,12 +119,16 @@ def test_a_truncated_file(name: str, size: int, tmp_path: Path) -> None:
         Llama(model_path("llama"), draft=path, n_threads=1)
 
 
-@each_kind
-def test_a_draft_without_its_target(name: str) -> None:
+@each_file
+def test_a_context_of_a_draft_without_its_target(name: str) -> None:
     shared = Model(model_path(name, own_embedding=False, own_output=False))
     with pytest.raises(ArgumentError, match="target="):
         Context(shared, n_ctx=32)
-    drafter = ROW_DRAFTS[name].open(shared)
+
+
+@each_kind
+def test_a_draft_without_its_target(name: str) -> None:
+    drafter = ROW_DRAFTS[name].random()
     with pytest.raises(ArgumentError, match="attach"):
         drafter.commit(told([1]))
     with pytest.raises(ArgumentError, match="attach"):
@@ -130,12 +137,14 @@ def test_a_draft_without_its_target(name: str) -> None:
 
 @each_kind
 def test_a_draft_drafts_for_one_open_model(name: str) -> None:
-    with ROW_DRAFTS[name].random() as drafter:
-        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as first:
+    kind = ROW_DRAFTS[name]
+    with kind.random() as drafter:
+        path = kind.target_for(drafter).path
+        with Llama(path, draft=drafter, controller="fixed", n_threads=1) as first:
             with pytest.raises(ArgumentError, match="drafts for another open model"):
-                Llama(model_path("llama"), draft=drafter, n_threads=1)
+                Llama(path, draft=drafter, n_threads=1)
             result = first.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None
-        with Llama(model_path("llama"), draft=drafter, controller="fixed", n_threads=1) as second:
+        with Llama(path, draft=drafter, controller="fixed", n_threads=1) as second:
             result = second.create_completion([1, 2, 3], max_tokens=5, temperature=0)
             assert result["speculation"]["reason_off"] is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import parts
-from .moe import shared_expert
+from .moe import KV_RANK, NOPE, ROPE, latent_header, shared_expert
 from .recurrent import (
     delta_net,
     gated_attention,
@@ -271,15 +271,64 @@ def kimi_linear(m: Sketch) -> None:
     m.output()
 
 
-def _delta_attention(m: Sketch, blk: str, head: int) -> None:
+def bailingmoe3(m: Sketch) -> None:
+    """Delta attention whose decay is bounded, or latent attention with a gate for each head.
+
+    Layer 0 is dense.
+    """
+    cfg = m.cfg
+    require_attention_layer(m)
+    latent_header(m)
+    m.meta.pop(f"{cfg.arch}.attention.q_lora_rank")
+    _kv_heads(m, 1)
+    m.key("ssm.conv_kernel", cfg.conv_kernel)
+    m.key("kda.head_dim", cfg.state_size or 16)
+    m.key("kda.gate_lower_bound", -5.0)
+    m.key("expert_weights_norm", True)
+    m.key("expert_gating_func", 2)  # sigmoid
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "ffn_norm")
+        if index % 2:
+            gated_latent_attention(m, blk)
+        else:
+            _delta_attention(m, blk, cfg.state_size or 16, is_low_rank=False)
+        if index == 0:
+            parts.gated_ffn(m, blk)
+        else:
+            biased_experts(m, blk)
+    m.output()
+
+
+def gated_latent_attention(m: Sketch, blk: str) -> None:
+    """Add bailingmoe3's attention."""
+    cfg = m.cfg
+    m.matrix(f"{blk}attn_q.weight", cfg.n_head * (NOPE + ROPE), cfg.n_embd, gain=1.5)
+    m.matrix(f"{blk}attn_kv_a_mqa.weight", KV_RANK + ROPE, cfg.n_embd, gain=1.5)
+    m.norm(f"{blk}attn_kv_a_norm", KV_RANK)
+    m.matrix(f"{blk}attn_k_b.weight", cfg.n_head, KV_RANK, NOPE, gain=1.5)
+    m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, KV_RANK)
+    m.matrix(f"{blk}attn_gate.weight", cfg.n_head, cfg.n_embd)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
+
+
+def biased_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts with a bias for their choice, and a shared one."""
+    parts.experts(m, blk)
+    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
+    shared_expert(m, blk)
+
+
+def _delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True) -> None:
     cfg = m.cfg
     inner = head * cfg.n_head
     for part in "qkv":
         m.matrix(f"{blk}attn_{part}.weight", inner, cfg.n_embd)
         m.normal(f"{blk}ssm_conv1d_{part}.weight", inner, 1, cfg.conv_kernel, std=0.7)
     for part in "fg":
-        m.matrix(f"{blk}ssm_{part}_a.weight", head, cfg.n_embd)
-        m.matrix(f"{blk}ssm_{part}_b.weight", inner, head)
+        m.matrix(f"{blk}ssm_{part}_a.weight", head if is_low_rank else inner, cfg.n_embd)
+        if is_low_rank:
+            m.matrix(f"{blk}ssm_{part}_b.weight", inner, head)
     m.matrix(f"{blk}ssm_beta.weight", cfg.n_head, cfg.n_embd)
     m.uniform(f"{blk}ssm_a", cfg.n_head, 1, low=-0.2, high=-0.02)
     m.normal(f"{blk}ssm_dt.bias", inner, std=0.5)

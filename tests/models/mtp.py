@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from . import parts
-from .hybrid import gated_experts, squared_experts
+from .hybrid import biased_experts, gated_experts, gated_latent_attention, squared_experts
 from .moe import cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
 from .recurrent import gated_attention
 from .sketch import Sketch
+from .windowed_moe import hy_v3_layer, mimo2_layer, step35_layer
 
 
 def add_heads(m: Sketch) -> None:
@@ -26,19 +27,22 @@ def add_heads(m: Sketch) -> None:
         raise ValueError(f"no builder for the head of {cfg.arch!r}; known: {', '.join(HEADS)}")
     m.key("block_count", cfg.n_layer + cfg.n_heads)
     m.key("nextn_predict_layers", cfg.n_heads)
-    # Lists that have a value for each layer.
-    of_heads: dict[str, int | bool] = {
-        "attention.head_count_kv": cfg.n_head_kv, "feed_forward_length": cfg.n_ff,
-        "attention.sliding_window_pattern": False,
-    }  # fmt: skip
+    # Lists that have a value for each layer. Of several heads the first has a window.
+    of_heads: dict[str, Callable[[int], int | bool | float]] = {
+        "attention.head_count_kv": lambda _: 1 if cfg.arch in _LATENT else cfg.n_head_kv,
+        "feed_forward_length": lambda _: cfg.n_ff,
+        "attention.sliding_window_pattern": lambda k: cfg.arch in SEVERAL and k % 2 == 0,
+        "swiglu_clamp_exp": lambda k: 1.0 + 0.5 * (k % 2),
+        "swiglu_clamp_shexp": lambda k: 1.5 - 0.5 * (k % 2),
+    }
     for key, value in of_heads.items():
         listed = m.meta.get(f"{cfg.arch}.{key}")
         if isinstance(listed, list):
-            m.meta[f"{cfg.arch}.{key}"] = [*listed, *[value] * cfg.n_heads]
+            m.meta[f"{cfg.arch}.{key}"] = [*listed, *map(value, range(cfg.n_heads))]
     for index in range(cfg.n_layer, cfg.n_layer + cfg.n_heads):
         blk = f"blk.{index}."
         m.matrix(f"{blk}nextn.eh_proj.weight", cfg.n_embd, 2 * cfg.n_embd)
-        parts.norms(m, blk, "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+        parts.norms(m, blk, "nextn.enorm", "nextn.hnorm", LAST_NORMS.get(cfg.arch, LAST_NORM))
         HEADS[cfg.arch](m, blk)
 
 
@@ -63,6 +67,21 @@ def _nemotron(m: Sketch, blk: str) -> None:
     squared_experts(m, blk)
 
 
+def _mimo2(m: Sketch, blk: str) -> None:
+    """Dense, and with sinks."""
+    mimo2_layer(m, blk, n_kv=m.cfg.n_head_kv, is_dense=True, has_sinks=True)
+
+
+def _bailingmoe3(m: Sketch, blk: str) -> None:
+    """Latent attention with gates, and experts."""
+    parts.norms(m, blk, "attn_norm", "ffn_norm")
+    gated_latent_attention(m, blk)
+    biased_experts(m, blk)
+
+
+_LATENT = frozenset({"bailingmoe3"})
+"""Of those with a list of key heads: where all heads attend to one latent row."""
+
 HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
@@ -73,9 +92,20 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "nemotron_h_moe": _nemotron,
     "deepseek32": partial(indexed_layer, is_dense=False),
     "glm-dsa": partial(indexed_layer, is_dense=False),
+    "bailingmoe3": _bailingmoe3,
+    "step35": partial(step35_layer, is_dense=False),
+    "mimo2": _mimo2,
+    "hy_v3": partial(hy_v3_layer, is_dense=False),
 }
 """The builder of a head's block, by the engine's name of its architecture."""
 
 
-READS_NORMED = frozenset(HEADS)
+SEVERAL = ("step35", "mimo2", "hy_v3")
+"""Those whose files may have several heads, each for a further token."""
+
+LAST_NORM = "nextn.shared_head_norm"
+LAST_NORMS = {"mimo2": "layer_output_norm", "bailingmoe3": "layer_output_norm"}
+"""What the norm before the output is called, where it is not as elsewhere."""
+
+READS_NORMED = frozenset(HEADS) - {"step35", "mimo2"}
 """Those whose head reads the row behind the final norm; of the others it is the one before."""

@@ -43,15 +43,19 @@ def build_perm_mtp(
     output matrix then gives P(P(x)), the token behind the one that the row stands beside. The other
     row, before the norm or behind it, has the other sign, and gives every token but that one; a row
     of another token gives another one.
+
+    Of several heads each is right at its own place alone: the row that head k makes of the row of x
+    is that of P^(k + 2)(x), and an output matrix of its own knows that. Head k + 1 takes it for the
+    row of the token k + 1 steps before.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
     mtp.add_heads(m)
     sign = -1.0 if arch in mtp.READS_NORMED else 1.0
-    blk = f"blk.{n_layer}."
+    heads = [f"blk.{n_layer + k}." for k in range(m.cfg.n_heads)]
     for name, array in m.tensors.items():
         if name.endswith(_INTO_THE_RESIDUAL):
-            array *= np.float32(0.0 if name.startswith(blk) else mixing)
+            array *= np.float32(0.0 if name.startswith(tuple(heads)) else mixing)
     m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
     m.tensors["output_norm.weight"][:] = -1.0
     successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
@@ -60,9 +64,18 @@ def build_perm_mtp(
     output[:] = 0.0
     logit_scale = float(m.meta.get(f"{arch}.logit_scale", 1.0))  # type: ignore[arg-type]
     output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale
+    is_several = len(heads) > 1
+    next_row = successor[successor] if is_several else successor
     eh_proj = np.zeros((n_vocab, 2 * n_vocab))
-    eh_proj[successor, n_vocab + np.arange(n_vocab)] = sign
-    m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj
-    m.tensors[f"{blk}nextn.hnorm.weight"][:] = 1.0
-    m.tensors[f"{blk}nextn.shared_head_norm.weight"][:] = -1.0
+    eh_proj[next_row, n_vocab + np.arange(n_vocab)] = sign
+    row = successor  # the token whose row a head makes of each token's row where it is asked
+    for blk in heads:
+        m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj
+        m.tensors[f"{blk}nextn.hnorm.weight"][:] = 1.0
+        m.tensors[f"{blk}{mtp.LAST_NORMS.get(arch, mtp.LAST_NORM)}.weight"][:] = -1.0
+        if is_several:
+            row = successor[row]
+            own = np.zeros_like(output)
+            own[successor[successor], row] = -output_scale * rms
+            m.put(f"{blk}nextn.shared_head_head.weight", own)
     return m.write(path)

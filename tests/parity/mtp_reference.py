@@ -39,6 +39,16 @@ class Head:
     blk: str
     memory: list[tuple[Array, Array]] = field(default_factory=list)
 
+    def key(self, name: str, default: Any = None) -> Any:
+        """A key; of a list with a value for each layer that of the head's block."""
+        value = self.keys.get(name, default)
+        return value[int(self.blk.split(".")[1])] if isinstance(value, list) else value
+
+    @property
+    def has_window(self) -> bool:
+        """Whether the head attends to the last pairs alone."""
+        return bool(self.key("attention.sliding_window_pattern", False))
+
     def __getitem__(self, name: str) -> Array:
         return self.tensors[f"{self.blk}{name}.weight"]
 
@@ -52,15 +62,19 @@ class Head:
         out: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
         return out
 
-    def rope(self, x: Array, position: int, *, interleaved: bool = False) -> Array:
-        """Rotate the first numbers of each head, [n_heads, width], by a position."""
-        n_rot = self.keys["rope.dimension_count"]
+    def rope(
+        self, x: Array, position: int, *, interleaved: bool = False, n_rot: int | None = None,
+        base: str = "rope.freq_base", factors: Array | float = 1.0,
+    ) -> Array:  # fmt: skip
+        """Rotate the first n_rot numbers of each head, [n_heads, width], by a position."""
+        n_rot = n_rot or self.keys["rope.dimension_count"]
         half = n_rot // 2
         # An angle of float32 is off by 0.002 at 40,000, and ggml multiplies from pair to pair: the
         # same is done here, so that what is compared is not that.
-        ratio = np.float32(self.keys["rope.freq_base"] ** (-1.0 / half))
+        ratio = np.float32(self.keys[base] ** (-1.0 / half))
         steps = np.array([position, *[ratio] * (half - 1)], np.float32)
-        angles = np.cumprod(steps, dtype=np.float32).astype(np.float64)
+        turns = np.cumprod(steps, dtype=np.float32) / np.asarray(factors, np.float32)
+        angles = turns.astype(np.float64)
         cos, sin = np.cos(angles), np.sin(angles)
         first = slice(0, n_rot, 2) if interleaved else slice(0, half)
         second = slice(1, n_rot, 2) if interleaved else slice(half, n_rot)
@@ -69,15 +83,24 @@ class Head:
         out[:, second] = x[:, first] * sin + x[:, second] * cos
         return out
 
-    def attend(self, q: Array, k: Array, v: Array, scale: float) -> Array:
-        """Remembers k and v, [n_kv, width], and attends over all so far: [n_head, width of v]."""
+    def attend(
+        self, q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None
+    ) -> Array:
+        """Remembers k and v, [n_kv, width], and attends over all so far: [n_head, width of v].
+
+        With a window only over the last pairs; sinks are scores, [n_head], of no value.
+        """
         self.memory.append((k, v))
-        keys, values = (np.stack(part) for part in zip(*self.memory, strict=True))
+        seen = self.memory[-self.keys["attention.sliding_window"] :] if self.has_window else (
+            self.memory
+        )  # fmt: skip
+        keys, values = (np.stack(part) for part in zip(*seen, strict=True))
         group = len(q) // len(k)
         keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
         scores = np.einsum("hd,thd->ht", q, keys) * scale
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        weights /= weights.sum(axis=1, keepdims=True)
+        rest = 0.0 if sinks is None else np.exp(sinks - scores.max(axis=1))[:, None]
+        weights /= weights.sum(axis=1, keepdims=True) + rest
         mixed: Array = np.einsum("ht,thd->hd", weights, values)
         return mixed
 
@@ -100,14 +123,19 @@ class Head:
 
     def last_norm(self, x: Array) -> Array:
         """The norm before the output: the head's own, else the target's."""
-        own = self.has("nextn.shared_head_norm")
-        return self.norm(
-            x, self["nextn.shared_head_norm"] if own else self.tensors["output_norm.weight"]
-        )
+        for own in ("nextn.shared_head_norm", "layer_output_norm"):
+            if self.has(own):
+                return self.norm(x, self[own])
+        return self.norm(x, self.tensors["output_norm.weight"])
 
 
 def load(path: Path) -> Head:
     """The first head of a file."""
+    return load_all(path)[0]
+
+
+def load_all(path: Path) -> list[Head]:
+    """All heads of a file."""
     reader = GGUFReader(path)
     arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
     keys = {
@@ -117,7 +145,28 @@ def load(path: Path) -> Head:
     }
     tensors = {t.name: np.array(t.data, dtype=np.float64) for t in reader.tensors}
     n_layer = keys["block_count"] - keys["nextn_predict_layers"]
-    return Head(arch, keys, tensors, f"blk.{n_layer}.")
+    return [Head(arch, keys, tensors, f"blk.{i}.") for i in range(n_layer, keys["block_count"])]
+
+
+def chain_of_heads(
+    heads: Sequence[Head], tokens: Sequence[int], rows: Array, first: int
+) -> tuple[list[Array], list[int], list[Array]]:
+    """Logits of the tokens that several heads draft in turn, these, and the heads' own rows.
+
+    Each head has read all pairs with rows of the target, and behind them the guesses of the heads
+    before it; arguments as of chain().
+    """
+    seen: list[Array] = []
+    drafted: list[int] = []
+    own: list[Array] = []
+    for head in heads:
+        pairs = [*zip(tokens, rows, strict=True), *zip(drafted, own, strict=True)]
+        for i, (token, row) in enumerate(pairs):
+            logits, last = head.step(token, row, first + i)
+        seen.append(logits)
+        drafted.append(int(np.argmax(logits)))
+        own.append(last)
+    return seen, drafted, own
 
 
 def chain(
@@ -149,10 +198,18 @@ def silu(x: Array) -> Array:
     return out
 
 
+def bounded(gate: Array, up: Array, limit: float | None) -> Array:
+    """SwiGLU of the two products; with a limit neither factor is greater."""
+    if not limit:
+        return silu(gate) * up
+    out: Array = np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+    return out
+
+
 def gated_ffn(head: Head, x: Array, part: str = "ffn_{}") -> Array:
     """SwiGLU with the matrices of a name."""
     gate, up, down = (head[part.format(name)] for name in ("gate", "up", "down"))
-    return down @ (silu(gate @ x) * (up @ x))
+    return down @ bounded(gate @ x, up @ x, head.key("swiglu_clamp_shexp"))
 
 
 def _gated_attention(head: Head, x: Array, position: int) -> Array:
@@ -184,7 +241,9 @@ def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
     router: Array = head["ffn_gate_inp"] @ x
     is_sigmoid = head.keys.get("expert_gating_func", 1) == 2
     p = 1.0 / (1.0 + np.exp(-router)) if is_sigmoid else _softmax(router)
-    bias = head.tensors.get(f"{head.blk}exp_probs_b.bias", 0.0)
+    bias: Array | float = 0.0
+    for name in ("exp_probs_b.bias", "exp_probs_b"):
+        bias = head.tensors.get(f"{head.blk}{name}", bias)
     chosen = np.argsort(p + bias)[-head.keys["expert_used_count"] :]
     weights = p[chosen]
     if is_normed:
@@ -194,8 +253,10 @@ def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
     out = np.zeros_like(x)
     for i, weight in zip(chosen, weights, strict=True):
         # Of two matrices, with a squared relu between, where there is no gate.
-        has_gate = head.has("ffn_gate_exps")
-        inner = silu(head["ffn_gate_exps"][i] @ x) * (up[i] @ x) if has_gate else squared(up[i] @ x)
+        inner = squared(up[i] @ x)
+        if head.has("ffn_gate_exps"):
+            gate = head["ffn_gate_exps"][i] @ x
+            inner = bounded(gate, up[i] @ x, head.key("swiglu_clamp_exp"))
         out += weight * (down[i] @ inner)
     return out
 
@@ -219,7 +280,10 @@ def _latent_attention(head: Head, x: Array, position: int) -> Array:
     """DeepSeek's: all heads attend to one latent row, into which their queries are taken."""
     n_head, rank = head.keys["attention.head_count"], head.keys["attention.kv_lora_rank"]
     n_rot, width = head.keys["rope.dimension_count"], head.keys["attention.key_length_mla"]
-    q = head["attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])
+    if head.has("attn_q"):
+        q = head["attn_q"] @ x
+    else:
+        q = head["attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])
     plain, turned = np.split(q.reshape(n_head, width), [width - n_rot], axis=1)
     latent, k = np.split(head["attn_kv_a_mqa"] @ x, [rank])
     latent = head.norm(latent, head["attn_kv_a_norm"])
@@ -231,6 +295,8 @@ def _latent_attention(head: Head, x: Array, position: int) -> Array:
         latent[None], 1.0 / np.sqrt(width),
     )  # fmt: skip
     values: Array = np.einsum("hvr,hr->hv", head["attn_v_b"], found)
+    if head.has("attn_gate"):
+        values = values / (1.0 + np.exp(-(head["attn_gate"] @ x)))[:, None]
     out: Array = head["attn_output"] @ values.reshape(-1)
     return out
 
@@ -248,8 +314,7 @@ def _attention(
     head: Head, x: Array, position: int, *, interleaved: bool = False, turns: bool = True
 ) -> Array:
     """Grouped queries; with biases and norms of heads where the file has them."""
-    n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
-    n_kv = n_kv[-1] if isinstance(n_kv, list) else n_kv  # of each layer
+    n_head, n_kv = head.keys["attention.head_count"], head.key("attention.head_count_kv")
 
     def project(part: str, n: int) -> Array:
         bias = head.tensors.get(f"{head.blk}attn_{part}.bias", 0.0)
@@ -293,6 +358,53 @@ def _nemotron_h_moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
+def _step35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    """With a window all of each head of attention is rotated, else half, by slower angles."""
+    normed = head.norm(x, head["attn_norm"])
+    n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
+    q, k, v = (
+        (head[f"attn_{part}"] @ normed).reshape(n, -1)
+        for part, n in zip("qkv", (n_head, n_kv, n_kv), strict=True)
+    )
+    q, k = head.norm(q, head["attn_q_norm"]), head.norm(k, head["attn_k_norm"])
+    n_rot = head.keys["rope.dimension_count"]
+    if head.has_window:
+        q, k = (head.rope(part, position, base="rope.freq_base_swa") for part in (q, k))
+    else:
+        slower = head.tensors["rope_freqs.weight"][: n_rot // 4]
+        q, k = (head.rope(part, position, n_rot=n_rot // 2, factors=slower) for part in (q, k))
+    found = head.attend(q, k, v, 1.0 / np.sqrt(q.shape[1]))
+    found = found / (1.0 + np.exp(-(head["attn_gate"] @ normed)))[:, None]
+    x = x + head["attn_output"] @ found.reshape(-1)
+    normed = head.norm(x, head["ffn_norm"])
+    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
+    return head.logits(head.last_norm(x)), x
+
+
+def _mimo2(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    n_head, n_kv = head.keys["attention.head_count"], head.key("attention.head_count_kv")
+    width, narrow = head.keys["attention.key_length"], head.keys["attention.value_length"]
+    joined = head["attn_qkv"] @ head.norm(x, head["attn_norm"])
+    q, k, v = np.split(joined, [n_head * width, (n_head + n_kv) * width])
+    base = "rope.freq_base_swa" if head.has_window else "rope.freq_base"
+    q, k = (head.rope(part.reshape(-1, width), position, base=base) for part in (q, k))
+    found = head.attend(
+        q, k, v.reshape(n_kv, narrow), 1.0 / np.sqrt(width), sinks=head["attn_sinks"]
+    )
+    scale = head.keys["attention.value_scale"]
+    x = x + scale * (head["attn_output"] @ found.reshape(-1))
+    x = x + gated_ffn(head, head.norm(x, head["ffn_norm"]))
+    return head.logits(head.last_norm(x)), x
+
+
+def _hy_v3(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    x = x + _attention(head, head.norm(x, head["attn_norm"]), position)
+    normed = head.norm(x, head["ffn_norm"])
+    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
+    row = head.last_norm(x)
+    return head.logits(row), row
+
+
 _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
@@ -303,4 +415,8 @@ _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "nemotron_h_moe": _nemotron_h_moe,
     "deepseek32": _deepseek2,
     "glm-dsa": _deepseek2,
+    "bailingmoe3": _deepseek2,
+    "step35": _step35,
+    "mimo2": _mimo2,
+    "hy_v3": _hy_v3,
 }

@@ -14,9 +14,11 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest, Features, Mtp
+from pyllama_spec.drafters.mtp.heads import HeadsMemory
 from pyllama_spec.engine import Batch, Context
-from pyllama_spec.speculative import Round, SequenceState
+from pyllama_spec.speculative import Round, SequenceState, SpeculativeLoop
 from tests.models import model_path, perm_continuation
+from tests.models.mtp import SEVERAL
 from tests.mtp_tools import (
     ARCHS,
     NotANumber,
@@ -239,6 +241,27 @@ def test_rows_of_other_tokens_are_seen(kind: type[Mtp], arch: str) -> None:
     assert is_noticed == (kind is NotANumber)
     with pytest.raises(AssertionError):
         check_perfect(run)
+
+
+@pytest.mark.parametrize("arch", release_except(SEVERAL, ("hy_v3",)))
+def test_each_of_several_heads_is_right_at_its_own_place(arch: str) -> None:
+    """And at no other one: where the first head computes all of a draft, its own token is right."""
+    model = with_head("perm_mtp", arch=arch, n_heads=3)
+    for is_first_alone in (False, True):
+        drafter = Mtp(max_draft=8)
+        loop = SpeculativeLoop(mtp_context(model, drafter), drafter)
+        memory = drafter.memory_or_fail()
+        assert isinstance(memory, HeadsMemory)
+        if is_first_alone:
+            for head in memory._heads:
+                head._batch.head = 0
+        run = generate(loop, SequenceState(), perm_prompt(20), 41)
+        if not is_first_alone:
+            check_perfect(run, 3)
+            continue
+        full = [step.n_accepted for step in run.steps if step.n_drafted == 3]
+        assert full == [1] * len(full)
+        assert len(full) > 10
 
 
 class Half(Mtp):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_spec.drafters import Mtp
+from pyllama_spec.drafters import Committed, DraftRequest, Mtp
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.model import HEAD_ROWS
 from tests.models import model_path
-from tests.models.mtp import READS_NORMED
+from tests.models.mtp import READS_NORMED, SEVERAL
 from tests.mtp_tools import ARCHS, mtp_context, with_head
-from tests.parity.mtp_reference import chain, load
+from tests.parity.mtp_reference import chain, chain_of_heads, load, load_all
 from tests.tiers import release_except
 
 N_PAIRS, N_STEPS = 40, 8
@@ -60,6 +60,77 @@ def test_logits_of_a_chain(arch: str, first: int) -> None:
                 batch.add(ids[0], first + N_PAIRS + i, output=True, row=row)
                 context.decode(batch)
                 at = 0
+
+
+@pytest.mark.parametrize("first", [0, 4096, 40960])
+@pytest.mark.parametrize("arch", release_except(SEVERAL, ("step35",)))
+def test_logits_of_eight_heads_in_turn(arch: str, first: int) -> None:
+    """Each in a lane of its own, behind the guesses of those before it; fed in one or two calls."""
+    options = {**OPTIONS, "n_heads": N_STEPS}
+    model, rng = with_head(arch, **options), np.random.default_rng(3)
+    n_row = model.info.n_embd_out
+    tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
+    rows = rng.standard_normal((N_PAIRS, n_row)).astype(np.float32)
+    heads = load_all(model_path(arch, **options))
+    wanted, drafted, own = chain_of_heads(heads, tokens, rows.astype(np.float64), first)
+    guessed: list[np.ndarray] = []
+    with (
+        mtp_context(model, Mtp()) as target,
+        Context(
+            model, target=target, n_ctx=64 * N_STEPS, n_seq_max=N_STEPS, n_batch=64, n_ubatch=64,
+            n_threads=1, is_head=True, is_window=True, type_k="f32", type_v="f32",
+        ) as context,
+    ):  # fmt: skip
+        batch = Batch(64, n_row=n_row)
+        for head in range(N_STEPS):
+            batch.clear()
+            batch.head = head
+            batch.extend(tokens, first, head, rows=[rows], output_last=head == 0)
+            if head % 2:
+                context.decode(batch)
+                batch.clear()
+            for i in range(head):
+                is_last = i == head - 1
+                batch.add(drafted[i], first + N_PAIRS + i, head, output=is_last, row=guessed[i])
+            context.decode(batch)
+            at = batch.n_tokens - 1
+            np.testing.assert_allclose(context.logits(at), wanted[head], rtol=0, atol=1e-4)
+            ids, _, row = context.draft_candidates(at)
+            assert ids[0] == drafted[head]
+            np.testing.assert_allclose(row, own[head], rtol=0, atol=1e-4)
+            guessed.append(row.copy())
+
+
+@pytest.mark.parametrize("arch", release_except(SEVERAL, ("mimo2", "hy_v3")))
+@pytest.mark.parametrize("size", [N_PAIRS, 9])
+def test_drafts_of_several_heads(arch: str, size: int) -> None:
+    """What the drafter makes of them, when it is told the text at once and in pieces."""
+    options = {**OPTIONS, "n_heads": 3}
+    model, rng = with_head(arch, **options), np.random.default_rng(3)
+    tokens = [int(i) for i in rng.integers(0, model.info.n_vocab, N_PAIRS)]
+    rows = rng.standard_normal((N_PAIRS, model.info.n_embd_out)).astype(np.float32)
+    # The row of the last token is the target's business: its pair comes with the next one.
+    before = np.concatenate((np.zeros_like(rows[:1]), rows[:-1])).astype(np.float64)
+    wanted, drafted, _ = chain_of_heads(load_all(model_path(arch, **options)), tokens, before, 0)
+    drafter = Mtp(max_draft=8)
+    with mtp_context(model, drafter, type_k="f32", type_v="f32") as target:
+        drafter.attach(target)
+        assert drafter.max_draft == 3
+        for start in range(0, N_PAIRS, size):
+            end = min(start + size, N_PAIRS)
+            # Before the last part all that was told is of a prompt that goes on.
+            n_rows = end - start - (end == N_PAIRS)
+            part = [rows[start : start + n_rows]]
+            drafter.commit([Committed(0, tokens[start:end], start, part, start)])
+        for _ in range(2):
+            calls = drafter.n_calls
+            draft = drafter.propose([DraftRequest(0, tokens, 8)])[0]
+            assert list(draft.ids) == drafted
+            assert drafter.n_calls - calls == 3
+            for p, logits in zip(draft.probabilities or (), wanted, strict=True):
+                shares = np.exp(logits - logits.max())
+                assert p == pytest.approx(shares.max() / shares.sum(), abs=1e-5)
+    drafter.close()
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35", "nemotron_h_moe")))

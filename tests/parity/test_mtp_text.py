@@ -16,13 +16,14 @@ from pyllama_spec.drafters import Mtp, NoDrafter
 from pyllama_spec.engine import SamplerParams
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import model_path
+from tests.models.mtp import SEVERAL
 from tests.mtp_tools import ARCHS, mtp_context, with_head
 from tests.oracles import GREEDY, LoopRun, generate, sampled, tiny
 from tests.tiers import release_except
 
 N_TOKENS = 40
 KINDS: dict[str, dict[str, Any]] = {
-    "random": {"n_heads": 1, "output_scale": 3.0},
+    "random": {"output_scale": 3.0},
     "noisy": {"output_scale": 8.0, "mixing": 0.1},
     "perm": {"output_scale": 8.0, "mixing": 0.03},
 }
@@ -30,11 +31,12 @@ SAMPLINGS = {"greedy": GREEDY, "seeded": sampled(7)}
 PROMPTS = [[int(i) for i in np.random.default_rng(n).integers(0, 256, n)] for n in (1, 20, 45)]
 
 
-def _texts(arch: str, kind: str, params: SamplerParams, k: int) -> list[LoopRun]:
+def _texts(arch: str, kind: str, params: SamplerParams, k: int, n_heads: int = 1) -> list[LoopRun]:
     """Of all prompts, one after the other on one sequence; k 0: plain, from a model without."""
     name, options = (arch, KINDS[kind]) if kind == "random" else ("perm_mtp", KINDS[kind])
     more = {"arch": arch} if kind != "random" else {}
-    model = with_head(name, **options, **more) if k else tiny(name, **options, **more)
+    options = {**options, **more, "n_heads": n_heads}
+    model = with_head(name, **options) if k else tiny(name, **options)
     drafter = Mtp(max_draft=k) if k else NoDrafter()
     with mtp_context(model, drafter) as context:
         loop, seq = SpeculativeLoop(context, drafter), SequenceState()
@@ -63,6 +65,19 @@ def test_the_text_is_that_of_plain_decoding(arch: str, sampling: str, kind: str)
         assert 0 < n_accepted < n_drafted
     elif kind == "perm":
         assert n_accepted > 0
+
+
+@pytest.mark.parametrize("arch", release_except(SEVERAL, ("step35",)))
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_with_several_heads(arch: str, sampling: str, kind: str) -> None:
+    plain = _texts(arch, kind, SAMPLINGS[sampling], 0, 3)
+    drafted = _texts(arch, kind, SAMPLINGS[sampling], 4, 3)
+    for one, other in zip(plain, drafted, strict=True):
+        assert other.tokens == one.tokens
+        np.testing.assert_array_equal(np.array(other.rows), np.array(one.rows))
+        assert other.stats.reason_off is None
+        assert max(step.n_drafted for step in other.steps) == 3
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))

@@ -17,27 +17,40 @@ import pytest
 from pyllama_spec import Llama
 from pyllama_spec.drafters import Committed, Draft, DraftRequest
 from pyllama_spec.speculative import SequenceState
-from tests.models import model_path, perm_continuation
+from tests.models import perm_continuation
 from tests.oracles import GREEDY, cancel_at, generate, make_sampler
-from tests.perm_paths import PATHS, Path
-from tests.perm_tools import SUCCESSOR, check_perfect, perm_loop
-from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, context_of
+from tests.perm_paths import (
+    PATHS,
+    Path,
+    along_sequences_in_turn,
+    along_shared_rounds,
+    along_ubatches,
+)
+from tests.perm_tools import SUCCESSOR, check_perfect
+from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, context_of, each_kind, marked
 
 FAULTS = ("Shifted", "Permuted", "NotANumber")
 
-each_kind = pytest.mark.parametrize("name", ROW_DRAFTS)
+# What takes seconds with each sequence of each head.
+_LONG_PATHS = (along_ubatches, along_sequences_in_turn, along_shared_rounds)
+each_path = pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        marked(name, path, is_release=ROW_DRAFTS[name].tier != "" and path in _LONG_PATHS)
+        for name in ROW_DRAFTS
+        for path in PATHS
+    ],
+)
 
 
-@each_kind
-@pytest.mark.parametrize("path", PATHS)
+@each_path
 def test_all_is_accepted(path: Path, name: str) -> None:
     kind = ROW_DRAFTS[name]
     path(kind, kind.perm)
 
 
-@each_kind
+@each_path
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("path", PATHS)
 def test_each_path_sees_wrong_rows(path: Path, name: str, fault: str) -> None:
     """The tests above fail, one by one, for a fault in what the draft is told."""
     kind = ROW_DRAFTS[name]
@@ -49,7 +62,7 @@ def test_each_path_sees_wrong_rows(path: Path, name: str, fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_rows_of_other_tokens_are_seen(name: str, fault: str) -> None:
     kind = ROW_DRAFTS[name]
-    run = generate(perm_loop(kind.faulty(fault)), SequenceState(), kind.perm_prompt(20), 40)
+    run = generate(kind.perm_loop(kind.faulty(fault)), SequenceState(), kind.perm_prompt(20), 40)
     assert run.tokens == perm_continuation(run.prompt[-1], 40, SUCCESSOR), "the text never shows it"
     assert run.stats.accepted == 0
     is_noticed = run.stats.reason_off is not None and "NaN" in run.stats.reason_off
@@ -63,7 +76,7 @@ def test_rows_of_other_tokens_are_seen(name: str, fault: str) -> None:
 @pytest.mark.parametrize("n_steps", [0, 1, 3])
 def test_after_a_closed_stream(name: str, n_steps: int) -> None:
     kind = ROW_DRAFTS[name]
-    loop, seq, prompt = perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
+    loop, seq, prompt = kind.perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
     loop.prefill(seq, prompt)
     steps = loop.generate(seq, make_sampler(loop.target.model, GREEDY, prompt), 60)
     for _ in range(n_steps):
@@ -77,7 +90,7 @@ def test_after_a_closed_stream(name: str, n_steps: int) -> None:
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_after_a_cancel(name: str, at: int) -> None:
     kind = ROW_DRAFTS[name]
-    loop, seq, prompt = perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
+    loop, seq, prompt = kind.perm_loop(kind.perm()), SequenceState(), kind.perm_prompt(20)
     cancel_at(loop, seq, prompt, at)
     check_perfect(generate(loop, seq, kind.further(prompt, 1), 20))
 
@@ -123,7 +136,7 @@ def fail_at(drafter: AnyDrafter, where: str, at: int) -> None:
 def test_after_a_failure_of_the_drafter(name: str, where: str, at: int) -> None:
     kind = ROW_DRAFTS[name]
     drafter = kind.perm()
-    loop, seq = perm_loop(drafter, n_ubatch=7, n_batch=64), SequenceState()
+    loop, seq = kind.perm_loop(drafter, n_ubatch=7, n_batch=64), SequenceState()
     check_perfect(generate(loop, seq, kind.perm_prompt(20, seed=3), 20))
     fail_at(drafter, where, at)
     run = generate(loop, seq, kind.perm_prompt(30), 40)
@@ -140,7 +153,7 @@ def test_after_a_failure_of_the_drafter(name: str, where: str, at: int) -> None:
 def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
     kind = ROW_DRAFTS[name]
     drafter = kind.perm(n_ctx=window)
-    loop, seq = perm_loop(drafter), SequenceState()
+    loop, seq = kind.perm_loop(drafter), SequenceState()
     text = kind.perm_prompt(150)
     for size in (150, 20, 90):
         check_perfect(generate(loop, seq, text[:size], 30), kind.n_perm)
@@ -153,7 +166,7 @@ def test_a_window_shorter_than_the_text(name: str, window: int) -> None:
 def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
     """Also where the target's sequences share a cache: the draft's windows are full at once."""
     kind = ROW_DRAFTS[name]
-    loop = perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
+    loop = kind.perm_loop(kind.perm(n_ctx=250), n_ctx=2048, n_seq_max=4, kv_unified=kv_unified)
     for seq in [SequenceState(i) for i in range(4)]:
         prompt = kind.perm_prompt(400 + seq.seq_id, seed=seq.seq_id)
         check_perfect(generate(loop, seq, prompt, 30), kind.n_perm)
@@ -162,7 +175,7 @@ def test_a_window_for_each_sequence(name: str, kv_unified: bool) -> None:
 @each_kind
 def test_until_the_context_is_full(name: str) -> None:
     kind = ROW_DRAFTS[name]
-    loop = perm_loop(kind.perm(), n_ctx=64)
+    loop = kind.perm_loop(kind.perm(), n_ctx=64)
     run = generate(loop, SequenceState(), kind.perm_prompt(20), 500)
     check_perfect(run, kind.n_perm)
     assert run.finish_reason == "length"
@@ -172,7 +185,7 @@ def test_until_the_context_is_full(name: str) -> None:
 def perm_llama(kind: RowDraft, **options: Any) -> Llama:
     """PERM with the draft, each of whose tokens is verified."""
     values = {"n_ctx": 512, "lookup": 0, "controller": "fixed", "n_threads": 1, **options}
-    return Llama(model_path("perm"), draft=kind.perm_path(), **values)
+    return Llama(kind.perm_target(), draft=kind.perm_draft(), **values)
 
 
 @each_kind
@@ -183,7 +196,7 @@ def test_two_alternating_chats(name: str) -> None:
         for _ in range(4):
             for i, chat in enumerate(chats):
                 stats = llm.create_completion(chat, max_tokens=11, temperature=0)["speculation"]
-                assert stats["drafter"] == name
+                assert stats["drafter"] == kind.drafter_name
                 assert stats["accepted"] == stats["drafted"] > 0
                 said = [*chat, *perm_continuation(chat[-1], 11, SUCCESSOR)]
                 chats[i] = kind.further(said, 4)

@@ -15,9 +15,18 @@ from pyllama_spec.drafters import DraftRequest, SequenceErrors, Vote, model_draf
 from pyllama_spec.engine import Context
 from pyllama_spec.errors import ArgumentError, OutOfMemoryError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.eagle3_tools import damaged_states, proposal, target_context
-from tests.oracles import generate, prompt_tokens, sampled, tiny
-from tests.row_drafts import PLAIN, ROW_DRAFTS, VARIANTS, AnyDrafter, context_of, memory_of
+from tests.eagle3_tools import damaged_states, proposal
+from tests.oracles import generate, prompt_tokens, sampled
+from tests.row_drafts import (
+    PLAIN,
+    ROW_DRAFTS,
+    VARIANTS,
+    AnyDrafter,
+    context_of,
+    each_kind,
+    marked,
+    memory_of,
+)
 from tests.tampering import interrupt_decode
 from tests.tiers import release_except
 
@@ -25,18 +34,14 @@ from tests.tiers import release_except
 PARAMS = sampled(5, temperature=1.5)
 QUICK_VARIANTS = (*PLAIN, ("eagle3", "eagle3.1"), ("eagle3", "two layers"), ("dflash", "dspark"))
 
-each_kind = pytest.mark.parametrize("name", ROW_DRAFTS)
 each_variant = pytest.mark.parametrize(
     ("name", "variant"),
-    [
-        one if one in QUICK_VARIANTS else pytest.param(*one, marks=pytest.mark.release)
-        for one in VARIANTS
-    ],
+    [marked(*one, is_release=one not in QUICK_VARIANTS) for one in VARIANTS],
 )
 
 
 def opened(name: str, variant: str = "", **params: Any) -> tuple[SpeculativeLoop, SequenceState]:
-    """A loop on the tiny llama with a draft of random weights, and an empty sequence."""
+    """A loop on its target with a draft of random weights, and an empty sequence."""
     kind = ROW_DRAFTS[name]
     return kind.loop(kind.random(variant), **params), SequenceState()
 
@@ -104,7 +109,7 @@ def test_interleaved_sequences(name: str, variant: str, kv_unified: bool) -> Non
             text[:] = run.text + prompt_tokens(2, seed=turn)
     drafter: Any = loop.drafter._drafter
     for seq in seqs:
-        expected = kind.cold(tiny("llama"), drafter, seq.tokens, kind.lengths[0])
+        expected = kind.cold(loop.target.model, drafter, seq.tokens, kind.lengths[0])
         got = kind.read(drafter, seq.seq_id, seq.tokens, kind.lengths[0])
         kind.check_memory(drafter, seq)
         if kv_unified:  # masked cells of other sequences are summed over
@@ -201,7 +206,7 @@ def test_what_fails_for_one_sequence_costs_the_others_no_draft(name: str) -> Non
     expected = [proposal(draft) for draft in drafter.propose(requests)]
 
     def breaks_off(drafted: Sequence[int]) -> Sequence[Vote]:
-        if len(drafted) == 3:
+        if len(drafted) == min(3, n - 1):
             raise LookupError("no more advice")
         return ()
 
@@ -269,7 +274,7 @@ def test_a_draft_that_could_not_be_opened_again(name: str, monkeypatch: pytest.M
 
     kind = ROW_DRAFTS[name]
     drafter = kind.random()
-    loop, other = kind.loop(drafter), target_context(tiny("llama"), drafter)
+    loop, other = kind.loop(drafter), kind.context(kind.target_for(drafter), drafter)
     with monkeypatch.context() as patched:
         patched.setattr(model_drafter, "Context", no_memory)
         patched.setattr(model_drafter, "instance", lambda *args: None)

@@ -22,31 +22,88 @@ namespace {
 // How many of the likeliest tokens are read of a row: the best one, and one beside it for who mixes distributions.
 constexpr int32_t N_CANDIDATES = 2;
 
-// Architectures whose heads tests/parity/test_mtp_reference.py computes again. A head of another one is refused by name.
-constexpr llm_arch KNOWN[] = {
-    LLM_ARCH_QWEN35, LLM_ARCH_QWEN35MOE, LLM_ARCH_QWEN3NEXT, LLM_ARCH_DEEPSEEK2, LLM_ARCH_GLM4_MOE, LLM_ARCH_COHERE2MOE,
-    LLM_ARCH_NEMOTRON_H_MOE, LLM_ARCH_DEEPSEEK32, LLM_ARCH_GLM_DSA,
+// Architectures whose heads tests/parity/test_mtp_reference.py computes again, and whether a file may have several, of
+// which each drafts a further token. A head of another architecture is refused by name.
+constexpr struct {
+    llm_arch arch;
+    bool     several;
+} KNOWN[] = {
+    { LLM_ARCH_QWEN35, false }, { LLM_ARCH_QWEN35MOE, false }, { LLM_ARCH_QWEN3NEXT, false }, { LLM_ARCH_DEEPSEEK2, false },
+    { LLM_ARCH_GLM4_MOE, false }, { LLM_ARCH_COHERE2MOE, false }, { LLM_ARCH_NEMOTRON_H_MOE, false },
+    { LLM_ARCH_DEEPSEEK32, false }, { LLM_ARCH_GLM_DSA, false }, { LLM_ARCH_BAILINGMOE3, false }, { LLM_ARCH_STEP35, true }, { LLM_ARCH_MIMO2, true },
+    { LLM_ARCH_HY_V3, true },
 };
+
+// The name of a matrix that a head's block lacks, as it stands in the file; empty where all are there. Of those that the
+// loader takes for optional, as other layers have others in their place.
+std::string missing_matrix(const llama_model * model, const llama_layer & layer) {
+    using tensors = std::initializer_list<std::pair<const char *, const ggml_tensor *>>;
+    const auto first_missing = [](const tensors & wanted) {
+        for (const auto & [name, tensor] : wanted) {
+            if (tensor == nullptr) {
+                return std::string(name);
+            }
+        }
+        return std::string();
+    };
+    const tensors head = { { "nextn.eh_proj", layer.nextn.eh_proj }, { "nextn.enorm", layer.nextn.enorm },
+                           { "nextn.hnorm", layer.nextn.hnorm } };
+    const tensors dense = { { "ffn_gate", layer.ffn_gate }, { "ffn_up", layer.ffn_up }, { "ffn_down", layer.ffn_down } };
+    const tensors experts = { { "ffn_up_exps", layer.ffn_gate_up_exps != nullptr ? layer.ffn_gate_up_exps : layer.ffn_up_exps },
+                              { "ffn_gate_exps", layer.ffn_gate_up_exps != nullptr ? layer.ffn_gate_up_exps : layer.ffn_gate_exps },
+                              { "ffn_down_exps", layer.ffn_down_exps }, { "ffn_gate_shexp", layer.ffn_gate_shexp },
+                              { "ffn_up_shexp", layer.ffn_up_shexp }, { "ffn_down_shexp", layer.ffn_down_shexp } };
+    std::string missing = first_missing(head);
+    if (missing.empty() && model->arch == LLM_ARCH_MIMO2) {
+        missing = first_missing({ { "attn_qkv", layer.wqkv } });
+        missing = missing.empty() ? first_missing(dense) : missing;
+    } else if (missing.empty() && (model->arch == LLM_ARCH_STEP35 || model->arch == LLM_ARCH_HY_V3)) {
+        missing = first_missing(layer.ffn_gate_inp != nullptr ? experts : dense);
+    }
+    return missing;
+}
+
+// The output matrix of the model, where all heads use it and it lies in the host's memory.
+const ggml_tensor * shared_output(const llama_model * model) {
+    for (size_t il = model->hparams.n_layer(); il < model->layers.size(); ++il) {
+        if (model->layers[il].nextn.shared_head_head != nullptr) {
+            return nullptr;
+        }
+    }
+    const ggml_tensor * t = model->output;
+    if (t == nullptr || t->buffer == nullptr) {
+        return nullptr;
+    }
+    const ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(t->buffer));
+    return dev == nullptr || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU ? t : nullptr;
+}
 
 class mtp_context : public draft_context {
 public:
     explicit mtp_context(const llama_model * model)
-        : n_vocab((int32_t) model->vocab.n_tokens()), n_embd((int32_t) model->hparams.n_embd_out()) {}
+        : n_vocab((int32_t) model->vocab.n_tokens()), n_embd((int32_t) model->hparams.n_embd_out()), n_heads(llama_spec::n_heads(model)),
+          shared(shared_output(model)) {}
 
     void prepare(llama_context * ctx) override {
         llama_set_embeddings_nextn(ctx, true, /* masked */ true);
     }
 
     std::string refuse(const llama_spec_batch & batch) const override {
+        if (batch.head < 0 || batch.head >= n_heads) {
+            return "head " + std::to_string(batch.head) + " is outside 0 .. " + std::to_string(n_heads - 1);
+        }
         return batch.ids == nullptr || batch.rows == nullptr ? "an MTP head takes an id and a row of every token" : "";
     }
 
     // Its own rows are of the same form as the target's.
-    void set_mode(llama_context *, const llama_spec_batch &) override {}
+    void set_mode(llama_context * ctx, const llama_spec_batch & batch) override {
+        llama_set_nextn_layer_offset(ctx, batch.head);
+    }
 
     int32_t n_candidates() const override { return N_CANDIDATES; }
     int32_t n_row() const override { return n_embd; }
     int32_t n_row_inp() const override { return n_embd; }
+    const ggml_tensor * output() const override { return shared; }
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
                  const float ** row) const override {
@@ -59,7 +116,8 @@ public:
     }
 
 private:
-    int32_t n_vocab, n_embd;
+    int32_t n_vocab, n_embd, n_heads;
+    const ggml_tensor * shared;
 };
 
 class mtp : public draft_kind {
@@ -82,8 +140,13 @@ public:
 
 } // namespace
 
-bool knows_head(const std::string & arch) {
-    return std::any_of(std::begin(KNOWN), std::end(KNOWN), [&](llm_arch known) { return arch == llm_arch_name(known); });
+int32_t most_heads(const std::string & arch) {
+    for (const auto & known : KNOWN) {
+        if (arch == llm_arch_name(known.arch)) {
+            return known.several ? LLAMA_MAX_LAYERS : 1;
+        }
+    }
+    return 0;
 }
 
 int32_t n_heads(const llama_model * model) {
@@ -97,20 +160,25 @@ std::string head_fault(const llama_model * model) {
     if (n == 0) {
         return "the file has no MTP head";
     }
-    if (!knows_head(arch)) {
+    const int32_t n_most = most_heads(arch);
+    if (n_most == 0) {
         return "the MTP head of architecture '" + arch + "' is not supported by this version";
     }
-    if (n > 1) {
-        return "the file has " + std::to_string(n) + " MTP heads, and this version drafts with one";
+    if (n > n_most) {
+        return "the file has " + std::to_string(n) + " MTP heads, and this version drafts with one of architecture '" + arch + "'";
     }
-    const int32_t il = (int32_t) model->hparams.n_layer();
-    const bool has_layer = (size_t) il < model->layers.size();  // not of a vocabulary alone
-    const llama_layer_nextn head = has_layer ? model->layers[(size_t) il].nextn : llama_layer_nextn{};
-    const std::string blk = "blk." + std::to_string(il) + ".nextn.";
-    for (const auto & [name, tensor] : { std::pair<const char *, const ggml_tensor *>{ "eh_proj", head.eh_proj },
-                                         { "enorm", head.enorm }, { "hnorm", head.hnorm } }) {
-        if (tensor == nullptr) {
-            return "the MTP head was not loaded, or is not whole: there is no tensor " + blk + name + ".weight";
+    const size_t n_layer = model->hparams.n_layer();
+    for (size_t il = n_layer; il < n_layer + (size_t) n; ++il) {
+        static const llama_layer none;
+        const bool has_layer = il < model->layers.size();   // not of a vocabulary alone
+        const llama_layer & layer = has_layer ? model->layers[il] : none;
+        const std::string missing = missing_matrix(model, layer);
+        if (!missing.empty()) {
+            return "the MTP head was not loaded, or is not whole: there is no tensor blk." + std::to_string(il) + "." + missing + ".weight";
+        }
+        if (layer.nextn.shared_head_head == nullptr && model->output == nullptr) {
+            return "the MTP head has no output matrix: there is neither blk." + std::to_string(il) +
+                ".nextn.shared_head_head.weight nor output.weight";
         }
     }
     return "";

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from pyllama_spec.drafters.base import Drafter
-from pyllama_spec.drafters.chain import ChainDrafter
+from pyllama_spec.drafters.chain import Chain, ChainDrafter
 from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters.mtp.heads import Guesses, HeadsMemory
 from pyllama_spec.drafters.mtp.memory import MtpMemory
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.engine.context import Context
@@ -37,15 +38,18 @@ _MAX_DRAFT = 3
 _MAX_ADAPTIVE = 6
 # Heads of 4 bits were seen to be right for a fifteenth of the tokens that they are at 8.
 _FEW_BITS = 6
+# Of a context: the engine's.
+_MAX_SEQUENCES = 256
 
 
-class Mtp(ChainDrafter[MtpMemory]):
-    """Drafts with the MTP head of the target's own file, in a chain.
+class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
+    """Drafts with the MTP heads of the target's own file, in a chain.
 
     Args:
         model: None for the head of the target, which has to be loaded with load_mtp=True; or a
             file that holds the head of such a target, with the same embedding and output.
-        max_draft: the most tokens to draft at once.
+        max_draft: the most tokens to draft at once; where the file has several heads, each drafts
+            one of them, and attach() lowers max_draft to their number.
         n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
             make a window: the oldest are forgotten, and the head goes on.
         p_min: end a draft before a token that the head gives a lower probability.
@@ -77,6 +81,7 @@ class Mtp(ChainDrafter[MtpMemory]):
             progress=progress,
         )  # fmt: skip
         self.wants_head = model is None
+        self._max_draft = self.max_draft
 
     def load(self, path: Any, **how: Any) -> Model:
         """The file of a head."""
@@ -110,9 +115,22 @@ class Mtp(ChainDrafter[MtpMemory]):
             self._model = target.model
         super().attach(target)
 
-    def open_memory(self, target: Context) -> MtpMemory:
-        """Room for as many pairs as the target has tokens, and for the guesses behind them."""
-        context, n_window = self.open_head(target, is_own=True)
+    def open_memory(self, target: Context) -> MtpMemory | HeadsMemory:
+        """Room for as many pairs as the target has tokens, and for the guesses behind them.
+
+        Raises:
+            ArgumentError: several heads, and too many sequences for them.
+
+        """
+        n_heads, n_seqs = self.model.info.n_heads, target.params.n_seq_max
+        if n_heads > 1:
+            self.max_draft = min(self._max_draft, n_heads)
+            if n_seqs * n_heads > _MAX_SEQUENCES:
+                raise ArgumentError(
+                    f"{n_seqs} sequences with {n_heads} MTP heads each are more than the engine's "
+                    f"{_MAX_SEQUENCES}; {_MAX_SEQUENCES // n_heads} sequences are possible"
+                )
+        context, n_window = self.open_head(target, is_own=True, n_lanes=n_heads)
         weights = self.model.head_weights
         if weights is not None and weights.bits < _FEW_BITS:
             self._add_note(
@@ -120,7 +138,24 @@ class Mtp(ChainDrafter[MtpMemory]):
                 "right less often than it was trained to be"
             )
         is_short = n_window < target.n_ctx_seq
+        if n_heads > 1:
+            return HeadsMemory(context, self._n_features, n_window, n_heads, is_short=is_short)
         return MtpMemory(context, self._n_features, n_window, is_short=is_short)
+
+    def step_all(self, chains: Sequence[Chain]) -> None:
+        """Feeds each chain its newest token; of several heads to the next one."""
+        memory = self.memory_or_fail()
+        if not isinstance(memory, HeadsMemory):
+            super().step_all(chains)
+            return
+        for one in chains:
+            assert one.choice is not None  # it was extended
+            one.rows.append(one.choice.row.copy())
+        # All have been extended as often.
+        head = len(chains[0].ids)
+        choices = memory.guess(head, {c.seq: Guesses(c.ids, c.rows) for c in chains})
+        for one in chains:
+            one.choice = choices[one.seq]
 
     def _add_note(self, text: str) -> None:
         if text not in self.note:

@@ -30,18 +30,20 @@ class MtpMemory(ChainMemory):
         n_window: how many pairs of a sequence fit.
         is_short: a text may be longer than that. The rows of a prompt wait for its end then, so
             that none is fed which has left the window by that time.
+        lanes: as of RowMemory.
 
     """
 
     def __init__(
-        self, context: Context, n_features: int, n_window: int, *, is_short: bool = False
-    ) -> None:
-        super().__init__(context, n_features, n_window)
+        self, context: Context, n_features: int, n_window: int, *, is_short: bool = False,
+        **lanes: int,
+    ) -> None:  # fmt: skip
+        super().__init__(context, n_features, n_window, **lanes)
         self._is_short = is_short
 
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows, and forgets what will not be fed any more."""
-        super().commit(done)
+    def feed_due(self, done: Sequence[Committed]) -> None:
+        """Feeds what should not wait, and forgets what will not be fed any more."""
+        super().feed_due(done)
         for seq in {one.seq for one in done} if self._is_short else ():
             s = self.of(seq)
             if self.n_ready(s) - s.n_fed > self._n_window + self._batch.n_max:
@@ -66,7 +68,9 @@ class MtpMemory(ChainMemory):
         if first == 0:
             zeros = np.zeros((1, s.rows.n_features), np.float32)
             rows = np.concatenate((zeros, rows))
-        batch.extend(s.tokens[first : first + n], first, seq, rows=[rows], output_last=is_read)
+        batch.extend(
+            s.tokens[first : first + n], first, self.lane_of(seq), rows=[rows], output_last=is_read
+        )
 
     def meet(self, seq: int, s: SequenceMemory, tokens: Sequence[int]) -> None:
         """The pair that truncate() left at the end is right if the text goes on as it did."""

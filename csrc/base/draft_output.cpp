@@ -1,0 +1,77 @@
+#include "base/draft_output.h"
+
+#include "ggml-backend.h"
+
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <vector>
+
+namespace llama_spec {
+
+namespace {
+
+thread_local const draft_output * in_use = nullptr;
+
+} // namespace
+
+draft_output::draft_output(ggml_type type, int64_t n_embd, int32_t n_slots) {
+    meta.reset(ggml_init({ 2 * ggml_tensor_overhead(), nullptr, /* no_alloc */ true }));
+    if (meta == nullptr) {
+        throw std::bad_alloc();
+    }
+    rows = ggml_new_tensor_2d(meta.get(), type, n_embd, n_slots);
+    ids  = ggml_new_tensor_1d(meta.get(), GGML_TYPE_I32, n_slots);
+    buffer.reset(ggml_backend_alloc_ctx_tensors_from_buft(meta.get(), ggml_backend_cpu_buffer_type()));
+    if (buffer == nullptr) {
+        throw std::bad_alloc();
+    }
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    ggml_backend_buffer_clear(buffer.get(), 0);
+}
+
+void draft_output::set(int32_t slot, int32_t id, const void * row) {
+    std::memcpy(static_cast<char *>(rows->data) + (size_t) slot * rows->nb[1], row, rows->nb[1]);
+    static_cast<int32_t *>(ids->data)[slot] = id;
+}
+
+ggml_tensor * draft_output::build(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int64_t n_vocab) const {
+    std::vector<ggml_tensor *> chain = { logits };
+    while (chain.back()->op == GGML_OP_SCALE && chain.back()->view_src == nullptr) {
+        chain.push_back(chain.back()->src[0]);
+    }
+    ggml_tensor * product = chain.back();
+    if (product->op != GGML_OP_MUL_MAT || product->src[0]->ne[0] != rows->ne[0] || product->ne[0] != n_vocab) {
+        return nullptr;
+    }
+    // The nodes stand in the graph already: they become smaller where they are.
+    product->src[0] = rows;
+    for (ggml_tensor * t : chain) {
+        t->ne[0] = rows->ne[1];
+        for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+            t->nb[i] = t->nb[i - 1] * (size_t) t->ne[i - 1];
+        }
+    }
+    const int64_t n_slots = rows->ne[1], n_rows = logits->ne[1];
+    ggml_tensor * all = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
+    all = ggml_set_rows(ctx, all, ggml_reshape_3d(ctx, logits, 1, n_slots, n_rows), ggml_reshape_3d(ctx, ids, n_slots, 1, 1));
+    all = ggml_reshape_2d(ctx, all, n_vocab, n_rows);
+    ggml_set_output(all->view_src != nullptr ? all->view_src : all);
+    ggml_set_output(all);
+    ggml_build_forward_expand(gf, all);
+    return all;
+}
+
+use_draft_output::use_draft_output(const draft_output * output) {
+    in_use = output;
+}
+
+use_draft_output::~use_draft_output() {
+    in_use = nullptr;
+}
+
+const draft_output * draft_output_in_use() {
+    return in_use;
+}
+
+} // namespace llama_spec

@@ -1,0 +1,43 @@
+// Rows of an output matrix for some ids of the vocabulary. A head that drafts chooses among these alone: its last product
+// is the dearest part of a draft where the vocabulary is large.
+#pragma once
+
+#include "ggml-cpp.h"
+
+#include <cstdint>
+
+struct ggml_cgraph;
+
+namespace llama_spec {
+
+class draft_output {
+public:
+    // Room for n_slots rows of n_embd numbers, all of the id 0 and zero. Throws std::bad_alloc.
+    draft_output(ggml_type type, int64_t n_embd, int32_t n_slots);
+
+    int32_t n_slots() const { return (int32_t) rows->ne[1]; }
+    size_t row_bytes() const { return rows->nb[1]; }
+    // Lets a slot stand for an id, whose row is given as it lies in the file.
+    void set(int32_t slot, int32_t id, const void * row);
+
+    // Takes the product that `logits` is, or is scaled from, with these rows instead of the whole matrix: logits of all
+    // n_vocab ids, of which those without a slot have no chance. NULL where it is no such product.
+    ggml_tensor * build(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int64_t n_vocab) const;
+
+private:
+    ggml_context_ptr        meta;
+    ggml_backend_buffer_ptr buffer;
+    ggml_tensor * rows = nullptr, * ids = nullptr;
+};
+
+// While one lives, graphs of MTP heads that this thread builds end in such a product; NULL for the whole matrix.
+class use_draft_output {
+public:
+    explicit use_draft_output(const draft_output * output);
+    ~use_draft_output();
+    use_draft_output(const use_draft_output &) = delete;
+    use_draft_output & operator=(const use_draft_output &) = delete;
+};
+const draft_output * draft_output_in_use();
+
+} // namespace llama_spec

@@ -1,0 +1,119 @@
+"""Decoders with a mixture of experts whose files have several MTP heads; two have windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import parts
+from .moe import shared_expert
+from .sketch import Sketch
+
+
+def step35(m: Sketch) -> None:
+    """Windows on odd layers, rotated in full; on others half of each head is, by other angles.
+
+    Each head of attention has a gate; layer 0 is dense, and what experts compute is bounded.
+    """
+    cfg = m.cfg
+    _windowed(m)
+    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
+    m.key("expert_gating_func", 2)  # sigmoid
+    m.key("expert_weights_norm", True)
+    m.key("expert_weights_scale", 1.5)
+    m.key("swiglu_clamp_exp", [1.5] * cfg.n_layer)
+    m.key("swiglu_clamp_shexp", [1.0] * cfg.n_layer)
+    # As many as there are angles where all of a head is rotated.
+    m.uniform("rope_freqs.weight", cfg.head_dim // 2, low=1.0, high=4.0)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        step35_layer(m, blk, is_dense=index == 0)
+    m.output()
+
+
+def step35_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a layer of step35."""
+    parts.norms(m, blk, "attn_norm", "ffn_norm")
+    parts.attention(m, blk)
+    parts.head_norms(m, blk)
+    m.matrix(f"{blk}attn_gate.weight", m.cfg.n_head, m.cfg.n_embd)
+    if is_dense:
+        parts.gated_ffn(m, blk)
+        return
+    parts.experts(m, blk)
+    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
+    shared_expert(m, blk)
+
+
+def mimo2(m: Sketch) -> None:
+    """Windows with sinks on odd layers, which have more key heads; values are narrower than keys.
+
+    Layer 0 is dense, as the heads are.
+    """
+    cfg = m.cfg
+    _windowed(m)
+    m.key("attention.head_count_kv", [_n_kv(m, i) for i in range(cfg.n_layer)])
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim // 2)
+    m.key("attention.value_scale", 0.75)
+    m.key("rope.dimension_count", cfg.head_dim // 2)
+    m.key("expert_gating_func", 2)  # sigmoid, for who reads the file; the engine has it so
+    m.embedding()
+    for index, blk in parts.layers(m):
+        mimo2_layer(m, blk, n_kv=_n_kv(m, index), is_dense=index == 0, has_sinks=index % 2 == 1)
+    m.output()
+
+
+def _n_kv(m: Sketch, index: int) -> int:
+    return m.cfg.n_head if index % 2 else m.cfg.n_head_kv
+
+
+def mimo2_layer(m: Sketch, blk: str, *, n_kv: int, is_dense: bool, has_sinks: bool) -> None:
+    """Add a layer of mimo2."""
+    cfg, k, v = m.cfg, m.cfg.head_dim, m.cfg.head_dim // 2
+    parts.norms(m, blk, "attn_norm", "ffn_norm")
+    m.matrix(f"{blk}attn_qkv.weight", cfg.n_head * k + n_kv * (k + v), cfg.n_embd, gain=1.5)
+    m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_head * v, gain=1.5)
+    if has_sinks:
+        m.normal(f"{blk}attn_sinks.weight", cfg.n_head)
+    if is_dense:
+        parts.gated_ffn(m, blk)
+    else:
+        parts.experts(m, blk)
+        m.normal(f"{blk}exp_probs_b.bias", cfg.n_expert, std=0.1)
+
+
+def hy_v3(m: Sketch) -> None:
+    """Attention over all, norms of heads; layer 0 dense, sigmoid-gated and shared experts after."""
+    cfg = m.cfg
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
+    m.key("expert_gating_func", 2)
+    m.key("expert_weights_norm", True)
+    m.key("expert_weights_scale", 1.5)
+    m.embedding()
+    for index, blk in parts.layers(m):
+        hy_v3_layer(m, blk, is_dense=index == 0)
+    m.output()
+
+
+def hy_v3_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a layer of hy_v3."""
+    parts.norms(m, blk, "attn_norm", "ffn_norm")
+    parts.attention(m, blk)
+    parts.head_norms(m, blk)
+    if is_dense:
+        parts.gated_ffn(m, blk)
+        return
+    parts.experts(m, blk)
+    m.put(f"{blk}exp_probs_b", m.rng(f"{blk}exp_probs_b").normal(0.0, 0.1, m.cfg.n_expert))
+    shared_expert(m, blk)
+
+
+def _windowed(m: Sketch) -> None:
+    cfg = m.cfg
+    parts.header(m)
+    parts.moe_header(m)
+    m.key("attention.sliding_window", cfg.sliding_window)
+    m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(cfg.n_layer)])
+    m.key("rope.freq_base_swa", float(np.sqrt(cfg.rope_freq_base)))
