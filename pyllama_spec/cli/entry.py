@@ -18,6 +18,7 @@ from pyllama_spec.cli.chat import add_chat
 from pyllama_spec.cli.convert import add_convert
 from pyllama_spec.cli.doctor import add_doctor
 from pyllama_spec.cli.generate import add_generate
+from pyllama_spec.cli.memory import add_memory
 from pyllama_spec.cli.rpc_server import add_rpc_server
 from pyllama_spec.cli.serve import add_serve
 from pyllama_spec.cli.train import add_train
@@ -144,6 +145,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_doctor(commands)
     add_bench(commands)
     add_serve(commands)
+    add_memory(commands)
     add_rpc_server(commands)
     return parser
 

@@ -62,8 +62,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-d",
         "--draft",
         default="none",
-        help="none, prompt-lookup, grammar, mtp (the head in the model's file), auto, or the "
-        "GGUF of a draft or of a smaller model",
+        help="none, prompt-lookup, suffix, grammar, mtp (the head in the model's file), auto, or "
+        "the GGUF of a draft or of a smaller model",
     )
     parser.add_argument(
         "--n-draft", type=int, help="most tokens to draft per round [the drafter's own]"
@@ -84,6 +84,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--controller", default=None, choices=tuple(NAMES),
         help="how much is drafted: as much as pays, --n-draft tokens in every round, or nothing "
         "[profit]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draft-memory", type=file_name, default=None, metavar="FILE",
+        help="a store of texts to copy from, to which this one is added: made where there is none, "
+        "see the command memory",
     )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument(
@@ -135,7 +140,14 @@ def open_llama(
 
     """
     if args.draft == "none":
-        for name in ("n_draft", "p_min", "lookup", "controller", "draft_gpu_layers"):
+        for name in (
+            "n_draft",
+            "p_min",
+            "lookup",
+            "controller",
+            "draft_gpu_layers",
+            "draft_memory",
+        ):
             if getattr(args, name) is not None:
                 raise ArgumentError(f"--{name.replace('_', '-')} is for a draft: add -d")
     return Llama(
@@ -145,6 +157,7 @@ def open_llama(
         p_min=args.p_min,
         lookup=args.lookup,
         controller=controller or args.controller,
+        draft_memory=args.draft_memory,
         n_ctx=args.n_ctx,
         n_threads=args.threads,
         verbose=args.verbose,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyllama_spec.drafters.lookup_first import LookupFirst
     from pyllama_spec.drafters.mtp import Mtp
     from pyllama_spec.drafters.small_model import SmallModel
+    from pyllama_spec.drafters.suffix import Suffix
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
     __getattr__, __dir__ = lazy_names(
@@ -37,6 +38,7 @@ else:
             "LookupFirst": "pyllama_spec.drafters.lookup_first",
             "Mtp": "pyllama_spec.drafters.mtp",
             "SmallModel": "pyllama_spec.drafters.small_model",
+            "Suffix": "pyllama_spec.drafters.suffix",
         },
     )
 
@@ -57,6 +59,7 @@ __all__ = [
     "PromptLookup",
     "SequenceErrors",
     "SmallModel",
+    "Suffix",
     "TokenPrior",
     "TokenView",
     "Vote",

@@ -16,6 +16,7 @@ from pyllama_spec.drafters.registry import (
     AUTO,
     MTP,
     PROMPT_LOOKUP,
+    SUFFIX,
     holds_head_alone,
     is_draft,
     make_drafter,
@@ -107,8 +108,9 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
     head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"
     reason = f"the file has {head}, and no draft for it lies beside it"
     # What is said of a draft model is for none.
-    plain = DraftOptions(options.max_draft, is_adaptive=options.is_adaptive)
-    return _noted(make_drafter(PROMPT_LOOKUP, plain), reason)
+    plain = DraftOptions(options.max_draft, is_adaptive=options.is_adaptive, memory=options.memory)
+    name = PROMPT_LOOKUP if options.memory is None else SUFFIX
+    return _noted(make_drafter(name, plain), reason)
 
 
 def _noted(drafter: Drafter, reason: str) -> Drafter:

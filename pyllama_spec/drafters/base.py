@@ -24,7 +24,8 @@ class Draft(NamedTuple):
 
     Attributes:
         ids: what may come next, first token first; empty for no proposal.
-        probabilities: [len(ids)] the drafter's probability of each one, or None.
+        probabilities: [len(ids)] the drafter's probability of each one, or None. Of a lookup hit
+            they take the place of match_length in what is thought of its tokens.
         candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
             likeliest first, where the drafter has more than one; or None.
         match_length: of a lookup hit: how many tokens stood before the place that it was taken
@@ -247,6 +248,22 @@ class Drafter(Closeable):
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets all but the first n_keep tokens of the sequence."""
+
+    # ---- requests, for drafters that learn from one for another
+
+    def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
+        """A request begins on the sequence. Called before resume_at() and truncate().
+
+        Args:
+            seq: the sequence, which still has the text of the request before.
+            remember: whether its text may be kept for later requests.
+            user: whose it is; "" where it was not said. Nothing of one user's text may be
+                proposed to another one, unless they share a store by name.
+
+        """
+
+    def end_request(self, seq: int) -> None:
+        """The request has ended. Not called where it was dropped: begin_request() comes then."""
 
     def copy(self, seq: int, to: int) -> None:
         """Lets the sequence `to` begin as a copy of `seq`."""

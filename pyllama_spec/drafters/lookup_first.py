@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
+
+if TYPE_CHECKING:
+    from pyllama_spec.drafters.suffix import Suffix
 
 # With fewer, chance is right as often as the model; with more, repetitions are found late.
 MIN_NGRAM = 5
@@ -85,6 +88,7 @@ class LookupFirst(Drafter):
         drafter: the draft model. It is closed with this.
         min_ngram: how many tokens have to be the same.
         table: what follows the last few tokens as a rule, if the draft model came with it.
+        lookup: what copies in place of a PromptLookup of min_ngram tokens; it is closed with this.
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -94,7 +98,11 @@ class LookupFirst(Drafter):
     has_lookup = True
 
     def __init__(
-        self, drafter: Drafter, min_ngram: int = MIN_NGRAM, table: NgramTable | None = None
+        self,
+        drafter: Drafter,
+        min_ngram: int = MIN_NGRAM,
+        table: NgramTable | None = None,
+        lookup: PromptLookup | Suffix | None = None,
     ) -> None:
         self.drafter = drafter
         self.min_ngram = count(min_ngram, "min_ngram", 1)
@@ -104,14 +112,17 @@ class LookupFirst(Drafter):
         self.wants_head = drafter.wants_head
         # One size: among places that end alike the newest is as good as the one that does so for
         # longest, and an index of four sizes takes a kilobyte per token.
-        self._lookup = PromptLookup(drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
+        self._lookup = lookup or PromptLookup(
+            drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram
+        )
         # Proposals that were looked up, for who asks where they come from.
         self.n_lookups = 0
         self.table = table
 
     def check(self, target: Model) -> None:
-        """As the model."""
+        """As the model, and as what copies."""
         self.drafter.check(target)
+        self._lookup.check(target)
 
     @property
     def note(self) -> str:
@@ -128,8 +139,19 @@ class LookupFirst(Drafter):
         return self.drafter.attached_to
 
     def attach(self, target: Context) -> None:
-        """As the model."""
+        """As the model, and as what copies."""
         self.drafter.attach(target)
+        self._lookup.attach(target)
+
+    def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
+        """Tells both."""
+        self._lookup.begin_request(seq, remember=remember, user=user)
+        self.drafter.begin_request(seq, remember=remember, user=user)
+
+    def end_request(self, seq: int) -> None:
+        """Tells both."""
+        self._lookup.end_request(seq)
+        self.drafter.end_request(seq)
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Tells both."""
@@ -210,7 +232,9 @@ class LookupFirst(Drafter):
     def describe(self) -> dict[str, Any]:
         """The model's, and what stands beside it."""
         table = 0 if self.table is None else len(self.table)
-        return {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
+        found = {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
+        store = self._lookup.describe().get("store")
+        return found if store is None else {**found, "store": store}
 
     @property
     def is_closed(self) -> bool:

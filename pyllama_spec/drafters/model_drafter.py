@@ -341,7 +341,12 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     except PyllamaSpecError:
         draft.close()
         raise
-    return LookupFirst(draft, match_length, table)
+    lookup = None
+    if options.memory is not None:
+        from pyllama_spec.drafters.suffix import copies_beside
+
+        lookup = copies_beside(draft.max_draft, match_length, options.memory)
+    return LookupFirst(draft, match_length, table, lookup)
 
 
 def passed(

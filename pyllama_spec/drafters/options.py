@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.errors import ArgumentError
 
@@ -25,6 +26,8 @@ class DraftOptions:
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may have them; None for all.
         rpc_servers: as of Model.
+        memory: the file of a store that copies are looked up in and requests remembered; None for
+            none.
         is_adaptive: somebody ends drafts where they do not pay, so that the kind's own number may
             be larger.
 
@@ -41,6 +44,7 @@ class DraftOptions:
     is_adaptive: bool = False
     devices: Sequence[str] | None = None
     rpc_servers: Sequence[str] | None = None
+    memory: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if self.max_draft is not None:
@@ -49,6 +53,10 @@ class DraftOptions:
             raise ArgumentError(f"p_min={self.p_min!r} is not a probability: 0 .. 1")
         if self.lookup is not None:
             count(self.lookup, "lookup")
+        if self.memory is not None:
+            instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
+            if not os.fspath(self.memory):
+                raise ArgumentError('draft_memory="" is no file name; None is for no store')
 
     def of_file(self) -> dict[str, Any]:
         """What every drafter with a file takes of them, as its keywords."""

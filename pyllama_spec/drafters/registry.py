@@ -19,6 +19,7 @@ from pyllama_spec.engine.checks import meant
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError, shown
 
 NONE, PROMPT_LOOKUP, GRAMMAR, MTP = "none", "prompt-lookup", "grammar", "mtp"
+SUFFIX = "suffix"
 # None of these: drafters/automatic.py chooses one when it knows the target.
 AUTO = "auto"
 
@@ -42,6 +43,12 @@ def _open_own_head(options: DraftOptions) -> Drafter:
     return open_mtp(None, options)
 
 
+def _open_suffix(options: DraftOptions) -> Drafter:
+    from pyllama_spec.drafters.suffix import open_suffix
+
+    return open_suffix(options)
+
+
 # Drafters that need no file of their own.
 _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     NONE: lambda options: NoDrafter(),
@@ -51,6 +58,7 @@ _NAMED: Mapping[str, Callable[[DraftOptions], Drafter]] = {
     PROMPT_LOOKUP: lambda options: (
         PromptLookup() if options.max_draft is None else PromptLookup(max(options.max_draft, 1))
     ),
+    SUFFIX: _open_suffix,
     MTP: _open_own_head,
 }
 # How architectures of files begin that only draft for another model, of kinds that are not here,
@@ -84,7 +92,7 @@ def known_drafts() -> str:
     return (
         f"what drafts is a GGUF of a draft ({', '.join(_KINDS)}) that was made for the target, or "
         f'of a smaller model, draft="{MTP}" for the head in the target\'s own file, '
-        f'draft="{PROMPT_LOOKUP}", which needs no file, or a Drafter of your own'
+        f'draft="{SUFFIX}" or "{PROMPT_LOOKUP}", which need no file, or a Drafter of your own'
     )
 
 
@@ -102,8 +110,8 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     """The drafter that `draft=` means.
 
     Args:
-        draft: None, "none", "prompt-lookup", "grammar", "mtp", the path of a GGUF, or a Drafter;
-            "auto" is for automatic.make_drafter_for().
+        draft: None, "none", "prompt-lookup", "suffix", "grammar", "mtp", the path of a GGUF, or a
+            Drafter; "auto" is for automatic.make_drafter_for().
         options: for those that are made here.
 
     Raises:
@@ -120,6 +128,13 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
             raise ArgumentError(
                 f"{name}={shown(value)} is for a draft that is given as a file, not {shown(draft)}"
             )
+    has_lookup = is_model or draft == SUFFIX
+    if options.memory is not None and (not has_lookup or options.lookup == 0):
+        why = "lookup=0" if has_lookup else f"{shown(draft)}"
+        raise ArgumentError(
+            f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "
+            f'"{SUFFIX}", "{MTP}" or one that is given as a file, not {why}'
+        )
     if draft is None:
         return NoDrafter()
     if isinstance(draft, str) and is_name:

@@ -65,6 +65,7 @@ class MoreOptions(TypedDict, total=False):
     return_token_ids: bool
     stream_options: Mapping[str, Any] | None
     user: str | None
+    remember: bool
     context_shift: bool
     n_keep: int
     return_token_sources: bool

@@ -67,7 +67,8 @@ class Llama(Closeable):
         n_parallel: int = 1, max_waiting: int | None = None, chat_template: str | None = None,
         devices: Sequence[str] | None = None, draft_gpu_layers: int | None = None,
         rpc_servers: Sequence[str] | None = None, rpc_timeout: float | None = None,
-        prefix_cache_bytes: int | None = None, **unknown: Any,
+        prefix_cache_bytes: int | None = None,
+        draft_memory: str | os.PathLike[str] | None = None, **unknown: Any,
     ) -> None: ...
     # fmt: on
     def __reduce__(self) -> Any: ...

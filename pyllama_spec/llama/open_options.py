@@ -100,10 +100,11 @@ class OpenOptions:
         spm_infill: put the suffix first where a gap is filled.
         verbose: progress bars, what the engine says while it loads, and a line for each request,
             on stderr.
-        draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup", "grammar"
-            for no more than what a grammar or schema forces (every other one drafts that as well),
-            "mtp" for the head in the model's own file, the path of the GGUF of a draft or of a
-            smaller model, or a Drafter;
+        draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup" for copies of
+            the text itself, "suffix" for those of earlier requests' texts too, "grammar" for no
+            more than what a grammar or schema forces (every other one drafts that as well), "mtp"
+            for the head in the model's own file, the path of the GGUF of a draft or of a smaller
+            model, or a Drafter;
             "auto" for the head where there is one, else a draft that lies beside the file and was
             made for it, else "prompt-lookup". It changes how fast the text comes, never the
             text.
@@ -125,6 +126,9 @@ class OpenOptions:
         prefix_cache_bytes: the most memory for copies of what past requests have read, so that a
             prompt that begins like one of them is read from there on; None for 2 GiB, and no more
             than a quarter of the machine's. 0 keeps no more than n_parallel places hold.
+        draft_memory: the file of a store of texts, which "suffix", "mtp" and drafts from files copy
+            from, and which requests are written to unless they say remember=False; one file for
+            each tokenizer, see docs/suffix.md. None, the default: nothing is written.
 
     """
 
@@ -187,6 +191,7 @@ class OpenOptions:
     rpc_servers: Sequence[str] | None = None
     rpc_timeout: float | None = None
     prefix_cache_bytes: int | None = None
+    draft_memory: str | os.PathLike[str] | None = None
 
     @classmethod
     def from_keywords(
@@ -325,7 +330,7 @@ class OpenOptions:
         )
         return DraftOptions(
             self.n_draft, self.p_min, self.lookup, progress=progress, is_adaptive=is_adaptive,
-            **place,
+            memory=self.draft_memory, **place,
         )  # fmt: skip
 
 

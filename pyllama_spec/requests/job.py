@@ -320,6 +320,8 @@ class Job:
             timing=Timing(load_s, queue_s=perf_counter() - self._asked_s),
             adapters=self.adapters,
             max_draft=self._options.n_draft,
+            remember=self._options.remember,
+            user=self._options.user or "",
         )
         self._begin(run)
         return run
@@ -359,6 +361,7 @@ class Job:
                 run.state, [*tokens[:n_keep], *tokens[n_keep + n_forgotten :]], run.sampler,
                 run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
                 max_draft=run.max_draft,
+                remember=run.remember, user=run.user,
             )
         )  # fmt: skip
 

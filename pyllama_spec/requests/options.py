@@ -40,7 +40,7 @@ _COUNTS = (
 )  # fmt: skip
 _FLAGS = (
     "ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift",
-    "return_token_sources",
+    "return_token_sources", "remember",
 )  # fmt: skip
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -121,7 +121,10 @@ class RequestOptions:
         stream_options: of a stream: {"include_usage": True} for a last chunk with `usage` and no
             choices, and None as the usage of those before; with "continuous_usage_stats" each has
             the usage so far. None for the usage in the chunk with the finish_reason.
-        user: who asks; it changes nothing.
+        user: who asks. It changes no text: a draft that learns from earlier requests copies from
+            those of the same user alone, and from stores that were named.
+        remember: whether a draft may learn from this request for later ones, in memory or in the
+            store that draft_memory= names. False: nothing of it is kept.
         context_shift: where the context is full, forget the older half of the text behind n_keep
             and go on; needs max_tokens. What stays is read again, so that any model can. Off: the
             text ends there.
@@ -188,6 +191,7 @@ class RequestOptions:
     return_token_ids: bool = False
     stream_options: Mapping[str, Any] | None = None
     user: str | None = None
+    remember: bool = True
     context_shift: bool = False
     n_keep: int = 0
     return_token_sources: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import index
 from typing import Any, TypeVar
@@ -111,6 +112,18 @@ class IsolatedDrafter:
 
         n = self._call(seq, "resume_at", resume)
         return n_keep if n is None else n
+
+    def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
+        """See Drafter.begin_request. What failed in the request before is forgotten."""
+        if self.listens:
+            self._failures.pop(seq, None)
+            begin = partial(self._drafter.begin_request, seq, remember=remember, user=user)
+            self._call(seq, "begin_request", begin)
+
+    def end_request(self, seq: int) -> None:
+        """See Drafter.end_request."""
+        if self.listens:
+            self._call(seq, "end_request", self._drafter.end_request, seq)
 
     def n_unread(self, seq: int) -> int:
         """See Drafter.n_unread."""

@@ -186,6 +186,7 @@ class Round:
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller.name
         self.scheduler.controller.begin(state.seq_id)
+        self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.prefixes.begin(run)
         self.sequences.cut_for(run)
         run.timing.prompt_s += perf_counter() - start
@@ -199,6 +200,7 @@ class Round:
         """
         state = run.state
         self.prefixes.shelve_held(seq_id, unless=state)
+        self.drafter.begin_request(seq_id, remember=run.remember, user=run.user)
         state.seq_id = seq_id
         self.sequences.restore(state, saved)
         self.scheduler.controller.begin(seq_id)
@@ -248,6 +250,9 @@ class Round:
                 self._count_seconds(span, round_s, draft_s, verify_s)
             if self.max_draft:
                 self._learn(spans, propose_s, verify_s, round_s)
+            for run, _ in out:
+                if run.is_over:
+                    self.drafter.end_request(run.seq_id)
         finally:
             self._runs = {}
         return out

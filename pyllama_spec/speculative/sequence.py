@@ -96,6 +96,8 @@ class SequenceRun:
             to: they are verified and nobody else is asked. None for never.
         adapters: what its rows are computed with.
         max_draft: the most tokens that it drafts in a round; None for as many as the round allows.
+        remember: whether a drafter may keep its text for later requests.
+        user: whose request it is; "" where it was not said.
 
     Attributes:
         stats, timing: of this request alone.
@@ -123,6 +125,8 @@ class SequenceRun:
     timing: Timing = field(default_factory=Timing)
     adapters: Adapters = None
     max_draft: int | None = None
+    remember: bool = True
+    user: str = ""
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0

@@ -87,7 +87,7 @@ def test_the_drafter_of_the_walk_through(tmp_path: Path) -> None:
     with Llama(model_path("llama", n_layer=2), n_ctx=256, verbose=False) as llm:
         plain = llm.create_completion("abc", max_tokens=64, temperature=0.0)
     with Llama(
-        model_path("llama", n_layer=2), n_ctx=256, verbose=False, draft=module["Suffix"](),
+        model_path("llama", n_layer=2), n_ctx=256, verbose=False, draft=module["LastToken"](),
         controller="fixed",
     ) as llm:  # fmt: skip
         drafted = llm.create_completion("abc", max_tokens=64, temperature=0.0)

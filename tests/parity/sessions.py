@@ -34,7 +34,7 @@ FORMATS: dict[str, Any] = {
     "schema": {"type": "json_object", "schema": _SCHEMA},
 }
 ORACLES = ("perfect", "wrong", "pattern", "intermittent", "hostile", "failing")
-DRAFTERS = (*ORACLES, "prompt-lookup", "grammar", "eagle3", "dflash")
+DRAFTERS = (*ORACLES, "prompt-lookup", "suffix", "grammar", "eagle3", "dflash")
 CONTROLLERS = ("fixed", "random", "profit", "off")
 FATES = ("whole", "closed", "raises", "stops", "cancelled")
 

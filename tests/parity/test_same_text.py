@@ -34,6 +34,7 @@ from tests.oracles import (
     tiny_context,
 )
 from tests.scripted import Hostile, Intermittent, Pattern, Perfect, ScriptedDrafter, Wrong
+from tests.suffix_tools import knowing
 from tests.tiers import release_except
 
 ARCHS = ("llama", "qwen3", "qwen3moe", "gemma3", *STATES)
@@ -63,6 +64,7 @@ DRAFTERS: dict[str, Make] = {
     "hostile": _hostile(0.0),
     "failing": _hostile(0.15),
     "prompt-lookup": lambda _text, _, k: PromptLookup(max(k, 1), max_ngram=2, min_ngram=1),
+    "suffix": lambda text, _, k: knowing(text, max_draft=max(k, 1)),
 }
 
 

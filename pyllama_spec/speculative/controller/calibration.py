@@ -140,22 +140,33 @@ class LookupCalibration:
     """From how long a match is to a rate: a token that is right makes the match longer by one.
 
     A length begins with Laplace's rule of succession: what held m times in a row holds the next
-    time with (m + 1) / (m + 2).
+    time with (m + 1) / (m + 2). A copy that says how sure it is, by what else it knows of the
+    places that it is from, is judged by that instead, as it turned out.
     """
 
     _EDGES = (2, 3, 4, 5, 6, 7, 9, 13, 21)
 
     def __init__(self) -> None:
         self._cells = [Cell() for _ in range(len(self._EDGES) + 1)]
+        self._sure = [Cell() for _ in _MIDDLES]
 
-    def rate(self, match_length: int) -> float:
-        """The chance that the token behind match_length equal ones is right."""
+    def rate(self, match_length: int, p: float | None = None) -> float:
+        """The chance that the token behind match_length equal ones is right.
+
+        Args:
+            match_length: those of the draft among them.
+            p: what the copy itself says of it; None for nothing.
+
+        """
+        if p is not None:
+            return clipped(self._sure[_bin(p)].rate(p))
         prior = (match_length + 1.0) / (match_length + 2.0)
         return clipped(self._cells[self._index(match_length)].rate(prior))
 
-    def add(self, match_length: int, was_right: bool) -> None:
+    def add(self, match_length: int, p: float | None, was_right: bool) -> None:
         """What became of one."""
-        self._cells[self._index(match_length)].add(was_right)
+        cell = self._cells[self._index(match_length)] if p is None else self._sure[_bin(p)]
+        cell.add(was_right)
 
     def _index(self, match_length: int) -> int:
         return bisect_right(self._EDGES, match_length)
@@ -168,7 +179,7 @@ class Watched:
     Attributes:
         ids: the tokens.
         rates: what the calibration says of each, given those before; without the text's ratio.
-        probabilities: the draft's own; None where it has none.
+        probabilities: the draft's own, of a copy too; None where it has none.
         match_length: of a copy, how long its match was; 0 for the model's.
         n_met: how many have met the text and were right.
 
@@ -205,11 +216,12 @@ class Acceptance:
 
     def rates(self, draft: Draft) -> list[float]:
         """The chance of each token, given those before, in no text in particular."""
-        n = len(draft.ids)
+        n, p = len(draft.ids), draft.probabilities
         if draft.match_length:
             rate = self.lookups.rate
-            return [rate(draft.match_length + i) for i in range(n)]
-        p = draft.probabilities
+            if p is None:
+                return [rate(draft.match_length + i) for i in range(n)]
+            return [rate(draft.match_length + i, p[i]) for i in range(n)]
         return [self.model.rate(i, None if p is None else p[i]) for i in range(n)]
 
     def watch(self, text: TextState, draft: Draft, rates: Sequence[float]) -> None:
@@ -229,11 +241,11 @@ class Acceptance:
         ids, at, n = one.ids, one.n_met, len(one.ids)
         for token in tokens:
             was_right = ids[at] == token
+            p = None if one.probabilities is None else one.probabilities[at]
             if one.match_length:
-                self.lookups.add(one.match_length + at, was_right)
+                self.lookups.add(one.match_length + at, p, was_right)
                 text.lookups.add(one.rates[at], was_right)
             else:
-                p = None if one.probabilities is None else one.probabilities[at]
                 self.model.add(at, p, was_right)
                 if at:
                     self.model.add_next(one.rates[at - 1], was_right)

@@ -1,0 +1,350 @@
+"""Records three traces of repetitive work, and counts what copies would have drafted of them.
+
+    python benchmarks/suffix_traces.py record -m TARGET.gguf [--only agent]
+    python benchmarks/suffix_traces.py measure
+
+A trace is a list of requests: what was asked, and the greedy answer of a model, as ids. The prompts
+are made by this script: an agent's sessions with tool calls and contents of files, edits of one
+source file, records extracted by one schema. Greedy text is what it is, whoever drafts, so that
+tokens per round are counted by playing the answers to a drafter: no clock is in them. A drafter
+that remembers is first told a number of earlier requests; what is measured is always the same rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyllama_spec.drafters import Committed, Drafter, DraftRequest, PromptLookup, Suffix
+
+FOLDER = Path(__file__).parent / "traces"
+# How many requests of each trace are measured: the last ones.
+N_MEASURED = {"agent": 40, "edits": 20, "records": 50}
+N_EARLIER = (0, 10, 100)
+
+
+class Recorded(NamedTuple):
+    """One request of a trace: the ids of its prompt, and those of the answer."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+# ---- the prompts
+
+_NAMES = ("Ada Moreno", "Ben Okafor", "Cora Lindqvist", "Dev Patel", "Elif Demir", "Finn Ryan",
+          "Grace Chen", "Hugo Laurent", "Iris Novak", "Jonas Weber", "Kira Tanaka",
+          "Leo Rossi")  # fmt: skip
+_CITIES = ("Oslo", "Porto", "Lyon", "Graz", "Turin", "Bergen", "Ghent", "Malaga", "Leeds", "Brno")
+_ITEMS = (
+    "desk lamp", "office chair", "paper tray", "label printer", "steel cabinet", "wall clock",
+)  # fmt: skip
+_FILES = {
+    "stock.py": '''class Stock:
+    """What lies on the shelves."""
+
+    def __init__(self):
+        self.items = {}
+
+    def add(self, name, count):
+        if count < 1:
+            raise ValueError("count must be at least 1")
+        self.items[name] = self.items.get(name, 0) + count
+
+    def remove(self, name, count):
+        if self.items.get(name, 0) < count:
+            raise ValueError("not enough of " + name)
+        self.items[name] -= count
+
+    def total(self):
+        return sum(self.items.values())
+''',
+    "orders.py": '''from stock import Stock
+
+class Order:
+    """What a customer wants."""
+
+    def __init__(self, customer):
+        self.customer = customer
+        self.lines = []
+
+    def add_line(self, name, count, price):
+        self.lines.append((name, count, price))
+
+    def total(self):
+        return sum(count * price for _, count, price in self.lines)
+
+    def ship(self, stock):
+        for name, count, _ in self.lines:
+            stock.remove(name, count)
+''',
+    "report.py": '''def report(orders):
+    """A line for each order."""
+    lines = []
+    for order in orders:
+        lines.append(order.customer + ": " + str(order.total()))
+    return "\\n".join(lines)
+
+def best_customer(orders):
+    totals = {}
+    for order in orders:
+        totals[order.customer] = totals.get(order.customer, 0) + order.total()
+    return max(totals, key=totals.get)
+''',
+}  # fmt: skip
+_IDENTIFIERS = (
+    "items", "name", "count", "lines", "customer", "price", "total", "orders", "add", "remove",
+)  # fmt: skip
+_WORDS = (
+    "article", "amount", "shelf", "client", "cost", "entry", "batch", "parcel", "record", "unit",
+    "bundle", "sheet", "buyer", "stack", "label", "share", "slot", "ticket", "voucher", "crate",
+)  # fmt: skip
+_SYSTEM = (
+    "You maintain a small Python program. Answer with one tool call as JSON.\n"
+    'Tools: {"tool": "read_file", "path": PATH}, {"tool": "write_file", "path": PATH, "content": '
+    'TEXT}, {"tool": "run_tests", "path": PATH}'
+)
+
+
+class _Names:
+    """What identifiers are called by now."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng, self._names, self._n = rng, list(_IDENTIFIERS), 0
+
+    def rename(self) -> tuple[str, str]:
+        """The name of one, and a new one that was never used before."""
+        i = self._rng.randrange(len(self._names))
+        self._n += 1
+        old, new = self._names[i], f"{self._rng.choice(_WORDS)}_{self._n}"
+        self._names[i] = new
+        return old, new
+
+
+def agent_session(rng: random.Random, n_turns: int) -> Iterator[str]:
+    """What an agent is told, turn by turn: the next thing to do, and what its tools gave."""
+    files, names = dict(_FILES), _Names(rng)
+    told = ""
+    for turn in range(n_turns):
+        path = rng.choice(list(files))
+        kind = turn % 3
+        if kind == 0:
+            yield f"{told}Read the file {path}."
+            told = f"Result:\n{files[path]}\n"
+        elif kind == 1:
+            old, new = names.rename()
+            yield (
+                f"{told}Write the function of {path} that has `{old}` in it again, with `{new}` "
+                "instead."
+            )
+            files = {path: text.replace(old, new) for path, text in files.items()}
+            told = "Result: written.\n"
+        else:
+            yield f"{told}Run the tests of {path}."
+            n_passed, seconds = rng.randrange(3, 20), rng.random()
+            told = f"Result: tests/test_{path}: {n_passed} passed in {seconds:.2f} s.\n"
+        if turn % 12 == 11:  # what it was told long ago is of no use, and fills the context
+            told = "You begin with a new task.\n"
+
+
+def edits(rng: random.Random, n: int) -> Iterator[str]:
+    """One source file, edited step by step: the model is to write it anew each time."""
+    text, names = _FILES["stock.py"] + "\n" + _FILES["report.py"], _Names(rng)
+    for _ in range(n):
+        old, new = names.rename()
+        yield (
+            f"Here is a Python file:\n```python\n{text}```\nRename `{old}` to `{new}` and write "
+            "the whole file again."
+        )
+        text = text.replace(old, new)
+
+
+def records(rng: random.Random, n: int) -> Iterator[str]:
+    """Letters of customers, whose facts are to be extracted by one schema."""
+    example = (
+        "Letter: Good day, this is Mona Berg from Kiel. I ordered 3 pieces of the desk lamp on "
+        "2026-03-04, please deliver by 2026-03-20.\n"
+        'JSON: {"customer": {"name": "Mona Berg", "city": "Kiel"}, "order": {"article": "desk '
+        'lamp", "count": 3}, "ordered_on": "2026-03-04", "deliver_by": "2026-03-20"}\n'
+    )
+    for _ in range(n):
+        name, city, item = rng.choice(_NAMES), rng.choice(_CITIES), rng.choice(_ITEMS)
+        day = rng.randrange(1, 28)
+        yield (
+            f"Extract the facts of a letter as JSON.\n{example}Letter: Hello, {name} from {city} "
+            f"here. I ordered {rng.randrange(1, 30)} pieces of the {item} on 2026-05-{day:02}, "
+            f"please deliver by 2026-06-{day:02}.\nJSON:"
+        )
+
+
+# ---- recording
+
+
+def record(args: argparse.Namespace) -> None:
+    """Has a model answer all of it, greedily."""
+    from pyllama_spec import Llama
+
+    with Llama(args.model, draft="prompt-lookup", n_ctx=8192, n_threads=args.threads) as llm:
+        for name in ("records", "edits", "agent"):
+            if args.only in (None, name):
+                _write(name, list(_answers(llm, name)))
+
+
+def _answers(llm: Any, name: str) -> Iterator[Recorded]:
+    rng = random.Random(7)
+    if name == "agent":
+        for n_turns in (36, 36, 36, 40):
+            messages = [{"role": "system", "content": _SYSTEM}]
+            for text in agent_session(rng, n_turns):
+                messages.append({"role": "user", "content": text})
+                if "new task" in text:
+                    messages = [messages[0], messages[-1]]
+                yield (one := _ask(llm, messages, 96))
+                answer = llm.detokenize(one.answer).decode("utf-8", "replace")
+                messages.append({"role": "assistant", "content": answer})
+    elif name == "edits":
+        for text in edits(rng, 60):
+            yield _ask(llm, [{"role": "user", "content": text}], 160)
+    else:
+        for text in records(rng, 200):
+            yield _complete(llm, text, 72)
+
+
+def _ask(llm: Any, messages: list[dict[str, str]], n: int) -> Recorded:
+    found = llm.create_chat_completion(
+        messages, max_tokens=n, temperature=0.0, return_token_ids=True
+    )
+    return _noted(found)
+
+
+def _complete(llm: Any, text: str, n: int) -> Recorded:
+    found = llm.create_completion(
+        text, max_tokens=n, temperature=0.0, stop=["\n"], return_token_ids=True
+    )
+    return _noted(found)
+
+
+def _noted(found: dict[str, Any]) -> Recorded:
+    ids = found["choices"][0]["token_ids"]
+    prompt = found.get("prompt_token_ids") or found["choices"][0]["prompt_token_ids"]
+    print(f"{len(prompt)} + {len(ids)} tokens", file=sys.stderr, flush=True)
+    return Recorded(list(prompt), list(ids))
+
+
+def _write(name: str, requests: Sequence[Recorded]) -> None:
+    """Each prompt as how much of the one before it begins with, and the rest."""
+    rows: list[Any] = []
+    before: list[int] = []
+    for one in requests:
+        n = 0
+        while n < min(len(before), len(one.prompt)) and before[n] == one.prompt[n]:
+            n += 1
+        rows.append([n, one.prompt[n:], one.answer])
+        before = one.prompt
+    FOLDER.mkdir(exist_ok=True)
+    data = json.dumps(rows, separators=(",", ":")).encode()
+    (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+
+
+def read_trace(name: str) -> list[Recorded]:
+    """The requests of a trace, in order."""
+    out: list[Recorded] = []
+    before: list[int] = []
+    for n, rest, answer in json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes())):
+        before = [*before[:n], *rest]
+        out.append(Recorded(before, answer))
+    return out
+
+
+# ---- measuring
+
+
+class Played(NamedTuple):
+    """What a drafter made of some answers."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens committed by rounds."""
+        return (self.rounds + self.accepted) / max(self.rounds, 1)
+
+
+def play(drafter: Drafter, one: Recorded) -> Played:
+    """Has a drafter draft an answer that is known: what a target would say that gave it."""
+    drafter.begin_request(0, remember=True, user="")
+    drafter.truncate(0, 0)
+    answer, at = one.answer, 1
+    text = [*one.prompt, answer[0]]
+    drafter.commit_one(Committed(0, text, 0))
+    rounds = drafted = accepted = 0
+    while at < len(answer):
+        n = min(drafter.max_draft, len(answer) - at)
+        ids = list(drafter.propose_one(DraftRequest(0, text, n)).ids)[: len(answer) - at - 1]
+        right = 0
+        while right < len(ids) and ids[right] == answer[at + right]:
+            right += 1
+        new = answer[at : at + right + 1]
+        drafter.commit_one(Committed(0, new, len(text)))
+        text += new
+        at += len(new)
+        rounds, drafted, accepted = rounds + 1, drafted + len(ids), accepted + right
+    drafter.end_request(0)
+    return Played(rounds, drafted, accepted)
+
+
+def play_all(drafter: Drafter, requests: Sequence[Recorded]) -> Played:
+    """All of them, one after the other."""
+    return Played(*map(sum, zip(*[play(drafter, one) for one in requests], strict=True)))
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Prints tokens per round of each trace, and the processor's time of a round."""
+    print("trace     drafter                       tokens/round  drafted/round  us/round")
+    for name, n_measured in N_MEASURED.items():
+        trace = read_trace(name)
+        rest, earlier = trace[-n_measured:], trace[:-n_measured]
+        kinds: list[tuple[str, Drafter, int]] = [
+            ("prompt-lookup", PromptLookup(), 0),
+            ("prompt-lookup, 15", PromptLookup(15), 0),
+            ("suffix, this text alone", Suffix(remembers=False), 0),
+            *((f"suffix, after {n}", Suffix(), n) for n in N_EARLIER),
+        ]
+        for words, drafter, n in kinds:
+            for one in earlier[len(earlier) - min(n, len(earlier)) :]:
+                play(drafter, one)
+            begin = time.process_time()
+            played = play_all(drafter, rest)
+            micros = 1e6 * (time.process_time() - begin) / played.rounds
+            print(
+                f"{name:9} {words:29} {played.tokens_per_round:12.2f} "
+                f"{played.drafted / played.rounds:14.2f} {micros:9.0f}"
+            )
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    commands = parser.add_subparsers(required=True)
+    recording = commands.add_parser("record", help="have a model answer all of it")
+    recording.add_argument("-m", "--model", required=True)
+    recording.add_argument("-t", "--threads", type=int, default=None)
+    recording.add_argument("--only", default=None, choices=tuple(N_MEASURED))
+    recording.set_defaults(run=record)
+    measuring = commands.add_parser("measure", help="count what drafters make of it")
+    measuring.set_defaults(run=measure)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""memory: stores of texts that a draft copies from; what is in them is their owner's to say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from pyllama_spec.cli.wording import file_name
+from pyllama_spec.drafters.suffix import upkeep
+from pyllama_spec.drafters.suffix.memory import RememberedText
+from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.drafters.suffix.store_file import capacity_of
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.terminal import ProgressBar, fitted
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_SHOWN_CHARACTERS = 200
+
+
+def add_memory(commands: _Commands) -> None:
+    """Adds the command `memory`."""
+    parser = commands.add_parser(
+        "memory", help="build, show, merge, prune or empty a store of texts to copy from",
+        epilog="A store is a file that --draft-memory and Llama(draft_memory=) name. Its mode is "
+        "0600, and it belongs to one tokenizer (docs/suffix.md).",
+    )  # fmt: skip
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = _action(actions, "build", "add files and folders, and say what that is worth", _build)
+    build.add_argument("paths", type=file_name, nargs="+", metavar="PATH", help="files or folders")
+    _add_model(build, is_required=True)
+    _add_size(build, "to which a new one may grow [268]")
+    show = _action(actions, "show", "say what is in it", _show)
+    show.add_argument("--texts", type=int, default=0, metavar="N", help="and the N newest texts")
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    _add_model(show, is_required=False)
+    merge = _action(actions, "merge", "add what is in other stores", _merge)
+    merge.add_argument("others", type=file_name, nargs="+", metavar="OTHER", help="stores")
+    prune = _action(actions, "prune", "take out what is old or of little use", _prune)
+    _add_size(prune, "to which it is cut, and may grow [as before]")
+    prune.add_argument("--days", type=float, default=None, help="texts that are older go [none]")
+    forget = _action(actions, "forget", "take out all texts that have TEXT in them", _forget)
+    forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="as it was written")
+    forget.add_argument("--all", action="store_true", help="take out everything")
+    _add_model(forget, is_required=False)
+
+
+def _action(actions: _Commands, name: str, help_: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=help_, description=help_)
+    parser.add_argument("store", type=file_name, metavar="STORE", help="the store's file")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser, *, is_required: bool) -> None:
+    parser.add_argument(
+        "-m", "--model", type=file_name, required=is_required, default=None,
+        help="a GGUF whose tokenizer the store is for; its weights are not read",
+    )  # fmt: skip
+
+
+def _add_size(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--max-size", type=float, default=None, metavar="MB", help=f"the size {what}"
+    )
+
+
+def _bytes(args: argparse.Namespace) -> int | None:
+    if args.max_size is None:
+        return None
+    if not 0 < args.max_size <= 1e5:
+        raise ArgumentError(f"max_size={args.max_size} is no size in MB: above 0, up to 100000")
+    return int(args.max_size * 1e6)
+
+
+def _opened(path: Path, vocab: Vocab | None = None, **options: Any) -> Store:
+    """A store that exists, and is for this vocabulary if one is given."""
+    if not path.exists():
+        raise ArgumentError(f"there is no draft memory {path}; `memory build` makes one")
+    return Store(path, None if vocab is None else vocabulary_digest(vocab), **options)
+
+
+def _vocabulary(args: argparse.Namespace, wanted_for: str) -> Model:
+    if args.model is None:
+        raise ArgumentError(f"{wanted_for} needs the tokenizer: add -m MODEL.gguf")
+    return Model(args.model, vocab_only=True)
+
+
+def _build(args: argparse.Namespace) -> int:
+    with _vocabulary(args, "build") as model:
+        store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
+        bar = ProgressBar(f"reading into {args.store.name}")
+        n_files, found = upkeep.build(store, model.vocab, args.paths, bar)
+    _say(f"{n_files} files with text; {_summary(store)}")
+    if found is None:
+        _say("too few files to hold any out: what it is worth will show")
+    else:
+        _say(
+            f"of a tenth that was held out, {found.n_tokens} tokens, copies would have given "
+            f"{found.n_copied / max(found.n_tokens, 1):.0%}: {found.tokens_per_round:.2f} tokens "
+            "per round"
+        )
+    store.close()
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    if args.texts and args.model is None:
+        raise ArgumentError("--texts needs the tokenizer: add -m MODEL.gguf")
+    if args.model is None:
+        store, texts, newest = _opened(args.store, is_read_only=True), [], []
+    else:
+        with _vocabulary(args, "show") as model:
+            store = _opened(args.store, model.vocab, is_read_only=True)
+            texts = store.texts()[-args.texts :][::-1] if args.texts > 0 else []
+            newest = [upkeep.bytes_of(model.vocab, one).decode("utf-8", "replace") for one in texts]
+    facts = _facts(store)
+    if args.json:
+        rows = [
+            {"text": text, "minute": one.minute, "tokens": len(one.ids), "used": one.n_used}
+            for one, text in zip(texts, newest, strict=True)
+        ]
+        print(json.dumps({**facts, "newest": rows}))
+        return 0
+    _say(_summary(store))
+    for one, text in zip(texts, newest, strict=True):
+        line = " ".join(text.split())[:_SHOWN_CHARACTERS]
+        _say(f"{_date(one.minute)}  {len(one.ids)} tokens, {one.n_used} used  {line}")
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    first = _opened(args.others[0], is_read_only=True)
+    store = Store(args.store, first.digest)
+    before = len(store.texts())
+    bar = ProgressBar(f"merging into {args.store.name}")
+    for i, path in enumerate(args.others):
+        with_digest = Store(path, store.digest, is_read_only=True)
+        store.take(with_digest.texts())
+        with_digest.close()
+        bar((i + 1) / len(args.others))
+    _say(f"{len(store.texts()) - before} texts came in; {_summary(store)}")
+    return 0
+
+
+def _prune(args: argparse.Namespace) -> int:
+    size = _bytes(args)
+    if size is None and args.days is None:
+        raise ArgumentError("nothing says what is to go: give --max-size or --days")
+    store = _opened(args.store)
+    max_tokens = None if size is None else capacity_of(size)
+    n = upkeep.prune(store, max_tokens=max_tokens, days=args.days)
+    _say(f"{n} texts are gone; {_summary(store)}")
+    return 0
+
+
+def _forget(args: argparse.Namespace) -> int:
+    if args.all == (args.text is not None):
+        raise ArgumentError("give either TEXT or --all")
+    if args.all:
+        store = _opened(args.store)
+        n = len(store.texts())
+        with store.locked():
+            store.keep([])
+    else:
+        with _vocabulary(args, "forget TEXT") as model:
+            store = _opened(args.store, model.vocab)
+            n = upkeep.forget(store, model.vocab, args.text)
+    _say(f"{n} texts are gone; {_summary(store)}")
+    return 0
+
+
+def _facts(store: Store) -> dict[str, Any]:
+    texts = store.texts()
+    return {
+        "path": str(store.path), "bytes": store.size, "texts": len(texts),
+        "tokens": sum(len(one.ids) for one in texts), "max_tokens": store.max_tokens,
+        "used": sum(one.n_used for one in texts), "vocabulary": store.digest.hex()[:12],
+        "oldest": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
+    }  # fmt: skip
+
+
+def _minutes(texts: Sequence[RememberedText]) -> tuple[int, int]:
+    minutes = [one.minute for one in texts] or [0]
+    return min(minutes), max(minutes)
+
+
+def _summary(store: Store) -> str:
+    facts = _facts(store)
+    line = (
+        f"{store.path}: {facts['texts']} texts of {facts['tokens']} tokens, "
+        f"{facts['bytes'] / 1e6:.1f} MB, room for {facts['max_tokens']} tokens"
+    )
+    if facts["texts"]:
+        line += f"; {_date(facts['oldest'])} to {_date(facts['newest_minute'])}"
+    return line
+
+
+def _date(minute: int) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(60 * minute))
+
+
+def _say(line: str) -> None:
+    print(fitted(line, sys.stdout, 2))

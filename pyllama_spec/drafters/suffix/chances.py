@@ -1,0 +1,81 @@
+"""How often a copied token is right, by how long its match is and how its places go on.
+
+A drafter that only knows that two texts were alike for eight tokens cannot say how likely the
+ninth is: that depends on the owner's texts. So it is counted. What holds for a kind of copy that
+was never seen is Laplace's rule of succession: what held m times in a row holds the next time with
+(m + 1) / (m + 2).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+_MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
+# How many places there are that have the same beginning, and the share that goes on this way.
+_PLACE_EDGES = (2, 4, 9)
+_SHARE_EDGES = (0.26, 0.45, 0.6, 0.8, 0.999)
+# What a kind begins with weighs as much as so many observations; one counts half after 128 more.
+_PRIOR = 4.0
+_KEEP = 0.5 ** (1 / 128)
+_LOW, _HIGH = 0.01, 0.995
+# Behind so few equal tokens a place in another text says less than one in this text.
+_OF_OTHERS = 0.8
+
+
+class CopyKind(NamedTuple):
+    """What is known of a copied token before it is verified.
+
+    Attributes:
+        match_length: how many tokens before it are equal, those of the draft among them.
+        n_places: how many places go on up to it as the draft does.
+        n_agree: how many of those have this token.
+        is_own: whether the copy is of the text itself, and of no other one.
+
+    """
+
+    match_length: int
+    n_places: int
+    n_agree: int
+    is_own: bool
+
+
+class Chances:
+    """Counts of what became of copied tokens, by kind. They are of the drafter, and of no text."""
+
+    def __init__(self) -> None:
+        # By cell: how many there were, and how many of them were right, both faded.
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def chance(self, kind: CopyKind) -> float:
+        """The chance of such a token, given that those before it are right."""
+        cell, prior = _cell(kind)
+        n, right = self._seen.get(cell, (0.0, 0.0))
+        p = (right + _PRIOR * prior) / (n + _PRIOR)
+        return _LOW if p < _LOW else _HIGH if p > _HIGH else p
+
+    def learn(self, kinds: Sequence[CopyKind], n_right: int) -> None:
+        """Takes what became of a draft.
+
+        Args:
+            kinds: of its tokens, as far as they have met the text.
+            n_right: how many of them, from the first on, were right.
+
+        """
+        for i, kind in enumerate(kinds[: n_right + 1]):
+            cell, _ = _cell(kind)
+            n, right = self._seen.get(cell, (0.0, 0.0))
+            self._seen[cell] = (n * _KEEP + 1.0, right * _KEEP + (i < n_right))
+
+
+@lru_cache(maxsize=1 << 13)
+def _cell(kind: CopyKind) -> tuple[int, float]:
+    """Which kinds count as one, as a number, and the chance of one that was never seen."""
+    m, share = kind.match_length, kind.n_agree / kind.n_places
+    cell = bisect_right(_MATCH_EDGES, m)
+    cell = cell * 8 + bisect_right(_PLACE_EDGES, kind.n_places)
+    cell = cell * 8 + bisect_right(_SHARE_EDGES, share)
+    others = 1.0 if kind.is_own else 1.0 - (1.0 - _OF_OTHERS) * 3 / max(m, 3)
+    return 2 * cell + kind.is_own, (m + 1.0) / (m + 2.0) * share * others

@@ -1,0 +1,368 @@
+"""Copies what followed where the text, or an earlier one, ended as this one does now.
+
+Of all places with the longest match those that go on alike have a vote each, token by token, as in
+SuffixDecoding (arXiv 2411.04975); how likely the winner is has been learnt by how long the match is
+and how many places agree (chances.py). A draft ends where it is no longer likely to be right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
+from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.suffix.chances import Chances, CopyKind
+from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex, index_bytes
+from pyllama_spec.engine import Context, Model
+from pyllama_spec.engine.checks import count
+from pyllama_spec.errors import ArgumentError
+
+# Tokens of earlier requests that a drafter keeps in memory: of one user, and of all together.
+_USER_TOKENS, _ALL_TOKENS = 1 << 18, 1 << 20
+_FIRST_CAPACITY = 1 << 10
+# The most tokens of a draft: a verify batch of 8 rows is cheap on a CPU, and where somebody weighs
+# what more cost, copies may be longer.
+_FIXED_DRAFT, _ADAPTIVE_DRAFT = 7, 15
+# A draft ends before a token that is right, with all before it, more seldom than this.
+_LEAST_CHANCE = 0.1
+# A draft model is asked instead where the first token of a copy is more likely wrong than right.
+_BESIDE_A_MODEL = 0.5
+
+
+class OwnText:
+    """The text of one sequence, and whose it is.
+
+    Attributes:
+        index: its tokens.
+        user: whose request it is.
+        remembers: whether what is new of it may be copied from in later requests.
+        n_settled: how many of its tokens were remembered already, or must not be.
+        n_private: how many of those must not be.
+
+    """
+
+    def __init__(self) -> None:
+        self.index = _new_index(_FIRST_CAPACITY)
+        self.user, self.remembers = "", False
+        self.n_settled = self.n_private = 0
+
+    def append(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Writes tokens behind the others."""
+        wanted = self.index.n + len(tokens)
+        if wanted > self.index.capacity:
+            before, self.index = self.index, _new_index(2 * wanted)
+            self.index.append(before.array())
+        self.index.append(tokens)
+
+    def cut(self, n: int) -> None:
+        """Forgets the tokens from the n-th on."""
+        self.index.cut(n)
+        self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
+
+    def settle(self) -> Sequence[int]:
+        """What there is to remember now, with what leads on to it; () for nothing."""
+        begin, self.n_settled = self.n_settled, self.index.n
+        if not self.remembers:
+            self.n_private = self.index.n
+            return ()
+        if begin >= self.index.n:
+            return ()
+        begin = max(begin - MAX_MATCH, self.n_private)
+        out: list[int] = self.index.tokens[begin : self.index.n].tolist()
+        return out
+
+
+class _Copied(NamedTuple):
+    """A draft whose tokens have not met the text yet.
+
+    Attributes:
+        ids: the tokens.
+        kinds: what was known of each.
+        p: its chance, given that those before are right.
+        n_expected: how many of them are right, if the chances are.
+        source: where it was copied from; None for the text itself.
+        at: the index of the first one there.
+
+    """
+
+    ids: list[int]
+    kinds: list[CopyKind]
+    p: list[float]
+    n_expected: float
+    source: Source | None
+    at: int
+
+
+class Suffix(Drafter):
+    """Proposes what followed the longest match in the text itself and in earlier ones.
+
+    Args:
+        max_draft: the most tokens that it proposes at once.
+        min_match: how many of the last tokens have to be the same.
+        remembers: whether texts of this drafter's own earlier requests are copied from. They are
+            kept in this process's memory and apart for each user.
+        store: a store's file, which outlives the process, instead of that memory; or what behaves
+            like one.
+        least_chance: a draft ends before a token that is right, with all before it, more seldom.
+        first_chance: there is no draft whose first token is right more seldom.
+
+    Raises:
+        ArgumentError: a number is below 1, or min_match below 3, the least that an index has.
+
+    """
+
+    name = "suffix"
+    has_lookup = True
+
+    def __init__(
+        self,
+        max_draft: int = _ADAPTIVE_DRAFT,
+        *,
+        min_match: int = min(ORDERS),
+        remembers: bool = True,
+        store: Source | str | os.PathLike[str] | None = None,
+        least_chance: float = _LEAST_CHANCE,
+        first_chance: float = 0.0,
+    ) -> None:
+        self.max_draft = count(max_draft, "max_draft", 1)
+        self.min_match = count(min_match, "min_match", min(ORDERS))
+        self.chances = Chances()
+        self._least_chance, self._first_chance = least_chance, first_chance
+        self._remembers = remembers
+        is_path = isinstance(store, (str, os.PathLike))
+        self._store_path: Any = store if is_path else None
+        self._store: Any = None if is_path else store
+        self._texts: dict[int, OwnText] = {}
+        self._memories: OrderedDict[str, Memory] = OrderedDict()
+        self._copied: dict[int, _Copied] = {}
+
+    # ---- the target
+
+    def check(self, target: Model) -> None:
+        """Opens the store, if it has one.
+
+        Raises:
+            ArgumentError: the store was made with another vocabulary.
+            ModelLoadError: it cannot be opened, is none, or is damaged.
+
+        """
+        if self._store_path is None:
+            return
+        from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+
+        digest = vocabulary_digest(target.vocab)
+        if isinstance(self._store, Store):
+            if self._store.digest == digest:
+                return
+            self._store.close()
+            self._store = None
+        self._store = Store(self._store_path, digest)
+
+    def attach(self, target: Context) -> None:
+        """As check()."""
+        self.check(target.model)
+
+    # ---- a request begins and ends
+
+    def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
+        """What the sequence held is remembered, if it may be; then the next request begins."""
+        self.end_request(seq)
+        text = self._text(seq)
+        text.remembers, text.user = remember, user
+        for source in self._sources(user):
+            source.refresh()
+
+    def end_request(self, seq: int) -> None:
+        """A request has ended: later ones may copy from its text."""
+        text = self._texts.get(seq)
+        ids = () if text is None else text.settle()
+        if text is None or not len(ids):
+            return
+        if self._store is not None:
+            self._store.add(ids)
+        elif self._remembers:
+            self._memory(text.user).add(ids)
+
+    def _text(self, seq: int) -> OwnText:
+        text = self._texts.get(seq)
+        if text is None:
+            text = self._texts[seq] = OwnText()
+        return text
+
+    def _sources(self, user: str) -> Iterator[Source]:
+        if self._store is not None:
+            yield self._store
+        memory = self._memories.get(user)
+        if memory is not None:
+            yield memory
+
+    def _memory(self, user: str) -> Memory:
+        """That of a user. Those who were not here for longest are forgotten where it gets much."""
+        memory = self._memories.get(user)
+        if memory is None:
+            memory = self._memories[user] = Memory(_USER_TOKENS)
+        self._memories.move_to_end(user)
+        n_all = sum(one.index.capacity for one in self._memories.values())
+        while n_all > _ALL_TOKENS and len(self._memories) > 1:
+            n_all -= self._memories.popitem(last=False)[1].index.capacity
+        return memory
+
+    # ---- what is told
+
+    def commit_one(self, done: Committed) -> None:
+        """Appends tokens, and learns from what became of the last draft."""
+        copied = self._copied.pop(done.seq, None)
+        if copied is not None:
+            self._learn(copied, done.tokens)
+        self._text(done.seq).append(done.tokens)
+
+    def _learn(self, copied: _Copied, tokens: Sequence[int]) -> None:
+        n_met = min(len(tokens), len(copied.ids))
+        n_right = 0
+        while n_right < n_met and copied.ids[n_right] == tokens[n_right]:
+            n_right += 1
+        self.chances.learn(copied.kinds[:n_met], n_right)
+        if copied.source is not None and n_right:
+            copied.source.note_use(copied.at, n_right)
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Forgets all but the first n_keep tokens of the sequence."""
+        self._copied.pop(seq, None)
+        self._text(seq).cut(n_keep)
+
+    def copy(self, seq: int, to: int) -> None:
+        """Starts `to` with the tokens of `seq`."""
+        self.end_request(to)
+        self._copied.pop(to, None)
+        before, text = self._text(to), OwnText()
+        text.append(self._text(seq).index.array())
+        text.user, text.remembers = before.user, before.remembers
+        # Another request's, which sees to it itself: of this one is what it is told from here on.
+        text.n_settled = text.n_private = text.index.n
+        self._texts[to] = text
+
+    def tokens(self, seq: int) -> list[int]:
+        """The tokens that it knows of a sequence."""
+        out: list[int] = self._text(seq).index.array().tolist()
+        return out
+
+    def newest(self, seq: int, n: int) -> npt.NDArray[np.int32]:
+        """A copy of the last n tokens of a sequence."""
+        out: npt.NDArray[np.int32] = self._text(seq).index.array()[-n:].copy()
+        return out
+
+    # ---- drafting
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """What followed the longest match, as far as it is likely to come again.
+
+        Of the text itself and of the memory that copy counts of which more is likely right.
+        """
+        text = self._text(request.seq)
+        n = min(max(request.n_requested, request.n_lookup), self.max_draft)
+        index = text.index
+        if n < 1 or not index.n:
+            return NO_DRAFT
+        tail = index.tokens[max(index.n - MAX_MATCH, 0) : index.n].tolist()
+        best = self._follow(None, index, tail, n)
+        for source in self._sources(text.user):
+            other = self._follow(source, source.index, tail, n)
+            if best is None or (other is not None and other.n_expected > best.n_expected):
+                best = other
+        if best is None or best.p[0] < self._first_chance:
+            return NO_DRAFT
+        self._copied[request.seq] = best
+        return Draft(best.ids, best.p, match_length=best.kinds[0].match_length)
+
+    def _follow(
+        self, source: Source | None, index: TokenIndex, tail: list[int], n: int
+    ) -> _Copied | None:
+        """Goes on behind the longest match, token by token, as the most of the places do."""
+        found = index.places(tail)
+        if not found or found[0].match_length < self.min_match:
+            return None
+        match_length, first = found[0]
+        is_own, chance_of = source is None, self.chances.chance
+        ways = [_continuation(index, place.at, n, is_own=is_own) for place in found]
+        ids, kinds, p = [], [], []
+        survival, n_expected = 1.0, 0.0
+        for depth in range(n):
+            follows = [way[depth] for way in ways]
+            token, n_agree = follows[0], len(follows)
+            if n_agree > 1 and (n_agree := follows.count(token)) < len(follows):
+                # Among equals that of the newest place.
+                token = max(follows, key=follows.count)
+                n_agree = follows.count(token)
+                ways = [way for way in ways if way[depth] == token]
+            if token < 0:
+                break
+            kind = CopyKind(match_length + depth, len(follows), n_agree, is_own)
+            chance = chance_of(kind)
+            survival *= chance
+            if survival < self._least_chance:
+                break
+            ids.append(token)
+            kinds.append(kind)
+            p.append(chance)
+            n_expected += survival
+        return _Copied(ids, kinds, p, n_expected, source, first) if ids else None
+
+    # ---- for people
+
+    def describe(self) -> dict[str, Any]:
+        """How much it remembers."""
+        path = None if self._store_path is None else str(self._store_path)
+        return {"min_match": self.min_match, "n_users": len(self._memories), "store": path}
+
+    def close(self) -> None:
+        """Frees what it holds. What a store was told stays there."""
+        for seq in list(self._texts):
+            self.end_request(seq)
+        self._texts.clear()
+        self._memories.clear()
+        if self._store_path is not None and self._store is not None:
+            self._store.close()
+            self._store = None
+
+
+def open_suffix(options: DraftOptions) -> Suffix:
+    """The drafter that draft="suffix" means."""
+    return Suffix(options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT), store=options.memory)
+
+
+def copies_beside(max_draft: int, min_match: int, store: str | os.PathLike[str]) -> Suffix:
+    """What copies from a store beside a draft model, which is asked where a copy is unlikely.
+
+    Raises:
+        ArgumentError: min_match is below 3.
+
+    """
+    if min_match < min(ORDERS):
+        raise ArgumentError(
+            f"lookup={min_match} with a draft_memory: an index has matches of {min(ORDERS)} "
+            "tokens or more"
+        )
+    return Suffix(max_draft, min_match=min_match, store=store, first_chance=_BESIDE_A_MODEL)
+
+
+def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[int]:
+    """The n tokens from a place on; MARK from where the text there ends.
+
+    What reaches the end of the text itself goes on with the draft, which stands there by then.
+    """
+    ids: list[int] = index.tokens[at : min(at + n, index.n)].tolist()
+    period = index.n - at
+    while len(ids) < n:
+        ids.append(ids[len(ids) - period] if is_own else MARK)
+    return ids
+
+
+def _new_index(capacity: int) -> TokenIndex:
+    return TokenIndex(memoryview(bytearray(index_bytes(capacity))), capacity)

@@ -1,0 +1,240 @@
+"""Texts of earlier requests, to copy from: as many as fit, those that were of use for longest.
+
+The texts lie one behind the other in a TokenIndex. Each begins with a header of negative numbers,
+which no n-gram of a text is equal to: its mark, when it came, how many of its tokens were copied
+and turned out right, and its length. So the tokens are all that there is to keep, and what is left
+of a damaged log can be read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters.suffix.token_index import (
+    MAX_MATCH,
+    TokenIndex,
+    index_bytes,
+)
+
+MARK = -1
+HEADER_TOKENS = 4
+# Shorter ones say nothing that is worth a header.
+_MIN_TEXT = 8
+# Of a conversation so many turns are followed.
+_MAX_PARTS = 128
+# Where all is full, a share of it is made free at once, and the newest of the rest stay anyway.
+_KEEP_SHARE, _NEWEST_SHARE = 0.75, 0.25
+_FIRST_CAPACITY = 1 << 12
+_MAX_NUMBER = (1 << 31) - 3
+
+
+@dataclass(slots=True)
+class RememberedText:
+    """One of them.
+
+    Attributes:
+        ids: [n] int32, a view.
+        at: the index of its first token.
+        minute: when it came, in minutes since 1970.
+        n_used: how many of its tokens were copied and turned out right.
+
+    """
+
+    ids: npt.NDArray[np.int32]
+    at: int
+    minute: int
+    n_used: int
+
+
+class Source(Protocol):
+    """What a drafter copies from beside the text itself."""
+
+    @property
+    def index(self) -> TokenIndex:
+        """The texts as they are now."""
+        ...
+
+    def refresh(self) -> None:
+        """A request begins: sees what others have written."""
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Takes the text of a request that has ended."""
+
+    def note_use(self, at: int, n: int) -> None:
+        """So many tokens from a place on were copied and turned out right."""
+
+
+def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
+    """All texts of an index, the oldest first; of a damaged one those that can be told."""
+    tokens = index.array()
+    begins = np.flatnonzero(tokens == MARK)
+    ends = np.append(begins[1:], index.n) if len(begins) else begins
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        at = begin + HEADER_TOKENS
+        head = tokens[begin:at].tolist()
+        if at >= end or max(head) >= 0:
+            continue
+        n = min(_number(head[3]), end - at)
+        ids = tokens[at : at + n]
+        if n and int(ids.min()) >= 0:
+            yield RememberedText(ids, at, _number(head[1]), _number(head[2]))
+
+
+def with_header(ids: npt.NDArray[np.int32], minute: int, n_used: int) -> npt.NDArray[np.int32]:
+    """A text as it lies in the log."""
+    head = [MARK, _coded(minute), _coded(n_used), _coded(len(ids))]
+    out: npt.NDArray[np.int32] = np.concatenate([np.array(head, np.int32), ids])
+    return out
+
+
+def _coded(number: int) -> int:
+    return -(2 + min(max(number, 0), _MAX_NUMBER))
+
+
+def _number(coded: int) -> int:
+    return max(-coded - 2, 0)
+
+
+def now_minute() -> int:
+    """Minutes since 1970."""
+    return int(time.time()) // 60
+
+
+def n_known(index: TokenIndex, ids: Sequence[int]) -> int:
+    """How many of the first tokens of a text stand in others already, one text leading to another.
+
+    A conversation is one text after the first turn, and a part of a new one for each turn more.
+    """
+    n = MAX_MATCH
+    if len(ids) < n or not _is_there(index, ids[:n]):
+        return 0
+    tokens, wanted = index.array(), np.array(ids, np.int32)
+    for _ in range(_MAX_PARTS):
+        longest = n
+        for length, at in index.places(ids[n - MAX_MATCH : n]):
+            if length == MAX_MATCH:
+                there = tokens[at : at + len(ids) - n]
+                differs = np.flatnonzero(there != wanted[n : n + len(there)])
+                longest = max(longest, n + (int(differs[0]) if len(differs) else len(there)))
+        if longest == n:
+            break
+        n = longest
+    return n
+
+
+def _is_there(index: TokenIndex, ids: Sequence[int]) -> bool:
+    return any(length == MAX_MATCH for length, _ in index.places(ids))
+
+
+def new_part(index: TokenIndex, ids: Sequence[int]) -> Sequence[int]:
+    """What there is to add of a text: () for nothing.
+
+    What it has in common with another one's beginning stays out, but for what leads on to the rest.
+    """
+    if len(ids) < _MIN_TEXT or min(ids) < 0:
+        return ()
+    n = n_known(index, ids)
+    return () if n == len(ids) else ids[max(n - MAX_MATCH, 0) :]
+
+
+def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[RememberedText]:
+    """Those that fit into so many tokens, in their order.
+
+    The newest stay; of the others those of which most was copied and right for their length.
+    """
+    ordered = list(texts)
+    kept: set[int] = set()
+    room = n_tokens
+    for i in range(len(ordered) - 1, -1, -1):
+        size = HEADER_TOKENS + len(ordered[i].ids)
+        if n_tokens - room + size > _NEWEST_SHARE * n_tokens:
+            break
+        kept.add(i)
+        room -= size
+    rest = [i for i in range(len(ordered)) if i not in kept]
+    rest.sort(key=lambda i: (-ordered[i].n_used / (1 + len(ordered[i].ids)), -i))
+    for i in rest:
+        size = HEADER_TOKENS + len(ordered[i].ids)
+        if size <= room:
+            kept.add(i)
+            room -= size
+    return [ordered[i] for i in sorted(kept)]
+
+
+def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> None:
+    """Writes texts into an empty index.
+
+    Args:
+        index: where to.
+        texts: those.
+        ages: what they were used for counts half from here on.
+
+    """
+    if texts:
+        parts = [with_header(t.ids, t.minute, t.n_used >> ages) for t in texts]
+        index.append(np.concatenate(parts))
+
+
+def note_use(index: TokenIndex, at: int, n: int) -> None:
+    """So many tokens of the text around a place were copied and turned out right."""
+    tokens = index.array()
+    low = max(at - (1 << 16), 0)
+    marks = np.flatnonzero(tokens[low:at] == MARK)
+    if len(marks):
+        where = low + int(marks[-1]) + 2
+        if tokens[where] < 0:
+            index.tokens[where] = _coded(_number(int(tokens[where])) + n)
+
+
+class Memory:
+    """Texts in this process's memory, gone with it.
+
+    Args:
+        max_tokens: the most tokens, headers and all.
+
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.index = _new_index(min(_FIRST_CAPACITY, max_tokens))
+
+    def refresh(self) -> None:
+        """Nobody else writes here."""
+
+    def note_use(self, at: int, n: int) -> None:
+        """See Source."""
+        note_use(self.index, at, n)
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Takes what is new of a text; where there is no room the least useful ones go."""
+        part = new_part(self.index, ids)[-int(_NEWEST_SHARE * self.max_tokens) + HEADER_TOKENS :]
+        if not len(part):
+            return
+        entry = with_header(np.array(part, np.int32), now_minute(), 0)
+        if self.index.n + len(entry) > self.index.capacity:
+            self.index = remade(self.index, len(entry), self.max_tokens, _new_index)
+        self.index.append(entry)
+
+
+def remade(
+    index: TokenIndex, n_more: int, max_tokens: int, new_index: Callable[[int], TokenIndex]
+) -> TokenIndex:
+    """A copy of an index with room for more tokens: a larger one, or one with fewer texts."""
+    wanted = index.n + n_more
+    texts = list(texts_of(index))
+    is_full = wanted > max_tokens
+    if is_full:
+        texts = most_useful(texts, max(int(_KEEP_SHARE * max_tokens) - n_more, 0))
+    out = new_index(min(max(2 * wanted, _FIRST_CAPACITY), max_tokens))
+    fill(out, texts, ages=is_full)
+    return out
+
+
+def _new_index(capacity: int) -> TokenIndex:
+    return TokenIndex(memoryview(bytearray(index_bytes(capacity))), capacity)

@@ -1,0 +1,353 @@
+"""A store: texts on disk that a draft copies from, of one vocabulary, named by its owner.
+
+Several processes read one file at once, and one at a time writes. Who finds it locked keeps his
+texts until the next time: nobody waits for a file. It is a help and no more: what goes wrong while
+a text is generated is said once, as a warning, and the text goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pyllama_spec.drafters.suffix.memory import (
+    HEADER_TOKENS,
+    RememberedText,
+    fill,
+    most_useful,
+    new_part,
+    note_use,
+    now_minute,
+    texts_of,
+    with_header,
+)
+from pyllama_spec.drafters.suffix.store_file import (
+    MODE,
+    Facts,
+    StoreFile,
+    capacity_of,
+    create_file,
+)
+from pyllama_spec.drafters.suffix.token_index import TokenIndex
+from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.errors import ArgumentError, BusyError, ModelLoadError
+
+DEFAULT_BYTES = 256 << 20
+_FIRST_CAPACITY = 1 << 13
+# Texts that wait for the lock.
+_MAX_WAITING = 64
+# Of a store that is full so much is made free at once. No text is longer than that.
+_FREE_SHARE = 0.25
+
+
+def vocabulary_digest(vocab: Vocab) -> bytes:
+    """What tells a vocabulary from others: ids are texts only together with it."""
+    import hashlib  # loads a library of its own
+
+    digest = hashlib.sha256()
+    for i in range(vocab.n_tokens):
+        piece = vocab.piece(i, special=True)
+        digest.update(len(piece).to_bytes(4, "little") + piece)
+    return digest.digest()
+
+
+class Store:
+    """A store that is open.
+
+    Args:
+        path: its file. It is made where there is none, with mode 0600, and its mode is set to that.
+        digest: of the vocabulary, [32] bytes; None for whatever it was made for.
+        max_bytes: to which a new one may grow; None for 256 MiB.
+        is_read_only: whether nothing may be written.
+
+    Raises:
+        ArgumentError: it was made for another vocabulary, or there is none and nothing says which
+            one is wanted.
+        ModelLoadError: it cannot be opened or made, is no store, or is damaged.
+
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        digest: bytes | None,
+        *,
+        max_bytes: int | None = None,
+        is_read_only: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self._digest, self._is_read_only = digest, is_read_only
+        self._max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
+        self._waiting: deque[list[int]] = deque(maxlen=_MAX_WAITING)
+        self._uses: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
+        self._has_warned = False
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise ModelLoadError(
+                f"the draft memory {self.path} cannot be opened: {error.strerror or error}"
+            ) from None
+        if self._file.is_damaged and not self._is_read_only:
+            with self.locked():
+                pass
+
+    @property
+    def index(self) -> TokenIndex:
+        """What it holds."""
+        return self._file.index
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.size
+
+    @property
+    def max_tokens(self) -> int:
+        """To how many tokens it may grow."""
+        return self._file.facts.max_tokens
+
+    @property
+    def digest(self) -> bytes:
+        """Of the vocabulary that its ids belong to."""
+        return self._file.facts.digest
+
+    def _open(self) -> StoreFile:
+        """The file as it is now; a new one where there is none."""
+        number, is_writable = self._descriptor()
+        file = StoreFile(number, self.path, is_writable=is_writable)
+        digest = file.facts.digest
+        if self._digest is not None and digest != self._digest:
+            file.close()
+            raise ArgumentError(
+                f"the draft memory {self.path} was made with another vocabulary ("
+                f"{digest.hex()[:12]}, this model has {self._digest.hex()[:12]}): ids mean other "
+                "texts there; name a file of its own for each tokenizer"
+            )
+        self._digest = digest
+        if is_writable and os.fstat(number).st_mode & 0o077:
+            os.fchmod(number, MODE)
+        return file
+
+    def _descriptor(self) -> tuple[int, bool]:
+        flags = os.O_CLOEXEC | os.O_NONBLOCK
+        for _ in range(3):
+            try:
+                if not self._is_read_only:
+                    with contextlib.suppress(PermissionError):
+                        return os.open(self.path, os.O_RDWR | flags), True
+                    self._is_read_only = True
+                return os.open(self.path, os.O_RDONLY | flags), False
+            except FileNotFoundError:
+                if self._digest is None or self._is_read_only:
+                    raise
+            with contextlib.suppress(FileExistsError):  # another process was quicker
+                self._create_new()
+        raise ModelLoadError(f"the draft memory {self.path} comes and goes; name another file")
+
+    def _create_new(self) -> None:
+        """Makes an empty one beside it, and gives it the name if nobody has it yet."""
+        assert self._digest is not None
+        draft = self._draft_name()
+        facts = Facts(min(_FIRST_CAPACITY, self._max_tokens), self._max_tokens, self._digest)
+        os.close(create_file(draft, facts))
+        try:
+            os.link(draft, self.path)
+        finally:
+            draft.unlink()
+
+    def _draft_name(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.{os.getpid()}-{id(self):x}.new")
+
+    # ---- while requests are served
+
+    def refresh(self) -> None:
+        """A request begins: sees what others have written."""
+        with self._harmless():
+            if not self._is_current():
+                self._reopen()
+            self._file.refresh()
+
+    def _is_current(self) -> bool:
+        try:
+            info = self.path.stat()
+        except OSError:  # it was deleted: what is mapped can be read still
+            return True
+        return (info.st_dev, info.st_ino) == self._file.inode
+
+    def _reopen(self) -> None:
+        old, self._file = self._file, self._open()
+        self._uses.clear()
+        old.close()
+
+    def note_use(self, at: int, n: int) -> None:
+        """So many tokens from a place on were copied and turned out right. Written with a text."""
+        self._uses.append((at, n))
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Takes the text of a request that has ended; it may be written later, or never."""
+        if self._is_read_only:
+            return
+        self._waiting.append(list(ids))
+        with self._harmless(), contextlib.suppress(BusyError), self.locked():
+            while self._waiting:
+                self._write(self._waiting.popleft())
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Around what may fail beside a request."""
+        try:
+            yield
+        except (OSError, ArgumentError, ModelLoadError, ValueError) as error:
+            self._waiting.clear()
+            if not self._has_warned:
+                self._has_warned = True
+                reason = getattr(error, "strerror", None) or error
+                warnings.warn(
+                    f"the draft memory {self.path} cannot be written or read: {reason}; texts are "
+                    "not remembered",
+                    stacklevel=2,
+                )
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While nobody else writes.
+
+        Raises:
+            BusyError: somebody does now.
+            OSError, ModelLoadError: the file is gone, or what has its name is no store.
+
+        """
+        import fcntl  # on systems that have it
+
+        for _ in range(8):
+            try:
+                fcntl.flock(self._file.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"the draft memory {self.path} is being written") from None
+            if self._has_name():
+                break
+            self._reopen()  # it was replaced, or deleted: then it is made anew
+        else:
+            raise BusyError(f"the draft memory {self.path} is being written")
+        try:
+            self._file.recover()
+            self._file.refresh()
+            while self._uses:
+                note_use(self.index, *self._uses.popleft())
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file.number, fcntl.LOCK_UN)
+
+    def _has_name(self) -> bool:
+        try:
+            info = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return (info.st_dev, info.st_ino) == self._file.inode
+
+    def _write(self, ids: Sequence[int], minute: int | None = None, n_used: int = 0) -> None:
+        """By who holds the lock: writes what is new of a text, which came now or then."""
+        longest = int(_FREE_SHARE * self.max_tokens) - HEADER_TOKENS
+        part = new_part(self.index, ids)[-longest:]
+        if not len(part):
+            return
+        entry = with_header(
+            np.array(part, np.int32), now_minute() if minute is None else minute, n_used
+        )
+        wanted = self.index.n + len(entry)
+        if wanted > self.index.capacity:
+            texts = list(texts_of(self.index))
+            is_full = wanted > self.max_tokens
+            if is_full:
+                room = int((1 - _FREE_SHARE) * self.max_tokens) - len(entry)
+                texts = most_useful(texts, max(room, 0))
+            self._replace(texts, min(2 * wanted, self.max_tokens), ages=is_full)
+        self._file.publish(is_busy=True)
+        self.index.append(entry)
+        self._file.publish()
+
+    # ---- for its owner
+
+    def write_all(self, texts: Sequence[Sequence[int]]) -> None:
+        """Writes texts now.
+
+        Raises:
+            BusyError: somebody else writes.
+            OSError: there is no room on the disk.
+
+        """
+        with self.locked():
+            for ids in texts:
+                self._write(ids)
+
+    def take(self, texts: Iterable[RememberedText]) -> None:
+        """Writes texts of another store of the same vocabulary now.
+
+        Raises:
+            BusyError: somebody else writes.
+            OSError: there is no room on the disk.
+
+        """
+        with self.locked():
+            for text in texts:
+                ids: list[int] = text.ids.tolist()
+                self._write(ids, text.minute, text.n_used)
+
+    def texts(self) -> list[RememberedText]:
+        """All texts, the oldest first. The ids are views."""
+        self._file.refresh()
+        return list(texts_of(self.index))
+
+    def keep(self, texts: Sequence[RememberedText], *, max_tokens: int | None = None) -> None:
+        """By who holds the lock: makes the store one of these texts alone.
+
+        What it held is overwritten on the disk.
+        """
+        limit = self.max_tokens if max_tokens is None else max_tokens
+        n = sum(HEADER_TOKENS + len(text.ids) for text in texts)
+        self._replace(texts, min(max(n + n // 4, _FIRST_CAPACITY), limit), limit, erases=True)
+
+    def _replace(
+        self,
+        texts: Sequence[RememberedText],
+        capacity: int,
+        max_tokens: int | None = None,
+        *,
+        ages: bool = False,
+        erases: bool = False,
+    ) -> None:
+        """By who holds the lock: a new file with these texts takes the name. The lock stays."""
+        import fcntl
+
+        old = self._file
+        for left in self.path.parent.glob(glob.escape(self.path.name) + ".*.new"):
+            left.unlink(missing_ok=True)  # of a writer that was killed
+        limit = old.facts.max_tokens if max_tokens is None else max_tokens
+        draft = self._draft_name()
+        number = create_file(draft, Facts(capacity, limit, old.facts.digest))
+        try:
+            file = StoreFile(number, self.path, is_writable=True)
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fill(file.index, texts, ages=ages)
+            file.publish()
+            draft.replace(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+        self._file = file
+        if erases:
+            old.erase()
+        old.close()
+
+    def close(self) -> None:
+        """Lets go of the file. May be called twice."""
+        self._file.close()

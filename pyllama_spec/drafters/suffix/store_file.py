@@ -1,0 +1,234 @@
+"""The file of a store: a header, two slots that say how far it is written, and an index.
+
+Everything is in the machine's own byte order; a file of another one is refused. The header never
+changes. A slot says how many tokens count, and has a check sum; the two are written in turn, so
+that one of them is whole whenever a writer is killed. Tokens behind that number were never there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pyllama_spec.drafters.suffix.memory import texts_of
+from pyllama_spec.drafters.suffix.token_index import TokenIndex, index_bytes
+from pyllama_spec.errors import ArgumentError, ModelLoadError
+
+HEADER_BYTES = 4096
+DIGEST_BYTES = 32
+MAX_CAPACITY = 1 << 30
+_MAGIC, _VERSION, _BYTE_ORDER = b"PLMEMORY", 1, 0x01020304
+_HEADER = struct.Struct("=8sIIQQ32s")
+_SLOT = struct.Struct("=QQQ")
+_SUM = struct.Struct("=I")
+_SLOTS = (1024, 2048)
+MODE = 0o600
+_REMEDY = "delete it, or name another file"
+
+
+class Facts(NamedTuple):
+    """The header.
+
+    Attributes:
+        capacity: tokens that there is room for.
+        max_tokens: to which it may grow.
+        digest: of the vocabulary.
+
+    """
+
+    capacity: int
+    max_tokens: int
+    digest: bytes
+
+
+@dataclass(slots=True)
+class _Slot:
+    """How far it is written, and whether somebody has begun to write more."""
+
+    generation: int
+    n: int
+    is_busy: bool
+
+
+class StoreFile:
+    """An open file of a store, mapped.
+
+    Args:
+        number: its descriptor, which belongs to this object from here on.
+        path: its name, for messages.
+        is_writable: whether it was opened for writing.
+
+    Raises:
+        ModelLoadError: it is no store, or a damaged one.
+
+    Attributes:
+        facts: its header.
+        index: what lies in it, as far as it was written when refresh() was called last.
+
+    """
+
+    def __init__(self, number: int, path: Path, *, is_writable: bool) -> None:
+        self.number, self.path = number, path
+        try:
+            self._map(is_writable)
+        except BaseException:
+            self.close()
+            raise
+
+    def _map(self, is_writable: bool) -> None:
+        info = os.fstat(self.number)
+        if not stat.S_ISREG(info.st_mode):
+            raise ModelLoadError(f"the draft memory {self.path} is not a file; name another one")
+        self.inode = (info.st_dev, info.st_ino)
+        head = os.pread(self.number, HEADER_BYTES, 0)
+        self.facts = _read_header(head, self.path)
+        size = HEADER_BYTES + index_bytes(self.facts.capacity)
+        if info.st_size != size:
+            raise ModelLoadError(
+                f"the draft memory {self.path} is damaged: it has {info.st_size} bytes and its "
+                f"header says {size}; {_REMEDY}"
+            )
+        access = mmap.ACCESS_WRITE if is_writable else mmap.ACCESS_READ
+        self._mapped = mmap.mmap(self.number, size, access=access)
+        self._bytes = memoryview(self._mapped)
+        self.index = TokenIndex(self._bytes[HEADER_BYTES:], self.facts.capacity)
+        self.is_damaged = self._newest() is None
+        self.refresh()
+
+    def _newest(self) -> _Slot | None:
+        slots = [slot for slot in map(self._slot, _SLOTS) if slot is not None]
+        return max(slots, key=lambda slot: slot.generation, default=None)
+
+    def _slot(self, at: int) -> _Slot | None:
+        data = bytes(self._bytes[at : at + _SLOT.size + _SUM.size])
+        body, sum_ = data[: _SLOT.size], _SUM.unpack(data[_SLOT.size :])[0]
+        generation, n, busy = _SLOT.unpack(body)
+        if zlib.crc32(body) != sum_ or n > self.facts.capacity:
+            return None
+        return _Slot(generation, n, bool(busy))
+
+    def refresh(self) -> None:
+        """Sees what others have written."""
+        slot = self._newest()
+        n = 0 if slot is None else slot.n
+        if n != self.index.n:
+            self.index.show(n)
+
+    def recover(self) -> None:
+        """By who holds the lock: puts in order what a writer left that was killed."""
+        slot = self._newest()
+        if slot is not None and not slot.is_busy:
+            return
+        if slot is None:  # both slots are damaged: what can be told of the texts counts
+            self.index.n = self.facts.capacity
+            last = max((t.at + len(t.ids) for t in texts_of(self.index)), default=0)
+            self.index.show(last)
+        self.index.drop_heads()
+        self.publish()
+        self.is_damaged = False
+
+    def publish(self, *, is_busy: bool = False) -> None:
+        """Says how far it is written."""
+        slot = self._newest()
+        generation = 1 if slot is None else slot.generation + 1
+        body = _SLOT.pack(generation, self.index.n, is_busy)
+        at = _SLOTS[generation % 2]
+        self._bytes[at : at + _SLOT.size + _SUM.size] = body + _SUM.pack(zlib.crc32(body))
+
+    def erase(self) -> None:
+        """Overwrites what it holds: its name is gone, or will be."""
+        zeros = bytes(1 << 20)
+        for at in range(HEADER_BYTES, len(self._bytes), len(zeros)):
+            part = self._bytes[at : at + len(zeros)]
+            part[:] = zeros[: len(part)]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._bytes)
+
+    def close(self) -> None:
+        """Lets go of it. The map goes with the last view of it."""
+        if self.number >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self.number)
+            self.number = -1
+
+
+def _read_header(head: bytes, path: Path) -> Facts:
+    if len(head) < HEADER_BYTES or head[: len(_MAGIC)] != _MAGIC:
+        raise ModelLoadError(f"{path} is not a draft memory: it begins otherwise; name another one")
+    _, order, version, capacity, max_tokens, digest = _HEADER.unpack_from(head)
+    if order != _BYTE_ORDER:
+        raise ModelLoadError(
+            f"the draft memory {path} is of a machine with another byte order; {_REMEDY}"
+        )
+    if zlib.crc32(head[: _HEADER.size]) != _SUM.unpack_from(head, _HEADER.size)[0]:
+        raise ModelLoadError(
+            f"the draft memory {path} is damaged: its header has another check sum; {_REMEDY}"
+        )
+    if version != _VERSION or not 0 < capacity <= MAX_CAPACITY:
+        raise ModelLoadError(
+            f"the draft memory {path} has version {version} and room for {capacity} tokens; this "
+            f"program reads version {_VERSION}; {_REMEDY}"
+        )
+    return Facts(capacity, max_tokens, digest)
+
+
+def create_file(path: Path, facts: Facts) -> int:
+    """Makes an empty store. All of its room is taken at once: a full disk shows here, as an error.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        OSError: it exists, cannot be made, or there is no room. Nothing is left of it then.
+
+    """
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
+    try:
+        size = HEADER_BYTES + index_bytes(facts.capacity)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(number, 0, size)
+        else:
+            for at in range(0, size, 1 << 20):
+                os.pwrite(number, bytes(min(1 << 20, size - at)), at)
+        body = _HEADER.pack(
+            _MAGIC, _BYTE_ORDER, _VERSION, facts.capacity, facts.max_tokens, facts.digest
+        )
+        slot = _SLOT.pack(0, 0, 0)
+        os.pwrite(number, slot + _SUM.pack(zlib.crc32(slot)), _SLOTS[0])
+        os.pwrite(number, body + _SUM.pack(zlib.crc32(body)), 0)
+    except BaseException:
+        os.close(number)
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+    return number
+
+
+def capacity_of(n_bytes: int) -> int:
+    """How many tokens a store of so many bytes has room for.
+
+    Raises:
+        ArgumentError: it is too small for any.
+
+    """
+    low, high = 0, MAX_CAPACITY
+    while low < high:
+        middle = (low + high + 1) // 2
+        if HEADER_BYTES + index_bytes(middle) <= n_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    if low < 1 << 10:
+        least = HEADER_BYTES + index_bytes(1 << 10)
+        raise ArgumentError(f"a draft memory of {n_bytes} bytes is too small: at least {least}")
+    return low

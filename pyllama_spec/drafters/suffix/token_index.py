@@ -1,0 +1,247 @@
+"""Where a text stood before as it ends now: chains of places with equal last tokens.
+
+It is how compressors of Lempel and Ziv's kind find repetitions. For each length in ORDERS a table
+says, by a hash of that many tokens, the newest place behind them, and each place says the one
+before it. So a token costs two writes and a look-up follows chains of bounded length, however many
+tokens there are. An entry is no more than a hint: what it leads to is compared, token by token.
+So a table that is damaged, or half written, costs hits and nothing else.
+
+All of it lies in one block of bytes, which may be a mapped file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+# How many tokens have to be equal: places with the more are looked for first.
+ORDERS = (8, 3)
+# Longer matches are not told apart: what has been the same for so long goes on being so.
+MAX_MATCH = 24
+# How far a chain is followed, and how many places are enough to vote.
+_MAX_STEPS, _MAX_PLACES = 32, 12
+_MASK = (1 << 32) - 1
+# A polynomial in the tokens, then Knuth's multiplicative hash.
+_FACTOR, _FINAL = 0x01000193, 0x9E3779B1
+_POWERS = {k: [pow(_FACTOR, k - 1 - i, 1 << 32) for i in range(k)] for k in ORDERS}
+# Up to so many tokens Python is as quick as NumPy is to begin.
+_FEW = 24
+_INT = np.dtype("=i4")
+_MIN_BITS, _MAX_BITS = 10, 26
+
+
+class Place(NamedTuple):
+    """A place in a text that ends as another one does.
+
+    Attributes:
+        match_length: how many tokens before it are equal, up to MAX_MATCH.
+        at: the index of the token behind them.
+
+    """
+
+    match_length: int
+    at: int
+
+
+def table_bits(capacity: int) -> int:
+    """The bits of a hash: about an entry of the table for each token."""
+    return min(max((capacity - 1).bit_length(), _MIN_BITS), _MAX_BITS)
+
+
+def index_bytes(capacity: int) -> int:
+    """The bytes that an index of so many tokens takes."""
+    n_orders = len(ORDERS)
+    return _INT.itemsize * ((1 + n_orders) * capacity + n_orders * (1 << table_bits(capacity)))
+
+
+class TokenIndex:
+    """Tokens, and where each n-gram of them stood.
+
+    Args:
+        block: index_bytes(capacity) bytes; zeros for none. Bytes that cannot be written to make an
+            index that only answers.
+        capacity: the most tokens.
+        n: how many tokens it holds.
+
+    Attributes:
+        tokens: [capacity] int32, of which the first n count.
+        n: how many there are. Places from there on are never given.
+
+    """
+
+    def __init__(self, block: memoryview, capacity: int, n: int = 0) -> None:
+        self.capacity, self.n = capacity, n
+        self._shift = 32 - table_bits(capacity)
+        ints = block.cast("B").cast("i")
+        size = 1 << table_bits(capacity)
+        sizes = [capacity] * (1 + len(ORDERS)) + [size] * len(ORDERS)
+        parts, begin = [], 0
+        for length in sizes:
+            parts.append(ints[begin : begin + length])
+            begin += length
+        self.tokens = parts[0]
+        self._links = dict(zip(ORDERS, parts[1 : 1 + len(ORDERS)], strict=True))
+        self._heads = dict(zip(ORDERS, parts[1 + len(ORDERS) :], strict=True))
+        # N-grams before this place are in the tables; the last one has nothing behind it yet.
+        self._n_indexed = max(n - 1, 0)
+
+    def array(self) -> npt.NDArray[np.int32]:
+        """[n] the tokens, a view."""
+        return np.frombuffer(self.tokens, _INT)[: self.n]
+
+    # ---- writing
+
+    def show(self, n: int) -> None:
+        """Takes over what another process wrote: there are n tokens, which the tables know."""
+        self.n, self._n_indexed = n, max(n - 1, 0)
+
+    def append(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Writes tokens behind the others. There has to be room."""
+        begin, end = self.n, self.n + len(tokens)
+        if len(tokens) <= _FEW:
+            for at, token in enumerate(tokens, begin):
+                self.tokens[at] = token
+        else:
+            np.frombuffer(self.tokens, _INT)[begin:end] = tokens
+        self.n = end
+        self._index_up_to(end - 1)
+
+    def _index_up_to(self, end: int) -> None:
+        """Notes the places up to `end`, with it: each link before what leads to it."""
+        begin = self._n_indexed + 1
+        if end < begin:
+            return
+        for k in ORDERS:
+            first = max(begin, k)
+            if end - first >= _FEW:
+                self._index_many(k, first, end)
+                continue
+            links, heads = self._links[k], self._heads[k]
+            for at in range(first, end + 1):
+                bucket = self._bucket(k, self.tokens[at - k : at])
+                links[at] = heads[bucket]
+                heads[bucket] = at
+        self._n_indexed = end
+
+    def _bucket(self, k: int, gram: Sequence[int] | memoryview) -> int:
+        hash_: int = sum(map(mul, _POWERS[k], gram))
+        return ((hash_ * _FINAL) & _MASK) >> self._shift
+
+    def _buckets(self, k: int, first: int, end: int) -> npt.NDArray[np.uint32]:
+        """Of the places first .. end."""
+        tokens = np.frombuffer(self.tokens, _INT)[first - k : end].astype(np.uint32)
+        n = end + 1 - first
+        hashes = np.zeros(n, np.uint32)
+        for i, power in enumerate(_POWERS[k]):
+            hashes += tokens[i : i + n] * np.uint32(power)
+        out: npt.NDArray[np.uint32] = (hashes * np.uint32(_FINAL)) >> np.uint32(self._shift)
+        return out
+
+    def _index_many(self, k: int, first: int, end: int) -> None:
+        buckets = self._buckets(k, first, end)
+        links, heads = np.frombuffer(self._links[k], _INT), np.frombuffer(self._heads[k], _INT)
+        order = np.argsort(buckets, kind="stable")
+        places, grouped = order + first, buckets[order]
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = grouped[1:] != grouped[:-1]
+        before = np.empty(len(order), _INT)
+        before[1:] = places[:-1]
+        before[is_first] = heads[grouped[is_first]]
+        links[places] = before
+        is_last = np.roll(is_first, -1)
+        heads[grouped[is_last]] = places[is_last]
+
+    def cut(self, n: int) -> None:
+        """Forgets the tokens from the n-th on, and what they did to the tables."""
+        if n >= self.n:
+            return
+        begin = max(n, 1)  # the last gram that is kept leads to the first place that is gone
+        for k in ORDERS:
+            first = max(begin, k)
+            if self._n_indexed < first:
+                continue
+            buckets = self._buckets(k, first, self._n_indexed)[::-1]
+            links, heads = np.frombuffer(self._links[k], _INT), np.frombuffer(self._heads[k], _INT)
+            # Of several values for one entry the last one counts: that of the oldest place.
+            heads[buckets] = links[first : self._n_indexed + 1][::-1]
+        self.n, self._n_indexed = n, min(self._n_indexed, max(n - 1, 0))
+
+    def drop_heads(self) -> None:
+        """Lets no table lead to a place from n on: a writer may have ended in the middle."""
+        self._n_indexed = max(self.n - 1, 0)
+        for k in ORDERS:
+            heads, links = np.frombuffer(self._heads[k], _INT), self._links[k]
+            for bucket in np.flatnonzero((heads >= self.n) | (heads < 0)):
+                at = int(heads[bucket])
+                while at >= self.n:
+                    before = links[at] if at < self.capacity else 0
+                    at = before if before < at else 0
+                heads[bucket] = max(at, 0)
+
+    # ---- reading
+
+    def places(self, tail: Sequence[int]) -> list[Place]:
+        """Where the text stood as `tail` ends, those that are alike for longest alone.
+
+        Args:
+            tail: the end of a text, the last token last. More than MAX_MATCH are of no use.
+
+        Returns:
+            The newest first; [] where fewer tokens are alike than the least of ORDERS.
+
+        """
+        for k in ORDERS:
+            if len(tail) >= k:
+                found = self._follow(k, tail)
+                if found:
+                    return found
+        return []
+
+    def _follow(self, k: int, tail: Sequence[int]) -> list[Place]:
+        links, end = self._links[k], self.n
+        ending = list(tail[-MAX_MATCH:])
+        most = longest = len(ending)
+        gram = ending[-k:]
+        at = self._heads[k][self._bucket(k, gram)]
+        found: list[Place] = []
+        for _ in range(_MAX_STEPS):
+            if not k <= at < end:
+                # Behind the last token, or of a text that is not whole yet: one before may count.
+                if not end <= at < self.capacity:
+                    break
+            else:
+                n = self._n_equal(k, at, ending, gram)
+                if n and (not found or n > longest):
+                    longest = n
+                    found.clear()
+                if n and n == longest:
+                    found.append(Place(n, at))
+                    if n == most and len(found) == _MAX_PLACES:
+                        break
+            before = links[at]
+            if before >= at:  # damaged: it would go round
+                break
+            at = before
+        return found[:_MAX_PLACES]
+
+    def _n_equal(self, k: int, at: int, ending: list[int], gram: list[int]) -> int:
+        """How many tokens before a place are those of the ending; 0 for fewer than k."""
+        n = len(ending)
+        if n <= at:
+            there = self.tokens[at - n : at].tolist()
+            if there == ending:
+                return n
+            if there[-k:] != gram:
+                return 0
+        else:
+            there = self.tokens[:at].tolist()
+            if there[-k:] != gram:
+                return 0
+        n, most = k, min(n, at)
+        while n < most and there[-n - 1] == ending[-n - 1]:
+            n += 1
+        return n

@@ -1,0 +1,225 @@
+"""What an owner does with a store: fills it from files, looks what it is worth, forgets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pyllama_spec.drafters.base import Committed, DraftRequest
+from pyllama_spec.drafters.suffix.drafter import Suffix
+from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, RememberedText, most_useful
+from pyllama_spec.drafters.suffix.memory import now_minute as now
+from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.engine.vocab import Vocab
+from pyllama_spec.errors import ArgumentError
+
+# A file's text is remembered in parts of so many tokens.
+PART_TOKENS = 1 << 14
+# Files with more bytes than this are data, and no text that anybody wrote.
+MAX_FILE_BYTES = 16 << 20
+# Of the held-out part so many tokens are played, at most.
+_PLAYED_TOKENS = 20_000
+_HELD_OUT_EVERY = 10
+# Of a text that was remembered in two parts, so much of the one that is to be forgotten is enough.
+_PIECE_BYTES = 16
+_MINUTES_PER_DAY = 24 * 60
+
+Progress = Callable[[float], None]
+
+
+class Prediction(NamedTuple):
+    """What copies would have made of a text.
+
+    Attributes:
+        n_tokens: how long it is.
+        n_copied: how many of them were drafted and right.
+        n_rounds: how many rounds it took.
+
+    """
+
+    n_tokens: int
+    n_copied: int
+    n_rounds: int
+
+    @property
+    def tokens_per_round(self) -> float:
+        """1 for plain decoding."""
+        return self.n_tokens / max(self.n_rounds, 1)
+
+
+def files_below(paths: Iterable[Path]) -> Iterator[Path]:
+    """Files, and those in folders, in order; without what is hidden.
+
+    Raises:
+        ArgumentError: there is no such file or folder.
+
+    """
+    for path in paths:
+        if not path.exists():
+            raise ArgumentError(f"{path} does not exist; give files or folders")
+        if not path.is_dir():
+            yield path
+            continue
+        for folder, names, files in os.walk(path):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+
+
+def text_of(path: Path) -> str:
+    """A file's text; "" where it is none, or nobody may read it."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+            return ""
+        data = path.read_bytes()
+        return "" if b"\0" in data[:8192] else data.decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
+    """A text as parts of PART_TOKENS ids. Names of special tokens in it are text."""
+    ids = vocab.tokenize(text, add_special=False, parse_special=False) if text else []
+    return [ids[at : at + PART_TOKENS] for at in range(0, len(ids), PART_TOKENS)]
+
+
+def build(
+    store: Store, vocab: Vocab, paths: Sequence[Path], progress: Progress
+) -> tuple[int, Prediction | None]:
+    """Adds files to a store, all but a tenth first, to see what that is worth for the rest.
+
+    Args:
+        store: where to.
+        vocab: whose ids.
+        paths: files and folders.
+        progress: called with 0.0 .. 1.0.
+
+    Returns:
+        How many files had text, and what the store would have made of the tenth; None where there
+        are too few files to hold any out.
+
+    Raises:
+        ArgumentError: there is no such file.
+        BusyError: another process writes to the store.
+        OSError: there is no room on the disk.
+
+    """
+    files = list(files_below(paths))
+    n_texts = 0
+    held_out: list[list[int]] = []
+    for i, path in enumerate(files):
+        parts = ids_of(vocab, text_of(path))
+        n_texts += bool(parts)
+        if i % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1:
+            held_out += parts
+        elif parts:
+            store.write_all(parts)
+        progress(0.9 * (i + 1) / len(files))
+    prediction = predicted(store, held_out) if held_out else None
+    store.write_all(held_out)
+    progress(1.0)
+    return n_texts, prediction
+
+
+def predicted(store: Store, texts: Iterable[Sequence[int]]) -> Prediction:
+    """What a store would have made of texts; nothing is written."""
+    drafter = Suffix(store=_Untouched(store))
+    n_tokens = n_copied = n_rounds = 0
+    for text in texts:
+        drafter.begin_request(0, remember=False)
+        drafter.truncate(0, 0)
+        known = list(text[:1])
+        drafter.commit_one(Committed(0, known, 0))
+        while len(known) < len(text) and n_tokens < _PLAYED_TOKENS:
+            at = len(known)
+            draft = drafter.propose_one(DraftRequest(0, known, drafter.max_draft))
+            right = 0
+            for token in draft.ids[: len(text) - at - 1]:
+                if token != text[at + right]:
+                    break
+                right += 1
+            new = list(text[at : at + right + 1])
+            drafter.commit_one(Committed(0, new, at))
+            known += new
+            n_tokens, n_copied, n_rounds = n_tokens + len(new), n_copied + right, n_rounds + 1
+    return Prediction(n_tokens, n_copied, n_rounds)
+
+
+class _Untouched:
+    """A store that is only read."""
+
+    def __init__(self, store: Store) -> None:
+        self.index = store.index
+
+    def refresh(self) -> None:
+        """It stays as it is."""
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Takes nothing."""
+
+    def note_use(self, at: int, n: int) -> None:
+        """Notes nothing."""
+
+
+def is_part(data: bytes, wanted: bytes) -> bool:
+    """Whether a text has another one in it, or a piece of it at its beginning or end.
+
+    A conversation is remembered in parts: what one has the end of, the other one has the rest of.
+    """
+    if wanted in data:
+        return True
+    for n in range(min(_PIECE_BYTES, len(wanted)), min(len(wanted), len(data)) + 1):
+        if data.endswith(wanted[:n]) or data.startswith(wanted[-n:]):
+            return True
+    return False
+
+
+def forget(store: Store, vocab: Vocab, text: str) -> int:
+    """Takes all texts out of a store that have a text in them; returns how many.
+
+    Raises:
+        ArgumentError: the text is empty.
+        BusyError: another process writes to the store.
+
+    """
+    wanted = text.encode()
+    if not wanted:
+        raise ArgumentError('TEXT is "", which every text has in it; --all empties the store')
+    with store.locked():
+        texts = store.texts()
+        kept = [one for one in texts if not is_part(bytes_of(vocab, one), wanted)]
+        if len(kept) < len(texts):
+            store.keep(kept)
+    return len(texts) - len(kept)
+
+
+def bytes_of(vocab: Vocab, text: RememberedText) -> bytes:
+    """What it says. Ids that a damaged store has and the vocabulary has not are left out."""
+    ids: list[int] = text.ids.tolist()
+    return vocab.detokenize([i for i in ids if i < vocab.n_tokens], special=True)
+
+
+def prune(store: Store, *, max_tokens: int | None = None, days: float | None = None) -> int:
+    """Takes out what is old, and what is least useful of what does not fit; returns how many.
+
+    Args:
+        store: of which.
+        max_tokens: from now on it holds no more, headers and all; None for as many as before.
+        days: texts that came earlier go; None for none.
+
+    Raises:
+        BusyError: another process writes to the store.
+
+    """
+    with store.locked():
+        texts = store.texts()
+        kept = texts
+        if days is not None:
+            begin = now() - days * _MINUTES_PER_DAY
+            kept = [one for one in kept if one.minute >= begin]
+        limit = store.max_tokens if max_tokens is None else max_tokens
+        if sum(HEADER_TOKENS + len(one.ids) for one in kept) > limit:
+            kept = most_useful(kept, limit)
+        store.keep(kept, max_tokens=limit)
+    return len(texts) - len(kept)

@@ -1,0 +1,173 @@
+"""The index of a suffix drafter, against looking everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from pyllama_spec.drafters.suffix.token_index import (
+    MAX_MATCH,
+    ORDERS,
+    TokenIndex,
+    index_bytes,
+    table_bits,
+)
+
+
+def new_index(capacity: int) -> TokenIndex:
+    return TokenIndex(memoryview(bytearray(index_bytes(capacity))), capacity)
+
+
+def expected_places(text: Sequence[int], tail: Sequence[int]) -> tuple[int, list[int]]:
+    """The longest match, and the places that have it, newest first."""
+    longest = min(ORDERS)
+    found: list[int] = []
+    for at in range(len(text) - 1, 0, -1):
+        n = 0
+        while n < min(len(tail), at, MAX_MATCH) and text[at - n - 1] == tail[-n - 1]:
+            n += 1
+        if n > longest:
+            longest, found = n, []
+        if n == longest:
+            found.append(at)
+    return longest, found
+
+
+def random_text(rng: random.Random, n: int) -> list[int]:
+    """One that repeats some of itself."""
+    text: list[int] = []
+    while len(text) < n:
+        if len(text) > 8 and rng.random() < 0.3:
+            begin = rng.randrange(len(text) - 4)
+            text += text[begin : begin + rng.randrange(3, 40)]
+        else:
+            text += [rng.randrange(200) for _ in range(rng.randrange(1, 9))]
+    return text[:n]
+
+
+def check(index: TokenIndex, text: Sequence[int], tail: Sequence[int]) -> int:
+    """Chains are followed so far and no farther: what is found is right, and the longest is."""
+    longest, wanted = expected_places(text, tail)
+    found = index.places(tail)
+    if not wanted:
+        assert found == []
+        return 0
+    assert found
+    assert {place.match_length for place in found} == {longest}
+    places = [place.at for place in found]
+    assert places == wanted[: len(places)]
+    assert len(places) >= min(len(wanted), 8)
+    return longest
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_places_are_the_longest_matches(seed: int) -> None:
+    rng = random.Random(seed)
+    text, index, n_long = random_text(rng, 700), new_index(1024), 0
+    at = 0
+    while at < len(text):  # in parts of which some are indexed by NumPy and some are not
+        n = rng.choice((1, 1, 2, 5, 30, 90))
+        index.append(text[at : at + n])
+        at += n
+        done = text[:at]
+        n_long += check(index, done, done[-MAX_MATCH:]) >= max(ORDERS)
+        begin = rng.randrange(len(done))
+        check(index, done, done[begin : begin + 12])
+    assert n_long > 3
+
+
+def tables(index: TokenIndex) -> list[list[int]]:
+    parts = [*index._heads.values()]
+    return [part.tolist() for part in parts]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_cut_leaves_no_trace(seed: int) -> None:
+    rng = random.Random(seed)
+    text = random_text(rng, 600)
+    index, have = new_index(1024), 0
+    for _ in range(40):
+        keep = rng.randrange(have + 1)
+        index.cut(keep)
+        other = new_index(1024)
+        other.append(text[:keep])
+        assert tables(index) == tables(other)
+        assert index.array().tolist() == text[:keep]
+        have = keep + rng.choice((0, 1, 3, 40, 200))
+        have = min(have, len(text))
+        index.append(text[keep:have])
+        done = text[:have]
+        if done:
+            check(index, done, done[-MAX_MATCH:])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_costs_hits_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    text = random_text(rng, 900)
+    block = bytearray(index_bytes(1024))
+    index = TokenIndex(memoryview(block), 1024)
+    index.append(text)
+    for _ in range(200):
+        at = rng.randrange(4 * 1024, len(block))  # behind the tokens: the tables
+        block[at] = rng.randrange(256)
+        begin = rng.randrange(len(text) - 30)
+        tail = text[begin : begin + MAX_MATCH]
+        for n, place in index.places(tail):
+            assert min(ORDERS) <= n <= place < len(text)
+            assert text[place - n : place] == tail[-n:]
+
+
+def test_a_writer_that_ended_in_the_middle_leaves_all_that_was_whole() -> None:
+    rng = random.Random(3)
+    text, more = random_text(rng, 500), random_text(rng, 120)
+    block = bytearray(index_bytes(1024))
+    TokenIndex(memoryview(block), 1024).append(text)
+    whole = bytes(block)
+    TokenIndex(memoryview(block), 1024, len(text)).append(more)
+    reader = TokenIndex(memoryview(block), 1024, len(text))
+    again = TokenIndex(memoryview(bytearray(whole)), 1024, len(text))
+    for begin in range(0, 480, 7):
+        tail = text[begin : begin + MAX_MATCH]
+        found = reader.places(tail)
+        # It may have followed as many places behind the end as there are steps.
+        assert found == again.places(tail)[: len(found)]
+    writer = TokenIndex(memoryview(block), 1024, len(text))
+    writer.drop_heads()
+    assert tables(writer) == tables(again)
+
+
+def test_a_large_text_takes_no_longer_to_look_up() -> None:
+    small, large = new_index(1 << 10), new_index(1 << 18)
+    rng = np.random.default_rng(1)
+    for index in (small, large):
+        tokens = rng.integers(0, 64, index.capacity).astype(np.int32)
+        index.append(tokens)
+    reads = {}
+    for name, index in (("small", small), ("large", large)):
+        counted = _Counting(index.tokens)
+        index.tokens = counted  # type: ignore[assignment]
+        for begin in range(0, 1000, 50):
+            index.places(list(counted.inner[begin : begin + MAX_MATCH]))
+        reads[name] = counted.n
+    assert reads["large"] < 3 * max(reads["small"], 20 * 32)
+
+
+class _Counting:
+    def __init__(self, inner: memoryview) -> None:
+        self.inner, self.n = inner, 0
+
+    def __getitem__(self, at: int | slice) -> memoryview | int:
+        self.n += 1
+        found: memoryview | int = self.inner[at]
+        return found
+
+
+def test_sizes() -> None:
+    assert table_bits(1) == table_bits(1024) == 10
+    assert table_bits(1025) == 11
+    assert table_bits(1 << 30) == 26
+    assert index_bytes(1024) == 4 * (3 * 1024 + 2 * 1024)

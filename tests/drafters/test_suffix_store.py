@@ -1,0 +1,354 @@
+"""A store on disk: who reads and writes it, and what becomes of it when that goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import stat
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec.drafters import Committed, Suffix
+from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES, capacity_of
+from pyllama_spec.drafters.suffix.token_index import index_bytes
+from pyllama_spec.errors import ArgumentError, BusyError, ModelLoadError, PyllamaSpecError
+from tests.oracles import tiny
+from tests.suffix_tools import proposal, teach, tell
+from tests.tiers import release_except
+
+DIGEST = bytes(range(32))
+
+
+def fresh(seed: int, n: int = 60) -> list[int]:
+    """A text without repetitions of its own, and of no other one's tokens in a row."""
+    return random.Random(seed).sample(range(1000, 30000), n)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "of mine.memory"
+
+
+def opened(path: Path, **options: object) -> Store:
+    return Store(path, DIGEST, **options)  # type: ignore[arg-type]
+
+
+def knows(store: Store, text: Sequence[int]) -> bool:
+    """Whether all of a text can be copied from a store."""
+    store.refresh()
+    for end in range(12, len(text)):
+        places = store.index.places(text[end - 12 : end])
+        if not any(store.index.tokens[place.at] == text[end] for place in places):
+            return False
+    return True
+
+
+# ---- several who have it open
+
+
+def test_what_one_writes_another_reads(path: Path) -> None:
+    one, other = opened(path), opened(path)
+    reader = Store(path, None, is_read_only=True)
+    for seed in range(300):  # the file is replaced by larger ones meanwhile
+        (one, other)[seed % 2].add(fresh(seed))
+    for store in (one, other, reader, opened(path)):
+        assert all(knows(store, fresh(seed)) for seed in range(300))
+    assert len(reader.texts()) == 300
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_who_finds_it_locked_writes_later(path: Path) -> None:
+    one, other = opened(path), opened(path)
+    with one.locked():
+        other.add(fresh(1))
+        assert not knows(one, fresh(1))
+        with pytest.raises(BusyError, match="is being written"):
+            other.write_all([fresh(2)])
+    other.add(fresh(3))
+    assert knows(one, fresh(1))
+    assert knows(one, fresh(3))
+
+
+def test_a_file_that_is_deleted_is_made_anew(path: Path) -> None:
+    store = opened(path)
+    store.add(fresh(1))
+    path.unlink()
+    store.refresh()
+    store.add(fresh(2))
+    again = opened(path)
+    assert knows(again, fresh(2))
+    assert not knows(again, fresh(1))
+
+
+def test_a_draft_copies_from_it(path: Path) -> None:
+    writer, reader = Suffix(8, store=opened(path)), Suffix(8, store=opened(path))
+    teach(writer, [fresh(1)])
+    teach(writer, [fresh(2)], remember=False)
+    tell(reader, fresh(1)[:20], user="anyone")
+    assert proposal(reader, fresh(1)[:20]) == fresh(1)[20:28]
+    tell(reader, fresh(2)[:20])
+    assert proposal(reader, fresh(2)[:20]) == []
+
+
+def test_what_was_of_use_is_noted(path: Path) -> None:
+    store = opened(path)
+    drafter = Suffix(8, store=store)
+    teach(drafter, [fresh(1)])
+    tell(drafter, fresh(1)[:30])
+    assert proposal(drafter, fresh(1)[:30])
+    drafter.commit_one(Committed(0, fresh(1)[30:35], 30))
+    teach(drafter, [fresh(2)])
+    assert [text.n_used for text in store.texts()] == [5, 0]
+
+
+# ---- its size
+
+
+def test_it_is_bounded_and_keeps_what_is_new_or_of_use(path: Path) -> None:
+    max_bytes = HEADER_BYTES + index_bytes(1 << 13)
+    store = opened(path, max_bytes=max_bytes)
+    assert capacity_of(max_bytes) == 1 << 13
+    store.add(fresh(0))
+    for seed in range(1, 500):
+        if seed % 50 == 1:  # what it was used for counts half each time that the store was full
+            store.note_use(store.index.places(fresh(0)[:12])[0].at, 1000)
+        store.add(fresh(seed))
+        assert path.stat().st_size <= max_bytes
+    assert knows(store, fresh(0))
+    assert knows(store, fresh(499))
+    assert not knows(store, fresh(50))
+    assert len(store.texts()) > 60
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1, 4096, 20_000])
+def test_a_store_that_would_hold_nothing(path: Path, n_bytes: int) -> None:
+    with pytest.raises(ArgumentError, match=f"{n_bytes} bytes is too small"):
+        opened(path, max_bytes=n_bytes)
+    assert not path.exists()
+
+
+# ---- privacy
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_it_is_its_owners_alone(path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        store = opened(path)
+        for seed in range(200):
+            store.add(fresh(seed))
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+    path.chmod(0o644)
+    opened(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_nothing_leaves_the_machine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    store = opened(path)
+    for seed in range(100):
+        store.add(fresh(seed))
+    with store.locked():
+        store.keep(store.texts()[:3])
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+def test_what_is_forgotten_is_not_on_the_disk(path: Path) -> None:
+    store, reader = opened(path), opened(path)
+    store.write_all([fresh(seed) for seed in range(20)])
+    old = path.open("rb")
+    with store.locked():
+        store.keep([text for text in store.texts() if text.ids[0] != fresh(7)[0]])
+    for data in (path.read_bytes(), old.read()):
+        assert b"".join(t.to_bytes(4, "little") for t in fresh(7)[:4]) not in data
+    old.close()
+    assert not knows(store, fresh(7))
+    assert not knows(reader, fresh(7))
+    assert all(knows(reader, fresh(seed)) for seed in range(20) if seed != 7)
+
+
+# ---- what is no store, or another one's
+
+
+def test_another_tokenizer(path: Path) -> None:
+    opened(path).add(fresh(1))
+    before = path.read_bytes()
+    with pytest.raises(ArgumentError, match="another vocabulary"):
+        Store(path, DIGEST[::-1])
+    assert path.read_bytes() == before
+    llama, other = tiny("llama").vocab, tiny("qwen35", shuffle=3).vocab
+    assert vocabulary_digest(llama) == vocabulary_digest(tiny("llama").vocab)
+    assert vocabulary_digest(llama) != vocabulary_digest(other)
+
+
+def test_what_is_no_store(tmp_path: Path) -> None:
+    text, folder, pipe = tmp_path / "text", tmp_path / "folder", tmp_path / "pipe"
+    text.write_text("not a store" * 1000)
+    folder.mkdir()
+    os.mkfifo(pipe)
+    for path in (text, folder, pipe, tmp_path / "no" / "such" / "folder"):
+        with pytest.raises(ModelLoadError, match=path.name):
+            opened(path)
+    assert text.read_text().startswith("not a store")
+    with pytest.raises(ModelLoadError, match="No such file"):
+        Store(tmp_path / "none", None)
+
+
+def mutations(data: bytes, n: int) -> Iterator[bytes]:
+    """Bytes changed at random, more of them in the header, and files that were cut or grew."""
+    rng = random.Random(5)
+    for _ in range(n):
+        changed = bytearray(data)
+        kind = rng.random()
+        if kind < 0.1:
+            yield data[: rng.randrange(len(data))]
+            continue
+        if kind < 0.15:
+            yield data + bytes(rng.randrange(1, 5000))
+            continue
+        size = len(data) if kind < 0.5 else HEADER_BYTES if kind < 0.8 else HEADER_BYTES + 6000
+        for _ in range(rng.choice((1, 1, 4, 40))):
+            at = rng.randrange(size)
+            if kind < 0.8:
+                at = rng.choice((at, rng.randrange(80), 1024 + rng.randrange(28), 2048))
+            changed[at] = rng.choice((0, 255, rng.randrange(256)))
+        yield bytes(changed)
+
+
+@pytest.mark.parametrize("n", release_except((100, 2000), (100,)))
+def test_damage(path: Path, n: int) -> None:
+    """A typed error or a store that works: what it finds stands there, and it can be written."""
+    store = opened(path)
+    texts = [fresh(seed) for seed in range(20)]
+    store.write_all(texts)
+    data = path.read_bytes()
+    n_opened = n_kept = 0
+    for i, changed in enumerate(mutations(data, n)):
+        path.unlink()
+        path.write_bytes(changed)
+        try:
+            store = opened(path)
+        except PyllamaSpecError as error:
+            assert path.name in str(error)
+            continue
+        n_opened += 1
+        index = store.index
+        for text in texts:
+            for length, at in index.places(text[:30]):
+                assert index.tokens[at - length : at].tolist() == text[30 - length : 30]
+        drafter = Suffix(8, store=store)
+        tell(drafter, texts[i % 20][:30])
+        assert all(token >= 0 for token in proposal(drafter, texts[i % 20][:30]))
+        n_kept += sum(knows(store, text) for text in texts[:3])
+        store.write_all([fresh(1000 + i)])
+        assert knows(opened(path), fresh(1000 + i))
+    assert 0.2 * n < n_opened < 0.95 * n
+    assert n_kept > 1.5 * n_opened  # of the three that were asked for
+
+
+# ---- writers that are killed, and disks that are full
+
+
+def write_for_ever(path: Path, report: int, seed: int) -> None:
+    """In a child: writes texts, and says of each that it is written."""
+    store = opened(path, max_bytes=HEADER_BYTES + index_bytes(1 << 16))
+    while True:
+        with contextlib.suppress(BusyError):
+            store.write_all([fresh(seed)])
+            os.write(report, seed.to_bytes(4, "little"))
+            seed += 1
+
+
+def start_writer(path: Path, seed: int) -> tuple[int, int]:
+    """The child's number, and where it reports."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reads)
+            write_for_ever(path, writes, seed)
+        finally:
+            os._exit(1)
+    os.close(writes)
+    return child, reads
+
+
+@pytest.mark.parametrize("n_kills", release_except((5, 100), (5,)))
+@pytest.mark.parametrize("n_writers", [1, 2])
+def test_writers_that_are_killed(path: Path, n_kills: int, n_writers: int) -> None:
+    """At any moment: a text whose writing had ended is there, and the file works."""
+    rng = random.Random(n_kills)
+    written: list[int] = []
+    for kill in range(n_kills):
+        writers = [start_writer(path, 100_000 * kill + 50_000 * i) for i in range(n_writers)]
+        for _, reads in writers:
+            written.append(int.from_bytes(os.read(reads, 4), "little"))
+        time.sleep(rng.random() * 0.03)
+        for child, _ in writers:
+            os.kill(child, signal.SIGKILL)
+        for child, reads in writers:
+            os.waitpid(child, 0)
+            data = b""
+            while part := os.read(reads, 1 << 16):
+                data += part
+            os.close(reads)
+            written += [int.from_bytes(data[i : i + 4], "little") for i in range(0, len(data), 4)]
+        store = opened(path, max_bytes=HEADER_BYTES + index_bytes(1 << 16))
+        with store.locked():  # nobody has left it locked
+            pass
+        newest = sorted(set(written), key=written.index)[-20:]
+        assert all(knows(store, fresh(seed)) for seed in newest)
+        store.write_all([fresh(7_000_000 + kill)])
+        assert knows(opened(path), fresh(7_000_000 + kill))
+    assert len(written) > 2 * n_kills
+
+
+def full_disk(path: Path, limit: int) -> int:
+    """In a child: no file may be larger. The exit code says what is wrong; 0 for nothing."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            store = opened(path)
+        except ModelLoadError as error:
+            return 0 if "File too large" in str(error) and not path.exists() else 2
+        drafter = Suffix(8, store=store)
+        for seed in range(400):
+            teach(drafter, [fresh(seed)])
+    if [str(w.message) for w in caught if "File too large" not in str(w.message)]:
+        return 3
+    if len(caught) != 1:  # once, and not for every text
+        return 4
+    if not knows(store, fresh(1)):
+        return 5
+    return 0 if list(path.parent.iterdir()) == [path] else 6
+
+
+@pytest.mark.parametrize("limit", [1000, 100_000, HEADER_BYTES + index_bytes(1 << 13)])
+def test_a_full_disk(path: Path, limit: int) -> None:
+    """What was written is there, what cannot be is not remembered, and all goes on."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = full_disk(path, limit)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    if path.exists():
+        assert knows(opened(path), fresh(1))

@@ -1,0 +1,241 @@
+"""draft="suffix" and draft_memory=: the same text, faster where it was seen, and nobody else's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, ModelLoadError
+from pyllama_spec.cli.entry import main
+from pyllama_spec.drafters.suffix.store import Store
+from tests.faces.tools import open_tiny
+from tests.models import model_path
+
+PROMPT = "abcdefghijklmnopqrstuvw"
+OPTIONS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0}
+
+
+def ask(llm: Llama, prompt: str = PROMPT, **options: Any) -> dict[str, Any]:
+    found: dict[str, Any] = llm.create_completion(prompt, **{**OPTIONS, **options})
+    return found
+
+
+def text_of(found: dict[str, Any]) -> str:
+    text: str = found["choices"][0]["text"]
+    return text
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store.memory"
+
+
+def plain(prompt: str = PROMPT, **options: Any) -> str:
+    with open_tiny() as llm:
+        return text_of(ask(llm, prompt, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}])
+@pytest.mark.parametrize("n_parallel", [1, 3])
+def test_the_second_time_is_copied(n_parallel: int, options: dict[str, Any]) -> None:
+    expected = plain(**options)
+    with open_tiny("suffix", n_parallel=n_parallel) as llm:
+        first = ask(llm, **options)
+        second = ask(llm, **options)
+    assert text_of(first) == text_of(second) == expected
+    assert second["speculation"]["drafter"] == "suffix"
+    assert second["speculation"]["accepted"] > first["speculation"]["accepted"] + 20
+    assert second["speculation"]["rounds"] < 16
+    assert second["speculation"]["reason_off"] is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"remember": False}, {}),
+        ({"user": "a"}, {"user": "b"}),
+        ({"user": "a"}, {}),
+        ({}, {"user": "a"}),
+    ],
+)
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_what_another_one_or_a_private_request_wrote_is_not(
+    n_parallel: int, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    with open_tiny("suffix", n_parallel=n_parallel) as llm:
+        own = ask(llm, **first)
+        ask(llm, "0123456789", max_tokens=4)
+        other = ask(llm, **second)
+        counts = [one["speculation"]["accepted"] for one in (own, other)]
+        assert counts[0] == counts[1]
+        assert ask(llm, **second)["speculation"]["accepted"] > counts[0] + 20
+
+
+def test_a_conversation_with_a_private_turn(store: Path) -> None:
+    """What a later turn says again is its own; what it does not is not written."""
+    with open_tiny("suffix", draft_memory=store) as llm:
+        private = text_of(ask(llm, "zyxwvutsrqponmlk", remember=False))
+        ask(llm, "zyxwvutsrqponmlk" + "AAAA", max_tokens=8)
+        written = [one.ids.tolist() for one in Store(store, None, is_read_only=True).texts()]
+        ids = llm.tokenize(private.encode(), add_bos=False)
+    assert written
+    assert not any(has(text, ids[3:15]) for text in written)
+
+
+def has(text: Sequence[int], part: Sequence[int]) -> bool:
+    return any(text[i : i + len(part)] == part for i in range(len(text)))
+
+
+def test_nothing_is_written_that_was_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "PYLLAMA_SPEC_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with open_tiny("suffix") as llm:
+        ask(llm)
+        assert llm.draft_memory is None
+    assert list(tmp_path.rglob("*")) == []
+    with open_tiny("suffix") as llm:
+        assert ask(llm)["speculation"]["accepted"] < 20
+
+
+@pytest.mark.parametrize("kind", ["suffix", "eagle3"])
+def test_a_store_outlives_the_program(store: Path, kind: str) -> None:
+    draft = "suffix" if kind == "suffix" else str(model_path("eagle3"))
+    expected = plain()
+    accepted = []
+    for _ in range(3):
+        with open_tiny(draft, draft_memory=store) as llm:
+            found = ask(llm)
+        assert text_of(found) == expected
+        accepted.append(found["speculation"]["accepted"])
+    assert accepted[0] + 15 < accepted[1] == accepted[2]
+    assert found["speculation"]["copied"] > 0
+
+
+def test_two_that_have_it_open_learn_from_each_other(store: Path) -> None:
+    with (
+        open_tiny("suffix", draft_memory=store) as one,
+        open_tiny("suffix", draft_memory=str(store), n_parallel=2) as other,
+    ):
+        ask(one, user="a")
+        assert ask(other, user="b")["speculation"]["accepted"] > 20
+        before = store.read_bytes()
+        ask(other, "qrstuvwxyz0123456789", remember=False)
+        assert store.read_bytes() == before
+
+
+def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
+    Store(store, bytes(32)).close()
+    with pytest.raises(ArgumentError, match="another vocabulary"):
+        open_tiny("suffix", draft_memory=store)
+    store.write_bytes(b"text")
+    with pytest.raises(ModelLoadError, match=store.name):
+        open_tiny("suffix", draft_memory=store)
+    for draft in (None, "none", "prompt-lookup", "grammar"):
+        with pytest.raises(ArgumentError, match="draft_memory"):
+            open_tiny(draft, draft_memory=tmp_path / "new")
+    with pytest.raises(ArgumentError, match="lookup=0"):
+        open_tiny(str(model_path("eagle3")), draft_memory=tmp_path / "new", lookup=0)
+    with pytest.raises(ArgumentError, match="lookup=2"):
+        open_tiny(str(model_path("eagle3")), draft_memory=tmp_path / "new", lookup=2)
+    for wrong in ("", 3):
+        with pytest.raises(ArgumentError, match="draft_memory"):
+            open_tiny("suffix", draft_memory=wrong)
+    assert not (tmp_path / "new").exists()
+
+
+def test_auto_with_a_store_copies_from_it(store: Path) -> None:
+    with open_tiny("auto", draft_memory=store) as llm:
+        assert ask(llm)["speculation"]["drafter"] == "suffix"
+    with open_tiny("auto") as llm:
+        assert ask(llm)["speculation"]["drafter"] == "prompt-lookup"
+
+
+# ---- the command line
+
+
+def memory(*words: object) -> int:
+    return main(["memory", *map(str, words)])
+
+
+def test_the_command(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, folder = model_path("llama"), tmp_path / "notes"
+    (folder / ".git").mkdir(parents=True)
+    secret = "the secret word is swordfish, and nobody may know it"
+    for i in range(30):
+        text = f"note {i}: " + "".join(chr(97 + (7 * i + k * k) % 26) for k in range(300))
+        (folder / f"{i:02}.txt").write_text(text + (secret if i in (4, 9) else ""))
+    (folder / "binary").write_bytes(b"\0\1\2" * 100)
+    (folder / ".git" / "hidden").write_text("hidden text " * 20)
+    assert memory("build", store, folder, "-m", model, "--max-size", 2) == 0
+    said = capsys.readouterr().out
+    assert "30 files with text" in said
+    assert "tokens per round" in said
+    assert memory("show", store, "--json", "--texts", 40, "-m", model) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["texts"] == len(facts["newest"]) == 30
+    assert facts["bytes"] == store.stat().st_size <= 2e6
+    assert not any("hidden" in one["text"] for one in facts["newest"])
+    assert sum("swordfish" in one["text"] for one in facts["newest"]) == 2
+    assert memory("forget", store, "word is swordfish", "-m", model) == 0
+    assert "2 texts are gone" in capsys.readouterr().out
+    assert b"".join(t.to_bytes(4, "little") for t in b"swordfish") not in store.read_bytes()
+    other = tmp_path / "other.memory"
+    assert memory("merge", other, store) == 0
+    assert "28 texts came in" in capsys.readouterr().out
+    assert memory("prune", other, "--max-size", 0.1) == 0
+    assert other.stat().st_size <= 1e5
+    assert memory("prune", store, "--days", 1) == 0
+    assert "0 texts are gone" in capsys.readouterr().out
+    assert memory("forget", store, "--all") == 0
+    assert "28 texts are gone" in capsys.readouterr().out
+    assert memory("show", store) == 0
+    assert "0 texts of 0 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "NONE"], "there is no draft memory"),
+        (["forget", "STORE"], "either TEXT or --all"),
+        (["forget", "STORE", "x", "--all"], "either TEXT or --all"),
+        (["forget", "STORE", "x"], "add -m MODEL.gguf"),
+        (["forget", "STORE", "", "-m", "MODEL"], "--all empties the store"),
+        (["show", "STORE", "--texts", "3"], "add -m MODEL.gguf"),
+        (["prune", "STORE"], "give --max-size or --days"),
+        (["prune", "STORE", "--max-size", "0"], "--max-size 0.0"),
+        (["build", "STORE", "NONE", "-m", "MODEL"], "does not exist"),
+        (["merge", "STORE", "NONE"], "there is no draft memory"),
+    ],
+)
+def test_what_the_command_refuses(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    with open_tiny("suffix", draft_memory=store) as llm:
+        ask(llm, max_tokens=4)
+    names = {"STORE": str(store), "NONE": str(tmp_path / "none"), "MODEL": str(model_path("llama"))}
+    assert memory(*[names.get(word, word) for word in words]) == 1
+    err = capsys.readouterr().err
+    assert said in " ".join(err.split())
+    assert "Traceback" not in err
+    assert Store(store, None, is_read_only=True).texts()
+
+
+def test_generate_with_a_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["generate", "-m", str(model_path("llama")), "-t", "1", "--json", "-n", "40",
+             "--controller", "fixed", "-p", PROMPT]  # fmt: skip
+    results = []
+    for _ in range(2):
+        assert main([*words, "-d", "suffix", "--draft-memory", str(store)]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0]["text"] == results[1]["text"]
+    assert results[1]["speculation"]["accepted"] > results[0]["speculation"]["accepted"] + 15
+    words = [word for word in words if word not in ("--controller", "fixed")]
+    assert main([*words, "--draft-memory", str(store)]) == 1
+    assert "--draft-memory" in capsys.readouterr().err
