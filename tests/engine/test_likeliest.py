@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ def planted(context: Context, row: int) -> Row:
     """The engine's logits of a row, to be written to."""
     view = context.logits(row)
     address = view.__array_interface__["data"][0]
-    return np.frombuffer((ctypes.c_float * view.size).from_address(address), np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * view.size).from_address(address))
 
 
 @pytest.fixture(params=WIDTHS)
@@ -113,7 +114,8 @@ def test_nothing_but_nan_is_seen(context: Context) -> None:
         got = context.likeliest(2, among)
         assert got is not None
         assert np.isnan(got.p)
-    assert got.id == 50
+        last = got.id
+    assert last == 50
 
 
 def test_none_where_all_are_left_out(context: Context) -> None:
@@ -129,10 +131,11 @@ def test_bad_calls() -> None:
         for row in (0, 1, 3, -1):
             with pytest.raises(ArgumentError):
                 context.likeliest(row)
-        for wrong in (
+        wrongs: tuple[Any, ...] = (
             np.zeros(n - 1, np.int32), np.zeros((1, n), np.int32), np.zeros(n, np.int64),
             np.zeros(2 * n, np.int32)[::2],
-        ):  # fmt: skip
+        )  # fmt: skip
+        for wrong in wrongs:
             with pytest.raises(ArgumentError, match="counterparts are"):
                 context.likeliest(2, wrong)
         assert context.likeliest(2) is not None

@@ -72,8 +72,8 @@ def test_an_answer_is_a_dict_for_everybody_else(llm: Llama) -> None:
 
 def test_text_of_a_model_is_no_markup() -> None:
     record = GenerationRecord((1,))
-    record.add(Piece("<script>alert(1)</script>", (5,), (True,)), [])
-    record.add(Piece('&lt; "', (6,), (False,)), [])
+    record.add(Piece("<script>alert(1)</script>", (5,), (True,)), [], ["model"])
+    record.add(Piece('&lt; "', (6,), (False,)), [], ["model", "target"])
     result = Result({"speculation": {"reason_off": "<b>"}}, [record])
     assert "<script" not in result._repr_html_() and "<b>" not in result._repr_html_()
     assert shown(result) == ('<script>alert(1)</script>&lt; "', "<script>alert(1)</script>")
@@ -82,7 +82,7 @@ def test_text_of_a_model_is_no_markup() -> None:
 def test_stretches_are_whole_texts_of_one_kind() -> None:
     record = GenerationRecord((1,))
     for text, drafted in (("a", False), ("b", True), ("c", True), ("", True), ("d", False)):
-        record.add(Piece(text, (1,), (drafted,)), [])
+        record.add(Piece(text, (1,), (drafted,)), [], ["model"] * 5)
     assert record.text == "abcd"
     assert record.spans == [(1, False), (3, True), (4, False)]
     assert shown(Result({}, [record]))[1] == "bc"

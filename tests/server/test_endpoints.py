@@ -99,7 +99,8 @@ def test_tokens(client: Client) -> None:
 def test_a_template(client: Client) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
     llm = client.service.llm
-    for more in ({}, {"add_generation_prompt": False}):
+    mores: tuple[dict[str, Any], ...] = ({}, {"add_generation_prompt": False})
+    for more in mores:
         text = client.right("/apply-template", {"messages": messages, **more})["prompt"]
         assert text == llm.template.render(messages, **more).text
     assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)

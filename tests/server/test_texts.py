@@ -125,7 +125,7 @@ def test_prompts_of_every_form(client: Client, library: Llama, prompt: Any) -> N
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_usage_comes_last_where_it_is_asked_for(client: Client, path: str) -> None:
-    body = {"prompt": PROMPT} if path == TEXT else {"messages": MESSAGES}
+    body: dict[str, Any] = {"prompt": PROMPT} if path == TEXT else {"messages": MESSAGES}
     body |= {"max_tokens": 30, "temperature": 0, "stream_options": {"include_usage": True}}
     chunks = client.chunks(path, body)
     assert all(chunk["usage"] is None for chunk in chunks[:-1])
@@ -229,7 +229,7 @@ def test_smollm2_over_http(smollm2_q4_0: Path) -> None:
     messages = [{"role": "user", "content": "Count: one, two, three, one, two, three, one, two,"}]
     given = {"max_tokens": 40, "temperature": 0.6, "seed": 2}
     with Llama(smollm2_q4_0, draft=None, n_ctx=1024, n_threads=1) as llm:
-        own: Any = llm.create_chat_completion(messages, **given)  # type: ignore[arg-type]
+        own: Any = llm.create_chat_completion(messages, **given)
     llm = Llama(smollm2_q4_0, draft="prompt-lookup", n_ctx=1024, n_threads=1, n_parallel=2)
     with served(llm) as client:
         for body in (given, {**given, "speculation": {"draft": False}}):

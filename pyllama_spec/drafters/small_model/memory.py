@@ -280,7 +280,7 @@ class TokenMemory:
         return {seq: self.choice(end) for (seq, _), end in zip(guesses, ends, strict=True)}
 
     def choice(self, row: int) -> Choice:
-        """What the draft chooses at a row of the last batch, of what the target has: its id there."""
+        """The choice at a row of the last batch, among what the target has: its id there."""
         likely = self.context.likeliest(row, self.vocab.counterparts)
         if likely is None:
             return Choice((), (), _NO_ROW)

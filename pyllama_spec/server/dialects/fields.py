@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from pyllama_spec.engine.checks import integer, real, shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.engine.checks import integer, real
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 
 Json = dict[str, Any]
 

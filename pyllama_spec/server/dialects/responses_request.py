@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyllama_spec.engine.checks import shown
-from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 from pyllama_spec.server.dialects.fields import (
     NO_THOUGHTS,
     OWN_OPTIONS,
