@@ -82,9 +82,12 @@ def test_text_of_a_model_is_no_markup() -> None:
 def test_stretches_are_whole_texts_of_one_kind() -> None:
     record = GenerationRecord((1,))
     for text, drafted in (("a", False), ("b", True), ("c", True), ("", True), ("d", False)):
-        record.add(Piece(text, (1,), (drafted,)), [], ["model"] * 5)
+        record.add(Piece(text, (1,), (drafted,)), [], ["copy"] * 5)
     assert record.text == "abcd"
     assert record.spans == [(1, False), (3, True), (4, False)]
+    assert record.token_sources == [
+        ("a", "target"), ("b", "copy"), ("c", "copy"), ("d", "target"),
+    ]  # fmt: skip
     assert shown(Result({}, [record]))[1] == "bc"
 
 

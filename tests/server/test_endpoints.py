@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
+import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,8 +102,8 @@ def test_tokens(client: Client) -> None:
 def test_a_template(client: Client) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]
     llm = client.service.llm
-    mores: tuple[dict[str, Any], ...] = ({}, {"add_generation_prompt": False})
-    for more in mores:
+    variations: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}]
+    for more in variations:
         text = client.right("/apply-template", {"messages": messages, **more})["prompt"]
         assert text == llm.template.render(messages, **more).text
     assert client.post("/apply-template", {"messages": [{"role": "user"}]})[0] in (200, 400)
@@ -199,6 +202,21 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
         found = figures(client)
         assert found['vllm:request_success_total{finished_reason="abort"}'] == 2
         assert found["vllm:generation_tokens_total"] > 0
+
+
+def test_the_dashboard_shows_what_there_is() -> None:
+    dashboard = json.loads(
+        (Path(__file__).parents[2] / "examples/server-dashboard.json").read_text()
+    )
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for query in queries for name in re.findall(r"\w+:\w+", query)}
+    with served(open_tiny("prompt-lookup")) as client:
+        client.right(TEXT, REPEATING)
+        client.post(TEXT, {"prompt": 3})
+        until(lambda: is_idle(client))
+        there = {name.partition("{")[0] for name in figures(client)}
+    assert named
+    assert named <= there
 
 
 def test_slots_show_what_is_computed_and_no_text() -> None:
