@@ -6,6 +6,7 @@
 #include "abi/thoughts.h"
 #include "base/draft_output.h"
 #include "base/guard.h"
+#include "checks/grammar_check.h"
 #include "checks/token_chars.h"
 #include "transfers/transfers.h"
 #include "drafts/draft_kind.h"
@@ -135,6 +136,7 @@ struct llama_spec_sampler {
     // Where there are thoughts: the same grammar until it wakes. Whether the sampler's waits cannot be read.
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> waiting{ nullptr, nullptr }, waiting_begin{ nullptr, nullptr };
     bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
+    double grammar_seconds_left = llama_spec::GRAMMAR_BOUNDS.seconds;
     std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
     llama_spec::answer_rules rules;
     bool grammar_skips_thoughts = false;    // what is inside of a thought, and its marks, are none of the grammar's

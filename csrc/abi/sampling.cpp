@@ -235,6 +235,13 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
     if (has_grammar) {
         llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
         mask(s, all);
+        const bool is_left = std::any_of(s.candidates.begin(), s.candidates.end(), [](const llama_token_data & one) {
+            return one.logit != -std::numeric_limits<float>::infinity();
+        });
+        if (!is_left && !s.rules.any_forbidden(ends)) {
+            fail(LLAMA_SPEC_ARGUMENT, "no token may follow: the grammar allows none of this model here. It asks for a character "
+                    "that no token has, for one of no characters, such as [z-a], or for the end, and the model has no token for it");
+        }
     }
     return leave_possible(s, ends) ? draw_from(s) : nothing_left(may_be_last);
 }
@@ -275,6 +282,18 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
         }
     }
     return draw(s, logits_at(state, s, row), s.model->n_vocab());
+}
+
+// Runs f within what the grammar of s has left. Each token gives some time back, up to what it had at first.
+template <typename F> void within_grammar(llama_spec_sampler & s, F && f, const std::atomic<bool> * cancelled = nullptr) {
+    work_bounds bounds = GRAMMAR_BOUNDS;
+    bounds.seconds = s.grammar_seconds_left;
+    const double begin = own_seconds();
+    within(bounds, f, cancelled);
+    if (s.grammar != nullptr) {
+        const double left = s.grammar_seconds_left + GRAMMAR_SECONDS_EACH - (own_seconds() - begin);
+        s.grammar_seconds_left = std::min(left, GRAMMAR_BOUNDS.seconds);
+    }
 }
 
 void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
@@ -322,7 +341,7 @@ int llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, in
         auto & s = open_sampler(sampler);
         in_use lock(s.busy, "the sampler");
         context_call call(ctx);
-        within(GRAMMAR_BOUNDS, [&] { *id = draw_at(s, call.state, i); }, &call.state.cancelled);
+        within_grammar(s, [&] { *id = draw_at(s, call.state, i); }, &call.state.cancelled);
     });
 }
 
@@ -337,7 +356,7 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
         context_call call(ctx);
         for (int32_t k = 0; k <= n_draft; ++k) {
             int32_t id = -1;
-            within(GRAMMAR_BOUNDS, [&] {
+            within_grammar(s, [&] {
                 id = draw_at(s, call.state, row + k);
                 accept(s, id, true);
             }, &call.state.cancelled);
@@ -358,7 +377,7 @@ int llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, in
             fail(LLAMA_SPEC_ARGUMENT, "the row has " + std::to_string(n_vocab) + " numbers, and the vocabulary " +
                     std::to_string(s.model->n_vocab()) + " tokens");
         }
-        within(GRAMMAR_BOUNDS, [&] { *id = draw(s, logits, n_vocab); });
+        within_grammar(s, [&] { *id = draw(s, logits, n_vocab); });
     });
 }
 
@@ -375,6 +394,6 @@ int llama_spec_sampler_accept(llama_spec_sampler * sampler, int32_t id, bool is_
         if (id < 0 || id >= s.model->n_vocab()) {
             fail(LLAMA_SPEC_ARGUMENT, "id " + std::to_string(id) + " is outside 0 .. " + std::to_string(s.model->n_vocab() - 1));
         }
-        within(GRAMMAR_BOUNDS, [&] { accept(s, id, is_generated); });
+        within_grammar(s, [&] { accept(s, id, is_generated); });
     });
 }

@@ -28,12 +28,6 @@ thread_local work_limit * t_limit = nullptr;
 thread_local uintptr_t    t_stack_begin = 0;     // of a thread with a deep stack
 thread_local uint32_t     t_n_steps = 0;
 
-double own_seconds() {
-    timespec now = {};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (double) now.tv_sec + 1e-9 * (double) now.tv_nsec;
-}
-
 // A call on a thread with a deep stack. Who waits for it asks for signals, which only Python's own threads are told of.
 struct deep_call {
     const std::function<void()> * f;
@@ -77,6 +71,12 @@ void * run_deep(void * data) {
 }
 
 } // namespace
+
+double own_seconds() {
+    timespec now = {};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double) now.tv_sec + 1e-9 * (double) now.tv_nsec;
+}
 
 work_limit::work_limit(double seconds, int code, const char * too_long, const std::atomic<bool> * cancelled) :
     outer(t_limit), until_s(own_seconds() + seconds), asked_s(own_seconds()), code(code), too_long(too_long), cancelled(cancelled) {

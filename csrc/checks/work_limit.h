@@ -8,6 +8,9 @@
 
 namespace llama_spec {
 
+// What this thread has computed, which other programs do not change.
+double own_seconds();
+
 // While one lives, the engine's loops on this thread stop by an exception once they took too long or were cancelled.
 class work_limit {
 public:

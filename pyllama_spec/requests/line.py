@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
+from pyllama_spec.engine.system import memory_bytes
 from pyllama_spec.requests.ticket import Arrival, Ticket
 from pyllama_spec.speculative import SavedSequence, SequenceState
 from pyllama_spec.speculative.sequence import n_common
@@ -19,6 +20,8 @@ _PATIENCE_S = 0.1
 # For how long a request waits for one that was asked for before it, and is not made yet. To render
 # and to cut into tokens takes milliseconds; who makes it may also wait for something else.
 _ARRIVING_S = 5.0
+# Of all streams that were put aside together; less where the machine has less than eight times it.
+_COPIES_BYTES = 4 << 30
 
 
 class Line:
@@ -33,6 +36,7 @@ class Line:
         aside: those that have begun, and have no place and are not in line: nobody reads them.
         idle: sequences without a request, the one that was used last at the end.
         n_visits: how many others want an idle sequence for themselves.
+        max_copies_bytes: the most memory for what those have that were put aside.
 
     A request that is asked for in an event loop is made in a thread, and comes into line later, at
     the place of its call: those behind it leave a place for it.
@@ -46,6 +50,7 @@ class Line:
         self.aside: list[Ticket] = []
         self.idle = [SequenceState(i) for i in range(n_places)]
         self.n_visits = 0
+        self.max_copies_bytes = min(_COPIES_BYTES, memory_bytes() // 8)
         self._n_tickets = self._n_arrivals = 0
         # Calls whose requests are made now.
         self._arriving: list[Arrival] = []
@@ -241,6 +246,18 @@ class Line:
         self.placed.remove(ticket)
         self.idle.append(held)
         self.aside.append(ticket)
+        self._bound_copies()
+
+    def _bound_copies(self) -> None:
+        """Lets go of copies, of those first that are aside for longest: they read again instead."""
+        kept = [(t, t.saved) for t in (*self.waiting, *self.aside) if t.saved is not None]
+        n_bytes = sum(saved.n_bytes for _, saved in kept)
+        for ticket, saved in kept:
+            if n_bytes <= self.max_copies_bytes:
+                return
+            if ticket in self.aside:
+                n_bytes -= saved.n_bytes
+                ticket.saved = saved.without_memory()
 
     def position(self, ticket: Ticket) -> int | None:
         """How many are before a request in line; None where it is not in line."""

@@ -7,7 +7,8 @@ request computes it, and the thread only what is read without waiting, as from a
 
 A place belongs to a request, and never to a thread. A stream that nobody reads pauses; where others
 want its place it is copied to the host's memory and put aside, and goes on from there, to the bit,
-once its reader has caught up. Any request can be ended at any stage, by anyone, without waiting.
+once its reader has caught up. These copies are bounded: without one it is read again. Any request
+can be ended at any stage, by anyone, without waiting.
 What a callback of one request raises ends that request alone.
 """
 

@@ -204,8 +204,9 @@ class Round:
         state.seq_id = seq_id
         self.sequences.restore(state, saved)
         self.scheduler.controller.begin(seq_id)
-        # It knows the pending token too, of a text that is being generated.
-        n_told = len(state.tokens) if run.n_generated else state.n_decoded
+        # It knows the pending token too, of a text that is being generated and not read again.
+        is_whole = run.n_generated and not run.n_missing
+        n_told = len(state.tokens) if is_whole else state.n_decoded
         self.drafter.catch_up(seq_id, state.tokens[:n_told])
 
     # ---- a round

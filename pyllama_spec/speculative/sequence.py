@@ -59,6 +59,15 @@ class SavedSequence(NamedTuple):
     drafter: bytes | None
     adapters: Adapters = None
 
+    @property
+    def n_bytes(self) -> int:
+        """What the copies take."""
+        return len(self.memory) + len(self.drafter or b"")
+
+    def without_memory(self) -> SavedSequence:
+        """The tokens alone: who goes on from there reads them again."""
+        return self._replace(n_decoded=0, n_given=None, memory=b"", drafter=None)
+
 
 class Step(NamedTuple):
     """What one round committed to one sequence.

@@ -40,6 +40,40 @@ def test_a_slow_grammar_ends() -> None:
     assert time.thread_time() - before < _MAX_OWN_S
 
 
+_N_RULES = 300
+AMBIGUOUS = "\n".join([
+    "root ::= r0",
+    *(f"r{i} ::= [a-z] | r{i + 1} | [a-z] r{i + 1}" for i in range(_N_RULES)),
+    f'r{_N_RULES} ::= [a-z] | "x"',
+])  # fmt: skip
+
+
+@pytest.mark.slow
+def test_all_tokens_of_a_grammar_have_one_bound() -> None:
+    """Each takes a second, which one token may: twelve took two minutes on a busy machine."""
+    before = time.thread_time()
+    with pytest.raises(UnsupportedError, match="more than ten seconds"):
+        _generate(AMBIGUOUS, n=200)
+    assert time.thread_time() - before < 1.5 * _MAX_OWN_S
+
+
+def test_a_quick_grammar_is_not_used_up() -> None:
+    """What each token may take comes back."""
+    _generate('root ::= ([a-z] | "0")+', n=200)
+
+
+@pytest.mark.parametrize(
+    "grammar", ["root ::= [z-a]", "root ::= x\nx ::= [9-0] x", "root ::= [^\\x00-\\U0010FFFF]"]
+)
+def test_a_grammar_that_allows_no_token_is_to_blame(grammar: str) -> None:
+    with pytest.raises(ArgumentError, match="no token may follow: the grammar"):
+        _generate(grammar, n=1)
+
+
+def test_an_alternative_that_allows_no_token_does_no_harm() -> None:
+    _generate('root ::= "a" | [z-a]', n=1)
+
+
 def test_a_sampler_of_a_slow_grammar_is_made_in_the_same_time() -> None:
     """Copies of 50,000 ways to begin took a minute that nobody counted."""
     before = time.thread_time()

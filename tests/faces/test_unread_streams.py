@@ -1,0 +1,47 @@
+"""Streams that were put aside while nobody reads them: the copies that they leave are bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.faces.parallel_tools import nothing_stays_behind
+from tests.faces.test_request_handles import stream_of, text_of_whole
+from tests.faces.tools import PROMPT, SAMPLED, open_tiny, text_of
+from tests.models import model_path
+
+__all__ = ["nothing_stays_behind"]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen35", "mamba2", "lfm2"])
+@pytest.mark.parametrize("n_copies", [0, 1])
+def test_streams_without_copies_are_read_again(kind: str, n_copies: int) -> None:
+    """Those aside take no more memory than they may, and lose nothing."""
+    drafts: list[Any] = [None, "prompt-lookup"]
+    drafts += [model_path("eagle3"), model_path("dflash")] if kind == "llama" else []
+    prompts = [[*PROMPT, 97], PROMPT * 3, [*PROMPT * 3, 98], PROMPT * 2]
+    options: dict[str, Any] = {"max_tokens": 12, **SAMPLED}
+    with open_tiny(kind=kind) as llm:
+        texts = [text_of_whole(llm, p, **options) for p in prompts]
+    for draft in drafts:
+        with open_tiny(draft, kind) as llm:
+            ours, most = llm._opened.runtime.runner._line, []
+            streams = [stream_of(llm, p, **options) for p in prompts]
+            found, left = [""] * len(prompts), list(range(len(prompts)))
+            ours.max_copies_bytes = 1 << 30 if n_copies else 0
+            while left:
+                for i in list(left):
+                    chunk = next(streams[i], None)
+                    if chunk is None:
+                        left.remove(i)
+                        continue
+                    found[i] += text_of(chunk)
+                    sizes = [t.saved.n_bytes for t in ours.aside if t.saved is not None]
+                    most.append(sum(sizes))
+                    assert most[-1] <= ours.max_copies_bytes
+                    if len(most) == 2 * len(prompts) and n_copies:
+                        ours.max_copies_bytes = max(sizes) * 3 // 2  # from here on
+            assert found == texts
+            assert (max(most) > 0) == bool(n_copies)
+            assert not n_copies or most[2 * len(prompts) - 1] > ours.max_copies_bytes
