@@ -110,7 +110,7 @@ CASES.table(
         ),
         "bad_range": (_grammar('root ::= "a"{5,2}'), ArgumentError, "grammar"),
         "bad_escape": (_grammar(r'root ::= "\xZZ"'), ArgumentError, "grammar"),
-        "unknown_token": (_grammar("root ::= <[99999]>"), EngineError, "the grammar"),
+        "unknown_token": (_grammar("root ::= <[99999]>"), ArgumentError, "the grammar allows none"),
         "trigger_not_a_pattern": (
             _grammar('root ::= "a"', grammar_triggers=("(((",)), PyllamaSpecError, "regular",
         ),
