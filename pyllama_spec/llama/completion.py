@@ -70,6 +70,7 @@ class MoreOptions(TypedDict, total=False):
     n_keep: int
     return_token_sources: bool
     n_draft: int | None
+    prediction: str | None
 
 
 class Completions:

@@ -27,6 +27,7 @@ from pyllama_spec.speculative import (
     Timing,
     TokenSampler,
 )
+from pyllama_spec.speculative.prediction import Prediction
 
 if TYPE_CHECKING:
     from pyllama_spec.requests.guided import GuidedSampler
@@ -322,6 +323,7 @@ class Job:
             max_draft=self._options.n_draft,
             remember=self._options.remember,
             user=self._options.user or "",
+            prediction=self._prediction(),
         )
         self._begin(run)
         return run
@@ -362,8 +364,16 @@ class Job:
                 run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
                 max_draft=run.max_draft,
                 remember=run.remember, user=run.user,
+                prediction=run.prediction,
             )
         )  # fmt: skip
+
+    def _prediction(self) -> Prediction | None:
+        """What the text is said to repeat, as tokens."""
+        text = self._options.prediction
+        if not text:
+            return None
+        return Prediction(self._vocab.tokenize(text, add_special=False), len(self.prompt))
 
     @property
     def _n_before(self) -> int:

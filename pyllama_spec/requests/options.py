@@ -116,6 +116,9 @@ class RequestOptions:
         return_token_sources: report `token_sources` with each choice and chunk: its text in pieces,
             each with who drafted it: "model", "copy" or "grammar", or "target" for the target's
             own choice.
+        prediction: a text that much of this one repeats, such as the file that is edited: drafted
+            where the two are alike, by any Llama with a draft. None for nothing. The text is the
+            same.
         n_draft: the most tokens to draft for it per round; 0 decodes it plainly. None for as many
             as the Llama was opened for, which is the most in any case. The text is the same.
         stream_options: of a stream: {"include_usage": True} for a last chunk with `usage` and no
@@ -196,6 +199,7 @@ class RequestOptions:
     n_keep: int = 0
     return_token_sources: bool = False
     n_draft: int | None = None
+    prediction: str | None = None
     thought_close: tuple[int, ...] = ()
     grammar_skips_thoughts: bool = False
 
@@ -287,6 +291,8 @@ class RequestOptions:
                 )
         if self.user is not None:
             checked_text(self.user, "user")
+        if self.prediction is not None:
+            checked_text(self.prediction, "prediction")
         _check_stream_options(self.stream_options)
 
     def _set(self, name: str, value: Any) -> None:

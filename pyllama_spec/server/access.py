@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange
+from pyllama_spec.server.keywords import CALLER
 from pyllama_spec.server.settings import ServerSettings
 
 _PREFLIGHT_S = "600"
@@ -65,11 +66,13 @@ def check_key(exchange: Exchange, settings: ServerSettings) -> None:
     """
     kind, _, key = (exchange.header("authorization") or "").partition(" ")
     given = key.strip() if kind.lower() == "bearer" and key else exchange.header("x-api-key")
-    if not settings.accepts_key(given):
+    caller = settings.caller_of(given)
+    if caller is None:
         raise ApiError(
             401, "an API key is needed: send it as 'Authorization: Bearer KEY'", "invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
+    CALLER.set(caller)
 
 
 def _name(host: str) -> str | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.settings import ServerSettings
-from pyllama_spec.server.shapes import Bias, ChatRequest, Sampling, Speculation
+from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Speculation
 
+# Whose key a request has, in the task that answers it; "" where none is needed.
+CALLER: ContextVar[str] = ContextVar("CALLER", default="")
 # What a body calls otherwise than RequestOptions.
 _RENAMED = {
     "repetition_penalty": "repeat_penalty",
@@ -45,10 +48,14 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value
     keywords["model"] = request.model or name
+    if caller := CALLER.get():  # nobody passes for a user of another key
+        keywords["user"] = f"{caller}: {request.user or ''}"
     if request.stream_options is not None:
         keywords["stream_options"] = msgspec.structs.asdict(request.stream_options)
     if request.json_schema is not None:
         keywords["response_format"] = {"type": "json_object", "schema": request.json_schema}
+    if request.prediction is not None:
+        keywords["prediction"] = _predicted(request.prediction.content)
     if request.logit_bias is not None:
         keywords["logit_bias"] = _bias(request.logit_bias)
     if (n := request.n) is not None and n > settings.max_choices:
@@ -64,6 +71,19 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
 def beyond(field: str, what: str, most: int) -> ApiError:
     """What a request is told of a field that is more than the server takes."""
     return ApiError(400, f"{field} {what}; this server takes {most}", "beyond_bound", field)
+
+
+def _predicted(content: str | list[Json]) -> str:
+    """The text of a prediction, which may come in parts."""
+    if isinstance(content, str):
+        return content
+    parts = [part.get("text") for part in content]
+    if not all(isinstance(part, str) for part in parts):
+        raise ApiError(
+            400, "prediction has a part that is no text: its parts are {\"type\": \"text\", "
+            "\"text\": ...}", "invalid_value", "prediction",
+        )  # fmt: skip
+    return "".join(part for part in parts if part)
 
 
 def _drafting(wanted: Speculation | None) -> dict[str, Any]:

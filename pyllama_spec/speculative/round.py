@@ -3,7 +3,8 @@
     scheduler.plan        who reads how much of a prompt, who may draft how many tokens
     run.forced            text that has to follow needs no drafter
     scheduler.decide      the controller: how many tokens each asks for
-    drafter.propose       all sequences at once
+    run.prediction        a text that the request's own is said to repeat
+    drafter.propose       all others at once
     target.decode         one batch: prompts' parts, and [pending] + draft of each sequence
     accept                per sequence: the target's own choice at each row
     rollback.undo         what was refused
@@ -328,8 +329,16 @@ class Round:
         asked = [span for span in spans if span.n_requested]
         if not asked:
             return
-        requests = [self.scheduler.request(span, self._runs[span.seq].view) for span in asked]
-        for span, draft in zip(asked, self.drafter.propose(requests), strict=True):
+        requests = []
+        for span in asked:
+            run = self._runs[span.seq]
+            request = self.scheduler.request(span, run.view)
+            if run.prediction is not None:
+                span.draft = run.prediction.propose(request)
+            if not span.draft.ids:
+                requests.append(request)
+        asked = [span for span in asked if not span.draft.ids]
+        for span, draft in zip(asked, self.drafter.propose(requests) if asked else (), strict=True):
             span.draft = draft
         self.scheduler.set_lengths(spans)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import TokenView
 from pyllama_spec.engine import Adapter
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
+from pyllama_spec.speculative.prediction import Prediction
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 # LoRA adapters, each with its scale. None leaves the context's own as they are.
@@ -107,6 +108,7 @@ class SequenceRun:
         max_draft: the most tokens that it drafts in a round; None for as many as the round allows.
         remember: whether a drafter may keep its text for later requests.
         user: whose request it is; "" where it was not said.
+        prediction: what its text is said to repeat; asked before the drafter. None for nothing.
 
     Attributes:
         stats, timing: of this request alone.
@@ -136,6 +138,7 @@ class SequenceRun:
     max_draft: int | None = None
     remember: bool = True
     user: str = ""
+    prediction: Prediction | None = None
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0

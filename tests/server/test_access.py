@@ -49,9 +49,10 @@ def test_every_route_but_those_for_health_asks_for_a_key() -> None:
 @pytest.mark.parametrize("given", ["", "first-key ", "First-Key", "first-key\x00", "second"])
 def test_keys_are_equal_or_not(given: str) -> None:
     settings = ServerSettings(api_keys=KEYS)
-    assert not settings.accepts_key(given)
-    assert not settings.accepts_key(None)
-    assert all(settings.accepts_key(key) for key in KEYS)
+    assert settings.caller_of(given) is None
+    assert settings.caller_of(None) is None
+    assert [settings.caller_of(key) for key in KEYS] == ["key 0", "key 1"]
+    assert ServerSettings().caller_of(given) == ""
     assert "first-key" not in repr(settings)
 
 
@@ -71,6 +72,25 @@ def test_keys_come_from_a_file_and_the_environment(
             keys_of(wrong)
     with pytest.raises(ArgumentError):
         ServerSettings(api_keys=(" ",))
+
+
+def test_nobody_passes_for_a_user_of_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What drafts may learn of a request is its user's."""
+    seen: list[str] = []
+    with served(open_tiny(), api_keys=KEYS) as client:
+        llm = client.service.llm
+        create = llm.create_completion
+
+        def noted(*given: Any, **more: Any) -> Any:
+            seen.append(more["user"])
+            return create(*given, **more)
+
+        monkeypatch.setattr(llm, "create_completion", noted)
+        for client.key in KEYS:
+            for user in ("ann", "key 0: ann", None):
+                client.right(TEXT, {"prompt": "a", "max_tokens": 1, "user": user})
+    assert len(set(seen)) == len(seen) == 6
+    assert seen[0] == "key 0: ann"
 
 
 @pytest.mark.parametrize(

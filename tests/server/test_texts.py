@@ -191,6 +191,29 @@ def test_a_request_says_how_much_is_drafted(
         assert "n_draft=0" in speculation["reason_off"]
 
 
+@pytest.mark.parametrize("form", ["text", "parts"])
+def test_a_prediction_is_a_draft(client: Client, form: str) -> None:
+    body: dict[str, Any] = {
+        "messages": MESSAGES, "max_tokens": 60, "temperature": 0.8, "seed": 3,
+        "grammar": "root ::= [0-9A-H]+",
+    }  # fmt: skip
+    free = client.right(CHAT, body)
+    text = free["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
+    given = {"type": "content", "content": text if form == "text" else parts}
+    found = client.right(CHAT, {**body, "prediction": given})
+    assert found["choices"] == free["choices"]
+
+    def accepted(answer: dict[str, Any]) -> int:
+        n: int = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+        return n
+
+    assert accepted(found) > max(accepted(free), 30)
+    for wrong in ({"type": "content"}, {"content": [{"type": "image"}]}, {"content": 3}, "a"):
+        status, answer = client.post(CHAT, {**body, "prediction": wrong})
+        assert (status, "prediction" in str(answer)) == (400, True)
+
+
 def test_cached_tokens_are_told(client: Client) -> None:
     prompt = [97 + i % 23 for i in range(120)]
     body = {"prompt": prompt, "max_tokens": 2, "temperature": 0}

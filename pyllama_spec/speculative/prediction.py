@@ -1,0 +1,80 @@
+"""A text that a request says its own will repeat much of: drafted from where the two are alike.
+
+An edit repeats a file, an answer a form. The round asks a prediction before it asks the drafter, so
+that any drafter has it beside, and the controller weighs it as it weighs any copy. It is tokens
+alone: where the text went with it until now it goes on there, from its first token on; where they
+part, the last few tokens of the text are looked for in it, behind that place first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest
+
+# So many tokens have to be the same to find the place again: as few as chance allows, since what an
+# edit changed is behind it.
+_SIZE = 3
+# A longer match says no more.
+_MAX_MATCH = 24
+
+
+class Prediction:
+    """See the module's docstring.
+
+    Args:
+        tokens: the text's ids.
+        n_prompt: how many tokens the sequence has before the request's own text begins.
+
+    """
+
+    def __init__(self, tokens: Sequence[int], n_prompt: int) -> None:
+        self._tokens = list(tokens)
+        self._n_prompt = self._n_seen = n_prompt
+        # Where the text goes on in it; None where they have parted. And where that was last.
+        self._at: int | None = 0
+        self._last_at = self._n_matched = 0
+        self._places: dict[tuple[int, ...], list[int]] | None = None
+
+    def propose(self, request: DraftRequest) -> Draft:
+        """What follows in it, as a drafter proposes it; NO_DRAFT where the text is elsewhere."""
+        tokens = request.tokens
+        if len(tokens) < self._n_seen:  # the older half of the text was forgotten
+            self._n_prompt = self._n_seen = len(tokens)
+            self._at = None
+        for token in tokens[self._n_seen :]:
+            self._follow(token)
+        self._n_seen = len(tokens)
+        if self._at is None:
+            self._find(tokens)
+        if self._at is None:
+            return NO_DRAFT
+        ids = self._tokens[self._at : self._at + max(request.n_requested, request.n_lookup)]
+        return Draft(ids, match_length=max(self._n_matched, 1)) if ids else NO_DRAFT
+
+    def _follow(self, token: int) -> None:
+        at = self._at
+        if at is not None and at < len(self._tokens) and self._tokens[at] == token:
+            self._at = self._last_at = at + 1
+            self._n_matched = min(self._n_matched + 1, _MAX_MATCH)
+        else:
+            self._at, self._n_matched = None, 0
+
+    def _find(self, tokens: Sequence[int]) -> None:
+        """Looks for the place where it goes as the text ends: the next one behind the last."""
+        if len(tokens) - self._n_prompt < _SIZE:
+            return
+        found = self._index().get(tuple(tokens[len(tokens) - _SIZE :]))
+        if found:
+            self._at = next((at for at in found if at >= self._last_at), found[-1])
+            self._last_at, self._n_matched = self._at, _SIZE
+
+    def _index(self) -> dict[tuple[int, ...], list[int]]:
+        """Behind which tokens it goes on where; made when the text first leaves it."""
+        if self._places is None:
+            places: dict[tuple[int, ...], list[int]] = defaultdict(list)
+            for end in range(_SIZE, len(self._tokens)):
+                places[tuple(self._tokens[end - _SIZE : end])].append(end)
+            self._places = dict(places)
+        return self._places

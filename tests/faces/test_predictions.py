@@ -1,0 +1,155 @@
+"""A request's prediction: the same text, in fewer rounds where it is right."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ArgumentError, Drafter
+from pyllama_spec.drafters.base import DraftRequest
+from pyllama_spec.speculative.prediction import Prediction
+from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
+from tests.scripted import Hostile, Perfect, Wrong
+
+MESSAGES = [{"role": "user", "content": "the cat"}]
+N = 90
+# Of letters that no token joins: what is read again as text has the tokens that were written.
+LETTERS: dict[str, Any] = {"temperature": 0.9, "seed": 4, "grammar": "root ::= [0-9A-H]+"}
+
+
+def plain(options: dict[str, Any]) -> tuple[list[int], str]:
+    """The text without a draft: its tokens, and itself."""
+    with open_tiny() as llm:
+        record = llm.generate_steps(PROMPT, max_tokens=N, **options).read_all()
+        return record.tokens, record.text
+
+
+def edited(rng: random.Random, text: str) -> str:
+    """A text with something left out, put in or exchanged at some places."""
+    for _ in range(rng.randrange(6)):
+        at = rng.randrange(len(text) + 1)
+        kind = rng.randrange(3)
+        put = "".join(chr(97 + rng.randrange(26)) for _ in range(rng.randrange(1, 8)))
+        text = text[:at] + ("" if kind == 0 else put) + text[at + (0 if kind == 1 else 5) :]
+    return text
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_the_text_is_the_same_whatever_is_predicted(
+    options: dict[str, Any], n_parallel: int
+) -> None:
+    tokens, text = plain(options)
+    rng = random.Random(n_parallel)
+    reference = [*PROMPT, *tokens]
+    drafts: list[Drafter | str] = [
+        "prompt-lookup", Perfect(reference, 4), Wrong(reference), Hostile(reference, 320, 2),
+    ]  # fmt: skip
+    predictions = [text, edited(rng, text), edited(rng, text), text[10:], text[::-1], "a", " " * 50]
+    for draft in drafts:
+        with open_tiny(draft, n_parallel=n_parallel) as llm:
+            for prediction in predictions:
+                generation = llm.generate_steps(
+                    PROMPT, max_tokens=N, prediction=prediction, **options
+                )
+                record = generation.read_all()
+                assert (record.tokens, record.text) == (tokens, text)
+
+
+def test_what_is_predicted_saves_rounds() -> None:
+    tokens, text = plain(LETTERS)
+    assert len(tokens) == len(text) == N
+    with open_tiny(Wrong([])) as llm:
+
+        def rounds(prediction: str | None, **more: Any) -> int:
+            generation = llm.generate_steps(
+                PROMPT, max_tokens=N, prediction=prediction, **LETTERS, **more
+            )
+            record = generation.read_all()
+            assert record.tokens == tokens
+            return record.stats.rounds
+
+        without = rounds(None)
+        assert rounds(text) < without / 3
+        # It is found again behind what was changed: put in, left out, exchanged, at the beginning.
+        for changed in (
+            text[:30] + "QQQQ" + text[30:], text[:30] + text[40:], text[:30] + "Q" + text[31:],
+            "QQ" + text, text[5:],
+        ):  # fmt: skip
+            assert rounds(changed) < without / 2
+        assert rounds("Q" * 200) == without
+        assert rounds("") == without
+        assert rounds(text, n_draft=0) == N - 1
+
+
+def test_it_is_a_copy_in_the_figures() -> None:
+    _, text = plain(LETTERS)
+    with open_tiny("prompt-lookup") as llm:
+        answer: Any = llm.create_completion(
+            bytes(PROMPT), max_tokens=N, prediction=text, return_token_sources=True, **LETTERS
+        )
+    sources = {one["source"] for one in answer["choices"][0]["token_sources"]}
+    assert sources == {"copy", "target"}
+    speculation = answer["speculation"]
+    assert speculation["copied"] == speculation["drafted_by"]["copy"] > 5
+
+
+def test_chats_choices_and_long_texts_have_it() -> None:
+    given: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0}
+    with open_tiny("prompt-lookup", n_parallel=2) as llm:
+        for more in ({}, {"n": 2}, {"reasoning_format": "auto"}):
+            free: Any = llm.create_chat_completion(MESSAGES, **given, **more)
+            text = free["choices"][0]["message"]["content"]
+            found: Any = llm.create_chat_completion(MESSAGES, prediction=text, **given, **more)
+            messages = [one["message"] for one in found["choices"]]
+            assert messages == [one["message"] for one in free["choices"]]
+            assert found["speculation"]["rounds"] < free["speculation"]["rounds"]
+    long: dict[str, Any] = {
+        "max_tokens": 200, "temperature": 0.0, "ignore_eos": True, "context_shift": True,
+    }  # fmt: skip
+    with open_tiny("prompt-lookup", n_ctx=64) as llm:
+        free = llm.create_completion(bytes(PROMPT), **long)
+        text = free["choices"][0]["text"]
+        found = llm.create_completion(bytes(PROMPT), prediction=text, **long)
+        assert found["choices"][0]["text"] == text
+
+
+def test_of_one_request_alone() -> None:
+    """Another request on the same sequence is not drafted from it."""
+    _, text = plain(GREEDY)
+    with open_tiny(Wrong([*PROMPT, 3])) as llm:
+        llm.generate_steps(PROMPT, max_tokens=N, prediction=text, **GREEDY).read_all()
+        record = llm.generate_steps(PROMPT, max_tokens=N, **GREEDY).read_all()
+        assert record.stats.copied == 0
+
+
+def asked(tokens: list[int], n: int = 4) -> DraftRequest:
+    return DraftRequest(0, tokens, n)
+
+
+def test_where_it_goes_on() -> None:
+    text = [5, 6, 7, 8, 5, 6, 7, 9, 5, 6, 7, 10]
+    one = Prediction(text, 2)
+    prompt = [1, 2]
+    # Before a token: its beginning. As long as the text goes with it: what follows.
+    assert list(one.propose(asked(prompt)).ids) == [5, 6, 7, 8]
+    draft = one.propose(asked([*prompt, 5, 6]))
+    assert (list(draft.ids), draft.match_length) == ([7, 8, 5, 6], 2)
+    # They part: nothing, until as many tokens are the same again, behind the last place first.
+    assert not one.propose(asked([*prompt, 5, 6, 3])).ids
+    assert not one.propose(asked([*prompt, 5, 6, 3, 5, 6])).ids
+    draft = one.propose(asked([*prompt, 5, 6, 3, 5, 6, 7]))
+    assert list(draft.ids) == [8, 5, 6, 7]
+    # At its end there is nothing more.
+    assert not Prediction([5], 0).propose(asked([5])).ids
+    assert not Prediction([], 0).propose(asked([5])).ids
+    # Tokens of the prompt are none of the text.
+    assert not Prediction([1, 2, 3, 4, 5], 3).propose(asked([1, 2, 3, 9])).ids
+
+
+@pytest.mark.parametrize("wrong", [3, ["a"], b"a", {"content": "a"}])
+def test_what_is_no_prediction(wrong: Any) -> None:
+    with open_tiny() as llm, pytest.raises(ArgumentError, match="prediction"):
+        llm.create_completion("a", prediction=wrong)
