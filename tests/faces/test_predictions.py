@@ -14,7 +14,7 @@ from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny
 from tests.scripted import Hostile, Perfect, Wrong
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
-N = 90
+N = 60
 # Of letters that no token joins: what is read again as text has the tokens that were written.
 LETTERS: dict[str, Any] = {"temperature": 0.9, "seed": 4, "grammar": "root ::= [0-9A-H]+"}
 
@@ -37,7 +37,7 @@ def edited(rng: random.Random, text: str) -> str:
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("n_parallel", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_text_is_the_same_whatever_is_predicted(
     options: dict[str, Any], n_parallel: int
 ) -> None:
@@ -47,7 +47,7 @@ def test_the_text_is_the_same_whatever_is_predicted(
     drafts: list[Drafter | str] = [
         "prompt-lookup", Perfect(reference, 4), Wrong(reference), Hostile(reference, 320, 2),
     ]  # fmt: skip
-    predictions = [text, edited(rng, text), edited(rng, text), text[10:], text[::-1], "a", " " * 50]
+    predictions = [text, edited(rng, text), edited(rng, text), text[::-1], " " * 50]
     for draft in drafts:
         with open_tiny(draft, n_parallel=n_parallel) as llm:
             for prediction in predictions:
@@ -75,7 +75,7 @@ def test_what_is_predicted_saves_rounds() -> None:
         assert rounds(text) < without / 3
         # It is found again behind what was changed: put in, left out, exchanged, at the beginning.
         for changed in (
-            text[:30] + "QQQQ" + text[30:], text[:30] + text[40:], text[:30] + "Q" + text[31:],
+            text[:20] + "QQQQ" + text[20:], text[:20] + text[26:], text[:20] + "Q" + text[21:],
             "QQ" + text, text[5:],
         ):  # fmt: skip
             assert rounds(changed) < without / 2

@@ -265,6 +265,7 @@ def test_bounds_that_are_none(wrong: dict[str, Any]) -> None:
         ServerSettings(**wrong)
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_is_said_what_to_install() -> None:
     program = (
         "import sys, importlib.abc\n"
@@ -292,6 +293,7 @@ def test_without_the_extra_it_is_said_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_library_needs_nothing_of_the_extra() -> None:
     assert issubclass(UnsupportedError, Exception)
     program = (

@@ -116,6 +116,7 @@ def test_a_slow_reader_holds_up_nobody_and_loses_nothing() -> None:
         connection.close()
 
 
+@pytest.mark.slow
 def test_a_reader_that_takes_nothing_is_left_alone() -> None:
     with served(opened(), send_timeout_s=0.3) as client:
         sock = narrow(client)
@@ -217,6 +218,7 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
         assert whole[0][1]["error"]["code"] == "stopping"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_command(kind: signal.Signals) -> None:
     command = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model_path("llama"))]

@@ -13,7 +13,7 @@ import pytest
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, is_idle, raw_exchange, served, until
 
-N_QUICK, N_RELEASE = 400, 20_000
+N_QUICK, N_RELEASE = 200, 20_000
 _TEXTS = ["", "a", "the cat", "\x00", "é😀", "\ud800", "x" * 300, "{", "root ::= [a-", "<|im_end|>"]
 _NUMBERS = [0, 1, -1, 2, 0.5, -0.0, 1e308, -1e308, 2**31, -(2**63), 2**70, 1e-320]
 _WORDS = ["role", "content", "type", "schema", "text", "function", "name", "draft", "arguments"]
