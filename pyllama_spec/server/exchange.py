@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _JSON = b"application/json"
 _PING = b": ping\n\n"
+# So many events are sent together at most.
+_MAX_HELD = 64
 # Of JSON in JSON; a parser that recurses would go no deeper either.
 _TOO_DEEP = "the body nests its lists and objects too deep"
 
@@ -68,9 +70,10 @@ class Exchange:
             self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self._body_is_read = self._has_left = self._has_given_up = False
-        # Of a stream: who sends it, and whether it sent nothing since the last ping.
+        # Of a stream: who makes it, what of it is to be sent, and how often something was.
         self._task: asyncio.Task[Any] | None = None
-        self._is_silent = True
+        self._held: list[bytes] = []
+        self._has_held, self._sending, self._n_sent = asyncio.Event(), asyncio.Lock(), 0
 
     def header(self, name: str) -> str | None:
         """The first header of a name, in small letters; None without one."""
@@ -252,26 +255,27 @@ class Exchange:
             ApiError: there was an error before the first event.
 
         """
-        self._task, self._is_silent = asyncio.current_task(), True
+        self._task = asyncio.current_task()
         beside = [
-            asyncio.ensure_future(self._end_with_client()),
-            asyncio.ensure_future(self._ping()),
+            asyncio.ensure_future(one)
+            for one in (self._end_with_client(), self._ping(), self._send_held())
         ]
         try:
             try:
                 async for event in events:
-                    await self._event(event)
+                    await self._hold(event)
+                await self._send_now()
             except Exception as error:
                 if not self.status or isinstance(error, ClientGone):
                     raise
-                await self._event(error_event(self._told(error)))
+                await self._send_now(error_event(self._told(error)))
             await self._deliver({"type": "http.response.body", "body": b""})
         except asyncio.CancelledError:
             if self._has_left:
                 raise ClientGone from None
             if not (self.status and self.service.is_cutting):
                 raise
-            await self._event(error_event(self._told(stopped())))
+            await self._send_now(error_event(self._told(stopped())))
             await self._deliver({"type": "http.response.body", "body": b""})
         finally:
             self._task = None
@@ -281,6 +285,9 @@ class Exchange:
     async def _end_with_client(self) -> None:
         """Ends the stream as soon as its client has left, whatever it waits for."""
         await self._left()
+        self._end_now()
+
+    def _end_now(self) -> None:
         self._has_left = True
         if self._task is not None:
             self._task.cancel()
@@ -288,11 +295,11 @@ class Exchange:
     async def _ping(self) -> None:
         """Says something where the stream is silent, so that nobody between takes it for dead."""
         while True:
-            self._is_silent = True
+            n_sent = self._n_sent
             await asyncio.sleep(self.service.settings.ping_s)
-            if self._is_silent:
-                with suppress(ClientGone):
-                    await self._event(_PING)
+            if n_sent == self._n_sent and not self._held:
+                self._held.append(_PING)
+                self._has_held.set()
 
     def _told(self, error: BaseException) -> ApiError:
         """An error as the client is told it, and what is noted of it."""
@@ -313,13 +320,37 @@ class Exchange:
         if not self.status:
             await self.send_json(form(told), told.status, told.headers)
 
-    async def _event(self, event: bytes) -> None:
-        self._is_silent = False
-        if not self.status:
-            # A proxy that gathers a stream would show it at its end.
-            no_buffer = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-            await self._begin(200, b"text/event-stream; charset=utf-8", no_buffer)
-        await self._deliver({"type": "http.response.body", "body": event, "more_body": True})
+    async def _hold(self, event: bytes) -> None:
+        """Sends an event with those that come at once, as the tokens of one round do."""
+        self._held.append(event)
+        self._has_held.set()
+        if len(self._held) >= _MAX_HELD:
+            await self._send_now()
+
+    async def _send_held(self) -> None:
+        """Sends what is held as soon as whoever makes events waits for the next one."""
+        while True:
+            await self._has_held.wait()
+            try:
+                await self._send_now()
+            except ClientGone:
+                self._end_now()
+                return
+
+    async def _send_now(self, event: bytes = b"") -> None:
+        """Sends what is held, and an event behind it."""
+        async with self._sending:
+            raw = b"".join((*self._held, event))
+            self._held.clear()
+            self._has_held.clear()
+            if not raw:
+                return
+            self._n_sent += 1
+            if not self.status:
+                # A proxy that gathers a stream would show it at its end.
+                no_buffer = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+                await self._begin(200, b"text/event-stream; charset=utf-8", no_buffer)
+            await self._deliver({"type": "http.response.body", "body": raw, "more_body": True})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import pytest
 from pyllama_spec import Llama
 from tests.faces.tools import open_tiny
 from tests.models import model_path
-from tests.server.world import Client, is_idle, served, until
+from tests.server.world import Client, is_idle, served, stages, until
 
 TEXT = "/v1/completions"
 DOCUMENTS = ["a cat sat", "rain", "the other cat"]
@@ -192,7 +192,7 @@ def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
         assert response.readline()
         waiting = client.connect()
         waiting.request("POST", TEXT, b'{"prompt": "b"}')
-        until(lambda: any(one.stage == "queued" for one in client.service.answers))
+        until(lambda: "queued" in stages(client))
         found = figures(client)
         assert found["llamacpp:requests_processing"] == found["vllm:num_requests_running"] == 1
         assert found["llamacpp:requests_deferred"] == found["vllm:num_requests_waiting"] == 1

@@ -28,6 +28,7 @@ from tests.server.world import (
     is_idle,
     raw_exchange,
     served,
+    stages,
     until,
 )
 
@@ -77,9 +78,9 @@ def test_a_client_that_leaves_ends_a_whole_answer(stage: str) -> None:
         )
         connection = client.connect()
         connection.request("POST", TEXT, json.dumps(ENDLESS))
-        until(lambda: any(one.stage == stage for one in client.service.answers))
+        until(lambda: stage in stages(client))
         connection.close()
-        until(lambda: all(one.stage != stage for one in client.service.answers))
+        until(lambda: stage not in stages(client))
         if ahead is not None:
             ahead[1].close()
             ahead[0].close()
@@ -145,7 +146,7 @@ def test_a_full_line_is_told_to_come_again() -> None:
                 target=client.post, args=(TEXT, {"prompt": "a", "max_tokens": 1})
             )
             waiting.start()
-            until(lambda: any(one.stage == "queued" for one in client.service.answers))
+            until(lambda: "queued" in stages(client))
             for path, stream in ((TEXT, False), (TEXT, True), (CHAT, False), (CHAT, True)):
                 body = (
                     {"prompt": "b"}
@@ -157,7 +158,7 @@ def test_a_full_line_is_told_to_come_again() -> None:
                 assert response.getheader("retry-after") == "7"
                 assert b"rate_limit_error" in response.read()
                 connection.close()
-            assert any(one.stage == "queued" for one in client.service.answers)
+            assert "queued" in stages(client)
         waiting.join(PATIENCE_S)
         assert not waiting.is_alive()
         until(lambda: is_idle(client))
@@ -208,7 +209,7 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
         whole: list[Any] = []
         thread = threading.Thread(target=lambda: whole.append(client.post(TEXT, ENDLESS)))
         thread.start()
-        until(lambda: any(one.stage == "queued" for one in client.service.answers))
+        until(lambda: "queued" in stages(client))
         client.server.stop()
         (_, _, events) = begun[0]
         last = list(events)[-1]

@@ -134,6 +134,11 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def stages(client: Client) -> list[str]:
+    """Where the requests are; others come and go meanwhile."""
+    return [one.stage for one in list(client.service.answers)]
+
+
 def is_idle(client: Client) -> bool:
     """Whether nothing is answered or computed any more."""
     return not client.service.answers and not client.service.tasks
