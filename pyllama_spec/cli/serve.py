@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.cli.device_options import names
 from pyllama_spec.cli.generate import add_model_options, open_llama
+from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
     from pyllama_spec.server import ServerSettings
+    from pyllama_spec.server.prefix_folder import PrefixFolder
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EPILOG = (
@@ -42,6 +46,9 @@ def add_serve(commands: _Commands) -> None:
     add("--pooling", choices=[one for one in POOLING if one], default=None,
         help="how a text's embedding is made of those of its tokens [the model's own]")  # fmt: skip
     add("--lora", type=Path, default=None, metavar="GGUF", help="an adapter")
+    add("--cache-dir", type=Path, default=None, metavar="DIR",
+        help="keep what was read of long prompts there for the next start [in memory]")  # fmt: skip
+    add("--cache-size", type=int, default=2048, metavar="MIB", help="the most MiB of --cache-dir")
     add("--slots", action="store_true", help="show what is computed now, at /slots")
     add("--metrics", action=argparse.BooleanOptionalAction, default=True,
         help="figures for Prometheus, at /metrics")  # fmt: skip
@@ -99,9 +106,25 @@ def run_serve(args: argparse.Namespace) -> int:
         _warn(args, settings)
         # What the library warns of may quote a client's schema or chat.
         warnings.simplefilter("ignore")
-        n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
+        with _prefixes(args) as llama.cache:
+            n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
     print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")
     return 0
+
+
+@contextlib.contextmanager
+def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
+    """Where what was read is kept; what is to be written is written at the end."""
+    if args.cache_dir is None:
+        yield None
+        return
+    from pyllama_spec.server.prefix_folder import PrefixFolder
+
+    folder = PrefixFolder(args.cache_dir, count(args.cache_size, "--cache-size", 1) << 20)
+    try:
+        yield folder
+    finally:
+        folder.close()
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,9 +222,10 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_command(kind: signal.Signals) -> None:
+def test_a_signal_ends_the_command(kind: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model_path("llama"))]
-    more = ["--port", "0", "-c", "128", "-t", "1", "--stop-timeout", "0.2", "-d", "prompt-lookup"]
+    more = ["--port", "0", "-c", "128", "-t", "1", "--stop-timeout", "0.2", "-d", "prompt-lookup",
+            "--cache-dir", str(tmp_path / "kept")]  # fmt: skip
     process = subprocess.Popen(
         [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYLLAMA_SPEC_API_KEY": "the-key"},
@@ -249,6 +251,7 @@ def test_a_signal_ends_the_command(kind: signal.Signals) -> None:
     assert process.returncode == 0, err
     assert out == "stopped: 0 running requests came to their end, 1 were cut\n"
     assert "Traceback" not in err
+    assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log
     assert "the-key" not in err
 

@@ -1,0 +1,253 @@
+"""What requests have read, kept in a folder: a server that starts again does not read it again.
+
+A state is a file that only its owner may read, of the model and settings that it says; it is no
+pickle, and one that is damaged is thrown away. A thread writes them, so that nobody waits for a
+disk; where it has too much to do, some are not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.framing import HEADER_BYTES, seal, unseal
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.caches import BaseLlamaCache, StateKey
+from pyllama_spec.llama.open_model import LlamaState
+
+_MAGIC, _VERSION, _SUFFIX = b"pspx", 1, ".prefix"
+_LENGTH = struct.Struct("<I")
+_WHAT = "a file of what was read"
+# A state is worth a file where reading its tokens again takes longer than reading the file.
+MIN_TOKENS = 256
+# Beyond so many tokens more than is known of a text its state is written anew.
+_MIN_NEW = 64
+_MAX_HEADER = 1 << 20
+_MAX_QUEUED = 2
+
+
+class _Header(msgspec.Struct, kw_only=True):
+    """What stands before the bytes of a state."""
+
+    owner: str
+    model: str
+    settings: list[tuple[str, str]]
+    n_decoded: int
+    n_given: int | None
+    tokens: list[int]
+    n_memory: int
+    n_drafter: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A file of the folder: whose it is, its tokens, its size."""
+
+    owner: str
+    tokens: npt.NDArray[np.int32]
+    n_bytes: int
+
+
+class PrefixFolder(BaseLlamaCache):
+    """See the module's docstring; for Llama.set_cache().
+
+    Args:
+        folder: it is made, for its owner alone.
+        capacity_bytes: what the files may take together; those that were used least go first.
+        min_tokens: the shortest text that is kept.
+
+    Raises:
+        ArgumentError: the folder cannot be made or read.
+
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], capacity_bytes: int, min_tokens: int = MIN_TOKENS
+    ) -> None:
+        super().__init__(capacity_bytes)
+        self._folder, self._min_tokens = Path(folder), count(min_tokens, "min_tokens", 1)
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files = [one for one in self._folder.iterdir() if one.suffix == _SUFFIX]
+            for path in sorted(files, key=lambda one: one.stat().st_mtime_ns):
+                self._learn(path)
+        except OSError as error:
+            raise ArgumentError(
+                f"what was read cannot be kept in {self._folder}: {error.strerror}"
+            ) from None
+        self._queue: queue.Queue[tuple[str, LlamaState] | None] = queue.Queue(_MAX_QUEUED)
+        self._writer = threading.Thread(target=self._write_all, name="pyllama_spec-prefixes")
+        self._writer.daemon = True
+        self._writer.start()
+
+    def _learn(self, path: Path) -> None:
+        """Takes a file of before into account; its bytes are checked when they are used."""
+        with path.open("rb") as file:
+            header = _header_of(file.read(HEADER_BYTES + _LENGTH.size + _MAX_HEADER))
+        if header is None:
+            path.unlink(missing_ok=True)
+            return
+        tokens = np.asarray(header.tokens, np.int32)
+        self._known[path.stem] = _Known(header.owner, tokens, path.stat().st_size)
+
+    @property
+    def cache_size(self) -> int:
+        """Bytes of all files."""
+        with self._lock:
+            return sum(one.n_bytes for one in self._known.values())
+
+    def _closest(self, key: Sequence[int]) -> tuple[str, int] | None:
+        """The file that has most of a text's beginning, and how many tokens of it."""
+        owner = getattr(key, "owner", None)
+        asked = np.asarray(key, np.int32)
+        best: tuple[str, int] | None = None
+        with self._lock:
+            for name, one in self._known.items():
+                if owner is not None and one.owner != owner:
+                    continue
+                n = min(len(asked), len(one.tokens))
+                differ = np.flatnonzero(asked[:n] != one.tokens[:n])
+                n = int(differ[0]) if len(differ) else n
+                if n > (best[1] if best else 0):
+                    best = name, n
+        return best
+
+    def __getitem__(self, key: Sequence[int]) -> LlamaState:
+        """The state that has most of a text's beginning; KeyError without one worth its file."""
+        found = self._closest(key)
+        if found is None or found[1] < min(self._min_tokens, len(key)):
+            raise KeyError("no file begins with enough of these tokens")
+        path = self._path(found[0])
+        try:
+            state = _state_of(path.read_bytes())
+            os.utime(path)
+        except (OSError, ArgumentError):
+            self._drop(found[0])
+            raise KeyError("the file is gone, or damaged") from None
+        with self._lock:  # the one that was used last is the last to go
+            if found[0] in self._known:
+                self._known[found[0]] = self._known.pop(found[0])
+        return state
+
+    def __contains__(self, key: Sequence[int]) -> bool:
+        found = self._closest(key)
+        return found is not None and found[1] >= min(self._min_tokens, len(key))
+
+    def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
+        """Has a state written, unless it is short, or hardly more than what is there."""
+        tokens, owner = value.tokens[: value.n_tokens], value.owner
+        if len(tokens) < self._min_tokens or owner is None:
+            return
+        found = self._closest(StateKey(tokens, owner))
+        if found is not None and found[1] > len(tokens) - _MIN_NEW:
+            return
+        with suppress(queue.Full):
+            self._queue.put_nowait((owner, value))
+
+    def close(self) -> None:
+        """Waits until what is to be written is written. May be called twice."""
+        if self._writer.is_alive():
+            self._queue.put(None)
+            self._writer.join()
+
+    def _write_all(self) -> None:
+        while (one := self._queue.get()) is not None:
+            with suppress(OSError):  # a full disk: it is not kept
+                self._write(*one)
+
+    def _write(self, owner: str, state: LlamaState) -> None:
+        data = _bytes_of(owner, state)
+        if len(data) > self.capacity_bytes:
+            return
+        tokens = np.asarray(state.tokens[: state.n_tokens], np.int32)
+        name = hashlib.sha256(owner.encode() + tokens.tobytes()).hexdigest()[:32]
+        self._make_room(len(data))
+        # mkstemp() makes it 0600; nobody sees half of it.
+        number, made = tempfile.mkstemp(dir=self._folder, suffix=".part")
+        try:
+            with os.fdopen(number, "wb") as file:
+                file.write(data)
+            Path(made).replace(self._path(name))
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+        with self._lock:
+            self._known[name] = _Known(owner, tokens, len(data))
+
+    def _make_room(self, n_bytes: int) -> None:
+        for name in list(self._oldest()):
+            if self.cache_size + n_bytes <= self.capacity_bytes:
+                return
+            self._drop(name)
+
+    def _oldest(self) -> Iterator[str]:
+        with self._lock:
+            return iter(list(self._known))
+
+    def _drop(self, name: str) -> None:
+        with self._lock:
+            self._known.pop(name, None)
+        self._path(name).unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+
+def _bytes_of(owner: str, state: LlamaState) -> bytes:
+    header = msgspec.json.encode(
+        _Header(
+            owner=owner, model=state.model, settings=list(state.settings or ()),
+            n_decoded=state.n_decoded, n_given=state.n_given, tokens=list(state.tokens),
+            n_memory=len(state.memory),
+            n_drafter=None if state.drafter is None else len(state.drafter),
+        )
+    )  # fmt: skip
+    parts = (_LENGTH.pack(len(header)), header, state.memory, state.drafter or b"")
+    return seal(bytearray(bytes(HEADER_BYTES) + b"".join(parts)), _MAGIC, _VERSION)
+
+
+def _header_of(data: bytes) -> _Header | None:
+    """The header of a file's beginning; None where it is none."""
+    body = memoryview(data)[HEADER_BYTES:]
+    if data[: len(_MAGIC)] != _MAGIC or len(body) < _LENGTH.size:
+        return None
+    (n,) = _LENGTH.unpack_from(body)
+    try:
+        return msgspec.json.decode(body[_LENGTH.size : _LENGTH.size + n], type=_Header)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _state_of(data: bytes) -> LlamaState:
+    """The state of a file.
+
+    Raises:
+        ArgumentError: it is damaged.
+
+    """
+    body, header = unseal(data, _MAGIC, _VERSION, _WHAT), _header_of(data)
+    if header is None:
+        raise ArgumentError(f"{_WHAT} has no header")
+    begin = _LENGTH.size + _LENGTH.unpack_from(body)[0]
+    end = begin + header.n_memory
+    settings = tuple((name, value) for name, value in header.settings)
+    return LlamaState(
+        tuple(header.tokens), header.n_decoded, bytes(body[begin:end]),
+        None if header.n_drafter is None else bytes(body[end : end + header.n_drafter]),
+        None, header.model, header.n_given, settings,
+    )  # fmt: skip
