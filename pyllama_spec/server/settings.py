@@ -100,6 +100,10 @@ class ServerSettings:
         ]
         return f"key {found.index(True)}" if any(found) else None
 
+    def accepts_key(self, given: str | None) -> bool:
+        """Whether a key is one of those, or none is needed."""
+        return self.caller_of(given) is not None
+
 
 def keys_of(path: str | os.PathLike[str] | None) -> tuple[str, ...]:
     """The keys of a file, one a line, and that of the environment variable PYLLAMA_SPEC_API_KEY.
