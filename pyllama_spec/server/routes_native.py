@@ -14,7 +14,7 @@ from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route, sse
 from pyllama_spec.server.metrics import CONTENT_TYPE
 from pyllama_spec.server.routes_openai import error_event
-from pyllama_spec.server.service import Answer, Service
+from pyllama_spec.server.service import Answer, Service, timings
 from pyllama_spec.server.shapes import (
     ChatRequest,
     CompletionRequest,
@@ -84,12 +84,12 @@ def _native(
     request: NativeRequest | InfillRequest,
 ) -> dict[str, Any]:
     """A choice, or the last chunk of one, as llama-server writes it."""
-    usage, timing = response["usage"], response["timing"]
+    usage = response["usage"]
     reason, word = choice["stop_reason"], ""
     stop_type = _STOPS.get(choice["finish_reason"], "none")
     if isinstance(reason, str):
         stop_type, word = "word", reason
-    n_prompt, n_cached = usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+    n_prompt = usage["prompt_tokens"]
     shown = {
         "index": choice["index"],
         "content": choice["text"],
@@ -103,7 +103,7 @@ def _native(
         "stop_type": stop_type,
         "stopping_word": word,
         "has_new_line": "\n" in choice["text"],
-        "timings": _timings(usage, timing, response["speculation"], n_prompt - n_cached),
+        "timings": timings(usage, response["timing"], response["speculation"]),
         "speculation": response["speculation"],
     }
     if choice.get("logprobs"):
@@ -128,24 +128,6 @@ def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
             strict=False,
         )
     ]  # fmt: skip
-
-
-def _timings(
-    usage: Mapping[str, Any], timing: Mapping[str, Any], speculation: Mapping[str, Any], n_read: int
-) -> dict[str, Any]:
-    prompt_s, decode_s = timing.get("prompt_s", 0.0), timing.get("decode_s", 0.0)
-    n = usage["completion_tokens"]
-    return {
-        "cache_n": usage["prompt_tokens"] - n_read,
-        "prompt_n": n_read,
-        "prompt_ms": 1e3 * prompt_s,
-        "prompt_per_second": n_read / prompt_s if prompt_s else 0.0,
-        "predicted_n": n,
-        "predicted_ms": 1e3 * decode_s,
-        "predicted_per_second": timing.get("decode_tps", 0.0),
-        "draft_n": speculation["drafted"],
-        "draft_n_accepted": speculation["accepted"],
-    }
 
 
 async def _events(

@@ -12,6 +12,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeVar
 
+from pyllama_spec._version import __version__
+from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import CancelledError, PyllamaSpecError, QueueFullError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
@@ -37,6 +39,7 @@ class Service:
     Attributes:
         llm, settings: see above.
         name: what answers call the model.
+        fingerprint: of the build.
         created: when it began, in seconds since 1970, for lists of models.
         metrics: figures of all requests.
         answers: requests to the model that were begun and have not ended.
@@ -50,6 +53,8 @@ class Service:
         self.llm, self.settings = llm, settings
         self.name = settings.alias or Path(llm.model_path).name
         self.created = int(time())
+        # Of OpenAI's shape: what an answer with a seed depends on beside it.
+        self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.is_stopping = self.is_cutting = False
@@ -246,7 +251,7 @@ class Answer:
         each = [choice for choice in response["choices"] if "timing" in choice]
         parts = [{**choice, "choices": [choice]} for choice in each] or [response]
         self._end(parts, response["usage"])
-        return response
+        return self._told(response)
 
     def __aiter__(self) -> AsyncGenerator[Response, None]:
         return self.chunks()
@@ -267,7 +272,20 @@ class Answer:
                     }  # fmt: skip
                 if usage is not None and (ended or is_apart):
                     self._end(ended, usage)
-                yield chunk
+                yield self._told(chunk)
+
+    def _told(self, response: Response) -> Response:
+        """With what clients of other servers look for in an answer, or in a chunk of one."""
+        told: Response = {**response, "system_fingerprint": self._service.fingerprint}
+        choices, usage = response["choices"], response.get("usage")
+        if choices and choices[0].get("delta") == {"role": "assistant"}:
+            told["choices"] = [
+                {**one, "delta": {**one["delta"], "content": None}} for one in choices
+            ]
+        timing, speculation = response.get("timing"), response.get("speculation")
+        if usage and timing and speculation and "decode_s" in timing:
+            told["timings"] = timings(usage, timing, speculation)
+        return told
 
     def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
         """Adds to a usage what of the drafts was accepted, under OpenAI's names; counts it all."""
@@ -280,3 +298,28 @@ class Answer:
             "rejected_prediction_tokens": drafted - accepted,
         }
         self._service.metrics.note_end(parts, usage)
+
+
+def timings(
+    usage: Mapping[str, Any], timing: Mapping[str, Any], speculation: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The times of an answer under llama-server's names; in milliseconds, and tokens per second.
+
+    The first token comes with the prompt's last row: it is none of what was predicted per second.
+    """
+    n_cached = usage["prompt_tokens_details"]["cached_tokens"]
+    n_read, n = usage["prompt_tokens"] - n_cached, usage["completion_tokens"]
+    prompt_s, decode_s = timing.get("prompt_s", 0.0), timing.get("decode_s", 0.0)
+    return {
+        "cache_n": n_cached,
+        "prompt_n": n_read,
+        "prompt_ms": 1e3 * prompt_s,
+        "prompt_per_token_ms": 1e3 * prompt_s / n_read if n_read else 0.0,
+        "prompt_per_second": n_read / prompt_s if prompt_s else 0.0,
+        "predicted_n": n,
+        "predicted_ms": 1e3 * decode_s,
+        "predicted_per_token_ms": 1e3 * decode_s / (n - 1) if n > 1 else 0.0,
+        "predicted_per_second": (n - 1) / decode_s if n > 1 and decode_s else 0.0,
+        "draft_n": speculation["drafted"],
+        "draft_n_accepted": speculation["accepted"],
+    }

@@ -275,3 +275,25 @@ def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:
     back = client.post("/extras/detokenize", json={"tokens": own}).json()
     assert back == {"text": "It rains."}
     assert client.post("/extras/tokenize", json={"input": 3}).status_code == 400
+
+
+def test_an_answer_has_what_clients_of_llama_server_look_for(thinker: Served) -> None:
+    """Its build, its times, and a first chunk that says there is no text yet."""
+    thinker.say("It rains.")
+    asked = {"model": "m", "messages": _ASK, "temperature": 0.0}
+    whole = _gpt(thinker).chat.completions.create(**asked)
+    thinker.say("It rains.")
+    options = {"include_usage": True}
+    first, *_, last = _gpt(thinker).chat.completions.create(
+        **asked, stream=True, stream_options=options
+    )
+    assert whole.system_fingerprint == first.system_fingerprint == last.system_fingerprint
+    assert whole.system_fingerprint.startswith("b")
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", None)
+    assert "content" in first.choices[0].delta.model_fields_set
+    for answer in (whole, last):
+        times, usage = answer.timings, answer.usage
+        assert times["predicted_n"] == usage.completion_tokens
+        assert times["prompt_n"] + times["cache_n"] == usage.prompt_tokens
+        expected = 1e3 / times["predicted_ms"] * (times["predicted_n"] - 1)
+        assert times["predicted_per_second"] == pytest.approx(expected)
