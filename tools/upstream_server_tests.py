@@ -134,7 +134,7 @@ def _socket(tests: Path) -> Path:
     return tests / "waiting.sock"
 
 
-def wait_for_launches(tests: Path) -> None:
+def wait_for_launches(tests: Path, texts: Path | None) -> None:
     """Forks a server for each launcher that asks, until this process is told to end."""
     _socket(tests).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
@@ -147,13 +147,13 @@ def wait_for_launches(tests: Path) -> None:
             child = os.fork()
             if not child:
                 listener.close()
-                _serve_instead(json.loads(told), streams)
+                _serve_instead(json.loads(told), streams, texts)
             for one in streams:
                 os.close(one)
             threading.Thread(target=_look_after, args=(link, child), daemon=True).start()
 
 
-def _serve_instead(told: Any, streams: list[int]) -> None:
+def _serve_instead(told: Any, streams: list[int], texts: Path | None) -> None:
     """In the fork: what the launcher was asked for, in its place."""
     arguments, environment, folder = told
     code = 1
@@ -163,7 +163,7 @@ def _serve_instead(told: Any, streams: list[int]) -> None:
         os.environ.update(environment)
         for number, stream in zip((1, 2), streams, strict=True):
             os.dup2(stream, number)
-        code = llama_server.main(with_stand_ins(arguments))
+        code = llama_server.main(with_stand_ins(arguments, texts))
     except BaseException:  # noqa: BLE001 - whatever it is, it is this fork's end
         traceback.print_exc()
     finally:
@@ -188,8 +188,14 @@ def _look_after(link: socket.socket, child: int) -> None:
     link.close()
 
 
-def with_stand_ins(arguments: Sequence[str]) -> list[str]:
-    """A command line with a file in the place of what it names of the hub."""
+def with_stand_ins(arguments: Sequence[str], texts: Path | None = None) -> list[str]:
+    """A command line with a file in the place of what it names of the hub.
+
+    Args:
+        arguments: of llama-server.
+        texts: the model of texts; None for a tiny one.
+
+    """
     words, given, asked = list[str](), iter(arguments), ""
     for word in given:
         if word in ("--hf-repo", "--hf-file"):
@@ -197,7 +203,8 @@ def with_stand_ins(arguments: Sequence[str]) -> list[str]:
         else:
             words.append(word)
     if asked:
-        found = [model_path(kind) for name, kind in _STAND_INS.items() if name in asked]
+        kinds = [kind for name, kind in _STAND_INS.items() if name in asked]
+        found = [texts if texts and kind == "llama" else model_path(kind) for kind in kinds]
         words += ["--model", str(found[0]) if found else f"no-stand-in-for:{asked.strip()}"]
     return words
 
@@ -254,16 +261,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "upstream-server-tests")
     parser.add_argument("--json", type=Path, default=None, metavar="OUT.json")
     parser.add_argument("--timeout", type=int, default=120, metavar="S", help="of one test")
+    parser.add_argument("--model", type=Path, default=None, metavar="GGUF",
+                        help="a model of texts in the place of theirs [a tiny one]")  # fmt: skip
     parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     tests = unpack(args.work.resolve())
     if args.wait:
-        wait_for_launches(tests)
+        wait_for_launches(tests, args.model)
     launcher = prepare(tests)
-    waiting = subprocess.Popen(
-        [sys.executable, "-m", "tools.upstream_server_tests", "--work", str(args.work), "--wait"],
-        cwd=ROOT,
-    )
+    command = [sys.executable, "-m", "tools.upstream_server_tests", "--wait"]
+    command += ["--work", str(args.work.resolve())]
+    command += [] if args.model is None else ["--model", str(args.model.resolve())]
+    waiting = subprocess.Popen(command, cwd=ROOT)
     try:
         return _run(args, tests, launcher)
     finally:

@@ -189,6 +189,11 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
             self._generations[-1].status,
         )
 
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The ids of its prompt, of the first one of several; known before it begins."""
+        return list(self._generation.record.prompt_tokens)
+
     def start(self, *, is_whole: bool = False) -> None:
         """Comes into line now, and is computed whether it is read or not.
 

@@ -44,6 +44,8 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     keywords = dict(settings.defaults)
     if isinstance(request, ChatRequest):
         keywords.update(settings.chat_defaults)
+        if request.add_generation_prompt is False:  # such a prompt begins no answer to take apart
+            keywords.pop("reasoning_format", None)
     for field, value in msgspec.structs.asdict(request).items():
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value

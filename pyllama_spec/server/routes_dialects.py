@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -13,7 +12,6 @@ import msgspec
 from pyllama_spec.engine import ChatParser
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.llama.responses import Stream
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialects import (
     messages_answer,
@@ -27,11 +25,6 @@ from pyllama_spec.server.service import Answer, Service
 from pyllama_spec.server.shapes import ChatRequest
 
 Event = tuple[str, Json]
-# What of a chat its prompt depends on.
-_OF_PROMPT = (
-    "tools", "tool_choice", "parallel_tool_calls", "reasoning_format", "reasoning_effort",
-    "response_format", "chat_template_kwargs", "continue_final_message",
-)  # fmt: skip
 # By the text of the template, as a program may set another one.
 _known: WeakKeyDictionary[Llama, dict[str, Thoughts]] = WeakKeyDictionary()
 
@@ -123,10 +116,7 @@ async def count_tokens(exchange: Exchange) -> None:
 
 def n_prompt(service: Service, request: ChatRequest) -> int:
     """How many tokens a chat's prompt has; nothing is computed."""
-    given: dict[str, Any] = {name: getattr(request, name) for name in _OF_PROMPT}
-    given = {name: value for name, value in given.items() if value is not None}
-    handle: Stream = service.llm.create_chat_completion(request.messages, stream=True, **given)
-    with handle:
+    with service.unstarted(request) as handle:
         return handle.status.n_prompt
 
 

@@ -188,12 +188,22 @@ async def detokenize(exchange: Exchange) -> None:
 async def apply_template(exchange: Exchange) -> None:
     """POST /apply-template: a chat as the text that the model would read."""
     request = await exchange.read(ChatRequest)
-    text = await exchange.service.in_thread(_rendered, exchange.service.llm, request)
+    text = await exchange.service.in_thread(_rendered, exchange.service, request)
     await exchange.send_json({"prompt": text})
 
 
-def _rendered(llm: Llama, request: ChatRequest) -> str:
-    variables = template_variables(request.chat_template_kwargs)
+def _rendered(service: Service, request: ChatRequest) -> str:
+    """The prompt as text. With tools or thoughts apart it is the engine that writes it."""
+    llm, defaults = service.llm, service.settings.chat_defaults
+    form = request.reasoning_format or defaults.get("reasoning_format") or "none"
+    effort = request.reasoning_effort or defaults.get("reasoning_effort")
+    is_whole = request.add_generation_prompt is False
+    if request.tools or effort is not None or (form != "none" and not is_whole):
+        with service.unstarted(request) as handle:
+            return llm.detokenize(handle.prompt_tokens, special=True).decode(errors="replace")
+    variables = template_variables(
+        request.chat_template_kwargs or defaults.get("chat_template_kwargs")
+    )
     if request.add_generation_prompt is not None:
         variables["add_generation_prompt"] = request.add_generation_prompt
     return llm.template.render(request.messages, tools=request.tools, **variables).text

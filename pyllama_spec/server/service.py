@@ -91,6 +91,19 @@ class Service:
         keywords = keywords_of(request, self.settings, self.name)
         return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords)
 
+    def unstarted(self, request: ChatRequest) -> Stream:
+        """The handle of a chat that never begins, for what its prompt is; takes milliseconds.
+
+        Raises:
+            PyllamaSpecError: the request cannot be made; see Llama.create_chat_completion().
+
+        """
+        keywords = keywords_of(request, self.settings, self.name)
+        handle: Stream = self.llm.create_chat_completion(
+            request.messages, **{**keywords, "stream": True}
+        )
+        return handle
+
     def complete(self, request: CompletionRequest) -> Answer:
         """A text continued, or each of several; nothing of it has begun.
 
@@ -277,11 +290,7 @@ class Answer:
     def _told(self, response: Response) -> Response:
         """With what clients of other servers look for in an answer, or in a chunk of one."""
         told: Response = {**response, "system_fingerprint": self._service.fingerprint}
-        choices, usage = response["choices"], response.get("usage")
-        if choices and choices[0].get("delta") == {"role": "assistant"}:
-            told["choices"] = [
-                {**one, "delta": {**one["delta"], "content": None}} for one in choices
-            ]
+        usage = response.get("usage")
         timing, speculation = response.get("timing"), response.get("speculation")
         if usage and timing and speculation and "decode_s" in timing:
             told["timings"] = timings(usage, timing, speculation)

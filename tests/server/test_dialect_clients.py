@@ -278,7 +278,7 @@ def test_the_same_under_the_names_of_other_servers(thinker: Served) -> None:
 
 
 def test_an_answer_has_what_clients_of_llama_server_look_for(thinker: Served) -> None:
-    """Its build, its times, and a first chunk that says there is no text yet."""
+    """Its build, and its times."""
     thinker.say("It rains.")
     asked = {"model": "m", "messages": _ASK, "temperature": 0.0}
     whole = _gpt(thinker).chat.completions.create(**asked)
@@ -289,11 +289,31 @@ def test_an_answer_has_what_clients_of_llama_server_look_for(thinker: Served) ->
     )
     assert whole.system_fingerprint == first.system_fingerprint == last.system_fingerprint
     assert whole.system_fingerprint.startswith("b")
-    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ("assistant", None)
-    assert "content" in first.choices[0].delta.model_fields_set
     for answer in (whole, last):
         times, usage = answer.timings, answer.usage
         assert times["predicted_n"] == usage.completion_tokens
         assert times["prompt_n"] + times["cache_n"] == usage.prompt_tokens
         expected = 1e3 / times["predicted_ms"] * (times["predicted_n"] - 1)
         assert times["predicted_per_second"] == pytest.approx(expected)
+
+
+def test_a_rendered_chat_is_what_the_model_reads() -> None:
+    """Also where the engine writes the prompt, for a chat whose thoughts come apart."""
+    defaults = {"reasoning_format": "auto", "reasoning_effort": "none"}
+    with family_server(_THINKER, chat_defaults=defaults) as server:
+        client = httpx.Client(base_url=server.url, timeout=60)
+        tool = {"type": "function", "function": {"name": "look", "parameters": _SCHEMA}}
+        kinds: list[Json] = [{}, {"tools": [tool]}, {"reasoning_format": "none"},
+                             {"reasoning_effort": "high"}]  # fmt: skip
+        for more in kinds:
+            asked = {"messages": _ASK, **more}
+            prompt = client.post("/apply-template", json=asked).json()["prompt"]
+            n = len(server.llm.tokenize(prompt.encode(), add_bos=False, special=True))
+            usage = client.post("/v1/chat/completions", json={**asked, "max_tokens": 1}).json()
+            assert usage["usage"]["prompt_tokens"] == n, more
+            assert prompt.endswith("</think>\n\n") == ("reasoning_effort" not in more), more
+        asked = {"messages": _ASK, "add_generation_prompt": False}
+        prompt = client.post("/apply-template", json=asked).json()["prompt"]
+        assert prompt.endswith("<|im_end|>\n")
+        whole = client.post("/v1/chat/completions", json={**asked, "max_tokens": 1})
+        assert whole.status_code == 200, whole.text
