@@ -81,8 +81,50 @@ def pytest_collection_modifyitems(items):
     import utils
     utils.ServerPreset.load_all = staticmethod(lambda: None)
 '''
-# Why a test cannot pass here, by a pattern of its name.
-_REASONS: tuple[tuple[str, str], ...] = ()
+_OTHER_MODEL = "it looks for the words, or the number of tokens, of a model that cannot be had here"
+_INSIDE = "it reads llama-server's inner view of a request (__verbose, generation_settings)"
+_PROGRESS = "it asks for events while the prompt is read (return_progress)"
+_NO_IMAGES = "models see no images here"
+_NO_CORS = "no page of another origin may call unless --cors-origins names it"
+_OWN_FORM = "a form of llama-server's own that is not taken"
+_OPENAIS = "the error has OpenAI's form, and the library's words"
+# Why a test cannot pass here, by a pattern of its file and name; the first that fits counts.
+_REASONS: tuple[tuple[str, str], ...] = (
+    (r"test_(mcp_servers|tools_builtin|proxy)\.|with_tools_enabled|cors_proxy",
+     "the server runs no tools and forwards nothing; clients do"),
+    (r"test_router\.|test_stream\.|localhost_(reflects|rejects)|aliases_and_tags",
+     "one server has one model, of one name, and an answer lasts as long as its connection"),
+    (r"test_slot_save\.|test_kv_keep", "slots are not saved; prompts are reused by themselves"),
+    (r"test_vision_api\.|local_media|vision|with_image", _NO_IMAGES),
+    (r"test_systemone\.", "models that decide on actions are none of texts"),
+    (r"test_sleep\.", "a model stays loaded"),
+    (r"test_compat_gcp\.", "there is no form of Vertex AI"),
+    (r"test_lora\.|load_split_model", "the model, or its adapter, cannot be had here"),
+    (r"multiple_addresses", "one address is listened at"),
+    (r"test_server_props", "the place of the model's file is not told"),
+    (r"test_no_ui|static_assets", "the page needs no flag, and a key like all others"),
+    (r"test_ignore_eos\.|response_fields|verbose_debug|test_chat_template\b", _INSIDE),
+    (r"assistant_prefill|vllm_compat", _INSIDE),
+    (r"return_progress|prompt_progress|llama_telemetry", _PROGRESS),
+    (r"context_size_exceeded|disabled_long_prompt|prompt_too_long", _OPENAIS),
+    (r"cors_options", _NO_CORS),
+    (r"anthropic_empty_messages", "nothing to answer is refused, as Anthropic does"),
+    (r"spec_synth|with_and_without_draft|test_synth", "no draft is made up here"),
+    (r"n_probs_post", "probabilities are those before the samplers"),
+    (r"ctx_shift_enabled|with_ctx_shift|slot_ctx_not_exceeded",
+     "the prompt has more tokens of a tiny model than its context; a shift needs max_tokens"),
+    (r"apply_chat_template", "that template of llama-server's has no name here"),
+    (r"invalid_chat_completion_req\[messages7", "two turns of the assistant are one here"),
+    (r"embedding_(mixed|content_text|pooling_none|multiple_with_fa)", _OWN_FORM),
+    (r"json_prompt_no_mtmd|tokens_input|logit_bias\[", _OWN_FORM),
+    (r"process_start|metrics_(prometheus|prompt|predicted|embedding)",
+     "a header, and names of figures, that are not there yet"),
+    (r"test_n_probs", "tokens of one text are one of the likeliest ones"),
+    (r"invalid_rerank_req", "no documents have no scores"),
+    (r"test_infill\.|tokenize_with_bos", "a tiny model has other special tokens"),
+    (r"test_completion|test_chat_completion|openai_library|response_format", _OTHER_MODEL),
+    (r"embedding_usage|rerank|ctx_shift|multi_requests", _OTHER_MODEL),
+)  # fmt: skip
 
 
 class Outcome(NamedTuple):
