@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from playwright.sync_api import expect
 
 from tests.browser.chat_page import NARROW, WIDE
@@ -222,6 +225,51 @@ def test_texts_that_part_are_shown_to_part(open_page: Open) -> None:
     page.answered(COUNT)
     assert page.text(0) != page.text(1)
     expect(page.comparison).to_contain_text("✗ The texts part after ")
+
+
+def streamed(*chunks: dict[str, Any]) -> str:
+    """A stream of these choices, as a server with other things to tell would send it."""
+    events = [json.dumps({"choices": [{"index": 0, **one}]}) for one in chunks]
+    return "".join(f"data: {one}\n\n" for one in [*events, "[DONE]"])
+
+
+def test_sources_that_are_seldom_or_unknown_have_a_place_in_the_legend(open_page: Open) -> None:
+    page = open_page()
+    legend = page.page.locator("#legend")
+    usual = ["the model itself", "the draft's head or model", "a copy of the text before",
+             "the grammar"]  # fmt: skip
+    expect(legend.locator("li")).to_have_text(usual)
+    sources = [{"text": name, "source": name} for name in ("memory", "wizard", "target")]
+    body = streamed({"delta": {"content": "memorywizardtarget"}, "token_sources": sources})
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    page.answered("one")
+    assert page.tokens() == [("memory", "memory"), ("wizard", "other"), ("target", "target")]
+    expect(legend.locator("li")).to_have_text(
+        [*usual[:3], "a copy of an earlier text", "the grammar", "another drafter"]
+    )
+    page.page.reload()
+    expect(legend.locator("li")).to_have_count(6)
+
+
+def test_a_server_without_sources_gives_text_and_thoughts(open_page: Open) -> None:
+    page = open_page()
+    body = streamed(
+        {"delta": {"reasoning_content": "so <b>it</b> is"}}, {"delta": {"content": "a <i>b</i>"}}
+    )
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    assert page.answered("one") == "a <i>b</i>"
+    answer = page.answers.first
+    assert answer.locator(".token").count() == 0
+    expect(answer.locator(".plots")).to_be_hidden()
+    thought = answer.locator(".thought")
+    thought.locator("summary").click()
+    expect(thought.locator("p")).to_have_text("so <b>it</b> is")
 
 
 def test_stopping_the_first_of_two_leaves_out_the_second(open_page: Open) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,29 @@ def test_a_server_that_dies_in_the_middle(open_page: Open, smollm2_q4_0: Path) -
         said = [one["content"] for one in page.bodies()[-1]["messages"]]
         assert said == [QUESTION, begin, "Are you there?"]
         forget_refused_connections(page)
+    finally:
+        server.kill()
+
+
+def test_a_server_that_falls_silent(open_page: Open, smollm2_q4_0: Path) -> None:
+    """A connection that is lost without a word looks like that for as long as TCP allows."""
+    server = Server(smollm2_q4_0, str(DRAFT), *OPTIONS)
+    try:
+        page = open_page(url=server.url)
+        page.page.clock.install()
+        page.page.reload()
+        page.set(max_tokens="60")
+        page.ask(QUESTION)
+        page.wait_for_tokens(4)
+        server.process.send_signal(signal.SIGSTOP)
+        page.page.clock.fast_forward(60_000)
+        silent = page.answers.last.locator(".notice")
+        expect(silent).to_contain_text("Nothing has come from the server for a while.")
+        expect(page.status).to_contain_text("Nothing has come from the server for a while.")
+        server.process.send_signal(signal.SIGCONT)
+        page.wait_for_end()
+        expect(silent).not_to_contain_text("Nothing has come")
+        assert page.text() == server.text(QUESTION, max_tokens=60)
     finally:
         server.kill()
 

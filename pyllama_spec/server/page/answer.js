@@ -36,6 +36,7 @@ export class Answer {
     this.timing = null;
     this.error = null;
     this.isStopped = false;
+    this.isSilent = false;
     this.isDone = false;
   }
 

@@ -18,9 +18,10 @@ export class RequestError extends Error {
  * @param {string} key the API key, or "".
  * @param {AbortSignal} signal ends it.
  * @param {(chunk: object) => void} onChunk is called with each chunk as it comes.
+ * @param {() => void} onSign is called with each sign of life, pings too.
  * @throws {RequestError} where the server refuses, or the connection ends before the answer does.
  */
-export async function streamChat(body, key, signal, onChunk) {
+export async function streamChat(body, key, signal, onChunk, onSign) {
   const response = await send("v1/chat/completions", key, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -29,14 +30,14 @@ export async function streamChat(body, key, signal, onChunk) {
   });
   const reader = response.body.getReader();
   try {
-    await readEvents(reader, signal, onChunk);
+    await readEvents(reader, signal, onChunk, onSign);
   } finally {
     // Also where a chunk was none: the server has nobody to write for.
     reader.cancel().catch(() => {});
   }
 }
 
-async function readEvents(reader, signal, onChunk) {
+async function readEvents(reader, signal, onChunk, onSign) {
   const parser = new EventParser();
   const decoder = new TextDecoder();
   for (;;) {
@@ -50,6 +51,7 @@ async function readEvents(reader, signal, onChunk) {
     if (part.done) {
       throw new RequestError("The connection ended before the answer was complete.");
     }
+    onSign();
     for (const data of parser.feed(decoder.decode(part.value, { stream: true }))) {
       if (data === "[DONE]") return;
       onChunk(parsed(data));

@@ -11,6 +11,8 @@ const KEY = "pyllama_spec.key";
 const SAVE_EVERY_MS = 1000;
 const UPDATE_EVERY_MS = 30;
 const SHARE_LEFT = 3;
+// Three of the server's pings: longer than that, and the connection may be lost without a word.
+const SILENT_AFTER_MS = 45_000;
 
 const at = (id) => document.getElementById(id);
 const controls = {
@@ -103,11 +105,21 @@ async function answerOne(exchange, view, body, signal) {
     // A long text takes a while to lay out: most of the time is left to the reader.
     pause = (performance.now() - from) * SHARE_LEFT;
   };
+  let heard = begin;
+  const watch = setInterval(() => {
+    const isSilent = performance.now() - heard > SILENT_AFTER_MS;
+    if (isSilent === answer.isSilent) return;
+    answer.isSilent = isSilent;
+    update();
+    if (isSilent) say(shown.notice.textContent);
+  }, 1000);
   try {
     await streamChat(body, at("key").value.trim(), signal, (chunk) => {
       answer.add(chunk, performance.now() - begin);
       timer ||= setTimeout(update, Math.max(UPDATE_EVERY_MS, pause));
       if (performance.now() - lastSaved > SAVE_EVERY_MS) save();
+    }, () => {
+      heard = performance.now();
     });
   } catch (error) {
     if (signal.aborted) answer.isStopped = true;
@@ -115,6 +127,8 @@ async function answerOne(exchange, view, body, signal) {
     else throw error;
   } finally {
     clearTimeout(timer);
+    clearInterval(watch);
+    answer.isSilent = false;
     answer.isDone = true;
     update();
   }

@@ -4,6 +4,8 @@ import { SOURCES, partAt } from "./answer.js";
 import { drawRounds, drawSpeed, emptyPlot } from "./plot.js";
 
 const ENDS = { length: "The answer was cut: it has as many tokens as it may." };
+const SILENT =
+  "Nothing has come from the server for a while. Stop ends the answer and keeps what is there.";
 
 /** An element with a class, text and children. */
 export function make(name, { className = "", text = null, ...attributes } = {}, ...children) {
@@ -226,6 +228,7 @@ export function inFigures(answer) {
 function noticeOf(answer) {
   if (answer.error !== null) return answer.error;
   if (answer.isStopped) return "The answer was stopped here.";
+  if (answer.isSilent) return SILENT;
   if (!answer.isDone) return "";
   const parts = [];
   if (!answer.content && !answer.thought) parts.push("The answer is empty.");
