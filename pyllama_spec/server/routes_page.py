@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from pyllama_spec.server.exchange import Exchange, Route
@@ -74,9 +74,8 @@ def page_files() -> dict[str, PageFile]:
     return files
 
 
-async def page_file(exchange: Exchange) -> None:
-    """GET / and the files that it names: as they are, or 304 for a browser that has them."""
-    file = page_files()[exchange.path]
+async def send_file(file: PageFile, exchange: Exchange) -> None:
+    """GET of a file: as it is, or 304 for a browser that has it."""
     headers = {**_HEADERS, "etag": file.etag}
     asked = (exchange.header("if-none-match") or "").split(",")
     known = {one.strip().removeprefix("W/") for one in asked}
@@ -86,4 +85,8 @@ async def page_file(exchange: Exchange) -> None:
         await exchange.send_bytes(file.raw, file.kind, 200, headers)
 
 
-ROUTES = tuple(Route("GET", path, page_file, is_open=True) for path in page_files())
+# Each knows its file: within another application the request's path has that one's place before it.
+ROUTES = tuple(
+    Route("GET", path, partial(send_file, file), is_open=True)
+    for path, file in page_files().items()
+)

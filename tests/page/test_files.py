@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import ASGIApp
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
@@ -30,7 +33,7 @@ def app() -> Iterator[App]:
         yield create_app(llm, ServerSettings(api_keys=("key",), allowed_hosts=("localhost",)))
 
 
-def asked(app: App, path: str, method: str = "GET", **headers: str) -> Got:
+def asked(app: ASGIApp, path: str, method: str = "GET", **headers: str) -> Got:
     """The status, the headers and the body that an application answers with."""
     given = {"host": "localhost:8080", **headers}
     scope: dict[str, Any] = {
@@ -46,7 +49,10 @@ def asked(app: App, path: str, method: str = "GET", **headers: str) -> Got:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
+    async def ask() -> None:
+        await app(scope, receive, send)
+
+    asyncio.run(ask())
     pairs = [(k.decode(), v.decode()) for k, v in sent[0]["headers"]]
     assert len(dict(pairs)) == len(pairs), "a header came twice"
     return sent[0]["status"], dict(pairs), b"".join(one.get("body", b"") for one in sent[1:])
@@ -103,6 +109,16 @@ def test_the_page_needs_no_key_and_its_requests_do(app: App) -> None:
 def test_the_page_is_not_reached_by_another_name(app: App) -> None:
     """The page of another site, whose name leads to this machine, would be this server's page."""
     assert asked(app, "/", host="evil.example")[0] == 403
+
+
+def test_the_page_within_another_application(app: App) -> None:
+    outer = Starlette(routes=[Mount("/chat", app)])
+    assert asked(outer, "/chat/")[2] == (PAGE / "index.html").read_bytes()
+    # It names everything beside itself, wherever it lies.
+    assert asked(outer, "/chat/page/page.js")[0] == 200
+    assert asked(outer, "/page/page.js")[0] == 404
+    for source in (PAGE / "index.html", PAGE / "client.js"):
+        assert not re.search(r"""(href|src|fetch|send)[=(]["']/""", source.read_text()), source
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])

@@ -5,7 +5,7 @@ export const SOURCES = {
   target: "the model itself",
   model: "the draft's head or model",
   copy: "a copy of the text before",
-  memory: "the memory",
+  memory: "a copy of an earlier text",
   grammar: "the grammar",
   other: "another drafter",
 };

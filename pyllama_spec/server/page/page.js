@@ -115,7 +115,7 @@ async function answerOne(exchange, view, body, signal) {
   }, 1000);
   try {
     await streamChat(body, at("key").value.trim(), signal, (chunk) => {
-      answer.add(chunk, performance.now() - begin);
+      answer.add(chunk, Math.round(performance.now() - begin));
       timer ||= setTimeout(update, Math.max(UPDATE_EVERY_MS, pause));
       if (performance.now() - lastSaved > SAVE_EVERY_MS) save();
     }, () => {
