@@ -29,4 +29,7 @@ ffibuilder = FFI()
 ffibuilder.cdef("".join(declaration(HERE / name) for name in HEADERS))
 ffibuilder.cdef('extern "Python" bool pyllama_spec_on_progress(float fraction, void * user);')
 ffibuilder.cdef('extern "Python" bool pyllama_spec_wants_to_stop(void);')
+ffibuilder.cdef(
+    'extern "Python" bool pyllama_spec_on_next(void * user, int32_t chain, int32_t id, float p);'
+)
 ffibuilder.set_source("pyllama_spec._engine", '#include "abi/llama-spec.h"', py_limited_api=True)

@@ -1,3 +1,4 @@
+#include "abi/decoding.h"
 #include "abi/handles.h"
 #include "abi/rpc.h"
 #include "base/model_facts.h"
@@ -222,15 +223,6 @@ void check_row(const context_state & state, int32_t i) {
     }
 }
 
-const float * logits_of(const context_state & state, int32_t i) {
-    check_row(state, i);
-    const float * out = state.has_logits ? llama_get_logits_ith(state.ctx, i) : nullptr;
-    if (out == nullptr) {
-        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
-    }
-    return out;
-}
-
 void check_layer(const context_state & state, int32_t layer) {
     if (std::find(state.layers.begin(), state.layers.end(), layer) == state.layers.end()) {
         fail(LLAMA_SPEC_ARGUMENT, "the input of layer " + std::to_string(layer) +
@@ -255,55 +247,71 @@ layer_rows rows_of(const context_state & state, int32_t layer) {
 
 } // namespace
 
+namespace llama_spec {
+
+const float * logits_of(const context_state & state, int32_t i) {
+    check_row(state, i);
+    const float * out = state.has_logits ? llama_get_logits_ith(state.ctx, i) : nullptr;
+    if (out == nullptr) {
+        fail(LLAMA_SPEC_ARGUMENT, "no logits were asked for at row " + std::to_string(i) + " of the last batch");
+    }
+    return out;
+}
+
+void decode(context_state & state, const llama_spec_batch & batch, bool encode) {
+    check_batch(state, batch);
+    check_begun(state, batch);
+    if (!encode && llama_get_memory(state.ctx) == nullptr) {
+        // The engine would encode the batch, without a causal mask, and leave logits of zeros.
+        fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
+                "' keeps no memory of past tokens: it is not a model that generates text, only one that encodes it");
+    }
+    if (encode && !llama_model_has_encoder(state.model->model) && llama_get_memory(state.ctx) != nullptr) {
+        fail(LLAMA_SPEC_UNSUPPORTED, "this model has no encoder; decode the batch instead");
+    }
+    if (encode && state.draft) {
+        fail(LLAMA_SPEC_UNSUPPORTED, "a draft has no encoder here; decode takes the features");
+    }
+    if (state.draft) {
+        state.draft->set_mode(state.ctx, batch);
+    }
+    if (encode && batch.n_tokens > (int32_t) llama_n_ubatch(state.ctx)) {
+        fail(LLAMA_SPEC_ARGUMENT, "an encoder takes a batch in one piece: at most n_ubatch = " +
+                std::to_string(llama_n_ubatch(state.ctx)) + " tokens");
+    }
+    const llama_batch in = engine_batch(state, batch);
+    state.n_rows = 0;
+    const state_places before(state);
+    int32_t rc = 0;
+    try {
+        const use_draft_output use(state.output.get());
+        rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
+    } catch (...) {
+        poison(state);
+        throw;
+    }
+    if (rc != 0) {
+        if (!lost_server_of_call().empty()) {
+            poison(state);
+        }
+        if (rc != 1) {
+            std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
+            drop_moved(state, before, batch);
+        }
+        fail_decode(rc);
+    }
+    state.n_rows = batch.n_tokens;
+    state.has_logits = !(state.draft && batch.candidates_only);
+    note_snapshots(state, batch);
+}
+
+} // namespace llama_spec
+
 int llama_spec_decode(llama_spec_context * ctx, const llama_spec_batch * batch, bool encode) {
     return guarded([&] {
         require(batch != nullptr, "there is no batch");
         context_call call(ctx);
-        context_state & state = call.state;
-        check_batch(state, *batch);
-        check_begun(state, *batch);
-        if (!encode && llama_get_memory(state.ctx) == nullptr) {
-            // The engine would encode the batch, without a causal mask, and leave logits of zeros.
-            fail(LLAMA_SPEC_UNSUPPORTED, std::string("architecture '") + llama_spec_arch_name(state.model->model) +
-                    "' keeps no memory of past tokens: it is not a model that generates text, only one that encodes it");
-        }
-        if (encode && !llama_model_has_encoder(state.model->model) && llama_get_memory(state.ctx) != nullptr) {
-            fail(LLAMA_SPEC_UNSUPPORTED, "this model has no encoder; decode the batch instead");
-        }
-        if (encode && state.draft) {
-            fail(LLAMA_SPEC_UNSUPPORTED, "a draft has no encoder here; decode takes the features");
-        }
-        if (state.draft) {
-            state.draft->set_mode(state.ctx, *batch);
-        }
-        if (encode && batch->n_tokens > (int32_t) llama_n_ubatch(state.ctx)) {
-            fail(LLAMA_SPEC_ARGUMENT, "an encoder takes a batch in one piece: at most n_ubatch = " +
-                    std::to_string(llama_n_ubatch(state.ctx)) + " tokens");
-        }
-        const llama_batch in = engine_batch(state, *batch);
-        state.n_rows = 0;
-        const state_places before(state);
-        int32_t rc = 0;
-        try {
-            const use_draft_output use(state.output.get());
-            rc = encode ? llama_encode(state.ctx, in) : llama_decode(state.ctx, in);
-        } catch (...) {
-            poison(state);
-            throw;
-        }
-        if (rc != 0) {
-            if (!lost_server_of_call().empty()) {
-                poison(state);
-            }
-            if (rc != 1) {
-                std::fill(state.n_undo.begin(), state.n_undo.end(), 0);
-                drop_moved(state, before, *batch);
-            }
-            fail_decode(rc);
-        }
-        state.n_rows = batch->n_tokens;
-        state.has_logits = !(state.draft && batch->candidates_only);
-        note_snapshots(state, *batch);
+        decode(call.state, *batch, encode);
     });
 }
 

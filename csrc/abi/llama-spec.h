@@ -258,6 +258,16 @@ int llama_spec_draft_output_set(llama_spec_context * ctx, int32_t n, const int32
  * the row makes them NaN. */
 int llama_spec_likeliest(llama_spec_context * ctx, int32_t i, const int32_t * counterparts, int32_t n_max, int32_t * ids,
                          float * probabilities, int32_t * n);
+/* Drafts that go on, each by a token per decode: chain k is fed ids[k] at pos[k] first. Behind each decode `next` is told
+ * of each chain in it the likeliest token that follows, and its probability, as of llama_spec_likeliest(): -1 for none. It
+ * says whether the chain goes on with that token. The call returns when no chain does. */
+typedef bool (*llama_spec_next)(void * user, int32_t chain, int32_t id, float p);
+struct llama_spec_chains {
+    int32_t n;
+    const int32_t * ids, * pos, * seq;  /* [n] */
+    const int32_t * counterparts;       /* as of llama_spec_likeliest() */
+};
+int llama_spec_draft_chains(llama_spec_context * ctx, const struct llama_spec_chains * chains, llama_spec_next next, void * user);
 /* All rows of the last batch, in its order: [n_rows, n_embd], of LLAMA_SPEC_HEAD_ROWS [n_rows, n_embd_out]. Waits for
  * the engine first. */
 int llama_get_output_layer_inp(llama_spec_context * ctx, int32_t layer, const float ** out, int32_t * n_rows);

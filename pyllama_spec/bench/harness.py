@@ -21,9 +21,9 @@ from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import wants_head
+from pyllama_spec.drafters.draft_weights import weight_bytes
 from pyllama_spec.engine import Model, set_rpc_timeout
-from pyllama_spec.errors import ContextFullError, ModelLoadError, PyllamaSpecError
-from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes
+from pyllama_spec.errors import ContextFullError, PyllamaSpecError
 from pyllama_spec.llama.loading import check_target
 
 Progress = Callable[[float], None]
@@ -293,15 +293,3 @@ def _speculate(side: Side, tokens: Sequence[int], n: int, answer: Run, key: str)
     if side.synthetic is not None:
         side.synthetic.follow(len(tokens), answer.tokens, key)
     return side.run(tokens, n)
-
-
-def weight_bytes(model: Model) -> tuple[int, str]:
-    """Bytes of weights per plain token, and where the number comes from, in words."""
-    metadata = model.metadata
-    if int(metadata.get("split.count", "0")) > 1:
-        return model.info.size_bytes, "the size of all weights: the file is split"
-    try:
-        n = bytes_per_token(tensor_bytes(model.path), metadata)
-    except ModelLoadError:
-        return model.info.size_bytes, "the size of all weights: the file's table is unreadable"
-    return n, "tensors that a decode of one token reads: no looked-up embeddings, no idle experts"

@@ -242,6 +242,7 @@ def describe_draft(
     initial_costs = _initial_costs(drafter, target, n_threads)
     return {
         **drafter.describe(),
+        "note": drafter.note,
         "max_draft": drafter.max_draft,
         "is_stepwise": drafter.is_stepwise,
         "step_ms": draft_ms[-1] / len(draft_ms),

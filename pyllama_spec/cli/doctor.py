@@ -195,6 +195,13 @@ def _print_trust(costs: list[dict[str, Any]], n_asked: int, repeats: int) -> Non
         )
 
 
+def _pays(n_drafted: int, above: float) -> str:
+    """Above how many tokens a round pays, which has at most one more than were drafted."""
+    if above < n_drafted + 1:
+        return f"{above:.2f} tokens per round"
+    return f"never: {above:.2f} tokens, and {n_drafted + 1} are the most"
+
+
 def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
     print()
@@ -206,6 +213,8 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     if "shared_tokens" in draft:
         n, of = draft["shared_tokens"], draft["target_tokens"]
         _field("vocabulary", f"{draft['vocabulary']}, {n} of {of} tokens ({n / of:.0%}) shared")
+    if draft["note"]:
+        _field("note", draft["note"])
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
     if draft["is_stepwise"]:
         _field("a step", f"{step:.2f} ms for each drafted token, {share:.3f} x one row")
@@ -218,10 +227,10 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         if n > len(draft_ms):
             break
         ms = draft_ms[n - 1]
-        pays = cost["ratio"] + ms / costs[0]["ms"]
-        print(f"{n:>8} {ms:>9.2f}   {pays:.2f} tokens per round")
+        pays = _pays(n, cost["ratio"] + ms / costs[0]["ms"])
+        print(f"{n:>8} {ms:>9.2f}   {pays}")
     print("\nAs the controller begins with it, from some milliseconds when a model is opened:\n")
     print(f"{'drafted':>8} {'verify ms':>10} {'draft ms':>9}   a round pays above")
     for one in draft["opening"]:
-        pays = f"{one['pays_above']:.2f} tokens per round" if one["n_drafted"] else ""
+        pays = _pays(one["n_drafted"], one["pays_above"]) if one["n_drafted"] else ""
         print(f"{one['n_drafted']:>8} {one['verify_ms']:>10.2f} {one['draft_ms']:>9.2f}   {pays}")

@@ -139,16 +139,19 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         asked = passed(requests, self.can_draft, errors)
         choices = pairs.ask(r.seq for r in asked) if asked else {}
         chains = [Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
-        going = passed(chains, self._extend, errors)
-        while going:
-            self.step_all(going)
-            going = passed(going, self._extend, errors)
+        self.go_on(passed(chains, self.extend, errors), errors)
         drafts = {c.seq: Draft(c.ids, c.p, c.candidates) for c in chains if c.seq not in errors}
         if errors:
             raise SequenceErrors(errors, drafts)
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
 
-    def _extend(self, chain: Chain) -> bool:
+    def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
+        """Drafts the further tokens of the chains that go on; notes what fails, by sequence."""
+        while going:
+            self.step_all(going)
+            going = passed(going, self.extend, errors)
+
+    def extend(self, chain: Chain) -> bool:
         """Puts the chosen token to the draft; whether another one is wanted behind it."""
         choice = chain.choice
         if choice is None or not choice.ids:

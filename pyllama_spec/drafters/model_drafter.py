@@ -292,6 +292,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         known = fingerprint(self.model, self._n_features)
         return self.memory_or_fail().restore(seq, data, known)
 
+    def add_note(self, text: str) -> None:
+        """Has results say this too, once; "" for nothing."""
+        if text and text not in self.note:
+            self.note = f"{self.note}; {text}" if self.note else text
+
     def describe(self) -> dict[str, Any]:
         """Its file, its sizes, where it lies, and the layers that it reads."""
         info = self.model.info

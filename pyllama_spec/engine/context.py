@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.engine.adapter import Adapter
 from pyllama_spec.engine.batch import Batch
-from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.binding import check, ffi, keep_error, lib
 from pyllama_spec.engine.checks import instance, int32, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, ContextParams
@@ -54,6 +54,18 @@ class Likely(NamedTuple):
 
     id: int
     p: float
+
+
+# Whether a draft goes on: of which of them, with which of the draft's ids (-1 for none), and its
+# probability.
+GoesOn = Callable[[int, int, float], bool]
+
+
+@ffi.def_extern(onerror=lambda *error: not keep_error(*error))  # type: ignore[untyped-decorator]
+def pyllama_spec_on_next(user: Any, chain: int, token: int, p: float) -> bool:
+    """Called by the engine behind each decode of Context.draft_chains()."""
+    goes_on: GoesOn = ffi.from_handle(user)
+    return goes_on(chain, token, p)
 
 
 class _View:
@@ -408,6 +420,49 @@ class Context(Closeable):
         )
         check(code, f"cannot read the likeliest token of row {i}")
         return Likely(out[0], p[0]) if n[0] else None
+
+    def draft_chains(
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        seqs: Sequence[int],
+        goes_on: GoesOn,
+        counterparts: npt.NDArray[np.int32] | None = None,
+    ) -> None:
+        """Lets drafts go on by a token per decode, all of them together, until none does.
+
+        The first decode takes these ids. Behind each one goes_on() hears of each draft in it the
+        token that follows, as likeliest() has it, or -1 and 0 where there is none; with True it is
+        the draft's next one. The context is in use until the call returns.
+
+        Args:
+            ids: of each draft, its newest token, as an id of this model.
+            positions: and that token's position.
+            seqs: and its sequence.
+            goes_on: called with the draft's index, the token and its probability.
+            counterparts: as of likeliest().
+
+        Raises:
+            ArgumentError, ContextFullError, CancelledError, EngineError: as of decode(). The memory
+                holds what was decoded before.
+
+        """
+        n = len(ids)
+        if not n == len(positions) == len(seqs):
+            raise ArgumentError(f"{n} ids, {len(positions)} positions and {len(seqs)} sequences")
+        chains = ffi.new("struct llama_spec_chains *")
+        names = {"ids": ids, "pos": positions, "seq": seqs}
+        arrays = {
+            name: ffi.new("int32_t[]", [int32(value, name) for value in values])
+            for name, values in names.items()
+        }
+        chains.n, chains.counterparts = n, self._counterparts(counterparts)
+        chains.ids, chains.pos, chains.seq = arrays["ids"], arrays["pos"], arrays["seq"]
+        self._layer_views.clear()
+        self._n_last = 0
+        handle, user = self._handle.own, ffi.new_handle(goes_on)
+        code = lib.llama_spec_draft_chains(handle, chains, lib.pyllama_spec_on_next, user)
+        check(code, "cannot go on with the drafts")
 
     def _counterparts(self, ids: npt.NDArray[np.int32] | None) -> Any:
         if ids is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from pyllama_spec.gguf.reader import GgufFile, read_gguf
 
@@ -16,6 +18,13 @@ TENSOR_TYPES = {
     "IQ4_XS": 23, "I8": 24, "I16": 25, "I32": 26, "I64": 27, "F64": 28, "IQ1_M": 29, "BF16": 30,
     "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39, "NVFP4": 40, "Q1_0": 41, "Q2_0": 42,
 }  # fmt: skip
+
+
+class MainType(NamedTuple):
+    """The type of most of a file's bytes of weights, and the bits of one such weight."""
+
+    name: str
+    bits: float
 
 
 def tensor_bytes(path: Path) -> dict[str, int]:
@@ -44,13 +53,35 @@ def shares_by_type(path: Path) -> dict[str, float]:
         ModelLoadError: the file's table cannot be read.
 
     """
-    names = {number: name for name, number in TENSOR_TYPES.items()}
-    file, bytes_by_type = read_gguf(path, lambda _: False), Counter[str]()
-    for name, n_bytes in _sizes(file).items():
-        kind = file.tensors[name].type_id
-        bytes_by_type[names.get(kind, f"type {kind}")] += n_bytes
+    bytes_by_type = _bytes_by_type(read_gguf(path, lambda _: False))
     total = max(sum(bytes_by_type.values()), 1)
-    return {name: n_bytes / total for name, n_bytes in bytes_by_type.most_common()}
+    return {_type_name(kind): n_bytes / total for kind, n_bytes in bytes_by_type.most_common()}
+
+
+def _bytes_by_type(file: GgufFile) -> Counter[int]:
+    out = Counter[int]()
+    for name, n_bytes in _sizes(file).items():
+        out[file.tensors[name].type_id] += n_bytes
+    return out
+
+
+def _type_name(type_id: int) -> str:
+    names = {number: name for name, number in TENSOR_TYPES.items()}
+    return names.get(type_id, f"type {type_id}")
+
+
+def main_type(path: Path) -> MainType | None:
+    """The type of most of the weights; None of a file without any.
+
+    Raises:
+        ModelLoadError: the file's table cannot be read.
+
+    """
+    file = read_gguf(path, lambda _: False)
+    for type_id, n_bytes in _bytes_by_type(file).most_common(1):
+        n_weights = sum(prod(t.shape) for t in file.tensors.values() if t.type_id == type_id)
+        return MainType(_type_name(type_id), 8 * n_bytes / max(n_weights, 1))
+    return None
 
 
 def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> int:

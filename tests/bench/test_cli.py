@@ -16,10 +16,10 @@ import pytest
 from pyllama_spec import bench
 from pyllama_spec.bench import machine
 from pyllama_spec.bench.figures import Pair
-from pyllama_spec.bench.harness import weight_bytes
 from pyllama_spec.bench.report import FORMAT, to_json
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.cli.entry import main
+from pyllama_spec.drafters.draft_weights import weight_bytes
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.gguf.sizes import bytes_per_token, tensor_bytes

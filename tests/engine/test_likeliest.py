@@ -19,14 +19,16 @@ from tests.oracles import tiny, tiny_context
 
 Row = npt.NDArray[np.float32]
 # Widths around the lanes of the processors.
-WIDTHS = (272, 273, 287, 320, 640)
+WIDTHS = (272, 287, 289, 320, 640)
 
 
 def planted(context: Context, row: int) -> Row:
     """The engine's logits of a row, to be written to."""
     view = context.logits(row)
     address = view.__array_interface__["data"][0]
-    return np.ctypeslib.as_array((ctypes.c_float * view.size).from_address(address))
+    buffer: Any = (ctypes.c_float * view.size).from_address(address)
+    out: Row = np.frombuffer(buffer, np.float32)
+    return out
 
 
 @pytest.fixture(params=WIDTHS)
@@ -110,12 +112,11 @@ def test_nothing_but_nan_is_seen(context: Context) -> None:
     counterparts = np.full(context.model.info.n_vocab, -1, np.int32)
     assert context.likeliest(2, counterparts) is None
     counterparts[50] = 3
-    for among in (None, counterparts):
+    for among, id_ in ((None, 0), (counterparts, 50)):
         got = context.likeliest(2, among)
         assert got is not None
         assert np.isnan(got.p)
-        last = got.id
-    assert last == 50
+        assert got.id == id_
 
 
 def test_none_where_all_are_left_out(context: Context) -> None:
@@ -131,7 +132,8 @@ def test_bad_calls() -> None:
         for row in (0, 1, 3, -1):
             with pytest.raises(ArgumentError):
                 context.likeliest(row)
-        wrongs: tuple[Any, ...] = (
+        wrong: Any
+        for wrong in (
             np.zeros(n - 1, np.int32), np.zeros((1, n), np.int32), np.zeros(n, np.int64),
             np.zeros(2 * n, np.int32)[::2],
         )  # fmt: skip
@@ -139,3 +141,82 @@ def test_bad_calls() -> None:
             with pytest.raises(ArgumentError, match="counterparts are"):
                 context.likeliest(2, wrong)
         assert context.likeliest(2) is not None
+
+
+def test_bad_chains() -> None:
+    """Nothing of them reaches the engine, and the context is as it was."""
+    heard: list[tuple[int, int, float]] = []
+
+    def goes_on(*what: Any) -> bool:
+        heard.append(what)
+        return False
+
+    with tiny_context(tiny("llama")) as context:
+        n = context.model.info.n_vocab
+        bad: Any = (
+            ([1, 2], [0], [0]), ([1], [0], []), ([n], [0], [0]), ([-1], [0], [0]),
+            ([1], [-1], [0]), ([1], [0], [1]), ([1 << 40], [0], [0]), (["a"], [0], [0]),
+        )  # fmt: skip
+        for ids, positions, seqs in bad:
+            with pytest.raises(ArgumentError):
+                context.draft_chains(ids, positions, seqs, goes_on)
+        with pytest.raises(ArgumentError, match="counterparts are"):
+            context.draft_chains([1], [0], [0], goes_on, np.zeros(3, np.int32))
+        assert not heard
+        context.draft_chains([], [], [], goes_on)
+        context.draft_chains([1], [0], [0], goes_on)
+        assert [what[0] for what in heard] == [0]
+
+
+def test_what_fails_in_a_chain_is_raised_and_the_context_is_of_use() -> None:
+    def fails(_chain: int, _token: int, _p: float) -> bool:
+        raise LookupError("no idea")
+
+    with tiny_context(tiny("llama")) as context:
+        for at in range(3):
+            with pytest.raises(LookupError, match="no idea"):
+                context.draft_chains([1], [at], [0], fails)
+        heard: list[float] = []
+
+        def ends(_chain: int, _token: int, p: float) -> bool:
+            heard.append(p)
+            return False
+
+        context.draft_chains([1], [3], [0], ends)
+        assert len(heard) == 1
+        assert 0.0 < heard[0] <= 1.0
+
+
+def test_a_chain_without_a_counterpart_ends() -> None:
+    heard: list[tuple[int, int, float]] = []
+    with tiny_context(tiny("llama")) as context:
+        none = np.full(context.model.info.n_vocab, -1, np.int32)
+
+        def goes_on(*what: Any) -> bool:
+            heard.append(what)
+            return True
+
+        context.draft_chains([1], [0], [0], goes_on, none)
+    assert heard == [(0, -1, 0.0)]
+
+
+def test_chains_end_each_for_itself() -> None:
+    """Of three in one call each is what it is alone, and stands where it ended."""
+    steps = {0: 1, 1: 4, 2: 2}
+    with tiny_context(tiny("llama"), n_seq_max=3) as context:
+
+        def chain(seqs: list[int]) -> dict[int, list[int]]:
+            out: dict[int, list[int]] = {seq: [] for seq in seqs}
+
+            def goes_on(i: int, token: int, _p: float) -> bool:
+                out[seqs[i]].append(token)
+                return len(out[seqs[i]]) < steps[seqs[i]]
+
+            context.memory.clear()
+            context.draft_chains([5 + seq for seq in seqs], [0] * len(seqs), seqs, goes_on)
+            return out
+
+        together = chain([0, 1, 2])
+        assert {seq: len(ids) for seq, ids in together.items()} == steps
+        for seq in steps:
+            assert chain([seq])[seq] == together[seq]

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pyllama_spec.cli import doctor
 from pyllama_spec.engine import Model, quantize
 from tests.models import model_path
 
@@ -227,6 +228,33 @@ def test_doctor_lists_what_a_block_can_draft_and_no_more() -> None:
     table = done.stdout[done.stdout.index("drafted  draft ms") :]
     assert "\n       3 " in table
     assert "\n       4 " not in table
+
+
+def test_doctor_prices_a_small_model_of_another_vocabulary(tmp_path: Path) -> None:
+    small, target = tmp_path / "small.gguf", model_path("llama", n_vocab=640)
+    quantize(model_path("llama", seed=9), small, "Q4_0")
+    quick = ("--max-rows", 3, "--repeat", 1, "-t", 1)
+    draft = json.loads(cli("doctor", "-m", target, "-d", small, *quick, "--json").stdout)["draft"]
+    assert (draft["shared_tokens"], draft["target_tokens"]) == (320, 640)
+    assert draft["weights"] == "Q4_0"
+    assert "below 6 bits" in draft["note"]
+    assert draft["step_ms"] > 0
+    said = " ".join(cli("doctor", "-m", target, "-d", small, *quick).stdout.split())
+    assert "vocabulary another one, 320 of 640 tokens (50%) shared" in said
+    assert "note the weights of the draft are Q4_0: below 6 bits" in said
+    assert "ms for each drafted token" in said
+
+
+@pytest.mark.parametrize(
+    ("n", "above", "words"),
+    [
+        (1, 1.2, "1.20 tokens per round"), (1, 2.0, "never: 2.00 tokens, and 2 are the most"),
+        (1, 2.11, "never: 2.11 tokens, and 2 are the most"), (4, 4.99, "4.99 tokens per round"),
+        (4, 6.33, "never: 6.33 tokens, and 5 are the most"),
+    ],
+)  # fmt: skip
+def test_doctor_says_what_no_draft_can_reach(n: int, above: float, words: str) -> None:
+    assert doctor._pays(n, above) == words
 
 
 def test_doctor_tells_whether_a_draft_fits() -> None:

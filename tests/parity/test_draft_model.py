@@ -375,7 +375,26 @@ def test_drafts_of_several_sequences_are_those_of_each_alone(arch: str) -> None:
             raise LookupError("no more advice")
         return ()
 
-    requests[1] = requests[1]._replace(prior=breaks_off)
+    told: list[float] = []
+
+    def breaks_off_in_the_engine(p: float) -> bool:
+        told.append(p)
+        if len(told) == 2:
+            raise LookupError("no more advice")
+        return False
+
+    check_one_fails(drafter, requests, together, stop=breaks_off_in_the_engine)
+    check_one_fails(drafter, requests, together, prior=breaks_off)
+
+
+def check_one_fails(
+    drafter: SmallModel,
+    requests: Sequence[DraftRequest],
+    together: Sequence[Proposal],
+    **broken: Any,
+) -> None:
+    """An error of the second of three is its own alone."""
+    requests = [requests[0], requests[1]._replace(**broken), requests[2]]
     with pytest.raises(SequenceErrors) as caught:
         drafter.propose(requests)
     assert list(caught.value.errors) == [1]

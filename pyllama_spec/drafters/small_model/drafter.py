@@ -17,7 +17,9 @@ from typing import Any
 
 from pyllama_spec.drafters.base import Drafter, DraftRequest
 from pyllama_spec.drafters.chain import Chain, ChainDrafter
-from pyllama_spec.drafters.model_drafter import add_lookup
+from pyllama_spec.drafters.choice import Choice
+from pyllama_spec.drafters.draft_weights import note_of_few_bits, step_share, type_of_weights
+from pyllama_spec.drafters.model_drafter import add_lookup, passed
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.small_model.memory import TokenMemory
 from pyllama_spec.drafters.small_model.vocab_map import VocabMap
@@ -70,6 +72,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
             progress=progress,
         )  # fmt: skip
         self._vocab: VocabMap | None = None
+        self._type = type_of_weights(self.model)
 
     def layers_read(self) -> tuple[int, ...]:
         """It reads nothing of the target but its text."""
@@ -105,6 +108,9 @@ class SmallModel(ChainDrafter[TokenMemory]):
         n_guesses = self.max_draft * (1 if self._vocab.is_identity else _MAX_PER_GUESS)
         context = self.open_context(target, n_window, n_guesses, n_batch, params.n_seq_max)
         self._step = Batch(n_batch)
+        self.step_share = step_share(self.model, target.model)
+        if self._type is not None:
+            self.add_note(note_of_few_bits("the draft", *self._type))
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
     def n_unread(self, seq: int) -> int:
@@ -114,6 +120,19 @@ class SmallModel(ChainDrafter[TokenMemory]):
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether anything is wanted, and it can read the text."""
         return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)
+
+    def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
+        """All further tokens in one call of the engine, unless a prior chooses among them."""
+        if any(chain.request.prior is not None for chain in going):
+            super().go_on(going, errors)
+        elif going:
+            memory = self.memory_or_fail()
+
+            def goes_on(i: int, choice: Choice) -> bool:
+                going[i].choice = choice
+                return bool(passed([going[i]], self.extend, errors))
+
+            memory.draft_on({c.seq: c.ids[-1] for c in going}, goes_on)
 
     def step_all(self, chains: Sequence[Chain]) -> None:
         """Reads each chain's newest token."""
@@ -128,6 +147,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
         facts = super().describe()
         del facts["target_layers"]
         facts["reads"] = "the text"
+        facts["weights"] = self._type.name if self._type is not None else ""
         vocab = self._vocab
         if vocab is not None:
             facts["vocabulary"] = "the target's" if vocab.is_identity else "another one"

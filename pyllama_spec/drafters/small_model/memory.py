@@ -14,7 +14,7 @@ Nothing is read before a draft is asked for, so that a text without drafts costs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -279,12 +279,43 @@ class TokenMemory:
             self._sequences[seq].held.extend(ids)
         return {seq: self.choice(end) for (seq, _), end in zip(guesses, ends, strict=True)}
 
+    def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
+        """Reads a guess behind the text of each sequence, and further ones as long as they go on.
+
+        Args:
+            guesses: of each sequence, the target's id that choice() gave last.
+            goes_on: told of what follows the newest guess of one of them, counted from 0; whether
+                it is a guess as well.
+
+        """
+        texts = [self._sequences[seq] for seq in guesses]
+        newest = [self.vocab.to_draft(token)[0] for token in guesses.values()]
+        n_steps = [0] * len(texts)
+
+        def on_next(i: int, id_: int, p: float) -> bool:
+            texts[i].held.append(newest[i])
+            newest[i] = id_
+            n_steps[i] += 1
+            return goes_on(i, self._choice(id_, p))
+
+        ends = [len(s.held) - s.base for s in texts]
+        for s in texts:
+            s.is_torn = True
+        self.context.draft_chains(newest, ends, list(guesses), on_next, self.vocab.counterparts)
+        for s in texts:
+            s.is_torn = False
+        self.n_calls += max(n_steps)
+        self.n_read += sum(n_steps)
+
     def choice(self, row: int) -> Choice:
-        """The choice at a row of the last batch, among what the target has: its id there."""
+        """What the draft chooses, of what the target has, at a row of the last batch."""
         likely = self.context.likeliest(row, self.vocab.counterparts)
-        if likely is None:
+        return self._choice(-1, 0.0) if likely is None else self._choice(*likely)
+
+    def _choice(self, id_: int, p: float) -> Choice:
+        if id_ < 0:
             return Choice((), (), _NO_ROW)
-        return Choice((self.vocab.of_draft(likely.id),), (likely.p,), _NO_ROW)
+        return Choice((self.vocab.of_draft(id_),), (p,), _NO_ROW)
 
     def _decode_for(self, batch: Batch, sequences: Sequence[SequenceText]) -> None:
         for s in sequences:
