@@ -56,6 +56,7 @@ class Costs:
         verify: of rows and the mean number of positions.
         draft: of drafted tokens, 1 and on, for all sequences together.
         rest: of a round.
+        read: of each token that the draft has not read before it is asked.
         noise: the spread of a sample, as a share.
         hiccups: how often a sample takes three times as long.
 
@@ -66,6 +67,7 @@ class Costs:
     rest: float = 0.02
     noise: float = 0.04
     hiccups: float = 0.01
+    read: float = 0.0
 
 
 @dataclass(slots=True)
@@ -118,15 +120,19 @@ def simulate(
     n_prompt: int = 100,
     probe: bool = True,
     n_together: int = 1,
+    step_share: float = 0.0,
 ) -> Outcome:
     """Decodes texts, n_together at a time, and says how long it took.
 
-    Nothing of a text is told to the controller but what a round would tell it.
+    Nothing of a text is told to the controller but what a round would tell it. step_share is the
+    one of ControllerLimits, which may be wrong.
     """
     rng, out = random.Random(seed), Outcome()
     has_lookup = any(place.match_length for text in texts for place in text)
     width = n_together * (1 + max_draft)
-    controller.attach(ControllerLimits(max_draft, is_stepwise, has_lookup, n_together > 1, width))
+    controller.attach(
+        ControllerLimits(max_draft, is_stepwise, has_lookup, n_together > 1, width, step_share)
+    )
 
     def noisy(ms: float) -> float:
         ms *= rng.lognormvariate(0.0, costs.noise)
@@ -136,13 +142,17 @@ def simulate(
         rows = range(1, max_draft + 2)
         controller.learn_costs({n: noisy(costs.verify(n, 0)) / 1e3 for n in rows})
     waiting, places = list(texts), dict[int, tuple[Text, int]]()
+    unread: dict[int, int] = {}
     is_first = True
     while waiting or places:
         for seq in range(n_together):
             if seq not in places and waiting:
                 places[seq] = (waiting.pop(0), 0)
                 controller.begin(seq)
-        _round(controller, places, costs, noisy, out, is_stepwise, n_prompt, is_first)
+                if costs.read:
+                    unread[seq] = n_prompt
+                    controller.catch_up(seq, n_prompt)
+        _round(controller, places, costs, noisy, out, is_stepwise, n_prompt, is_first, unread)
         is_first = False
     return out
 
@@ -156,6 +166,7 @@ def _round(
     is_stepwise: bool,
     n_prompt: int,
     is_first: bool,
+    unread: dict[int, int],
 ) -> None:
     spans = []
     for seq, (text, at) in places.items():
@@ -163,7 +174,7 @@ def _round(
         spans.append(Span(seq, n_prompt + at, max(min(len(text[at].p) or 8, left), 0)))
     for span, decision in zip(spans, controller.decide(spans), strict=True):
         span.decide(decision)
-    n_steps = 0
+    n_steps = n_read = 0
     for span in spans:
         text, at = places[span.seq]
         if not span.n_requested:
@@ -174,12 +185,13 @@ def _round(
         span.draft = _drafted(controller, span, place, at, is_stepwise)
         if place.p and not place.match_length:  # where there is nothing to copy, it cost nothing
             n_steps = max(n_steps, len(span.draft.ids) if is_stepwise else span.n_requested)
+            n_read += unread.pop(span.seq, 0)
     for span, n in zip(spans, controller.verify_lengths(spans), strict=True):
         span.verify(n)
     n_longest = max(span.n_verified for span in spans)
     rows = len(spans) * (1 + n_longest)
     n_past = sum(span.n_past for span in spans) // len(spans)
-    draft_ms = costs.draft(n_steps) if n_steps else 0.0
+    draft_ms = costs.draft(n_steps) + n_read * costs.read if n_steps else 0.0
     verify_ms = costs.verify(rows, n_past)
     out.seconds += (draft_ms + verify_ms + costs.rest) / 1e3
     first = spans[0]
@@ -191,6 +203,8 @@ def _round(
         n = min(span.n_verified, text[at].n_right) + 1
         span.tokens = [at + i for i in range(n)]
         out.n_tokens += n
+        if not span.draft.ids:
+            unread[span.seq] = unread.get(span.seq, 0) + n
         if at + n >= len(text):
             del places[span.seq]
         else:

@@ -199,6 +199,9 @@ class Drafter(Closeable):
         max_draft: the most tokens that it proposes at once.
         is_stepwise: whether each token of a draft is a step that costs, behind which
             DraftRequest.stop is asked; else a draft costs by how many tokens were asked for.
+        step_share: of a stepwise drafter, what a token of a draft takes over a row of the target,
+            as far as that can be told before one was drafted; 0 for unknown. It may be known once
+            attach() was called.
         has_lookup: whether it also has drafts that cost no call of a model, and heeds
             DraftRequest.lookup_only.
         wants_head: whether it drafts with the MTP head in the target's own file, which has to be
@@ -212,6 +215,7 @@ class Drafter(Closeable):
     target_layers: tuple[int, ...] = ()
     max_draft: int = 8
     is_stepwise: bool = False
+    step_share: float = 0.0
     has_lookup: bool = False
     wants_head: bool = False
     note: str = ""

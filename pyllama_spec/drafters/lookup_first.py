@@ -141,6 +141,7 @@ class LookupFirst(Drafter):
     def attach(self, target: Context) -> None:
         """As the model, and as what copies."""
         self.drafter.attach(target)
+        self.step_share = self.drafter.step_share
         self._lookup.attach(target)
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:

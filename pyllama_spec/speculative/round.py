@@ -22,6 +22,7 @@ from time import perf_counter
 
 from pyllama_spec.drafters.base import Committed, Draft, Drafter
 from pyllama_spec.engine import Context
+from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import (
     ArgumentError,
@@ -128,6 +129,7 @@ class Round:
                 self.drafter.has_lookup,
                 is_padded=limits.has_streams or limits.needs_equal_rows,
                 max_rows=limits.width,
+                step_share=real(drafter.step_share, "the drafter's step_share", 0.0),
             )
         )
         self._batch = TargetBatch(target)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -52,6 +54,91 @@ def test_chains(case: tuple[str, float]) -> None:
     best = min(simulate(Fixed(n), written, costs).seconds for n in LENGTHS)
     # Within 5% of the best fixed length, which nobody knows before; plain decoding is one too.
     assert min(best, plain(written, costs)) / found > 0.95
+
+
+def dear(share: float) -> Costs:
+    """A small model on a CPU: a drafted token takes that share of a row."""
+    return Costs(lambda rows, n: 20 * (1 + 0.0875 * (rows - 1)), lambda k: 20 * share * k)
+
+
+# Of six, so that one with three hiccups in its first rounds does not decide.
+SEEDS = range(6)
+
+
+@pytest.mark.parametrize("p", [0.6, 0.95], ids=["shy", "sure"])
+@pytest.mark.parametrize("share", [0.33, 0.45, 0.6])
+def test_a_dear_draft_that_is_always_right_stays(share: float, p: float) -> None:
+    """It is known as such within a text of 128 tokens, whatever it says of itself."""
+    written = [[Place(8, [p] * 8)] * 127]
+    best = simulate(Fixed(8), written, dear(share)).seconds
+    for said, least in ((share, 0.97), (0.0, 0.94)):  # the price was told before, or was not
+        found = [
+            simulate(ProfitController(), written, dear(share), seed=seed, step_share=said).seconds
+            for seed in SEEDS
+        ]
+        assert best / median(found) > least
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_what_a_draft_takes_is_known_before_the_first(rate: float) -> None:
+    """A dear one that is wrong costs little of a short text: only its first token is drafted."""
+    for seed in SEEDS:
+        written = [made_up(40, lambda at: rate, seed)]
+        out = simulate(ProfitController(), written, dear(0.9), seed=seed, step_share=0.9)
+        assert plain(written, dear(0.9)) / out.seconds > 0.95
+
+
+def reads(share: float) -> Costs:
+    """The same of a draft that reads a prompt when it is asked first, as fast as rows allow."""
+    return replace(dear(share), read=20 * 0.0875 * share)
+
+
+@pytest.mark.parametrize("n_prompt", [40, 200, 2000])
+def test_a_prompt_is_not_read_for_what_cannot_pay(n_prompt: int) -> None:
+    """Always right, and nearly as dear as the target: reading the prompts would lose 2% to 90%."""
+    written, costs = [[Place(8, [0.95] * 8)] * 127] * 12, reads(0.9)
+    for seed in SEEDS[:2]:
+        out = simulate(
+            ProfitController(), written, costs, seed=seed, step_share=0.9, n_prompt=n_prompt
+        )
+        assert plain(written, costs, n_prompt=n_prompt) / out.seconds > 0.97
+
+
+@pytest.mark.parametrize(("share", "n_prompt"), [(0.15, 200), (0.15, 800), (0.33, 200)])
+def test_a_prompt_is_read_at_once_for_what_may_pay(share: float, n_prompt: int) -> None:
+    written, costs = [[Place(8, [0.95] * 8)] * 127] * 2, reads(share)
+    best = simulate(Fixed(8), written, costs, n_prompt=n_prompt).seconds
+    found = [
+        simulate(
+            ProfitController(), written, costs, seed=seed, step_share=share, n_prompt=n_prompt
+        ).seconds
+        for seed in SEEDS
+    ]
+    assert best / median(found) > 0.95
+
+
+def test_a_long_answer_is_worth_the_reading() -> None:
+    """The longer a text has become, the longer it is thought to go on."""
+    written, costs = [[Place(8, [0.95] * 8)] * 1500], reads(0.45)
+    out = simulate(ProfitController(), written, costs, step_share=0.45, n_prompt=3000)
+    asked = [at for (n, _), at in zip(out.lengths, out.at, strict=True) if n]
+    assert 100 < asked[0] < 900
+    assert plain(written, costs, n_prompt=3000) / out.seconds > 1.1
+
+
+@pytest.mark.parametrize("said", [0.2, 3.0])
+def test_a_price_that_was_told_wrong_is_forgotten(said: float) -> None:
+    """What is measured counts, from the first draft on."""
+    written = [made_up(127, lambda at: 0.9, seed) for seed in range(3)]
+    share = 0.33
+    found, told = (
+        median([
+            simulate(ProfitController(), written, dear(share), seed=seed, step_share=s).seconds
+            for seed in SEEDS
+        ])
+        for s in (share * said, share)
+    )  # fmt: skip
+    assert told / found > 0.95
 
 
 @pytest.mark.slow

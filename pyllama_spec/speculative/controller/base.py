@@ -26,6 +26,8 @@ class ControllerLimits:
         is_padded: whether sequences of a batch are padded to equal length, so that it is the
             longest draft that costs.
         max_rows: the most rows of a decode that verifies.
+        step_share: what drafting a token takes, over a decode of one row, as far as that can be
+            told before one was drafted (Drafter.step_share).
 
     """
 
@@ -34,6 +36,7 @@ class ControllerLimits:
     has_lookup: bool = False
     is_padded: bool = False
     max_rows: int = 32
+    step_share: float = 0.0
 
 
 class DraftDecision(NamedTuple):

@@ -55,6 +55,28 @@ class Prices:
         return draft[low] + (n - low) * (draft[low + 1] - draft[low])
 
     @property
+    def most_gain(self) -> float:
+        """Plain rounds that a token gains where every drafted one is right."""
+        plain = self.plain_s
+        if plain <= 0.0:
+            return 0.0
+        costs = enumerate(zip(self.verify, self.draft, strict=True))
+        least_s = min((v + d + self.rest) / (n + 1) for n, (v, d) in costs)
+        return 1.0 - least_s / plain
+
+    def reading_s(self, n_tokens: int, step_share: float) -> float:
+        """What a draft takes to read so many tokens at once, by what rows take the target.
+
+        Args:
+            n_tokens: of a prompt.
+            step_share: of ControllerLimits.
+
+        """
+        n_rows = len(self.verify) - 1
+        row_s = (self.verify[-1] - self.verify[0]) / n_rows if n_rows else 0.0
+        return n_tokens * row_s * step_share
+
+    @property
     def plain_s(self) -> float:
         """A round of plain decoding, which gives a token."""
         return self.verify[0] + self.rest

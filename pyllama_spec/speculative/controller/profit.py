@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyllama_spec.drafters.base import DraftStop
+from pyllama_spec.drafters.base import Draft, DraftStop
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     NOT_ASKED,
@@ -57,13 +57,30 @@ _N_BLOCKS = 16
 _REFRESH = 12
 # Of rounds in which no model was asked and nothing verified, one in so many is learnt from.
 _IDLE_EVERY = 4
+# A draft that was not asked for so many times the tokens of a round has something to catch up with.
+_LATE = 8
 # Rounds from which on what was learnt of costs is worth keeping for another program.
 _KEEP_AFTER = 64
+# A text that begins is thought to become at least so long, and an older one as long again as it is.
+_LEAST_LENGTH = 64
+# And half of what a draft gains where it is always right may be hoped for.
+_HOPE = 0.5
 REASON = "it does not pay here: plain decoding is faster; it is tried again now and then"
 
 
 def _is_idle(span: Span) -> bool:
     return not span.n_verified and not span.asks_model
+
+
+def _chances(rates: Sequence[float], text: TextState, draft: Draft) -> list[float]:
+    """Survivals of a draft's tokens with such rates in a text."""
+    ratio = text.lookups.ratio if draft.match_length else text.model.ratio
+    survival = 1.0
+    out: list[float] = []
+    for rate in rates:
+        survival *= clipped(rate * ratio)
+        out.append(survival)
+    return out
 
 
 @dataclass(slots=True)
@@ -80,6 +97,8 @@ class _Sequence:
         n_expected: how many of this round's are expected to be accepted.
         since_plain: rounds since one without a draft.
         n_waiting: tokens since the model was asked.
+        n_tokens: of the answer.
+        was_asked: whether the model was asked in this text.
 
     """
 
@@ -93,6 +112,8 @@ class _Sequence:
     n_expected: float = 0.0
     since_plain: int = 0
     n_waiting: int = 0
+    n_tokens: int = 0
+    was_asked: bool = False
     stop: _ChainStop | None = None
 
 
@@ -210,7 +231,7 @@ class ProfitController(Controller):
         if not is_on:
             state.wait -= 1
             is_retry = is_on = state.wait <= 0
-        if is_on:
+        if is_on and not self._is_early(state, prices):
             # stop_of() ends a chain, and verify_lengths() what is looked up.
             n_requested = n if limits.is_stepwise else min(n, prices.n_requested)
             return DraftDecision(n_requested, n, False, is_retry)
@@ -223,6 +244,14 @@ class ProfitController(Controller):
         first = 1 if self._limits.is_stepwise else min(n, prices.n_requested)
         dearest = max(prices.draft[first], prices.lookup_s)
         return dearest < FREE_SHARE * prices.plain_s
+
+    def _is_early(self, state: _Sequence, prices: Prices) -> bool:
+        """Whether a text is too short yet to be worth it that the draft reads its prompt."""
+        if state.was_asked or not self._limits.step_share:
+            return False
+        n_hoped = state.n_tokens + _LEAST_LENGTH
+        hoped_s = _HOPE * prices.most_gain * n_hoped * prices.plain_s
+        return prices.reading_s(state.n_waiting, self._limits.step_share) > hoped_s
 
     def stop_of(self, span: Span) -> DraftStop | None:
         """What ends the chain of a sequence."""
@@ -302,15 +331,19 @@ class ProfitController(Controller):
             return stop.survivals[:n]
         rates = self.acceptance.rates(draft)
         self.acceptance.watch(state.text, draft, rates)
-        ratio = state.text.lookups.ratio if draft.match_length else state.text.model.ratio
-        survival = 1.0
-        out: list[float] = []
-        for rate in rates:
-            survival *= clipped(rate * ratio)
-            out.append(survival)
+        out = _chances(rates, state.text, draft)
         if not draft.match_length:
             self._blocks.append(out)
         return out
+
+    def _now_expected(self, state: _Sequence, span: Span) -> float:
+        """How many of its verified tokens one would expect to be accepted, knowing what came.
+
+        Before the first rounds of a draft little is expected of it. To hold that against a dear one
+        which is always right would end it before it is known.
+        """
+        draft = span.draft
+        return sum(_chances(self.acceptance.rates(draft)[: span.n_verified], state.text, draft))
 
     # ---- behind a round
 
@@ -336,6 +369,7 @@ class ProfitController(Controller):
     def _learn_text(self, span: Span, prices: Prices, seconds: float) -> DraftGain:
         state, n, tokens = self._of(span.seq), span.n_verified, span.tokens
         self.acceptance.meet(state.text, tokens)
+        state.n_tokens += len(tokens)
         state.last = n
         if not n:
             state.since_plain = 0
@@ -360,12 +394,14 @@ class ProfitController(Controller):
                 return gain
         if plain > 0.0:
             # What was expected is less noisy than what was realised, but may be wrong: both count.
-            n_tokens = 1.0 + n_expected
+            n_tokens = 1.0 + max(n_expected, self._now_expected(state, span) if n else 0.0)
             n_tokens += _REALISED * (len(tokens) - n_tokens)
             without = n_tokens - (prices.verify[n] + prices.rest) / plain
             self._note_gain(state, span.is_retry, without, n_steps, prices)
         if by_model:
-            state.n_waiting = len(tokens)
+            if span.is_retry and plain > 0.0 and state.n_waiting > _LATE * (1 + n):
+                self._debt += max(seconds - cost, 0.0) / plain  # it read what it had missed
+            state.n_waiting, state.was_asked = len(tokens), True
         return gain
 
     def _note_gain(

@@ -62,8 +62,9 @@ class RoundCosts:
     def draft(self, n_seqs: int, max_draft: int) -> list[float]:
         """[0 .. max_draft] each one's share of drafting n tokens for n_seqs of them together."""
         nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
-        if nearest is None:
-            return [0.0] * (max_draft + 1)
+        if nearest is None:  # nothing was drafted yet
+            step_s = self.limits.step_share * self._verify.curve(1, 0).at(1)
+            return [n * step_s / n_seqs for n in range(max_draft + 1)]
         curve = self._draft[nearest]
         return [0.0, *(curve.at(n) / n_seqs for n in range(1, max_draft + 1))]
 
