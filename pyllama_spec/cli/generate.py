@@ -92,6 +92,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument(
+        "--draft-n-ctx", type=int, default=None, metavar="N",
+        help="how many tokens the draft's model remembers [as many as are of use to it]",
+    )  # fmt: skip
+    parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
     )
     add_layer_options(parser)
@@ -147,6 +151,7 @@ def open_llama(
             "controller",
             "draft_gpu_layers",
             "draft_memory",
+            "draft_n_ctx",
         ):
             if getattr(args, name) is not None:
                 raise ArgumentError(f"--{name.replace('_', '-')} is for a draft: add -d")
@@ -156,6 +161,7 @@ def open_llama(
         n_draft=args.n_draft,
         p_min=args.p_min,
         lookup=args.lookup,
+        draft_n_ctx=args.draft_n_ctx,
         controller=controller or args.controller,
         draft_memory=args.draft_memory,
         n_ctx=args.n_ctx,

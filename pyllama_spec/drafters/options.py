@@ -22,6 +22,8 @@ class DraftOptions:
             such limit.
         lookup: where the last so many tokens stood before, propose what followed there instead of
             asking the draft; None for the default, 0 for never, and no n-grams beside it either.
+        n_ctx: tokens of a sequence that the model of a draft remembers; None for as many as are of
+            use to it.
         n_gpu_layers: layers of the draft's file on the GPU.
         progress: called with 0.0 .. 1.0 while a file is loaded.
         devices: names of the devices that may have them; None for all.
@@ -45,6 +47,7 @@ class DraftOptions:
     devices: Sequence[str] | None = None
     rpc_servers: Sequence[str] | None = None
     memory: str | os.PathLike[str] | None = None
+    n_ctx: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_draft is not None:
@@ -57,10 +60,13 @@ class DraftOptions:
             instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
             if not os.fspath(self.memory):
                 raise ArgumentError('draft_memory="" is no file name; None is for no store')
+        if self.n_ctx is not None:
+            count(self.n_ctx, "draft_n_ctx", 1)
 
     def of_file(self) -> dict[str, Any]:
         """What every drafter with a file takes of them, as its keywords."""
         return {
+            "n_ctx": self.n_ctx,
             "p_min": self.p_min or 0.0,
             "n_gpu_layers": self.n_gpu_layers,
             "devices": self.devices,

@@ -66,6 +66,7 @@ class Llama(Closeable):
         p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
         n_parallel: int = 1, max_waiting: int | None = None, chat_template: str | None = None,
         devices: Sequence[str] | None = None, draft_gpu_layers: int | None = None,
+        draft_n_ctx: int | None = None,
         rpc_servers: Sequence[str] | None = None, rpc_timeout: float | None = None,
         prefix_cache_bytes: int | None = None,
         draft_memory: str | os.PathLike[str] | None = None, **unknown: Any,

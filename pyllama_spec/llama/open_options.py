@@ -118,6 +118,9 @@ class OpenOptions:
         controller: how much is drafted. None or "profit": as much as makes the text come soonest
             here, nothing at all where plain decoding is faster; "fixed": n_draft tokens in every
             round; "off": nothing; or a speculative.Controller.
+        draft_n_ctx: how many tokens of a sequence a draft that is given as a file, or the head of
+            the model's own, remembers: None for as many as are of use to it, which is as many as
+            n_ctx for all but DFlash. Fewer take less memory and time; the oldest are forgotten.
         n_parallel: how many requests are computed side by side. The KV cache is that many times
             as large.
         max_waiting: the most requests that may wait for a place or, put aside, for their reader;
@@ -188,6 +191,7 @@ class OpenOptions:
     chat_template: str | None = None
     devices: Sequence[str] | None = None
     draft_gpu_layers: int | None = None
+    draft_n_ctx: int | None = None
     rpc_servers: Sequence[str] | None = None
     rpc_timeout: float | None = None
     prefix_cache_bytes: int | None = None
@@ -330,7 +334,7 @@ class OpenOptions:
         )
         return DraftOptions(
             self.n_draft, self.p_min, self.lookup, progress=progress, is_adaptive=is_adaptive,
-            memory=self.draft_memory, **place,
+            n_ctx=self.draft_n_ctx, memory=self.draft_memory, **place,
         )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from pyllama_spec.drafters import (
     registry,
 )
 from pyllama_spec.drafters.registry import _NAMED, AUTO
-from pyllama_spec.engine import Model
+from pyllama_spec.engine import Context, Model
 from pyllama_spec.gguf.reader import read_keys
 from tests.faces.tools import GREEDY, open_tiny
 from tests.models import model_path, perm_continuation, perm_next
@@ -210,6 +210,27 @@ def test_a_kind_can_be_replaced(toys: Opened, tmp_path: Path) -> None:
     assert not toys.drafters
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "llama", "mtp"])
+def test_a_window_reaches_each_kind(kind: str) -> None:
+    """By the one option, the draft's context takes less memory."""
+    target = "qwen35" if kind == "mtp" else "llama"
+    options = {"n_heads": 1} if kind == "mtp" else {}
+    with Model(model_path(target, **options), load_mtp=True) as model:
+        bytes_by_window = []
+        for n_ctx in (None, 4000, 32):
+            draft = "mtp" if kind == "mtp" else model_path(kind)
+            with make_drafter(draft, DraftOptions(n_ctx=n_ctx)) as drafter:
+                layers = tuple(drafter.target_layers)
+                with Context(model, n_ctx=4096, n_threads=1, target_layers=layers) as context:
+                    drafter.attach(context)
+                    own: Any = drafter.drafter if isinstance(drafter, LookupFirst) else drafter
+                    bytes_by_window.append(own.context.memory_bytes)
+                    drafter.close()
+    all_, many, few = bytes_by_window
+    assert few < all_
+    assert few < many <= all_
+
+
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     path = write_toy(tmp_path / "mine.gguf", arch="nonsense")
     for call in (lambda: open_tiny(str(path)), lambda: open_draft(path)):
@@ -277,6 +298,7 @@ def test_values_that_mean_no_drafter(draft: object, words: str) -> None:
         ({"max_draft": -1}, "n_draft"), ({"max_draft": True}, "n_draft"),
         ({"p_min": 1.5}, "p_min=1.5"), ({"p_min": float("nan")}, "p_min"),
         ({"lookup": -1}, "lookup"), ({"lookup": 0.5}, "lookup"),
+        ({"n_ctx": 0}, "draft_n_ctx=0"), ({"n_ctx": "many"}, "draft_n_ctx"),
     ],
     ids=str,
 )  # fmt: skip

@@ -39,6 +39,7 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
             for option, value in (
                 ("--n-draft", "3"), ("--p-min", "0.5"), ("--lookup", "3"),
                 ("--controller", "fixed"), ("--draft-gpu-layers", "1"),
+                ("--draft-n-ctx", "64"),
             )
         ),
     ],

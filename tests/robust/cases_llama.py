@@ -101,6 +101,12 @@ CASES.table(
             _open(draft=tiny("eagle3", target_layers=(0, 1, 2)), draft_gpu_layers="all"),
             ArgumentError, "n_gpu_layers='all'",
         ),
+        "draft_n_ctx_0": (
+            _open(draft=tiny("llama"), draft_n_ctx=0), ArgumentError, "draft_n_ctx=0",
+        ),
+        "draft_n_ctx_text": (
+            _open(draft=tiny("llama"), draft_n_ctx="all"), ArgumentError, "draft_n_ctx='all'",
+        ),
         "rpc_servers": (_open(rpc_servers=["nowhere"]), ArgumentError, "rpc_servers"),
         "rpc_servers_unreachable": (
             _open(rpc_servers=["127.0.0.1:1"], n_gpu_layers=-1), RemoteError, "127.0.0.1:1",
