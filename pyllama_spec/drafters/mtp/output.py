@@ -1,0 +1,193 @@
+"""A part of the vocabulary for a head to choose from: its last product is the dearest of a draft.
+
+Rows of the output matrix for some thousand ids lie in slots beside the model. At first they are
+those of the lowest ids, which in vocabularies of merged bytes are the commonest texts, and of the
+control tokens. Every id that a text has, prompt or answer, takes a slot, in place of the one that
+was not seen for longest. The target verifies with its whole matrix: a token outside of the slots is
+never drafted, and comes as any rejected one does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine.batch import Batch
+from pyllama_spec.engine.context import Context
+from pyllama_spec.errors import ModelLoadError, UnsupportedError
+
+N_SLOTS = 16384
+# Of a smaller vocabulary a part is not worth the bookkeeping.
+_LEAST_SHARE = 4
+# What a step with the part may take of one with the whole, for the part to be used.
+_WORTH_IT = 0.9
+_N_STEPS = 3
+
+
+class OutputRows:
+    """Rows of the output matrix, as they lie in the model's file.
+
+    Args:
+        path: the file.
+        name: the matrix in it.
+        row_bytes: how long a row is.
+
+    Raises:
+        ModelLoadError: the file cannot be read.
+        KeyError: the matrix is not in it, as in the first file of several.
+
+    """
+
+    def __init__(self, path: Path, name: str, row_bytes: int) -> None:
+        from pyllama_spec.gguf.reader import read_gguf
+
+        self._path, self._row_bytes = path, row_bytes
+        self._offset = read_gguf(path, lambda _: False).tensors[name].offset
+
+    def read(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        """Their rows.
+
+        Returns:
+            [n, row_bytes] uint8.
+
+        Raises:
+            OSError: the file cannot be read any more, or was cut off.
+
+        """
+        out = np.empty((len(ids), self._row_bytes), np.uint8)
+        # Read and not mapped: a file that is cut off later must not end the process.
+        with self._path.open("rb") as file:
+            for i, id_ in enumerate(ids.tolist()):
+                file.seek(self._offset + id_ * self._row_bytes)
+                if file.readinto(out[i].data) != self._row_bytes:
+                    raise OSError(f"{self._path} was cut off since it was loaded")
+        return out
+
+
+class DraftIds:
+    """Which ids have a slot.
+
+    Args:
+        context: the head's, with so many slots.
+        rows: where their rows are read.
+        n_slots: how many.
+
+    Raises:
+        OSError: the file cannot be read.
+
+    """
+
+    def __init__(self, context: Context, rows: OutputRows, n_slots: int) -> None:
+        self._context, self._rows = context, rows
+        vocab, n_vocab = context.model.vocab, context.model.info.n_vocab
+        control = [i for i in range(n_vocab) if vocab.is_control(i)][-n_slots // 2 :]
+        lowest = np.setdiff1d(np.arange(min(n_vocab, 2 * n_slots)), control)
+        first = [*lowest[: n_slots - len(control)][::-1].tolist(), *control]
+        # The slot of each id; the one that was not seen for longest comes first.
+        self._slots = dict(zip(first, range(n_slots), strict=True))
+        self._put(first, list(range(n_slots)))
+
+    @property
+    def n_slots(self) -> int:
+        """How many ids have one."""
+        return len(self._slots)
+
+    def __contains__(self, id_: int) -> bool:
+        return id_ in self._slots
+
+    def see(self, ids: Iterable[int]) -> None:
+        """Lets the ids of a text have slots.
+
+        Raises:
+            OSError: the file cannot be read any more.
+
+        """
+        slots, new = self._slots, []
+        for id_ in dict.fromkeys(ids):
+            slot = slots.pop(id_, None)
+            if slot is None:
+                new.append(id_)
+            else:
+                slots[id_] = slot
+        if not new:
+            return
+        new = new[-len(slots) :]
+        taken = [slots.pop(next(iter(slots))) for _ in new]
+        slots.update(zip(new, taken, strict=True))
+        self._put(new, taken)
+
+    def _put(self, ids: list[int], slots: list[int]) -> None:
+        chosen = np.array(ids, np.int32)
+        self._context.set_draft_rows(np.array(slots, np.int32), chosen, self._rows.read(chosen))
+
+
+def reduced_output(context: Context, n_slots: int | None) -> DraftIds | None:
+    """Lets the heads of a context choose among a part of the vocabulary, where that is cheaper.
+
+    Args:
+        context: the heads', empty.
+        n_slots: how many ids; None for N_SLOTS where a step takes less with them; 0 for all.
+
+    Returns:
+        None where the whole vocabulary stays: it is small, the heads cannot use a part of it, or
+        the steps took as long.
+
+    Raises:
+        ArgumentError: n_slots is more than the vocabulary has.
+        UnsupportedError: n_slots were asked for, and the heads cannot use a part of the matrix, or
+            it is not in the model's own file.
+        ModelLoadError: they were asked for, and the file cannot be read.
+
+    """
+    if n_slots == 0:
+        return None
+    if n_slots is not None:
+        return _with_slots(context, n_slots)
+    if context.model.info.n_vocab < _LEAST_SHARE * N_SLOTS:
+        return None
+    whole_s = _step_s(context)
+    try:
+        ids = _with_slots(context, N_SLOTS)
+    except (UnsupportedError, ModelLoadError):
+        return None
+    if _step_s(context) < _WORTH_IT * whole_s:
+        return ids
+    context.draft_output(0)
+    return None
+
+
+def _with_slots(context: Context, n_slots: int) -> DraftIds:
+    path = context.model.path
+    name, row_bytes = context.draft_output(n_slots)
+    ids = None
+    try:
+        ids = DraftIds(context, OutputRows(path, name, row_bytes), n_slots)
+    except KeyError:
+        raise UnsupportedError(
+            f"{path.name} does not have the matrix {name} of the head itself, so that no part of "
+            "it can be used; leave n_output out"
+        ) from None
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from None
+    finally:
+        if ids is None:
+            context.draft_output(0)
+    return ids
+
+
+def _step_s(context: Context) -> float:
+    """Seconds of a step of the head, the shortest of a few."""
+    batch, row = Batch(1, n_row=context.n_row), np.zeros(context.n_row, np.float32)
+    took = []
+    for i in range(_N_STEPS):
+        batch.clear()
+        batch.add(0, i, output=True, row=row)
+        begin = time.perf_counter()
+        context.decode(batch)
+        took.append(time.perf_counter() - begin)
+    context.memory.remove(0)
+    return min(took)

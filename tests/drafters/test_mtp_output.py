@@ -1,0 +1,263 @@
+"""A head that chooses among a part of the vocabulary: its numbers, which part, and its use."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import Mtp
+from pyllama_spec.drafters.mtp import output
+from pyllama_spec.drafters.mtp.output import DraftIds, OutputRows, reduced_output
+from pyllama_spec.engine import Batch, Context, Model
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.drafters.test_mtp_files import without
+from tests.models import model_path, perm_continuation, perm_next
+from tests.mtp_tools import ARCHS, mtp_context, with_head
+from tests.oracles import LoopRun, generate, tiny
+from tests.tiers import release_except
+
+N_SLOTS = 64
+TYPES: dict[str, dict[str, Any]] = {
+    "F32": {}, "Q8_0": {"quantised": "Q8_0"}, "Q4_0": {"quantised": "Q4_0"},
+    "Q4_K": {"quantised": "Q4_K", "n_embd": 256},
+}  # fmt: skip
+
+
+def head_context(model: Model, **options: Any) -> Context:
+    """A context of a model's head."""
+    return Context(model, n_ctx=64, n_batch=8, n_threads=1, is_head=True, **options)
+
+
+def step(context: Context, pos: int = 0) -> np.ndarray:
+    """Logits of three pairs of noise."""
+    rng, batch = np.random.default_rng(pos), Batch(3, n_row=context.n_row)
+    for i in range(3):
+        row = rng.standard_normal(context.n_row).astype(np.float32)
+        batch.add(40 + i, pos + i, output=True, row=row)
+    context.decode(batch)
+    return np.array([context.logits(i) for i in range(3)])
+
+
+@pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35", "cohere2moe")))
+@pytest.mark.parametrize("kind", TYPES)
+def test_logits_are_those_of_the_whole_matrix(arch: str, kind: str) -> None:
+    """Of the ids that have a slot; on and off again, and with other ids in the slots."""
+    model = with_head(arch, n_heads=1, **TYPES[kind])
+    with head_context(model) as context:
+        whole = step(context)
+        name, row_bytes = context.draft_output(N_SLOTS)
+        assert name == "output.weight"
+        ids = DraftIds(context, OutputRows(model.path, name, row_bytes), N_SLOTS)
+        for seen in ((), (319, 200, 201), range(100, 140)):
+            ids.see(seen)
+            assert all(i in ids for i in seen)
+            context.memory.remove(0)
+            part = step(context)
+            has = np.array([i in ids for i in range(model.info.n_vocab)])
+            assert has.sum() == N_SLOTS
+            assert np.all(np.isneginf(part[:, ~has]))
+            np.testing.assert_allclose(part[:, has], whole[:, has], rtol=0, atol=1e-4)
+            best, p, _ = context.draft_candidates(2)
+            assert best[0] == np.flatnonzero(has)[np.argmax(part[2][has])]
+            shares = np.exp(part[2][has] - part[2][has].max())
+            assert p[0] == pytest.approx(1.0 / shares.sum(), rel=1e-4)
+        context.draft_output(0)
+        context.memory.remove(0)
+        np.testing.assert_array_equal(step(context), whole)
+
+
+def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
+    model = with_head("qwen35", n_heads=1)
+    with head_context(model) as context:
+        ids = DraftIds(context, OutputRows(model.path, *context.draft_output(16)), 16)
+        control = {i for i in range(320) if model.vocab.is_control(i)}
+        first = {i for i in range(320) if i in ids}
+        assert len(first) == 16
+        assert len(first & control) == min(len(control), 8)
+        assert set(first - control) == set(range(16 - min(len(control), 8)))
+        ids.see(range(100, 116))
+        assert {i for i in range(320) if i in ids} == set(range(100, 116))
+        ids.see([100, 101, 100])
+        ids.see([200, 201])
+        assert {i for i in range(320) if i in ids} == {100, 101, *range(104, 116), 200, 201}
+        ids.see(range(300))  # more than there is room for: the last of them
+        assert {i for i in range(320) if i in ids} == set(range(284, 300))
+
+
+def perm_run(drafter: Mtp, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
+    """The same prompt twice, on PERM of short cycles."""
+    options = {"arch": "qwen35", "n_cycles": 16}
+    model = with_head("perm_mtp", **options)
+    with mtp_context(model, drafter) as context:
+        loop, seq = SpeculativeLoop(context, drafter), SequenceState()
+        runs = generate(loop, seq, prompt, n), generate(loop, seq, prompt, n)
+        successor = perm_next(n_cycles=16)
+        for run in runs:
+            assert run.tokens == perm_continuation(prompt[-1], n, successor)
+            assert run.stats.reason_off is None
+        drafter.close()
+    return runs
+
+
+def test_what_a_text_has_said_is_drafted() -> None:
+    first, second = perm_run(Mtp(max_draft=4, n_output=N_SLOTS), [150, 151, 152], 60)
+    assert 0 < first.stats.accepted < first.stats.drafted, "its tokens are new at first"
+    assert second.stats.accepted == second.stats.drafted > 0
+    whole, _ = perm_run(Mtp(max_draft=4, n_output=0), [150, 151, 152], 60)
+    assert whole.stats.accepted == whole.stats.drafted
+
+
+def test_what_a_prompt_says_is_drafted() -> None:
+    successor = perm_next(n_cycles=16)
+    prompt = [150, *perm_continuation(150, 30, successor)]
+    first, _ = perm_run(Mtp(max_draft=4, n_output=N_SLOTS), prompt, 30)
+    assert first.stats.accepted == first.stats.drafted > 0
+
+
+def test_a_restored_text_is_drafted() -> None:
+    path = model_path("perm_mtp", arch="qwen35", n_cycles=16)
+
+    def opened() -> Llama:
+        drafter = Mtp(max_draft=3, n_output=N_SLOTS)
+        return Llama(path, draft=drafter, n_ctx=256, controller="fixed", n_threads=1)
+
+    with opened() as llm, opened() as other:
+        llm.create_completion([150], max_tokens=60, temperature=0)
+        state = llm.save_state()
+        other.load_state(state)
+        tokens = [*state.tokens, int(perm_next(n_cycles=16)[state.tokens[-1]])]
+        answer = other.create_completion(tokens, max_tokens=20, temperature=0)["speculation"]
+        assert answer["accepted"] == answer["drafted"] > 0
+
+
+def test_several_heads_share_it() -> None:
+    model = with_head("step35", n_heads=3)
+    texts = []
+    for n_output in (0, N_SLOTS):
+        drafter = Mtp(max_draft=3, n_output=n_output)
+        with mtp_context(model, drafter) as context:
+            run = generate(
+                SpeculativeLoop(context, drafter), SequenceState(), list(range(40, 60)), 40
+            )
+            texts.append(run.tokens)
+            assert run.stats.drafted > 0
+            assert drafter.describe()["n_output"] == (n_output or 320)
+            drafter.close()
+    assert texts[0] == texts[1]
+
+
+def test_heads_with_matrices_of_their_own_use_them_whole() -> None:
+    model = with_head("perm_mtp", arch="step35", n_heads=3)
+    for n_output in (None, 0):
+        drafter = Mtp(n_output=n_output)
+        with mtp_context(model, drafter) as context:
+            drafter.attach(context)
+            assert drafter.describe()["n_output"] == 320
+    drafter = Mtp(n_output=N_SLOTS)
+    with (
+        mtp_context(model, drafter) as context,
+        pytest.raises(UnsupportedError, match="among a part of the vocabulary"),
+    ):
+        drafter.attach(context)
+    assert drafter.context is None
+
+
+def test_numbers_out_of_range() -> None:
+    with pytest.raises(ArgumentError, match="n_output=-1"):
+        Mtp(n_output=-1)
+    model = with_head("qwen35", n_heads=1)
+    drafter = Mtp(n_output=321)
+    with (
+        mtp_context(model, drafter) as context,
+        pytest.raises(ArgumentError, match=r"outside 0 \.\. the size"),
+    ):
+        drafter.attach(context)
+    with head_context(model) as context:
+        one, row = np.zeros(1, np.int32), np.zeros((1, 256), np.uint8)
+        with pytest.raises(ArgumentError, match="call draft_output"):
+            context.set_draft_rows(one, one, row)
+        context.draft_output(8)
+        with pytest.raises(ArgumentError, match="255 bytes are not 1 rows of 256"):
+            context.set_draft_rows(one, one, row[:, :255].copy())
+        for slot, id_ in ((8, 0), (-1, 0), (0, 320), (0, -1)):
+            with pytest.raises(ArgumentError, match=r"out of range|outside the vocabulary"):
+                context.set_draft_rows(one + slot, one + id_, row)
+        with pytest.raises(ArgumentError, match="1 slots, 2 ids and 1 rows"):
+            context.set_draft_rows(one, np.zeros(2, np.int32), row)
+    with (
+        Context(tiny("llama"), n_ctx=32, n_threads=1) as context,
+        pytest.raises(UnsupportedError, match="no head that could choose"),
+    ):
+        context.draft_output(8)
+
+
+def test_a_small_vocabulary_is_left_whole() -> None:
+    with head_context(with_head("qwen35", n_heads=1)) as context:
+        assert reduced_output(context, None) is None
+        assert reduced_output(context, 0) is None
+        assert reduced_output(context, 320) is not None
+
+
+@pytest.mark.parametrize(("part_s", "is_part"), [(0.5, True), (0.95, False)])
+def test_the_cost_of_a_step_decides(
+    monkeypatch: pytest.MonkeyPatch, part_s: float, is_part: bool
+) -> None:
+    times = iter((1.0, part_s))
+    monkeypatch.setattr(output, "N_SLOTS", 16)
+    monkeypatch.setattr(output, "_step_s", lambda context: next(times))
+    with head_context(with_head("qwen35", n_heads=1)) as context:
+        assert (reduced_output(context, None) is not None) == is_part
+        assert np.isneginf(step(context)).any() == is_part
+
+
+def test_a_step_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "N_SLOTS", 16)
+    with head_context(with_head("qwen35", n_heads=1)) as context:
+        reduced_output(context, None)  # whatever it makes of it
+        assert context.memory.positions(0) == (-1, -1)
+
+
+def test_what_cannot_be_used_in_part_is_left_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(output, "N_SLOTS", 16)
+    with head_context(with_head("perm_mtp", arch="step35", n_heads=3)) as context:
+        assert reduced_output(context, None) is None
+        step(context)
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path("qwen35", n_heads=1), path)
+    torso = without(path, tmp_path / "torso.gguf", "output.weight")
+    with Model(path, load_mtp=True, use_mmap=False) as model, head_context(model) as context:
+        whole = step(context)
+        for gone in (b"GGUF", torso.read_bytes()):
+            path.write_bytes(gone)
+            for n_slots in (None, 16):
+                context.memory.remove(0)
+                if n_slots is None:
+                    assert reduced_output(context, n_slots) is None
+                else:
+                    with pytest.raises((UnsupportedError, ModelLoadError), match="model"):
+                        reduced_output(context, n_slots)
+                np.testing.assert_array_equal(step(context), whole)
+
+
+def test_a_file_that_is_cut_off_later(tmp_path: Path) -> None:
+    """The head goes on with the whole matrix, and says so."""
+    path = tmp_path / "model.gguf"
+    shutil.copy(model_path("perm_mtp", arch="qwen35", n_cycles=16), path)
+    drafter = Mtp(max_draft=3, n_output=N_SLOTS)
+    with Llama(
+        path, draft=drafter, n_ctx=256, controller="fixed", n_threads=1, use_mmap=False
+    ) as llm:
+        path.write_bytes(b"GGUF")
+        answer = llm.create_completion([150], max_tokens=40, temperature=0)
+        told = answer["speculation"]
+    assert told["accepted"] == told["drafted"] > 0
+    assert "the head chooses among all ids" in drafter.note
+    assert "was cut off since it was loaded" in drafter.note
