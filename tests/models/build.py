@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import dense, encoder, hybrid, moe, mtp, recurrent, windowed_moe
+from . import dense, encoder, hybrid, moe, mtp, recurrent, streams, windowed_moe
 from .config import TinyConfig
 from .sketch import Sketch
 
@@ -50,6 +50,7 @@ WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
     "deepseek32": moe.deepseek32,
     "glm-dsa": moe.deepseek32,
     "bailingmoe3": hybrid.bailingmoe3,
+    "qwen4exp": streams.qwen4exp,
     "step35": windowed_moe.step35,
     "mimo2": windowed_moe.mimo2,
     "hy_v3": windowed_moe.hy_v3,

@@ -10,6 +10,7 @@ from .hybrid import biased_experts, gated_experts, gated_latent_attention, squar
 from .moe import cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
 from .recurrent import gated_attention
 from .sketch import Sketch
+from .streams import KPOOL, N_STREAMS, mixer, qwen4exp_attention
 from .windowed_moe import hy_v3_layer, mimo2_layer, step35_layer
 
 
@@ -32,6 +33,7 @@ def add_heads(m: Sketch) -> None:
         "attention.head_count_kv": lambda _: 1 if cfg.arch in _LATENT else cfg.n_head_kv,
         "feed_forward_length": lambda _: cfg.n_ff,
         "attention.sliding_window_pattern": lambda k: cfg.arch in SEVERAL and k % 2 == 0,
+        "attention.compress_ratios": lambda _: KPOOL,
         "swiglu_clamp_exp": lambda k: 1.0 + 0.5 * (k % 2),
         "swiglu_clamp_shexp": lambda k: 1.5 - 0.5 * (k % 2),
     }
@@ -42,7 +44,12 @@ def add_heads(m: Sketch) -> None:
     for index in range(cfg.n_layer, cfg.n_layer + cfg.n_heads):
         blk = f"blk.{index}."
         m.matrix(f"{blk}nextn.eh_proj.weight", cfg.n_embd, 2 * cfg.n_embd)
-        parts.norms(m, blk, "nextn.enorm", "nextn.hnorm", LAST_NORMS.get(cfg.arch, LAST_NORM))
+        parts.norms(m, blk, "nextn.enorm")
+        if cfg.arch in STREAMS:
+            m.norm(f"{blk}nextn.hnorm", N_STREAMS * cfg.n_embd)
+            mixer(m, f"{blk}nextn.hc_head_", has_inject=False)
+        else:
+            parts.norms(m, blk, "nextn.hnorm", LAST_NORMS.get(cfg.arch, LAST_NORM))
         HEADS[cfg.arch](m, blk)
 
 
@@ -93,6 +100,7 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "deepseek32": partial(indexed_layer, is_dense=False),
     "glm-dsa": partial(indexed_layer, is_dense=False),
     "bailingmoe3": _bailingmoe3,
+    "qwen4exp": qwen4exp_attention,
     "step35": partial(step35_layer, is_dense=False),
     "mimo2": _mimo2,
     "hy_v3": partial(hy_v3_layer, is_dense=False),
@@ -103,9 +111,12 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
 SEVERAL = ("step35", "mimo2", "hy_v3")
 """Those whose files may have several heads, each for a further token."""
 
+STREAMS = frozenset({"qwen4exp"})
+"""Those whose rows are several residual streams side by side, and which mix them at the end."""
+
 LAST_NORM = "nextn.shared_head_norm"
 LAST_NORMS = {"mimo2": "layer_output_norm", "bailingmoe3": "layer_output_norm"}
 """What the norm before the output is called, where it is not as elsewhere."""
 
-READS_NORMED = frozenset(HEADS) - {"step35", "mimo2"}
+READS_NORMED = frozenset(HEADS) - {"step35", "mimo2", "qwen4exp"}
 """Those whose head reads the row behind the final norm; of the others it is the one before."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import mtp
 from .build import ARCHITECTURES, WITH_HEADS
@@ -57,14 +58,28 @@ def build_perm_mtp(
         if name.endswith(_INTO_THE_RESIDUAL):
             array *= np.float32(0.0 if name.startswith(tuple(heads)) else mixing)
     m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
-    m.tensors["output_norm.weight"][:] = -1.0
+    # With a gate of one half for all, a mixer of streams is a norm of each and their mean.
+    is_mixed = arch in mtp.STREAMS
+    for name in ("output_hc_", *(f"{blk}nextn.hc_head_" for blk in heads)) if is_mixed else ():
+        m.tensors[f"{name}norm.weight"][:] = -1.0
+        m.tensors[f"{name}down.weight"][:] = 0.0
+    if not is_mixed:
+        m.tensors["output_norm.weight"][:] = -1.0
     successor = perm_next(n_vocab, seed=seed, n_cycles=n_cycles)
     rms = np.sqrt(1.0 / n_vocab + m.cfg.norm_eps)
     output = m.tensors["output.weight"]
     output[:] = 0.0
     logit_scale = float(m.meta.get(f"{arch}.logit_scale", 1.0))  # type: ignore[arg-type]
-    output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale
-    is_several = len(heads) > 1
+    output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale * (1 + is_mixed)
+    _set_heads(m, heads, successor, sign, -output_scale * float(rms))
+    return m.write(path)
+
+
+def _set_heads(
+    m: Sketch, heads: list[str], successor: NDArray[np.int64], sign: float, peak: float
+) -> None:
+    """Let the heads know the successors; `peak` is what an output matrix has for one."""
+    n_vocab, is_several = len(successor), len(heads) > 1
     next_row = successor[successor] if is_several else successor
     eh_proj = np.zeros((n_vocab, 2 * n_vocab))
     eh_proj[next_row, n_vocab + np.arange(n_vocab)] = sign
@@ -72,10 +87,11 @@ def build_perm_mtp(
     for blk in heads:
         m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj
         m.tensors[f"{blk}nextn.hnorm.weight"][:] = 1.0
-        m.tensors[f"{blk}{mtp.LAST_NORMS.get(arch, mtp.LAST_NORM)}.weight"][:] = -1.0
+        if m.cfg.arch in mtp.STREAMS:
+            continue
+        m.tensors[f"{blk}{mtp.LAST_NORMS.get(m.cfg.arch, mtp.LAST_NORM)}.weight"][:] = -1.0
         if is_several:
             row = successor[row]
-            own = np.zeros_like(output)
-            own[successor[successor], row] = -output_scale * rms
+            own = np.zeros((n_vocab, n_vocab), np.float32)
+            own[successor[successor], row] = peak
             m.put(f"{blk}nextn.shared_head_head.weight", own)
-    return m.write(path)

@@ -30,6 +30,7 @@ class Head:
         tensors: all of the file.
         blk: the prefix of the head's tensors.
         memory: keys and values of each pair so far, each [n_heads, width].
+        index_keys: position and key of each pair for an indexer, if there is one.
 
     """
 
@@ -38,6 +39,7 @@ class Head:
     tensors: Mapping[str, Array]
     blk: str
     memory: list[tuple[Array, Array]] = field(default_factory=list)
+    index_keys: list[tuple[int, Array]] = field(default_factory=list)
 
     def key(self, name: str, default: Any = None) -> Any:
         """A key; of a list with a value for each layer that of the head's block."""
@@ -84,17 +86,21 @@ class Head:
         return out
 
     def attend(
-        self, q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None
-    ) -> Array:
+        self, q: Array, k: Array, v: Array, scale: float, sinks: Array | None = None,
+        seen: Sequence[int] | None = None,
+    ) -> Array:  # fmt: skip
         """Remembers k and v, [n_kv, width], and attends over all so far: [n_head, width of v].
 
-        With a window only over the last pairs; sinks are scores, [n_head], of no value.
+        With a window only over the last pairs, or over those that are seen, by their order; sinks
+        are scores, [n_head], of no value.
         """
         self.memory.append((k, v))
-        seen = self.memory[-self.keys["attention.sliding_window"] :] if self.has_window else (
-            self.memory
-        )  # fmt: skip
-        keys, values = (np.stack(part) for part in zip(*seen, strict=True))
+        pairs = self.memory
+        if self.has_window:
+            pairs = pairs[-self.keys["attention.sliding_window"] :]
+        if seen is not None:
+            pairs = [pairs[i] for i in seen]
+        keys, values = (np.stack(part) for part in zip(*pairs, strict=True))
         group = len(q) // len(k)
         keys, values = np.repeat(keys, group, axis=1), np.repeat(values, group, axis=1)
         scores = np.einsum("hd,thd->ht", q, keys) * scale
@@ -110,8 +116,13 @@ class Head:
             "token_embd.weight"
         ]  # fmt: skip
         e = self.norm(table[token], self["nextn.enorm"])
+        if "hyper_connection.count" in self.keys:
+            streams = row.reshape(self.keys["hyper_connection.count"], -1)
+            h = self.norm(streams, self["nextn.hnorm"].reshape(streams.shape))
+            x = np.stack([self["nextn.eh_proj"] @ np.concatenate((e, one)) for one in h])
+            return _BLOCKS[self.arch](self, x, position)
         h = self.norm(row, self["nextn.hnorm"])
-        x: Array = self["nextn.eh_proj"] @ np.concatenate((e, h))
+        x = self["nextn.eh_proj"] @ np.concatenate((e, h))
         return _BLOCKS[self.arch](self, x, position)
 
     def logits(self, normed: Array) -> Array:
@@ -212,7 +223,9 @@ def gated_ffn(head: Head, x: Array, part: str = "ffn_{}") -> Array:
     return down @ bounded(gate @ x, up @ x, head.key("swiglu_clamp_shexp"))
 
 
-def _gated_attention(head: Head, x: Array, position: int) -> Array:
+def _gated_attention(
+    head: Head, x: Array, position: int, seen: Sequence[int] | None = None
+) -> Array:
     """Qwen3-Next's: each head's query is followed by a gate for what it finds."""
     n_head, n_kv = head.keys["attention.head_count"], head.keys["attention.head_count_kv"]
     width = head.keys["attention.key_length"]
@@ -220,7 +233,7 @@ def _gated_attention(head: Head, x: Array, position: int) -> Array:
     k, v = ((head[f"attn_{part}"] @ x).reshape(n_kv, width) for part in "kv")
     q = head.rope(head.norm(q, head["attn_q_norm"]), position)
     k = head.rope(head.norm(k, head["attn_k_norm"]), position)
-    found = head.attend(q, k, v, 1.0 / np.sqrt(width)) / (1.0 + np.exp(-gate))
+    found = head.attend(q, k, v, 1.0 / np.sqrt(width), seen=seen) / (1.0 + np.exp(-gate))
     return head["attn_output"] @ found.reshape(-1)
 
 
@@ -405,6 +418,55 @@ def _hy_v3(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
+def mix(
+    tensors: Mapping[str, Array], name: str, x: Array, eps: float
+) -> tuple[Array, Array | None]:
+    """One row of several streams, [n_streams, n_embd]; and by how much each is added to."""
+    norm = tensors[f"{name}norm.weight"].reshape(x.shape)
+    normed = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * norm
+    flat = normed.reshape(-1)
+    gate = tensors[f"{name}up.weight"] @ silu(tensors[f"{name}down.weight"] @ flat / len(x))
+    mixed = np.mean(normed / (1.0 + np.exp(-gate.reshape(x.shape))), axis=0)
+    inject = tensors.get(f"{name}inject.weight")
+    if inject is None:
+        return mixed, None
+    return mixed, 2.0 / (1.0 + np.exp(-(inject @ flat) / len(x)))
+
+
+def _chosen(head: Head, x: Array, position: int) -> list[int]:
+    """Which of the pairs so far an indexer lets the newest attend to, by their order.
+
+    Whole blocks of pairs, those with the greatest scores, and the pairs behind the last block.
+    """
+    size, width = head.key("attention.compress_ratios"), head.keys["attention.indexer.key_length"]
+    head.index_keys.append((position, head["indexer.k_proj"] @ x))
+    n_heads = head.keys["attention.indexer.head_count"]
+    q = (head["indexer.q_proj"] @ x).reshape(n_heads, width)
+    q = head.rope(head.norm(q, head["indexer.q_norm"]), position)
+    n, scores = len(head.index_keys), []
+    for first in range(0, n - size + 1, size):
+        at = head.index_keys[first][0]
+        mean = np.mean([key for _, key in head.index_keys[first : first + size]], axis=0)
+        k = head.rope(head.norm(mean, head["indexer.k_norm"])[None], at)[0]
+        scores.append(np.maximum(q @ k, 0.0).sum() / np.sqrt(width))
+    best = np.argsort(scores)[::-1][: head.keys["attention.indexer.top_k"] // size]
+    blocks = [int(b) * size + i for b in best for i in range(size)]
+    return sorted([*blocks, *range(n // size * size, n)])
+
+
+def _qwen4exp(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    eps = head.keys["attention.layer_norm_rms_epsilon"]
+    row, inject = mix(head.tensors, f"{head.blk}hc_attn_", x, eps)
+    assert inject is not None
+    x = x + inject[:, None] * _gated_attention(head, row, position, _chosen(head, row, position))
+    row, inject = mix(head.tensors, f"{head.blk}hc_ffn_", x, eps)
+    assert inject is not None
+    share = 1.0 / (1.0 + np.exp(-head["ffn_gate_inp_shexp"] @ row))
+    out = experts(head, row, is_normed=True) + share * gated_ffn(head, row, "ffn_{}_shexp")
+    x = x + inject[:, None] * out
+    return head.logits(mix(head.tensors, f"{head.blk}nextn.hc_head_", x, eps)[0]), x.reshape(-1)
+
+
 _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
@@ -416,6 +478,7 @@ _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "deepseek32": _deepseek2,
     "glm-dsa": _deepseek2,
     "bailingmoe3": _deepseek2,
+    "qwen4exp": _qwen4exp,
     "step35": _step35,
     "mimo2": _mimo2,
     "hy_v3": _hy_v3,

@@ -13,11 +13,12 @@ from pyllama_spec.drafters import Committed, DraftRequest, Mtp
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.model import HEAD_ROWS
 from tests.models import model_path
-from tests.models.mtp import READS_NORMED, SEVERAL
+from tests.models.mtp import READS_NORMED, SEVERAL, STREAMS
 from tests.mtp_tools import ARCHS, mtp_context, with_head
-from tests.parity.mtp_reference import chain, chain_of_heads, load, load_all
+from tests.parity.mtp_reference import chain, chain_of_heads, load, load_all, mix
 from tests.tiers import release_except
 
+WITH_ONE_STREAM = tuple(arch for arch in ARCHS if arch not in STREAMS)
 N_PAIRS, N_STEPS = 40, 8
 OPTIONS = {"n_heads": 1, "output_scale": 1.0}
 
@@ -133,7 +134,23 @@ def test_drafts_of_several_heads(arch: str, size: int) -> None:
     drafter.close()
 
 
-@pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35", "nemotron_h_moe")))
+def test_the_streams_that_a_head_reads() -> None:
+    """Of qwen4exp: mixed by the model's own last mixer they give the logits."""
+    model, path = with_head("qwen4exp", **OPTIONS), model_path("qwen4exp", **OPTIONS)
+    tokens = list(range(40, 60))
+    with mtp_context(model, Mtp(), target_layers=(HEAD_ROWS,)) as context:
+        batch = Batch(64)
+        batch.extend(tokens, 0, output_all=True)
+        context.decode(batch)
+        rows, head = context.layer_input(HEAD_ROWS).astype(np.float64), load(path)
+        eps = head.keys["attention.layer_norm_rms_epsilon"]
+        for i, row in enumerate(rows):
+            mixed, _ = mix(head.tensors, "output_hc_", row.reshape(4, -1), eps)
+            logits = head.tensors["output.weight"] @ mixed
+            np.testing.assert_allclose(context.logits(i), logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("arch", release_except(WITH_ONE_STREAM, ("qwen35", "nemotron_h_moe")))
 def test_the_row_that_a_head_reads(arch: str) -> None:
     model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
     n_layer, tokens = model.info.n_layer, list(range(40, 60))

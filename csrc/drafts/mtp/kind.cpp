@@ -30,7 +30,7 @@ constexpr struct {
 } KNOWN[] = {
     { LLM_ARCH_QWEN35, false }, { LLM_ARCH_QWEN35MOE, false }, { LLM_ARCH_QWEN3NEXT, false }, { LLM_ARCH_DEEPSEEK2, false },
     { LLM_ARCH_GLM4_MOE, false }, { LLM_ARCH_COHERE2MOE, false }, { LLM_ARCH_NEMOTRON_H_MOE, false },
-    { LLM_ARCH_DEEPSEEK32, false }, { LLM_ARCH_GLM_DSA, false }, { LLM_ARCH_BAILINGMOE3, false }, { LLM_ARCH_STEP35, true }, { LLM_ARCH_MIMO2, true },
+    { LLM_ARCH_DEEPSEEK32, false }, { LLM_ARCH_GLM_DSA, false }, { LLM_ARCH_BAILINGMOE3, false }, { LLM_ARCH_QWEN4EXP, false }, { LLM_ARCH_STEP35, true }, { LLM_ARCH_MIMO2, true },
     { LLM_ARCH_HY_V3, true },
 };
 
@@ -185,8 +185,11 @@ std::string head_fault(const llama_model * model) {
 }
 
 bool is_head_alone(const llama_model * model) {
-    // Every layer of every model with heads begins with this norm.
-    return n_heads(model) > 0 && model->hparams.n_layer() > 0 && !model->layers.empty() && model->layers[0].attn_norm == nullptr;
+    if (n_heads(model) == 0 || model->hparams.n_layer() == 0 || model->layers.empty()) {
+        return false;
+    }
+    // Every layer of every model with heads begins with one of these norms.
+    return model->layers[0].attn_norm == nullptr && model->layers[0].hc_attn_norm == nullptr;
 }
 
 head_weights weights_of_head(const llama_model * model) {
