@@ -234,6 +234,10 @@ def test_half_a_pair(ids: bool, rows: bool) -> None:
         batch.add(5 if ids else None, 0, output=True, row=row)
         with pytest.raises(ArgumentError, match="an MTP head takes an id and a row of every token"):
             context.decode(batch)
+        for head in (-1, 1):
+            batch.head = head
+            with pytest.raises(ArgumentError, match=rf"head {head} is outside 0 \.\. 0"):
+                context.decode(batch)
         wide = Batch(4, n_row=65)
         wide.add(5, 0, row=np.zeros(65, np.float32))
         with pytest.raises(ArgumentError, match="rows of 65 numbers, the model takes 64"):
