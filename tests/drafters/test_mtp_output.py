@@ -247,6 +247,21 @@ def test_what_cannot_be_used_in_part_is_left_whole(
                 np.testing.assert_array_equal(step(context), whole)
 
 
+def test_a_large_vocabulary_through_llama() -> None:
+    """Whatever the steps took, the text is that of plain decoding."""
+    path = model_path("qwen35", n_heads=1, n_vocab=70000, output_scale=3.0)
+    texts = []
+    for draft in (None, Mtp(max_draft=3)):
+        with Llama(path, draft=draft, n_ctx=256, n_threads=1, controller="fixed") as llm:
+            answer = llm.create_completion("Hello there,", max_tokens=24, temperature=0)
+            texts.append(answer["choices"][0]["text"])
+            if draft is not None:
+                assert answer["speculation"]["drafted"] > 0
+                assert answer["speculation"]["reason_off"] is None
+                assert draft.describe()["n_output"] in (output.N_SLOTS, 70000)
+    assert texts[0] == texts[1]
+
+
 def test_a_file_that_is_cut_off_later(tmp_path: Path) -> None:
     """The head goes on with the whole matrix, and says so."""
     path = tmp_path / "model.gguf"
