@@ -144,7 +144,7 @@ def agent_session(rng: random.Random, n_turns: int) -> Iterator[str]:
                 f"{told}Write the function of {path} that has `{old}` in it again, with `{new}` "
                 "instead."
             )
-            files = {path: text.replace(old, new) for path, text in files.items()}
+            files = {one: text.replace(old, new) for one, text in files.items()}
             told = "Result: written.\n"
         else:
             yield f"{told}Run the tests of {path}."

@@ -26,9 +26,18 @@ def has_colour(stream: TextIO | None) -> bool:
     )
 
 
-def paint(text: str, *, is_drafted: bool) -> str:
-    """The text in the colour of drafted tokens (green), or as it is."""
-    return f"\x1b[32m{text}\x1b[0m" if is_drafted and text else text
+# Who drafted a token, and its colour: its name, and the number of the terminal's.
+SOURCE_COLOURS = {
+    "model": ("green", 32), "copy": ("cyan", 36), "memory": ("magenta", 35),
+    "grammar": ("yellow", 33),
+}  # fmt: skip
+
+
+def paint(text: str, source: str) -> str:
+    """The text in the colour of who drafted it; as it is where nobody did."""
+    if not text or source not in SOURCE_COLOURS:
+        return text
+    return f"\x1b[{SOURCE_COLOURS[source][1]}m{text}\x1b[0m"
 
 
 def dim(text: str, stream: TextIO | None) -> str:

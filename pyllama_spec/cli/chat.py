@@ -15,6 +15,7 @@ from pyllama_spec.cli.generate import (
     DEFAULTS_APART,
     add_model_options,
     add_sampling_options,
+    colour_lines,
     end_lines,
     figure_lines,
     open_llama,
@@ -200,6 +201,7 @@ class _Chat:
         print_notes(end_lines(generation, self._options["max_tokens"]))
         if self._has_figures:
             stats, timing = generation.record.stats, generation.record.timing
+            print_notes(colour_lines(generation.record.token_sources))
             print_notes(figure_lines(stats, timing, has_load=self._is_first))
             print_notes(thread_lines(threads, self._llama.context))
         self._is_first = False

@@ -25,7 +25,7 @@ from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
-from pyllama_spec.terminal import dim, fitted, has_colour, paint
+from pyllama_spec.terminal import SOURCE_COLOURS, dim, fitted, has_colour, paint
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Messages = list[dict[str, Any]]
@@ -242,18 +242,47 @@ def run_generate(args: argparse.Namespace) -> int:
     else:
         print_notes(end_lines(generation, args.max_tokens))
         if not args.quiet:
-            print_notes(figure_lines(generation.record.stats, generation.record.timing) + shared)
+            record = generation.record
+            colours = colour_lines(record.token_sources)
+            print_notes(colours + figure_lines(record.stats, record.timing) + shared)
     return 0
 
 
 def print_pieces(generation: Generation, *, silent: bool) -> None:
-    """Runs a generation and prints its text as it comes, drafted tokens in another colour."""
-    colour = has_colour(sys.stdout)
+    """Runs a generation and prints its text as it comes, in the colours of who drafted it."""
+    colour, sources = has_colour(sys.stdout), generation.record.token_sources
+    n = 0
     for piece in generation:
         if not silent:
-            print(paint(piece.text, is_drafted=colour and piece.is_drafted), end="", flush=True)
+            new = sources[n:] if colour else [(piece.text, "")]
+            print("".join(paint(text, who) for text, who in new), end="", flush=True)
+        n = len(sources)
     if not silent:
         print()
+
+
+def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:
+    """What the colours of a text say, where it has any."""
+    if not has_colour(sys.stdout):
+        return []
+    there = {who for text, who in sources if text}
+    words = {
+        "model": "drafted by the model", "copy": "copied from this text",
+        "memory": "copied from an earlier text", "grammar": "forced by the grammar",
+    }  # fmt: skip
+    named = [f"{SOURCE_COLOURS[who][0]}: {words[who]}" for who in words if who in there]
+    return [", ".join(named)] if named else []
+
+
+def _merged(sources: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """The text in stretches that somebody drafted, or nobody."""
+    out: list[dict[str, str]] = []
+    for text, who in sources:
+        if out and out[-1]["source"] == who:
+            out[-1]["text"] += text
+        else:
+            out.append({"text": text, "source": who})
+    return out
 
 
 def _as_json(generation: Generation) -> dict[str, Any]:
@@ -261,6 +290,7 @@ def _as_json(generation: Generation) -> dict[str, Any]:
     return {
         "text": record.text,
         "tokens": list(record.tokens),
+        "token_sources": _merged(record.token_sources),
         "finish_reason": record.finish_reason,
         "speculation": record.stats.as_dict(),
         "timing": record.timing.as_dict(),

@@ -30,6 +30,7 @@ class Draft(NamedTuple):
             likeliest first, where the drafter has more than one; or None.
         match_length: of a lookup hit: how many tokens stood before the place that it was taken
             from as they stand at the end of the text; 0 for what was not looked up.
+        is_remembered: whether a lookup hit is from another text than the one that it continues.
 
     """
 
@@ -37,6 +38,7 @@ class Draft(NamedTuple):
     probabilities: Sequence[float] | None = None
     candidates: Sequence[Sequence[tuple[int, float]]] | None = None
     match_length: int = 0
+    is_remembered: bool = False
 
     def first(self, n: int) -> Draft:
         """The first n places of it."""
@@ -48,6 +50,7 @@ class Draft(NamedTuple):
             None if p is None else p[:n],
             None if others is None else others[:n],
             self.match_length,
+            self.is_remembered,
         )
 
 

@@ -16,6 +16,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,14 +35,23 @@ Response = dict[str, Any]
 # Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
 NOTHING_YET: Response = {}
 # Behind the letters, so that it can be read on a light page and on a dark one.
-_DRAFTED = "background:rgba(46,160,67,.28);border-radius:3px"
+_DRAFTED = "background:rgba({},.28);border-radius:3px"
+# Who drafted a stretch of text, and its ground: the colours of the terminal.
+_GROUNDS = {
+    "model": ("drafted by the model", "46,160,67"),
+    "copy": ("copied from the text itself", "0,150,170"),
+    "memory": ("copied from an earlier text", "170,70,170"),
+    "grammar": ("forced by the grammar", "190,150,0"),
+}
 _TEXT = "white-space:pre-wrap;margin:0 0 .4em 0"
 
 
 class Result(dict[str, Any]):
     """A response: a dict in every respect, which a notebook shows as its text.
 
-    What is drafted and accepted has a green ground, the figures follow. `dict(result)` is a copy
+    What is drafted and accepted has a ground by who drafted it: green for the model, blue for a
+    copy of the text itself, purple for one of an earlier text, yellow for the grammar. Figures
+    follow. `dict(result)` is a copy
     that is shown as any dict.
 
     Args:
@@ -423,18 +434,21 @@ def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
     return generation.record.logprobs[-n:] if n else []
 
 
-def _stretches(record: GenerationRecord) -> tuple[tuple[str, bool], ...]:
-    stretches, begin = [], 0
-    for end, is_drafted in record.spans:
-        stretches.append((record.text[begin:end], is_drafted))
-        begin = end
-    return tuple(stretches)
-
-
-def _coloured(stretches: Sequence[tuple[str, bool]]) -> str:
-    return "".join(
-        f'<span style="{_DRAFTED}" title="drafted and accepted">{escape(text)}</span>'
-        if is_drafted
-        else escape(text)
-        for text, is_drafted in stretches
+def _stretches(record: GenerationRecord) -> tuple[tuple[str, str], ...]:
+    """The text in parts, each with who drafted it."""
+    return tuple(
+        ("".join(text for text, _ in parts), who)
+        for who, parts in groupby(record.token_sources, itemgetter(1))
     )
+
+
+def _coloured(stretches: Sequence[tuple[str, str]]) -> str:
+    out = []
+    for text, who in stretches:
+        if who in _GROUNDS:
+            title, ground = _GROUNDS[who]
+            style = _DRAFTED.format(ground)
+            out.append(f'<span style="{style}" title="{title}">{escape(text)}</span>')
+        else:
+            out.append(escape(text))
+    return "".join(out)

@@ -58,8 +58,9 @@ class GenerationRecord:
         stats: counts of all rounds, also of tokens behind a stop string.
         timing: seconds.
         n_cached: tokens of the prompt that were not read: another request had read them.
-        token_sources: the text in pieces, each with who drafted its tokens: "model", "copy",
-            "grammar", or "target" for the target's own choice, and where not all were drafted.
+        token_sources: the text in pieces, each with who drafted its tokens: "model", "copy" of
+            the text itself, "memory" for a copy of an earlier one, "grammar", or
+            "target" for the target's own choice, and where not all were drafted.
 
     """
 
@@ -88,7 +89,9 @@ class GenerationRecord:
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
 
-    def add(self, piece: Piece, logprobs: Sequence[TokenLogprob], sources: Sequence[str]) -> None:
+    def add(
+        self, piece: Piece, logprobs: Sequence[TokenLogprob], sources: Sequence[str] = ()
+    ) -> None:
         """Appends a piece. `logprobs` and `sources` are those of all tokens until now."""
         self.text += piece.text
         if piece.text:
@@ -96,7 +99,8 @@ class GenerationRecord:
                 self.spans.pop()
             self.spans.append((len(self.text), piece.is_drafted))
             n = len(self.tokens)
-            who = sources[n] if piece.is_drafted else TARGET
+            drafted = sources[n] if n < len(sources) else "model"
+            who = drafted if piece.is_drafted else TARGET
             self.token_sources.append((piece.text, who))
         self.tokens += piece.tokens
         self.from_draft += piece.from_draft

@@ -114,8 +114,8 @@ class RequestOptions:
         return_token_ids: report `token_ids` with each choice and chunk, those of its text, and
             `prompt_token_ids`.
         return_token_sources: report `token_sources` with each choice and chunk: its text in pieces,
-            each with who drafted it: "model", "copy" or "grammar", or "target" for the target's
-            own choice.
+            each with who drafted it: "model", "copy" of the text itself, "memory" for a copy of an
+            earlier one, "grammar", or "target" for the target's own choice.
         prediction: a text that much of this one repeats, such as the file that is edited: drafted
             where the two are alike, by any Llama with a draft. None for nothing. The text is the
             same.

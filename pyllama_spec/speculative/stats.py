@@ -17,8 +17,8 @@ class RoundCounts(NamedTuple):
         n_verified: how many of those were verified.
         n_accepted: and accepted.
         n_expected: how many of them were expected to be; 0 of a controller that expects nothing.
-        who: "model", "copy", "grammar" for text that has to follow, or "nobody" where nothing was
-            proposed.
+        who: "model", "copy" of the text itself, "memory" for a copy of an earlier one, "grammar"
+            for text that has to follow, or "nobody" where nothing was proposed.
 
     """
 
@@ -209,8 +209,8 @@ class SpeculationStats:
 
     @property
     def drafted_by(self) -> dict[str, int]:
-        """How many rounds had a draft of the model, a copy, what a grammar forced, or none."""
-        n_rounds = {"model": 0, "copy": 0, "grammar": 0, "nobody": 0}
+        """How many rounds had a draft of each kind: see RoundCounts.who."""
+        n_rounds = {"model": 0, "copy": 0, "memory": 0, "grammar": 0, "nobody": 0}
         for counts in self.round_counts:
             n_rounds[counts.who] += 1
         return n_rounds
@@ -252,7 +252,9 @@ def who_drafted(span: Span) -> str:
         return "nobody"
     if span.is_forced:
         return "grammar"
-    return "copy" if span.draft.match_length else "model"
+    if not span.draft.match_length:
+        return "model"
+    return "memory" if span.draft.is_remembered else "copy"
 
 
 def _count_in(histogram: list[int], value: int, n: int = 1) -> None:

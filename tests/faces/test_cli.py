@@ -60,7 +60,11 @@ def perm() -> Path:
 
 def test_generate_json_has_the_documented_shape(perm: Path) -> None:
     result = generate(perm, "-p", "abc", "-n", 24, "-d", "prompt-lookup")
-    assert set(result) == {"text", "tokens", "finish_reason", "speculation", "timing"}
+    assert set(result) == {
+        "text", "tokens", "token_sources", "finish_reason", "speculation", "timing",
+    }  # fmt: skip
+    assert "".join(one["text"] for one in result["token_sources"]) == result["text"]
+    assert {one["source"] for one in result["token_sources"]} <= {"target", "copy"}
     assert set(result["speculation"]) == SPECULATION
     assert set(result["timing"]) == TIMING
     assert result["finish_reason"] == "length"
@@ -161,9 +165,10 @@ def test_drafted_tokens_have_another_colour_on_a_terminal(smollm2_bf16: Path) ->
     accepted = re.search(r"(\d+) of \d+ drafted", figures)
     assert accepted is not None
     assert int(accepted.group(1)) > 4
-    green = re.findall(rb"\x1b\[32m(.*?)\x1b\[0m", shown, re.DOTALL)
-    assert green
-    assert len(b"".join(green)) < len(shown), "the target's own tokens are not green"
+    copied = re.findall(rb"\x1b\[36m(.*?)\x1b\[0m", shown, re.DOTALL)
+    assert copied
+    assert len(b"".join(copied)) < len(shown), "the target's own tokens are not cyan"
+    assert "cyan: copied from this text" in figures
 
 
 def test_quantize_writes_a_model_that_runs(tmp_path: Path) -> None:

@@ -150,6 +150,40 @@ def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+# ---- whose guess each token was
+
+
+def sources_of(choice: dict[str, Any]) -> set[str]:
+    assert "".join(one["text"] for one in choice["token_sources"]) == choice["text"]
+    return {one["source"] for one in choice["token_sources"]}
+
+
+def test_an_answer_says_whose_guess_each_token_was() -> None:
+    wanted: dict[str, Any] = {"max_tokens": 40, "return_token_sources": True}
+    with open_tiny("suffix") as llm:
+        first = ask(llm, **wanted)
+        second = ask(llm, **wanted)
+        form = {"type": "regex", "pattern": "(abcdefgh){3}"}
+        forced = ask(llm, response_format=form, **wanted)
+        streamed = [chunk["choices"][0] for chunk in llm.create_completion(
+            PROMPT, stream=True, **{**OPTIONS, **wanted})]  # fmt: skip
+    assert "memory" not in sources_of(first["choices"][0])
+    assert sources_of(second["choices"][0]) >= {"target", "memory"}
+    assert second["speculation"]["drafted_by"]["memory"] > 0
+    assert "grammar" in sources_of(forced["choices"][0])
+    pieces = [one for choice in streamed for one in choice["token_sources"]]
+    assert "".join(one["text"] for one in pieces) == text_of(second)
+    assert "memory" in {one["source"] for one in pieces}
+    html = second._repr_html_()  # type: ignore[attr-defined]
+    assert 'title="copied from an earlier text"' in html
+    path = model_path("perm", n_vocab=320, seed=3, n_cycles=79)  # whose text repeats itself
+    for draft in ("prompt-lookup", "suffix"):
+        with Llama(path, draft=draft, controller="fixed", n_ctx=512) as llm:
+            assert sources_of(ask(llm, "Hel", **wanted)["choices"][0]) == {"target", "copy"}
+    with open_tiny(str(model_path("eagle3"))) as llm:
+        assert sources_of(ask(llm, **wanted)["choices"][0]) <= {"target", "model", "copy"}
+
+
 def test_auto_with_a_store_copies_from_it(store: Path) -> None:
     with open_tiny("auto", draft_memory=store) as llm:
         assert ask(llm)["speculation"]["drafter"] == "suffix"

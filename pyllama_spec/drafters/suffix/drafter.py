@@ -279,7 +279,8 @@ class Suffix(Drafter):
         if best is None or best.p[0] < self._first_chance:
             return NO_DRAFT
         self._copied[request.seq] = best
-        return Draft(best.ids, best.p, match_length=best.kinds[0].match_length)
+        match_length, is_remembered = best.kinds[0].match_length, best.source is not None
+        return Draft(best.ids, best.p, match_length=match_length, is_remembered=is_remembered)
 
     def _follow(
         self, source: Source | None, index: TokenIndex, tail: list[int], n: int
