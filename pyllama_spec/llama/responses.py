@@ -60,7 +60,7 @@ class Result(dict[str, Any]):
 
     """
 
-    _shown: tuple[tuple[tuple[str, bool], ...], ...] = ()
+    _shown: tuple[tuple[tuple[str, str], ...], ...] = ()
 
     def __init__(
         self, response: Mapping[str, Any] | None = None, records: Sequence[GenerationRecord] = ()
