@@ -136,7 +136,8 @@ class Side(Closeable):
         sampler = Sampler(self.runtime.model, self._options.sampler_params(vocab))
         start = process_time()
         try:
-            loop.prefill(sequence, prompt)
+            # A second run would copy the first one.
+            loop.prefill(sequence, prompt, remember=False)
             rounds = loop.generate(sequence, sampler, n_tokens, observe)
             steps = [next(rounds)]  # from the prompt
             before = self.runtime.context.transfers_with_drafts

@@ -75,17 +75,24 @@ class SpeculativeLoop:
         """Seconds of the last request."""
         return self._run.timing
 
-    def prefill(self, seq: SequenceState, prompt: Sequence[int]) -> None:
+    def prefill(
+        self, seq: SequenceState, prompt: Sequence[int], *, remember: bool = True
+    ) -> None:
         """Brings the sequence to the prompt, reusing what it already holds of it.
 
         Afterwards the target's last batch ends with the logits of the prompt's last token.
+
+        Args:
+            seq: the sequence.
+            prompt: its tokens.
+            remember: whether a drafter may keep the text for later requests.
 
         Raises:
             ContextFullError: the prompt does not fit the context.
             ArgumentError: it is empty, or an id is outside the vocabulary.
 
         """
-        run = SequenceRun(seq, prompt)
+        run = SequenceRun(seq, prompt, remember=remember)
         self.round.begin(run)
         self._run = run
         while run.n_missing:

@@ -12,7 +12,7 @@ import pytest
 
 from pyllama_spec import Llama, bench
 from pyllama_spec.bench.sides import Run, Side, open_sides
-from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst, PromptLookup
+from pyllama_spec.drafters import Draft, DraftRequest, Eagle3, LookupFirst, PromptLookup, Suffix
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import (
     ArgumentError,
@@ -169,6 +169,14 @@ def test_lookup_is_that_of_llama(tmp_path: Path, lookup: int | None, min_ngram: 
     with plain, spec:
         drafter = spec.runtime.round.drafter._drafter
         assert (drafter.min_ngram if isinstance(drafter, LookupFirst) else None) == min_ngram
+
+
+def test_no_run_copies_from_another_one(tmp_path: Path) -> None:
+    """Else a second repeat would measure a copy of the first."""
+    result = bench.run(tiny_config(tmp_path, draft="suffix", repeats=3))
+    alone = bench.run(tiny_config(tmp_path, draft=Suffix(7, remembers=False), repeats=1))
+    for one, other in zip(result.prompts, alone.prompts, strict=True):
+        assert {pair.spec.rounds for pair in one.pairs} == {other.pairs[0].spec.rounds}
 
 
 def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:

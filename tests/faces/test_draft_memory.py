@@ -53,6 +53,17 @@ def test_the_second_time_is_copied(n_parallel: int, options: dict[str, Any]) -> 
     assert second["speculation"]["reason_off"] is None
 
 
+def test_on_a_target_whose_tokens_decide_the_next_one_all_is_accepted(store: Path) -> None:
+    """PERM: what was seen once is right wherever it is drafted, in one sequence and in several."""
+    options: dict[str, Any] = {"draft": "suffix", "controller": "fixed", "n_ctx": 512}
+    for n_parallel in (1, 2):
+        with Llama(model_path("perm"), draft_memory=store, n_parallel=n_parallel, **options) as llm:
+            ask(llm, "abc", max_tokens=60)
+            counts = ask(llm, "abc", max_tokens=60)["speculation"]
+    assert counts["accepted"] == counts["drafted"] > 40
+    assert counts["tokens_per_round"] > 7
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -273,3 +284,27 @@ def test_generate_with_a_store(store: Path, capsys: pytest.CaptureFixture[str]) 
     words = [word for word in words if word not in ("--controller", "fixed")]
     assert main([*words, "--draft-memory", str(store)]) == 1
     assert "--draft-memory" in capsys.readouterr().err
+
+
+# ---- a real model
+
+
+def test_same_text_of_smollm2(smollm2_q4_0: Path, store: Path) -> None:
+    """Of records of one schema, greedy and seeded, before anything is known and behind it."""
+    letter = "Letter: {} from {} wants {} lamps.\nJSON:"
+    example = letter.format("Mona", "Kiel", 3) + ' {"name": "Mona", "city": "Kiel", "lamps": 3}\n'
+    asked = [("Ada", "Oslo", 4), ("Ben", "Graz", 17), ("Cora", "Lyon", 5)]
+    prompts = [example + letter.format(*one) for one in asked]
+    options = [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}]
+    answers, accepted = {}, {}
+    for draft in (None, "suffix"):
+        keywords: dict[str, Any] = {} if draft is None else {"draft_memory": store}
+        with Llama(
+            smollm2_q4_0, draft=draft, controller="fixed", n_ctx=512, n_threads=2, **keywords
+        ) as llm:
+            for again in range(1 if draft is None else 2):
+                found = [ask(llm, p, **{"max_tokens": 32, **o}) for p in prompts for o in options]
+                answers[draft, again] = [text_of(one) for one in found]
+                accepted[draft, again] = sum(one["speculation"]["accepted"] for one in found)
+    assert answers["suffix", 0] == answers["suffix", 1] == answers[None, 0]
+    assert accepted["suffix", 1] > accepted["suffix", 0] > 0
