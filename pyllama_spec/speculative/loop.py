@@ -75,9 +75,7 @@ class SpeculativeLoop:
         """Seconds of the last request."""
         return self._run.timing
 
-    def prefill(
-        self, seq: SequenceState, prompt: Sequence[int], *, remember: bool = True
-    ) -> None:
+    def prefill(self, seq: SequenceState, prompt: Sequence[int], *, remember: bool = True) -> None:
         """Brings the sequence to the prompt, reusing what it already holds of it.
 
         Afterwards the target's last batch ends with the logits of the prompt's last token.
