@@ -36,8 +36,8 @@ def add_bench(commands: _Commands) -> None:
     add("-m", "--model", type=file_name, required=True, help="the target's GGUF")
     add(
         "-d", "--draft", required=True, action="append",
-        help="none, prompt-lookup, grammar, mtp, auto, or the GGUF of a draft or of a smaller "
-        "model; several are measured in one run",
+        help="none, prompt-lookup, suffix, grammar, mtp, auto, or the GGUF of a draft or of a "
+        "smaller model; several are measured in one run",
     )  # fmt: skip
     add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
     add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")

@@ -321,3 +321,23 @@ def test_what_a_round_of_it_costs() -> None:
         controller.learn([span], Spent(0.002, 0.0055, 0.0001))
         seconds.append(spent_s + perf_counter() - start)
     assert statistics.median(seconds[200:]) < 200e-6
+
+
+def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
+    """As it turned out: and copies that say nothing are judged by their length as before."""
+    acceptance, text = Acceptance(), TextState()
+    sure = Draft([1, 2], [0.95, 0.6], match_length=4)
+    silent = Draft([1, 2], match_length=4)
+    first = acceptance.rates(silent)
+    assert acceptance.rates(sure) == pytest.approx([0.95, 0.6])
+    for _ in range(60):
+        acceptance.watch(text, sure, acceptance.rates(sure))
+        acceptance.meet(text, [1, 3])
+    right, wrong = acceptance.rates(sure)
+    assert right > 0.9 > 0.3 > wrong
+    assert acceptance.rates(silent) == first
+    for _ in range(60):
+        acceptance.watch(text, silent, acceptance.rates(silent))
+        acceptance.meet(text, [2])
+    assert acceptance.rates(silent)[0] < 0.3
+    assert acceptance.rates(sure) == [right, wrong]
