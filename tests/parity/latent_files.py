@@ -6,14 +6,20 @@ that make its graph work too.
 
 from __future__ import annotations
 
+import hashlib
+import random
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.fuzz import architectures
 from tests.fuzz.architectures import complete, first_header
 from tests.fuzz.gguf_bytes import GgufFile, Value
+from tests.models import cache_directory
 
 _HEADS_OF_THEIR_OWN = ("plm", "minicpm3")
 _WITH_STATES = ("kimi-linear", "kimi-k3", "bailingmoe3", "glm5-next")
@@ -23,6 +29,9 @@ LATENT = (
     "deepseek2", "mistral4", *_HEADS_OF_THEIR_OWN, *_WITH_STATES,
     *_WITH_INDEXER[:-1],
 )  # fmt: skip
+
+QUANTISED_SIZES = 1
+"""The seed of latent_path() whose heads are whole blocks of a quantised cache."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,20 @@ class Sizes:
     value: int = 16
     kv_rank: int = 16
     q_rank: int = 24
+
+
+def random_sizes(rng: random.Random, *, is_quantised: bool) -> Sizes:
+    """Sizes that the graphs take; with a quantised cache, whole blocks of 32."""
+    n_head = rng.randrange(1, 9)
+    return Sizes(
+        n_head=n_head,
+        n_embd=rng.choice((24, 40, 64, 100)),
+        nope=32 if is_quantised else rng.choice((2, 6, 8, 18, 32)),
+        rope=32 if is_quantised else rng.choice((2, 8, 10, 34)),
+        value=32 if is_quantised else rng.choice((3, 8, 16, 24, 40)),
+        kv_rank=rng.choice((32, 64) if is_quantised else (5, 12, 16, 33)),
+        q_rank=rng.choice((7, 24, 32)),
+    )
 
 
 def _u32(value: int) -> Value:
@@ -106,6 +129,29 @@ def latent_file(arch: str, folder: Path, sizes: Sizes | None = None, seed: int =
             file.tensors |= _indexer(f"blk.{i}.", sizes)
     path = folder / f"latent-{arch}.gguf"
     return write_random(complete(file, path), path, seed)
+
+
+@cache
+def _source_digest() -> str:
+    sources = (Path(__file__), Path(architectures.__file__))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+
+
+def latent_path(arch: str, seed: int) -> Path:
+    """A kept file of an architecture of LATENT; made now if there is none.
+
+    Args:
+        arch: its name.
+        seed: of weights and sizes. Those of QUANTISED_SIZES fit a quantised cache.
+
+    """
+    path = cache_directory() / f"latent-{arch}-{seed}-{_source_digest()}.gguf"
+    if not path.exists():
+        rng = random.Random(f"{arch} {seed}")
+        sizes = random_sizes(rng, is_quantised=seed == QUANTISED_SIZES)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            latent_file(arch, Path(folder), sizes, seed).replace(path)
+    return path
 
 
 def write_random(file: GgufFile, path: Path, seed: int = 0) -> Path:

@@ -14,7 +14,8 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -24,18 +25,24 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 
 from pyllama_spec import Drafter, Llama, PyllamaSpecError
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama_cpp import LlamaRAMCache
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.speculative import SpeculationStats
 from pyllama_spec.speculative.controller.base import Controller, DraftDecision, Span
-from tests.models import DECODERS, EOS, model_path
+from tests.models import EOS, model_path
 from tests.models.adapter import write_adapter
+from tests.models.mtp import HEADS
+from tests.parity.latent_files import latent_path
 from tests.parity.sessions import (
+    ARCHS,
+    CUT_SHORT,
     EXACT_ROWS,
     FORMATS,
+    QUANTISED_CACHES,
     Act,
     Ask,
     Drafting,
-    Opened,
     Session,
     Together,
     sessions,
@@ -43,7 +50,12 @@ from tests.parity.sessions import (
 from tests.scripted import Hostile, Intermittent, Pattern, Perfect, ScriptedDrafter, Wrong
 
 # Of the toys, those whose queries tests/models/adapter.py can write an adapter for.
-ADAPTED = ("llama", "qwen2", "qwen3", "gemma3", "olmo2")
+ADAPTED = (
+    "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "granite", "glm4", "olmo2",
+    "stablelm", "command-r", "starcoder2", "gpt-oss", "qwen35", "lfm2", "qwen35moe", "qwen3next",
+    "falcon-h1", "granitehybrid", "nemotron_h", "jamba", "glm4moe", "cohere2moe", "nemotron_h_moe",
+)  # fmt: skip
+_SMALL_TARGETS = ("llama", "gemma3", "mamba", "qwen35")
 _N_VOCAB = 320
 
 
@@ -141,8 +153,9 @@ class RandomLengths(Controller):
         return [self._random.randrange(len(span.draft.ids) + 2) for span in spans]
 
 
-def _drafter(drafting: Drafting) -> tuple[Drafter | Path | str, ScriptedDrafter | None]:
+def _drafter(session: Session) -> tuple[Drafter | Path | str, ScriptedDrafter | None]:
     """What `draft=` takes, and who is to be told the texts."""
+    drafting = session.drafting
     n, seed = drafting.n_draft or 8, drafting.seed
     rng = random.Random(seed)
     accepts = [rng.randrange(n + 1) for _ in range(7)]
@@ -159,16 +172,35 @@ def _drafter(drafting: Drafting) -> tuple[Drafter | Path | str, ScriptedDrafter 
     if drafting.kind == "intermittent":
         inner = _Pattern((), accepts, n)
         return Intermittent(inner, [rng.random() < 0.6 for _ in range(9)]), inner
-    if drafting.kind in ("eagle3", "dflash"):
-        return model_path(drafting.kind), None
-    return drafting.kind, None
+    # A draft's cache has the target's type, and so heads that it fits.
+    small: dict[str, Any] = {
+        "n_layer": 2, "output_scale": 3.0, "n_head": session.opened.n_head
+    }  # fmt: skip
+    files: dict[str, Any] = {
+        "eagle3": lambda: model_path("eagle3", n_head=session.opened.n_head),
+        "dflash": lambda: model_path("dflash", n_head=session.opened.n_head),
+        "copy": lambda: _path(session),
+        "small": lambda: model_path(_SMALL_TARGETS[seed % 4], seed=1, **small),
+        "foreign": lambda: model_path("llama", shuffle=3, **small),
+    }
+    if drafting.kind in files:
+        return files[drafting.kind](), None
+    return ("mtp" if drafting.kind == "certain-mtp" else drafting.kind), None
 
 
-def _path(opened: Opened) -> Path:
+def _path(session: Session) -> Path:
+    """The target's file, with a head where that drafts."""
+    opened, kind = session.opened, session.drafting.kind
+    if opened.sizes:
+        return latent_path(opened.arch, opened.sizes)
+    options: dict[str, Any] = {
+        "suppress_special": not opened.ends, "quantised": opened.quantised, "n_head": opened.n_head
+    }  # fmt: skip
+    if kind == "certain-mtp":
+        return model_path("perm_mtp", arch=opened.arch, output_scale=8.0, mixing=0.1, **options)
     return model_path(
-        opened.arch, output_scale=opened.output_scale, suppress_special=not opened.ends,
-        quantised=opened.quantised,
-    )  # fmt: skip
+        opened.arch, output_scale=opened.output_scale, n_heads=int(kind == "mtp"), **options
+    )
 
 
 @cache
@@ -181,6 +213,21 @@ def takes_head(arch: str, kind: str) -> bool:
     return True
 
 
+def _fitting(session: Session) -> Session:
+    """The session, with prompt lookup where there is no such draft for its target."""
+    opened, kind = session.opened, session.drafting.kind
+    fits = True
+    if kind in ("eagle3", "dflash"):
+        fits = not opened.sizes and takes_head(opened.arch, kind)
+    elif kind in ("mtp", "certain-mtp"):
+        # PERM's heads are as wide as its vocabulary allows, and fit no blocks of a cache.
+        fits = opened.arch in HEADS and not opened.sizes
+        fits = fits and (kind == "mtp" or opened.cache not in QUANTISED_CACHES)
+    if fits:
+        return session
+    return replace(session, drafting=replace(session.drafting, kind="prompt-lookup"))
+
+
 @cache
 def _adapter(target: Path, arch: str) -> Path:
     path = target.with_suffix(".adapter.gguf")
@@ -188,6 +235,16 @@ def _adapter(target: Path, arch: str) -> Path:
         partial = path.with_name(f"{path.name}.{os.getpid()}.part")
         write_adapter(target, partial, arch=arch).replace(path)
     return path
+
+
+def _values(options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Of a request's options, where a Session has names for them."""
+    values = dict(options)
+    if "response_format" in values:
+        values["response_format"] = FORMATS[values["response_format"]]
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(values["logit_bias"])
+    return values
 
 
 class Player:
@@ -204,29 +261,40 @@ class Player:
     """
 
     def __init__(self, session: Session, plain: Player | None = None) -> None:
-        opened, drafting = session.opened, session.drafting
-        self.opened, self.plain = opened, plain
+        self.session, self.opened, self.plain = session, session.opened, plain
         self.oracle: ScriptedDrafter | None = None
         self.prompts: list[list[int]] = []
         self.texts: list[list[int]] = []
         self._state: Any = None
+        self._is_adapted = False
+        self.llm = self._open()
+        self.is_single = self.opened.n_parallel == 1
+
+    def _open(self) -> Llama:
+        opened, drafting = self.opened, self.session.drafting
         options: dict[str, Any] = {}
-        if plain is not None:
-            draft, self.oracle = _drafter(drafting)
+        if self.plain is not None:
+            draft, self.oracle = _drafter(self.session)
             options = {
                 "draft": draft, "n_draft": drafting.n_draft,
-                "lookup": drafting.lookup if isinstance(draft, Path) else None,
+                "lookup": drafting.lookup if isinstance(draft, Path) or draft == "mtp" else None,
                 "n_parallel": min(opened.n_parallel, opened.n_batch),
                 "controller": RandomLengths(drafting.seed)
                 if drafting.controller == "random"
                 else drafting.controller,
             }  # fmt: skip
-        self.llm = Llama(
-            _path(opened), n_ctx=opened.n_ctx, n_batch=opened.n_batch, n_ubatch=opened.n_ubatch,
-            n_threads=opened.n_threads, flash_attn=opened.flash_attn, type_k=opened.cache,
-            type_v=opened.cache, swa_full=opened.swa_full, seed=1, **options,
+        return Llama(
+            _path(self.session), n_ctx=opened.n_ctx, n_batch=opened.n_batch,
+            n_ubatch=opened.n_ubatch, n_threads=opened.n_threads, flash_attn=opened.flash_attn,
+            type_k=opened.cache, type_v=opened.cache, swa_full=opened.swa_full, seed=1,
+            prefix_cache_bytes=opened.store, **options,
         )  # fmt: skip
-        self.is_single = opened.n_parallel == 1
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
 
     def play(self, act: Ask | Together | Act) -> list[Outcome]:
         """What comes of an act."""
@@ -247,7 +315,11 @@ class Player:
         running = [self._begun(ask, p) for ask, p in zip(many, prompts, strict=True)]
         for one in running:
             one.start()
-        return [self._read(one, None) for one in running]
+        return [self._read(one, ask) for ask, one in zip(many, running, strict=True)]
+
+    @property
+    def _has_wide_chunks(self) -> bool:
+        return min(self.opened.n_ubatch, self.opened.n_batch) > EXACT_ROWS
 
     def _prompt(self, ask: Ask, number: int) -> list[int]:
         """A request's prompt; wide ones begin anew where the place that they begin at counts."""
@@ -256,32 +328,46 @@ class Player:
         else:
             base = () if ask.base is None or ask.base >= len(self.texts) else self.texts[ask.base]
             prompt = [*base[: ask.n_base], *ask.tail]
-        chunk = min(self.opened.n_ubatch, self.opened.n_batch)
-        if number and chunk > EXACT_ROWS and len(prompt) > EXACT_ROWS:
+        if number and self._has_wide_chunks and len(prompt) > EXACT_ROWS:
             self.llm.reset()
         return prompt
 
     def _other(self, what: str) -> None:
-        llm = self.llm
         if what == "save":
-            self._state = llm.save_state()
+            self._state = self.llm.save_state()
         elif what == "load" and self._state is not None:
-            llm.load_state(self._state)
+            self._load(self._state)
         elif what == "reset":
-            llm.reset()
-        elif self.opened.arch in ADAPTED and what in ("on", "off"):
-            path = _adapter(_path(self.opened), self.opened.arch)
-            llm.set_adapters([(path, 1.0)] if what == "on" else [])
-            self._state = None  # of the other weights
+            self.llm.reset()
+        elif what == "move":
+            state = self.llm.save_state()
+            self.llm.close()
+            self.llm = self._open()
+            self._set_adapter(self._is_adapted)
+            self._load(state)
+        elif what == "cache" and not self._has_wide_chunks:
+            # What it holds depends on which of several requests ends first.
+            self.llm.set_cache(LlamaRAMCache())
+        elif what in ("on", "off") and self.opened.arch in ADAPTED:
+            self._is_adapted = what == "on"
+            self._set_adapter(self._is_adapted)
+
+    def _load(self, state: Any) -> None:
+        # A state is of the adapter that its request had, and refused beside another one.
+        with suppress(*(ArgumentError,) if self.opened.arch in ADAPTED else ()):
+            self.llm.load_state(state)
+
+    def _set_adapter(self, is_on: bool) -> None:
+        if self.opened.arch in ADAPTED:
+            path = _adapter(_path(self.session), self.opened.arch)
+            self.llm.set_adapters([(path, 1.0)] if is_on else [])
 
     # ---- one request
 
-    def _options(self, ask: Ask, prompt: Sequence[int]) -> dict[str, Any]:
-        options = dict(ask.options)
-        if "response_format" in options:
-            options["response_format"] = FORMATS[options["response_format"]]
-        if "logit_bias" in options:
-            options["logit_bias"] = dict(options["logit_bias"])
+    def _options(
+        self, ask: Ask, prompt: Sequence[int], begun: Sequence[Generation] = ()
+    ) -> dict[str, Any]:
+        options = _values(ask.options)
         last = len(prompt) + ask.at
 
         def breaks(ids: Any, scores: Any) -> Any:
@@ -289,37 +375,58 @@ class Player:
                 raise BreakError
             return scores
 
-        def cancels(ids: Any, scores: Any) -> Any:
-            if len(ids) == last:
-                self.llm.cancel()
-            return scores
+        def abort() -> None:
+            begun[0].abort()
+
+        def ends(end: Callable[[], object]) -> Any:
+            def at_last(ids: Any, scores: Any) -> Any:
+                if len(ids) == last:
+                    end()
+                return scores
+
+            return at_last
 
         if ask.fate == "raises":
             options["logits_processor"] = breaks
         elif ask.fate == "cancelled":
-            options["logits_processor"] = cancels
+            options["logits_processor"] = ends(self.llm.cancel)
+        elif ask.fate == "aborted":
+            options["logits_processor"] = ends(abort)
         elif ask.fate == "stops":
             options["stopping_criteria"] = lambda ids, scores: len(ids) >= last
         return options
 
+    @contextmanager
+    def _adapting(self, ask: Ask) -> Iterator[None]:
+        """The adapter is the request's, and then that of before."""
+        if ask.adapted:
+            self._set_adapter(not self._is_adapted)
+        yield
+        if ask.adapted:
+            self._set_adapter(self._is_adapted)
+
     def _begun(self, ask: Ask, prompt: list[int]) -> Generation:
-        return self.llm.generate_steps(prompt, **self._options(ask, prompt))
+        begun: list[Generation] = []
+        with self._adapting(ask):
+            begun.append(self.llm.generate_steps(prompt, **self._options(ask, prompt, begun)))
+        return begun[0]
 
     def _ask(self, ask: Ask, prompt: list[int]) -> Outcome:
         if ask.face == "steps" or ask.fate != "whole":
-            n_pieces = ask.at if ask.fate == "closed" else None
-            outcome = self._read(self._begun(ask, prompt), n_pieces)
+            outcome = self._read(self._begun(ask, prompt), ask)
         else:
-            outcome = self._completed(ask, prompt)
+            with self._adapting(ask):
+                outcome = self._completed(ask, prompt)
         if self.plain is None:
             self.texts.append(list(self.llm._runtime.runner.latest().tokens))
         if self.is_single and outcome.error is None:
             outcome.held = tuple(self.llm.input_ids[: self.llm.n_tokens].tolist())
         return outcome
 
-    def _read(self, generation: Generation, n_pieces: int | None) -> Outcome:
+    def _read(self, generation: Generation, ask: Ask) -> Outcome:
         """Reads a text to its end, or so many pieces of it."""
         record, error = generation.record, None
+        n_pieces = ask.at if ask.fate == "closed" else None
         try:
             if n_pieces is None:
                 generation.read_all()
@@ -405,36 +512,44 @@ def _check_drafter(outcome: Outcome, drafting: Drafting) -> None:
         assert stats.reason_off_error is None, f"the drafter failed: {stats.reason_off}"
 
 
+def _check_same(act: Ask | Together | Act, ask: Ask, one: Outcome, other: Outcome) -> None:
+    """That a drafted outcome is that of plain decoding."""
+    is_together = isinstance(act, Together)
+    if ask.fate in CUT_SHORT or (is_together and ask.fate == "closed"):
+        # A draft goes on to the end of its batch, and one of several beside others' rounds.
+        assert one.tokens is not None and other.tokens is not None
+        if len(one.tokens) + 1 >= ask.at:
+            assert other.tokens[: len(one.tokens)] == one.tokens
+            return
+    parts = _unequal(one, replace(other, held=one.held) if is_together else other)
+    assert not parts, f"it differs in {parts}"
+
+
 def compare(session: Session) -> Counter[str]:
     """Plays a session without and with drafts; returns how much was compared."""
+    session = _fitting(session)
+    opened, drafting = session.opened, session.drafting
     counts: Counter[str] = Counter(sessions=1)
-    kind = session.drafting.kind
-    if kind in ("eagle3", "dflash") and not takes_head(session.opened.arch, kind):
-        kind = "prompt-lookup"
-    drafting = replace(session.drafting, kind=kind)
-    session = replace(session, drafting=drafting)
-    plain = Player(session)
-    with plain.llm:
+    with Player(session) as plain:
         expected = [plain.play(act) for act in session.acts]
-    drafted = Player(session, plain)
-    with drafted.llm:
+    with Player(session, plain) as drafted:
         number = 0
         for act, wanted in zip(session.acts, expected, strict=True):
-            for one, other in zip(wanted, drafted.play(act), strict=True):
+            several = act.asks if isinstance(act, Together) else (act,)
+            for ask, one, other in zip(several, wanted, drafted.play(act), strict=False):
+                assert isinstance(ask, Ask)
                 n_prompt = len(plain.prompts[number])
                 number += 1
                 check_counts(one, n_prompt, None)
                 check_counts(other, n_prompt, drafting)
                 _check_drafter(other, drafting)
-                if isinstance(act, Ask) and act.fate == "cancelled":
-                    # A draft goes on to the end of its batch.
-                    assert other.tokens is not None and one.tokens is not None
-                    assert other.tokens[: len(one.tokens)] == one.tokens
-                else:
-                    parts = _unequal(one, other)
-                    assert not parts, f"request {number} differs in {parts}"
+                _check_same(act, ask, one, other)
                 counts["comparisons"] += 1
-                counts[f"of {kind}"] += 1
+                counts[f"of {drafting.kind}"] += 1
+                counts[f"in {opened.arch}"] += 1
+                counts[f"with {opened.cache or 'f16'}"] += 1
+                counts["adapted"] += ask.adapted and opened.arch in ADAPTED
+                counts["together"] += isinstance(act, Together)
                 counts["errors"] += one.error is not None
                 for key in ("drafted", "accepted", "proposed", "forced", "rounds"):
                     counts[key] += other.speculation.get(key, 0)
@@ -446,7 +561,7 @@ def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--arch", nargs="*", default=list(DECODERS))
+    parser.add_argument("--arch", nargs="*", default=list(ARCHS))
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ.setdefault("PYLLAMA_SPEC_COSTS", "off")

@@ -7,12 +7,15 @@ repr() is the code that makes it. session_play.py plays it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from tests.models import DECODERS, EOS
+from tests.models.build import WITH_HEADS
+from tests.models.mtp import HEADS
+from tests.parity.latent_files import LATENT, QUANTISED_SIZES
 
 # Wider parts of a prompt round differently, and where they begin depends on what is held.
 EXACT_ROWS = 32
@@ -34,16 +37,34 @@ FORMATS: dict[str, Any] = {
     "schema": {"type": "json_object", "schema": _SCHEMA},
 }
 ORACLES = ("perfect", "wrong", "pattern", "intermittent", "hostile", "failing")
-DRAFTERS = (*ORACLES, "prompt-lookup", "suffix", "grammar", "eagle3", "dflash")
+SMALL_MODELS = ("copy", "small", "foreign")
+DRAFTERS = (
+    *ORACLES, "prompt-lookup", "suffix", "grammar", "eagle3", "dflash", "mtp", "certain-mtp", *SMALL_MODELS,
+)  # fmt: skip
 CONTROLLERS = ("fixed", "random", "profit", "off")
-FATES = ("whole", "closed", "raises", "stops", "cancelled")
+FATES = ("whole", "closed", "raises", "stops", "cancelled", "aborted")
+# The text of these has what was read, or drafted, until the end came.
+CUT_SHORT = ("cancelled", "aborted")
+TOYS = (*DECODERS, *WITH_HEADS)
+ARCHS = (*TOYS, *(arch for arch in LATENT if arch not in TOYS))
+QUANTISED_CACHES = ("q8_0", "q4_0")
+_MAX_SIZES = 3
 
 
 @dataclass(frozen=True)
 class Opened:
-    """How the model is opened, with a draft and without."""
+    """How the model is opened, with a draft and without.
+
+    Attributes:
+        sizes: of latent attention, the seed of heads of random sizes; 0 for the toy's.
+        n_head: of toys, and of drafts.
+        store: prefix_cache_bytes.
+
+    """
 
     arch: str = "llama"
+    sizes: int = 0
+    n_head: int = 4
     output_scale: float = 3.0
     ends: bool = False
     """Whether the text may end by itself."""
@@ -56,11 +77,21 @@ class Opened:
     cache: str | None = None
     swa_full: bool = True
     n_parallel: int = 1
+    store: int | None = None
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """Who drafts, and how much."""
+    """Who drafts, and how much.
+
+    Attributes:
+        kind: one of DRAFTERS. "mtp" is a head of random weights, and "certain-mtp" one that is
+            right as a rule; "copy" is the target once more, "small" another model with the same
+            vocabulary, "foreign" one with another vocabulary.
+        lookup: of files.
+        seed: of what an oracle and a controller do; of "small", which model it is.
+
+    """
 
     kind: str = "perfect"
     n_draft: int | None = 8
@@ -79,7 +110,8 @@ class Ask:
             tokens come before; a number that there is not yet is none.
         options: fields of RequestOptions; a grammar, a format and a bias by their names here.
         fate: "whole", or what befalls it at its `at`-th token: its stream is closed, a logits
-            processor raises, a stopping criterion says so, a logits processor cancels.
+            processor raises, a stopping criterion says so, a logits processor cancels, or aborts.
+        adapted: whether with an adapter, where the model has none, and the other way round.
         face: "steps", "completion", "echo" or "stream": by which call it is made; others than whole
             ones are steps.
 
@@ -92,6 +124,7 @@ class Ask:
     fate: str = "whole"
     at: int = 0
     face: str = "steps"
+    adapted: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,7 +136,10 @@ class Together:
 
 @dataclass(frozen=True)
 class Act:
-    """Anything else: "save" or "load" a state, "reset", an adapter "on" or "off"."""
+    """Anything else: "save" or "load" a state, "reset", an adapter "on" or "off".
+
+    "move" takes the state along into the model opened anew; "cache" keeps states of completions.
+    """
 
     what: str
 
@@ -117,11 +153,41 @@ class Session:
     acts: tuple[Ask | Together | Act, ...] = (Ask(),)
 
 
+def _fitting(opened: Opened) -> Opened:
+    """The opening, or the nearest one that there is."""
+    arch, sizes, n_head, quantised = opened.arch, opened.sizes, opened.n_head, opened.quantised
+    cache, flash_attn, n_parallel = opened.cache, opened.flash_attn, opened.n_parallel
+    if arch == "glm5-next":
+        n_parallel = 1  # Context.exact_rows promises nothing
+    if arch == "deepseek4":
+        # With heads of those sizes, and with such caches, the engine divides by zero.
+        cache = None if cache in QUANTISED_CACHES else cache
+        sizes = max(sizes, QUANTISED_SIZES + 1)
+    if arch == "plm":
+        # The engine's graph does not fit its own cache with flash attention.
+        cache, flash_attn = None if cache in QUANTISED_CACHES else cache, False
+    if cache in QUANTISED_CACHES:
+        # Values of blocks need flash attention, and heads of whole blocks.
+        flash_attn, n_head = True, 2
+    if arch not in LATENT:
+        sizes = 0
+    elif cache in QUANTISED_CACHES or not (sizes or arch in TOYS):
+        sizes = QUANTISED_SIZES
+    if sizes:
+        quantised = ""
+    return replace(
+        opened, sizes=sizes, n_head=n_head, quantised=quantised, cache=cache,
+        flash_attn=flash_attn, n_parallel=n_parallel,
+    )  # fmt: skip
+
+
 def openings(archs: Sequence[str], n_threads: Sequence[int]) -> st.SearchStrategy[Opened]:
     """Every way to open a model of these architectures that its text is a function of."""
     return st.builds(
         Opened,
         arch=st.sampled_from(archs),
+        sizes=st.integers(0, _MAX_SIZES),
+        n_head=st.sampled_from((4, 4, 4, 2)),
         output_scale=st.sampled_from((3.0, 1.0, 16.0)),
         ends=st.booleans(),
         quantised=st.sampled_from(("", "", "", "Q8_0", "Q4_0")),
@@ -129,11 +195,12 @@ def openings(archs: Sequence[str], n_threads: Sequence[int]) -> st.SearchStrateg
         n_batch=st.sampled_from((64, 33, 32, 17, 8, 3, 1, 512)),
         n_ubatch=st.sampled_from((32, 8, 4, 5, 1, 2, 16, 31, 33, 64, 512)),
         n_threads=st.sampled_from(n_threads),
-        flash_attn=st.sampled_from((None, True)),
-        cache=st.sampled_from((None, None, "f32", "bf16")),
+        flash_attn=st.sampled_from((None, True, False)),
+        cache=st.sampled_from((None, None, None, "f32", "bf16", *QUANTISED_CACHES)),
         swa_full=st.booleans(),
         n_parallel=st.sampled_from((1, 1, 1, 2, 3)),
-    )
+        store=st.sampled_from((None, None, 0, 100_000)),
+    ).map(_fitting)
 
 
 def draftings() -> st.SearchStrategy[Drafting]:
@@ -192,22 +259,23 @@ def asks(fates: Sequence[str] = FATES) -> st.SearchStrategy[Ask]:
         fate=st.sampled_from(("whole",) * 6 + tuple(fates)),
         at=st.integers(0, 8),
         face=st.sampled_from(("steps", "steps", "completion", "echo", "stream")),
+        adapted=st.sampled_from((False, False, False, True)),
     )
 
 
 def _acts(n_parallel: int) -> st.SearchStrategy[Any]:
     others: list[st.SearchStrategy[Any]] = [
-        st.sampled_from(("save", "load", "reset", "on", "off")).map(Act)
+        st.sampled_from(("save", "load", "reset", "on", "off", "move", "cache")).map(Act)
     ]
     if n_parallel > 1:
-        several = st.lists(asks(("whole", "raises", "stops")), min_size=2, max_size=4)
+        several = st.lists(asks(("raises", "stops", "closed", "aborted")), min_size=2, max_size=4)
         others += [several.map(lambda some: Together(tuple(some)))] * 2
     return st.one_of(asks(), asks(), asks(), *others)
 
 
 @st.composite
 def sessions(
-    draw: st.DrawFn, archs: Sequence[str] = DECODERS, n_threads: Sequence[int] = (1,)
+    draw: st.DrawFn, archs: Sequence[str] = ARCHS, n_threads: Sequence[int] = (1,)
 ) -> Session:
     """Sessions of one to five acts; the first is a request.
 
@@ -217,6 +285,9 @@ def sessions(
         n_threads: threads to choose from. Two on a machine with other work wait for each other.
 
     """
+    drafting = draw(draftings())
+    if drafting.kind in ("mtp", "certain-mtp"):
+        archs = [arch for arch in archs if arch in HEADS] or archs
     opened = draw(openings(archs, n_threads))
     rest = draw(st.lists(_acts(opened.n_parallel), max_size=4))
-    return Session(opened, draw(draftings()), (draw(asks()), *rest))
+    return Session(opened, drafting, (draw(asks()), *rest))

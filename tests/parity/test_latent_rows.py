@@ -15,30 +15,22 @@ import pytest
 
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ContextOpenError
-from tests.parity.latent_files import LATENT, Sizes, latent_file
+from tests.parity.latent_files import (
+    LATENT,
+    QUANTISED_SIZES,
+    latent_file,
+    latent_path,
+    random_sizes,
+)
 from tests.tiers import release_except
 
 _N_ROWS = 64
 _MAX_WIDTH = 32
 _QUICK = ("deepseek2", "deepseek32", "kimi-linear", "plm")
 _SEEDS = range(8)
-_CACHES = (None, None, "f32", "bf16", "q8_0", "q4_0")
+_QUANTISED = ("q8_0", "q4_0")
+_CACHES = (None, None, "f32", "bf16", *_QUANTISED)
 _WITH_TWO_THREADS = 7
-
-
-def _random_sizes(rng: random.Random, cache: str | None) -> Sizes:
-    n_head = rng.randrange(1, 9)
-    # Blocks of a quantised cache have to divide what a head holds.
-    unit = 32 if cache in ("q8_0", "q4_0") else 1
-    return Sizes(
-        n_head=n_head,
-        n_embd=rng.choice((24, 40, 64, 100)),
-        nope=rng.choice((2, 6, 8, 18, 32)) if unit == 1 else 32,
-        rope=rng.choice((2, 8, 10, 34)) if unit == 1 else 32,
-        value=rng.choice((3, 8, 16, 24, 40)) if unit == 1 else 32,
-        kv_rank=rng.choice((5, 12, 16, 33)) if unit == 1 else rng.choice((32, 64)),
-        q_rank=rng.choice((7, 24, 32)),
-    )
 
 
 def _random_params(rng: random.Random, cache: str | None) -> dict[str, Any]:
@@ -46,7 +38,7 @@ def _random_params(rng: random.Random, cache: str | None) -> dict[str, Any]:
     params: dict[str, Any] = {
         "n_ubatch": n_ubatch, "n_batch": max(n_ubatch, 33), "n_outputs_max": _MAX_WIDTH,
     }  # fmt: skip
-    if rng.random() < 0.5 or cache in ("q8_0", "q4_0"):
+    if rng.random() < 0.5 or cache in _QUANTISED:
         params["flash_attn"] = True
     if cache is not None:
         params |= {"type_k": cache, "type_v": cache}
@@ -94,7 +86,8 @@ def test_rows_are_those_of_single_tokens(arch: str, seed: int, tmp_path: Path) -
     rng = random.Random(f"{arch} {seed}")
     # The engine divides by zero where it opens a quantised cache for deepseek4.
     cache = rng.choice(_CACHES[:4] if arch == "deepseek4" else _CACHES)
-    path = latent_file(arch, tmp_path, _random_sizes(rng, cache), seed)
+    sizes = random_sizes(rng, is_quantised=cache in _QUANTISED)
+    path = latent_file(arch, tmp_path, sizes, seed)
     for _ in range(2):
         params = {**_random_params(rng, cache), "n_threads": 2 if seed == _WITH_TWO_THREADS else 1}
         try:
@@ -102,3 +95,23 @@ def test_rows_are_those_of_single_tokens(arch: str, seed: int, tmp_path: Path) -
         except ContextOpenError:
             # The engine's graph of plm does not fit its own cache with flash attention.
             assert arch == "plm" and params.get("flash_attn")
+
+
+@pytest.mark.parametrize("arch", ["glm5-next", "deepseek32", "kimi-linear"])
+def test_rows_beside_another_text(arch: str) -> None:
+    """Equal scores of glm5-next's indexer fall otherwise, and nothing is promised there."""
+    tokens = list(range(97, 121))
+    rows: list[Any] = []
+    with Model(latent_path(arch, QUANTISED_SIZES)) as model:
+        for n_seqs in (1, 2):
+            with Context(model, n_ctx=64 * n_seqs, n_seq_max=n_seqs, n_threads=1) as context:
+                batch = Batch(1)
+                for seq in range(n_seqs):
+                    for pos, token in enumerate(tokens if seq == n_seqs - 1 else tokens[::-1]):
+                        batch.clear()
+                        batch.extend([token], pos, seq=seq, output_all=True)
+                        context.decode(batch)
+                rows.append(context.logits(0).copy())
+                is_exact = context.exact_rows == _MAX_WIDTH
+                assert is_exact == (n_seqs == 1 or arch != "glm5-next")
+    assert np.array_equal(*rows) or not is_exact

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative import SequenceState, SpeculationStats
@@ -19,9 +19,19 @@ from pyllama_spec.speculative import round as round_module
 from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import Span
 from pyllama_spec.speculative.rollback import Rollback
-from tests.models import DECODERS
 from tests.parity.session_play import compare
-from tests.parity.sessions import Act, Ask, Drafting, Opened, Session, Together, sessions
+from tests.parity.sessions import (
+    ARCHS,
+    DRAFTERS,
+    QUANTISED_CACHES,
+    Act,
+    Ask,
+    Drafting,
+    Opened,
+    Session,
+    Together,
+    sessions,
+)
 
 _PHASES = (Phase.generate, Phase.shrink)
 _N_QUICK, _N_RELEASE = 300, 20_000
@@ -50,6 +60,28 @@ KEPT = {
             Together((Ask(base=0, n_base=20, options=_GREEDY), Ask(options=_GREEDY))),
             Act("save"), Ask(tail=(1, 2), options=_GREEDY, fate="closed", at=3), Act("load"),
             Ask(base=0, n_base=12, options=_GREEDY),
+        ),
+    ),
+    "heads of sizes that divide nothing, a batch of many physical ones": Session(
+        Opened("mistral4", sizes=3, n_batch=64, n_ubatch=3, flash_attn=True), Drafting("copy", 20),
+        (Ask(options=_GREEDY), Ask(base=0, n_base=20, tail=(7,), options=_GREEDY, face="echo")),
+    ),
+    "a latent cache of blocks, side by side": Session(
+        Opened("glm-dsa", sizes=1, cache="q8_0", flash_attn=True, n_ubatch=4, n_parallel=3),
+        Drafting("perfect", 13),
+        (Together((Ask(options=_GREEDY), Ask(options=_GREEDY, fate="closed", at=3),
+                   Ask(tail=(1, 2), options=_GREEDY, fate="aborted", at=5))),),
+    ),
+    "a head, and a text that goes on in the model opened anew": Session(
+        Opened("qwen35", n_ubatch=8, store=0), Drafting("certain-mtp", 5),
+        (Ask(options=_GREEDY), Act("move"), Ask(base=0, n_base=30, tail=(5,), options=_GREEDY)),
+    ),
+    "a model of another vocabulary, with an adapter for one of three": Session(
+        Opened("gemma3", n_parallel=2, store=100_000), Drafting("foreign", 8, "random"),
+        (
+            Together((Ask(options=_GREEDY), Ask(options=_GREEDY, adapted=True),
+                      Ask(tail=(9, 9), options=_GREEDY))),
+            Act("cache"), *(Ask(base=0, n_base=15, options=_GREEDY, face="completion"),) * 2,
         ),
     ),
 }  # fmt: skip
@@ -104,29 +136,36 @@ def test_a_wrong_loop_is_noticed(
 def test_three_hundred_sessions_of_all_architectures() -> None:
     """The same ones each time: a gate is no place for luck."""
     counts: Counter[str] = Counter()
+    for number, arch in enumerate(ARCHS):
 
-    @settings(
-        max_examples=_N_QUICK, deadline=None, derandomize=True, database=None, phases=_PHASES,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(sessions())
-    def play(session: Session) -> None:
-        counts.update(compare(session))
+        @seed(number)
+        @settings(
+            max_examples=-(-_N_QUICK // len(ARCHS)), deadline=None, database=None, phases=_PHASES,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(sessions((arch,)))
+        def play(session: Session) -> None:
+            counts.update(compare(session))
 
-    play()
+        play()
     assert counts["sessions"] >= _N_QUICK
     assert counts["comparisons"] > _N_QUICK
     assert 0 < counts["accepted"] < counts["drafted"] < counts["proposed"]
-    assert counts["forced"] > 0 and counts["errors"] > 0
+    for key in ("forced", "errors", "together", "adapted"):
+        assert counts[key] > 0, key
+    for kind in DRAFTERS:
+        assert counts[f"of {kind}"] > 0, f"{kind} drafted in none of them"
+    for kind in ("f16", "f32", "bf16", *QUANTISED_CACHES):
+        assert counts[f"with {kind}"] > 0, f"none has a cache of {kind}"
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("arch", DECODERS)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_twenty_thousand_sessions(arch: str) -> None:
     """Other ones each time, as many of each architecture."""
 
     @settings(
-        max_examples=-(-_N_RELEASE // len(DECODERS)), deadline=None, database=None,
+        max_examples=-(-_N_RELEASE // len(ARCHS)), deadline=None, database=None,
         phases=_PHASES, print_blob=True, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(sessions((arch,), n_threads=(1,) * 9 + (2,)))
