@@ -15,7 +15,7 @@ from pyllama_spec.engine.system import devices, system_info
 FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
 # Whose indexer chooses among the pools of all sequences: where scores are equal, as zeros often
 # are, the other sequences' pools decide which of them is chosen.
-_SHARED_POOLS = ("glm5-next",)
+_SHARED_POOLS = ("glm5-next", "qwen4exp")
 # Parts of a CPU build that take products for themselves: Intel's matrix unit, Arm's library.
 _OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1")
 
@@ -25,7 +25,7 @@ def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) ->
 
     Args:
         model: on a GPU, or beside another library for matrix products, nothing is promised; nor of
-            glm5-next, where there are several sequences.
+            glm5-next and qwen4exp, where there are several sequences.
         n_seq_max: sequences of the context.
         kv_unified: whether they share one buffer, in which their cells interleave: sums are made in
             the order of the cells then.

@@ -132,8 +132,7 @@ def test_bad_calls() -> None:
         for row in (0, 1, 3, -1):
             with pytest.raises(ArgumentError):
                 context.likeliest(row)
-        wrong: Any
-        for wrong in (
+        wrongs: tuple[Any, ...] = (
             np.zeros(n - 1, np.int32), np.zeros((1, n), np.int32), np.zeros(n, np.int64),
             np.zeros(2 * n, np.int32)[::2],
         )  # fmt: skip

@@ -39,7 +39,8 @@ FORMATS: dict[str, Any] = {
 ORACLES = ("perfect", "wrong", "pattern", "intermittent", "hostile", "failing")
 SMALL_MODELS = ("copy", "small", "foreign")
 DRAFTERS = (
-    *ORACLES, "prompt-lookup", "suffix", "grammar", "eagle3", "dflash", "mtp", "certain-mtp", *SMALL_MODELS,
+    *ORACLES, "prompt-lookup", "suffix", "grammar", "eagle3", "dflash", "mtp", "certain-mtp",
+    *SMALL_MODELS,
 )  # fmt: skip
 CONTROLLERS = ("fixed", "random", "profit", "off")
 FATES = ("whole", "closed", "raises", "stops", "cancelled", "aborted")
