@@ -242,7 +242,9 @@ def test_seeds() -> None:
         texts = [text_of(llm(PROMPT, **options)) for _ in range(2)]
         assert texts[0] != texts[1], "the model's seed begins a stream"
         assert text_of(llm(PROMPT, seed=4, **options)) != texts[0]
-        assert text_of(llm(PROMPT, seed=-1, **options)) != text_of(llm(PROMPT, seed=-1, **options))
+        # Two random texts of this small model are alike once in 460 times.
+        random = {text_of(llm(PROMPT, seed=-1, **options)) for _ in range(8)}
+        assert len(random) > 1
 
 
 @pytest.mark.parametrize(
