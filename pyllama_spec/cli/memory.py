@@ -99,7 +99,7 @@ def _build(args: argparse.Namespace) -> int:
         n_files, found = upkeep.build(store, model.vocab, args.paths, bar)
     _say(f"{n_files} files with text; {_summary(store)}")
     if found is None:
-        _say("too few files to hold any out: what it is worth will show")
+        _say("too few files for an estimate of what it is worth")
     else:
         _say(
             f"of a tenth that was held out, {found.n_tokens} tokens, copies would have given "

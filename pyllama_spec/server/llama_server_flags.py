@@ -70,7 +70,12 @@ def _layers(text: str) -> int:
 
 
 def _attention(text: str) -> bool | None:
-    return None if text == "auto" else _switch(text)
+    if text == "auto":
+        return None
+    try:
+        return _switch(text)
+    except ArgumentError:
+        raise ArgumentError(f"{text!r:.60} is not on, off or auto: write one of them") from None
 
 
 def _switch(text: str) -> bool:
@@ -335,12 +340,13 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     """
     wanted = Wanted({}, [])
     unknown: list[str] = []
+    refused: list[str] = []
     words = iter(arguments)
     for word in words:
         if word in _BY_NAME:
             _take(_BY_NAME[word], word, words, wanted.values)
         elif word in REFUSED:
-            raise UnsupportedError(f"{word}: {REFUSED[word]}")
+            refused.append(f"{word}: {REFUSED[word]}")
         elif word in _IDLE:
             n, why = _IDLE[word]
             for _ in range(n):
@@ -348,6 +354,8 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
             wanted.notes.append(f"{word} changes nothing: {why}")
         else:
             unknown.append(word)
+    if refused:
+        raise UnsupportedError("; ".join(refused))
     if unknown:
         raise ArgumentError(
             f"not known here: {' '.join(unknown)}; --help lists the flags of llama-server that are"

@@ -57,7 +57,7 @@ class Service:
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.is_stopping = self.is_cutting = False
+        self.is_stopping = self.is_cutting = self._is_hurried = False
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
         running, waiting = self._n_running, self._n_waiting
         self.metrics = Metrics({
@@ -174,7 +174,7 @@ class Service:
         return sum(stage in ("new", "queued") for stage in self._stages())
 
     async def stop(self) -> tuple[int, int]:
-        """Takes nothing new, and waits until what runs has ended, or its time is over.
+        """Takes nothing new, and waits until what runs has ended, its time is over or cut_now().
 
         Returns:
             How many requests ran, and how many of them were ended before their end.
@@ -182,12 +182,23 @@ class Service:
         """
         self.is_stopping = True
         running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
+        if running:
+            log.info(
+                "stopping: %d running, cut in %g s; a second signal cuts now",
+                len(running), self.settings.stop_timeout_s,
+            )  # fmt: skip
         while (left := [task for task in running if not task.done()]) and monotonic() < until:
+            if self._is_hurried:
+                break
             await asyncio.sleep(_LOOK_S)
         self.is_cutting = True
         for task in left:
             task.cancel()
         return len(running), len(left)
+
+    def cut_now(self) -> None:
+        """Has stop() wait no longer; from any thread, and from a signal's handler."""
+        self._is_hurried = True
 
     def note_failure(self, error: BaseException) -> None:
         """Logs what nobody foresaw: its kind and place. Its words may be a client's text."""

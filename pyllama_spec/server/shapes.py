@@ -25,7 +25,7 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-class Speculation(Struct, kw_only=True):
+class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
     """How a request is drafted, and whether its answer says so token by token.
 
     Attributes:

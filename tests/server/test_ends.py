@@ -221,11 +221,21 @@ def test_the_end_of_the_server_cuts_what_does_not_end() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_command(kind: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stop_timeout_s", "is_repeated"),
+    [
+        (signal.SIGTERM, "0.2", False),
+        (signal.SIGINT, "0.2", False),
+        (signal.SIGTERM, "3600", True),
+        (signal.SIGINT, "3600", True),
+    ],
+)
+def test_a_signal_ends_the_command(
+    kind: signal.Signals, stop_timeout_s: str, is_repeated: bool, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model_path("llama"))]
-    more = ["--port", "0", "-c", "128", "-t", "1", "--stop-timeout", "0.2", "-d", "prompt-lookup",
-            "--cache-dir", str(tmp_path / "kept")]  # fmt: skip
+    more = ["--port", "0", "-c", "128", "-t", "1", "--stop-timeout", stop_timeout_s,
+            "-d", "prompt-lookup", "--cache-dir", str(tmp_path / "kept")]  # fmt: skip
     process = subprocess.Popen(
         [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYLLAMA_SPEC_API_KEY": "the-key"},
@@ -243,6 +253,11 @@ def test_a_signal_ends_the_command(kind: signal.Signals, tmp_path: Path) -> None
         sock.sendall(head.encode() + body)
         assert sock.recv(4096).startswith(b"HTTP/1.1 200")
         process.send_signal(kind)
+        assert process.stderr is not None
+        while is_repeated and "a second signal cuts now" not in process.stderr.readline():
+            pass
+        if is_repeated:
+            process.send_signal(kind)
         told = b""
         while part := sock.recv(65536):
             told = (told + part)[-4096:]
