@@ -176,7 +176,7 @@ class _Server(uvicorn.Server):
             for one, handler in before.items():
                 signal.signal(one, handler)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first one stops it, a further one cuts what still runs."""
         if self.should_exit:
             self._app.service.cut_now()
