@@ -199,7 +199,11 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """HTTP, of a client who has to say within some seconds what it wants."""
+    """HTTP, of a client who has to say within some seconds what it wants.
+
+    A body that nobody reads has as long to end, counted from its answer: bytes of it unset the
+    timer that uvicorn has for the time between two requests.
+    """
 
     header_timeout_s = 10.0
     _timer: asyncio.TimerHandle | None = None
@@ -207,24 +211,34 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """A client has come."""
         super().connection_made(transport)
-        self._wait_for_head()
+        self._look()
 
     def data_received(self, data: bytes) -> None:
         """A part of what it says."""
         super().data_received(data)
-        is_waiting = self.conn.their_state is h11.IDLE
-        if not is_waiting:
-            self._stop_timer()
-        elif self._timer is None and self.conn.trailing_data[0]:
-            self._wait_for_head()
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """An answer was sent, whether or not the body that it answers was read."""
+        super().on_response_complete()
+        self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It has left."""
         self._stop_timer()
         super().connection_lost(exc)
 
-    def _wait_for_head(self) -> None:
-        self._timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
+    def _look(self) -> None:
+        """Has a timer run where the client has to say something, and none where we have."""
+        theirs, ours = self.conn.their_state, self.conn.our_state
+        if theirs is h11.IDLE:
+            is_awaited = self.timeout_keep_alive_task is None
+        else:
+            is_awaited = theirs is h11.SEND_BODY and ours in (h11.DONE, h11.MUST_CLOSE)
+        if not is_awaited:
+            self._stop_timer()
+        elif self._timer is None:
+            self._timer = self.loop.call_later(self.header_timeout_s, self.transport.abort)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

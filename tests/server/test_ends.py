@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +285,42 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
             assert sock.recv(4096).startswith(b"HTTP/1.1 200")
             sock.sendall(b"GET /heal")
             assert b"HTTP" not in _closed(sock)
+
+
+_UNREAD = "GET /health HTTP/1.1\r\nHost: a\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "parts"),
+    [
+        (_UNREAD + "Content-Length: 100000000\r\n", 200, [b"a"]),
+        (_UNREAD + "Content-Length: 100000000\r\n", 200, [b"a"] * 20),
+        (_UNREAD + "Content-Length: 2\r\n", 200, [b"a", b"b"]),  # it ends, and nothing follows
+        (_UNREAD + "Transfer-Encoding: chunked\r\n", 200, [b"1", b"\r\na\r\n"]),
+        (_UNREAD + "Transfer-Encoding: chunked\r\n", 200, [b"1\r\na\r\n0\r\n\r\n", b"G"]),
+        (f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n", 401, [b"a"]),
+        (f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n", 401, [b"5"]),
+        ("GET /none HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n", 401,
+         [b"a"]),
+        (f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n"
+         "Content-Length: 100000000\r\n", 413, [b"a", b"b"]),
+    ],
+)  # fmt: skip
+def test_a_body_that_nobody_reads_holds_no_connection(
+    head: str, status: int, parts: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes behind the answer unset the timer of a connection that waits for a request."""
+    monkeypatch.setattr("tests.server.world.Listening", _Hasty)
+    with (
+        served(open_tiny(), api_keys=("key",)) as client,
+        socket.create_connection((client.host, client.port), timeout=PATIENCE_S) as sock,
+    ):
+        sock.sendall(f"{head}\r\n".encode())
+        assert sock.recv(4096).startswith(f"HTTP/1.1 {status}".encode())
+        with suppress(ConnectionError):  # it may end before all parts are sent
+            for part in parts:
+                sock.sendall(part)
+        assert b"HTTP" not in _closed(sock)
 
 
 def _Hasty(port: int) -> Any:  # noqa: N802 - stands in for a class
