@@ -15,6 +15,8 @@ from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Specul
 
 # Whose key a request has, in the task that answers it; "" where none is needed.
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
+# In lists and objects of one request: 2,048 messages with many parts each have fewer.
+_MAX_VALUES = 100_000
 # What a body calls otherwise than RequestOptions.
 _RENAMED = {
     "repetition_penalty": "repeat_penalty",
@@ -41,12 +43,15 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
         ApiError: it is beyond a bound.
 
     """
+    fields = msgspec.structs.asdict(request)
+    # A prompt may be as many ids as the context has.
+    check_values({field: value for field, value in fields.items() if field != "prompt"})
     keywords = dict(settings.defaults)
     if isinstance(request, ChatRequest):
         keywords.update(settings.chat_defaults)
         if request.add_generation_prompt is False:  # such a prompt begins no answer to take apart
             keywords.pop("reasoning_format", None)
-    for field, value in msgspec.structs.asdict(request).items():
+    for field, value in fields.items():
         if value is not None and field not in _APART:
             keywords[_RENAMED.get(field, field)] = value
     keywords["model"] = request.model or name
@@ -68,6 +73,29 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     _bound(keywords, "timeout_s", settings.max_time_s)
     keywords.update(_drafting(request.speculation))
     return keywords
+
+
+def check_values(body: object) -> None:
+    """Bounds what is gone through value by value: messages, their parts, tools, schemas.
+
+    Args:
+        body: JSON.
+
+    Raises:
+        ApiError: there are more lists, objects and what stands in them than a request needs.
+
+    """
+    n, left = 0, [body]
+    while left:
+        one = left.pop()
+        inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        n += len(inner)
+        if n > _MAX_VALUES:
+            raise ApiError(
+                400, f"the body has more than the {_MAX_VALUES} values in lists and objects that "
+                "this server takes: send fewer messages, parts or tools", "beyond_bound",
+            )  # fmt: skip
+        left.extend(inner)
 
 
 def beyond(field: str, what: str, most: int) -> ApiError:

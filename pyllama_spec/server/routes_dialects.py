@@ -21,6 +21,7 @@ from pyllama_spec.server.dialects import (
 )
 from pyllama_spec.server.dialects.fields import NO_THOUGHTS, Json, Thoughts
 from pyllama_spec.server.exchange import Exchange, Route, sse
+from pyllama_spec.server.keywords import check_values
 from pyllama_spec.server.service import Answer, Service
 from pyllama_spec.server.shapes import ChatRequest
 
@@ -57,7 +58,14 @@ async def _chat(
     """The body, and the chat request that it means."""
     body = await exchange.read(dict)
     service = exchange.service
-    chat = translate(body, await service.in_thread(thoughts_of, service.llm))
+    for name in ("messages", "input"):
+        service.check_n_messages(name, body.get(name))
+
+    def translated() -> Json:
+        check_values(body)
+        return translate(body, thoughts_of(service.llm))
+
+    chat = await service.in_thread(translated)
     try:
         return body, msgspec.convert(chat, ChatRequest)
     except msgspec.ValidationError as error:

@@ -6,8 +6,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
+
 from pyllama_spec.chat.prompts import template_variables
-from pyllama_spec.engine import engine_version
+from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
@@ -164,8 +166,18 @@ async def tokenize(exchange: Exchange) -> None:
     if not request.with_pieces:
         await exchange.send_json({"tokens": ids})
         return
-    pieces = [{"id": one, "piece": _piece(vocab.piece(one, special=True))} for one in ids]
-    await exchange.send_json({"tokens": pieces})
+    await exchange.send_bytes(
+        await exchange.service.in_thread(_with_pieces, vocab, ids), b"application/json"
+    )
+
+
+def _with_pieces(vocab: Vocab, ids: list[int]) -> bytes:
+    """The answer as JSON, of which each token is written once, however often it stands there."""
+    each = {
+        one: msgspec.json.encode({"id": one, "piece": _piece(vocab.piece(one, special=True))})
+        for one in set(ids)
+    }
+    return b'{"tokens":[' + b",".join([each[one] for one in ids]) + b"]}"
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -194,6 +206,7 @@ async def apply_template(exchange: Exchange) -> None:
 
 def _rendered(service: Service, request: ChatRequest) -> str:
     """The prompt as text. With tools or thoughts apart it is the engine that writes it."""
+    service.chat_keywords(request)  # within the bounds
     llm, defaults = service.llm, service.settings.chat_defaults
     form = request.reasoning_format or defaults.get("reasoning_format") or "none"
     effort = request.reasoning_effort or defaults.get("reasoning_effort")

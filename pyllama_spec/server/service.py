@@ -85,20 +85,39 @@ class Service:
             ApiError: the request is beyond a bound.
 
         """
-        most = self.settings.max_messages
-        if len(request.messages) > most:
-            raise beyond("messages", f"has {len(request.messages)} entries", most)
-        keywords = keywords_of(request, self.settings, self.name)
+        keywords = self.chat_keywords(request)
         return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords)
+
+    def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
+        """The keywords of a chat that is within the bounds.
+
+        Raises:
+            ApiError: it is beyond one.
+
+        """
+        self.check_n_messages("messages", request.messages)
+        return keywords_of(request, self.settings, self.name)
+
+    def check_n_messages(self, field: str, messages: object) -> None:
+        """Bounds a list of messages, before anything goes through it; takes any other value.
+
+        Raises:
+            ApiError: it has more than settings.max_messages.
+
+        """
+        most = self.settings.max_messages
+        if isinstance(messages, list) and len(messages) > most:
+            raise beyond(field, f"has {len(messages)} entries", most)
 
     def unstarted(self, request: ChatRequest) -> Stream:
         """The handle of a chat that never begins, for what its prompt is; takes milliseconds.
 
         Raises:
             PyllamaSpecError: the request cannot be made; see Llama.create_chat_completion().
+            ApiError: it is beyond a bound.
 
         """
-        keywords = keywords_of(request, self.settings, self.name)
+        keywords = self.chat_keywords(request)
         handle: Stream = self.llm.create_chat_completion(
             request.messages, **{**keywords, "stream": True}
         )

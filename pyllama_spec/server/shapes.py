@@ -7,13 +7,18 @@ Python, and in the same words.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Json = dict[str, Any]
 # A token's id and what is added to its logit, false for never: llama-server's form.
 Bias = tuple[int | str, float | bool]
+# Lists that a request is checked against token by token, or that are gone through for each.
+_MANY = Meta(max_length=10_000)
+Texts = Annotated[list[str], Meta(max_length=64)]
+Biases = Annotated[dict[str, float], _MANY] | Annotated[list[Bias], _MANY]
+Name = Annotated[str, Meta(max_length=256)]
 # One prompt, as text or ids, or a list of them.
 Prompt = str | list[str | int | list[int]]
 
@@ -50,7 +55,7 @@ class Prediction(Struct, kw_only=True):
 class Sampling(Struct, kw_only=True):
     """What chats and texts share: RequestOptions' fields under the names that APIs give them."""
 
-    model: str | None = None
+    model: Name | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -60,10 +65,10 @@ class Sampling(Struct, kw_only=True):
     typical_p: float | None = None
     top_n_sigma: float | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Annotated[list[int], _MANY] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: str | list[str] | None = None
+    bad_words: str | Annotated[list[str], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     frequency_penalty: float | None = None
@@ -80,14 +85,14 @@ class Sampling(Struct, kw_only=True):
     mirostat: int | None = None
     mirostat_tau: float | None = None
     mirostat_eta: float | None = None
-    logit_bias: dict[str, float] | list[Bias] | None = None
+    logit_bias: Biases | None = None
     grammar: str | None = None
     json_schema: Json | None = None
     response_format: Json | None = None
     context_shift: bool | None = None
     n_keep: int | None = None
     return_token_ids: bool | None = None
-    timeout: float | None = None
+    timeout: Annotated[float, Meta(ge=0)] | None = None
     user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -129,7 +134,7 @@ class EmbeddingRequest(Struct, kw_only=True):
     """The body of /v1/embeddings."""
 
     input: Prompt
-    model: str | None = None
+    model: Name | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
@@ -141,7 +146,7 @@ class RerankRequest(Struct, kw_only=True):
     query: str
     documents: list[str | Json] | None = None
     texts: list[str] | None = None
-    model: str | None = None
+    model: Name | None = None
     top_n: int | None = None
     return_documents: bool = False
     return_text: bool = False
@@ -184,7 +189,7 @@ class InfillRequest(Sampling, kw_only=True):
     input_prefix: str
     input_suffix: str
     prompt: str = ""
-    input_extra: list[InfillExtra] = []
+    input_extra: Annotated[list[InfillExtra], Meta(max_length=1024)] = []
     n_predict: int | None = None
     n_probs: int | None = None
     return_tokens: bool = False

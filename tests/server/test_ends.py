@@ -302,8 +302,8 @@ _UNREAD = "GET /health HTTP/1.1\r\nHost: a\r\n"
         (f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n", 401, [b"5"]),
         ("GET /none HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n", 401,
          [b"a"]),
-        (f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n"
-         "Content-Length: 100000000\r\n", 413, [b"a", b"b"]),
+        ((f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n"
+          "Content-Length: 100000000\r\n"), 413, [b"a", b"b"]),
     ],
 )  # fmt: skip
 def test_a_body_that_nobody_reads_holds_no_connection(

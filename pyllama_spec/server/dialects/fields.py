@@ -215,6 +215,19 @@ OWN_OPTIONS = (
 )  # fmt: skip
 
 
+def add_thought(turn: Json, text: str) -> None:
+    """Adds to the thoughts of a turn of the assistant, which joined() makes one text."""
+    turn.setdefault("reasoning_content", []).append(text)
+
+
+def joined(messages: list[Json]) -> list[Json]:
+    """The messages, once all their parts are there: joining each as it comes would take long."""
+    for message in messages:
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "".join(message["reasoning_content"])
+    return messages
+
+
 def turn_apart(messages: list[Json], role: str) -> Json:
     """The last message where it has the role, else a new one of it.
 

@@ -17,6 +17,8 @@ from pyllama_spec.server.dialects.fields import (
     Fields,
     Json,
     Thoughts,
+    add_thought,
+    joined,
     passed_on,
     turn_apart,
 )
@@ -119,7 +121,7 @@ def _messages(fields: Fields) -> list[Json]:
             raise ArgumentError(
                 f"{message.place('role')} is {role!r:.60}; expected user, assistant or system"
             )
-    return out
+    return joined(out)
 
 
 def _system(fields: Fields) -> str:
@@ -190,7 +192,7 @@ def _add_assistant(message: Fields, out: list[Json], names: dict[str, str]) -> N
     for block in _blocks(message, "content"):
         kind = block.text("type")
         if kind == "thinking":
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + block.text("thinking")
+            add_thought(turn, block.text("thinking"))
         elif kind == "redacted_thinking":
             continue  # of another service, which alone can read it
         elif kind == "tool_use":

@@ -16,6 +16,8 @@ from pyllama_spec.server.dialects.fields import (
     Fields,
     Json,
     Thoughts,
+    add_thought,
+    joined,
     passed_on,
     turn_apart,
 )
@@ -191,7 +193,7 @@ def _messages(fields: Fields) -> list[Json]:
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     for item in fields.objects("input"):
         _add(item, out, names)
-    return out
+    return joined(out)
 
 
 def _add(item: Fields, out: list[Json], names: dict[str, str]) -> None:
@@ -245,8 +247,7 @@ def _add_reasoning(item: Fields, out: list[Json]) -> None:
     texts = [part.text("text") for part in item.objects("content")]
     texts = texts or [part.text("text") for part in item.objects("summary")]
     if texts:
-        turn = _assistant(out)
-        turn["reasoning_content"] = turn.get("reasoning_content", "") + "".join(texts)
+        add_thought(_assistant(out), "".join(texts))
 
 
 def _parts(item: Fields, name: str) -> list[Json]:

@@ -1,0 +1,144 @@
+"""Bodies that fit into max_body_bytes and are more than a request needs: each is a 400 at once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_spec.server import routes_dialects
+from pyllama_spec.server.dialects import messages_request, responses_request
+from tests.faces.tools import open_tiny
+from tests.server.world import Client, is_idle, served, until
+
+CHAT, TEXT, MESSAGES, RESPONSES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
+)  # fmt: skip
+USER = {"role": "user", "content": "a"}
+TURNS = [USER, {"role": "assistant", "content": "b"}]
+BLOCK = {"type": "text", "text": ""}
+THOUGHT = {"type": "thinking", "thinking": "a"}
+REASONING = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]}
+RESULT = {"type": "tool_result", "tool_use_id": "a", "content": ""}
+SCHEMA = {"enum": list(range(100_001))}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served(open_tiny(n_parallel=2, max_waiting=3)) as client:
+        yield client
+        until(lambda: is_idle(client))
+
+
+def refused(client: Client, path: str, body: Any, said: str) -> None:
+    """Asserts that a body is refused as more than is taken, and that nothing was begun for it."""
+    status, answer = client.post(path, body)
+    assert status == 400, answer
+    assert said in answer["error"]["message"]
+    assert not client.service.answers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (CHAT, {"messages": TURNS * 1025}, "2050"),
+        ("/apply-template", {"messages": TURNS * 1025}, "2050"),
+        (MESSAGES, {"max_tokens": 1, "messages": TURNS * 1025}, "2050"),
+        (MESSAGES + "/count_tokens", {"messages": [USER] * 2049}, "2049"),  # one turn
+        (MESSAGES, {"max_tokens": 1, "messages": [{"role": "user", "content": [RESULT] * 2049}]},
+         "2049"),
+        (RESPONSES, {"input": TURNS * 1025}, "2050"),
+        (RESPONSES, {"input": [REASONING] * 2049}, "2049"),
+        (RESPONSES + "/input_tokens", {"input": [USER] * 2049}, "2049"),
+        (CHAT, {"messages": [{"role": "user", "content": [BLOCK] * 40_000}]}, "100000"),
+        ("/apply-template", {"messages": [{"role": "user", "content": [BLOCK] * 40_000}]},
+         "100000"),
+        (MESSAGES, {"messages": [USER, {"role": "assistant", "content": [THOUGHT] * 50_000}, USER]},
+         "100000"),
+        (RESPONSES, {"input": [{**REASONING, "summary": [BLOCK] * 40_000}]}, "100000"),
+        (RESPONSES, {"input": "a", "metadata": {"a": [[]] * 100_001}}, "100000"),
+        (CHAT, {"messages": [USER], "chat_template_kwargs": {"a": [[[]]] * 60_000}}, "100000"),
+        (TEXT, {"prompt": "a", "json_schema": SCHEMA}, "100000"),
+    ],
+)  # fmt: skip
+def test_messages_and_what_is_in_them(client: Client, path: str, body: Any, said: str) -> None:
+    refused(client, path, body, said)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "most"),
+    [
+        ("stop", ["a"] * 65, "64"),
+        ("stop_token_ids", [1] * 10_001, "10000"),
+        ("bad_words", ["a"] * 1025, "1024"),
+        ("logit_bias", {str(i): 1 for i in range(10_001)}, "10000"),
+        ("logit_bias", [[1, 1]] * 10_001, "10000"),
+        ("model", "m" * 257, "256"),
+        ("timeout", -0.5, "0"),
+        ("timeout", -(10**30), "0"),
+    ],
+)
+def test_options(client: Client, field: str, value: Any, most: str) -> None:
+    for path, body in (
+        (CHAT, {"messages": [USER]}),
+        (TEXT, {"prompt": "a"}),
+        ("/completion", {"prompt": "a"}),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}),
+        (MESSAGES, {"messages": [USER], "max_tokens": 1}),
+        (RESPONSES, {"input": "a"}),
+    ):
+        name = "stop_sequences" if (field, path) == ("stop", MESSAGES) else field
+        if (field, path) != ("stop", RESPONSES):  # which has none
+            refused(client, path, {**body, name: value}, most)
+
+
+def test_the_bounds_themselves_are_taken(client: Client) -> None:
+    client.right(
+        TEXT,
+        {
+            "prompt": "a", "max_tokens": 1, "stop": ["never said"] * 64, "model": "m" * 256,
+            "stop_token_ids": [3] * 10_000, "logit_bias": [[3, 1]] * 10_000, "timeout": 0,
+        },
+    )  # fmt: skip
+
+
+def test_the_event_loop_translates_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    for module in (messages_request, responses_request):
+        translate = module.chat_request
+
+        def noted(*given: Any, translate: Any = translate) -> Any:
+            seen.append(threading.current_thread().name)
+            return translate(*given)
+
+        monkeypatch.setattr(module, "chat_request", noted)
+    assert routes_dialects.messages_request is messages_request
+    client.right(MESSAGES, {"messages": [USER], "max_tokens": 1})
+    client.right(RESPONSES, {"input": "a", "max_output_tokens": 1})
+    assert len(seen) == 2
+    assert all(name.startswith("asyncio_") for name in seen)
+
+
+def test_thoughts_in_parts_are_one_text() -> None:
+    turn = {"role": "assistant", "content": [THOUGHT, {"type": "text", "text": "b"}, THOUGHT]}
+    chat = messages_request.chat_request({"messages": [USER, turn, turn, USER], "max_tokens": 1})
+    assert chat["messages"][1]["reasoning_content"] == "aaaa"
+    chat = responses_request.chat_request({"input": [REASONING, REASONING, USER, REASONING, USER]})
+    assert [one.get("reasoning_content") for one in chat["messages"]] == ["aa", None, "a", None]
+
+
+def test_pieces_are_json_as_they_are_token_by_token(client: Client) -> None:
+    text = 'the "cat" \\ \n é😀 \x00'
+    ids = client.right("/tokenize", {"content": text})["tokens"]
+    shown = client.right("/tokenize", {"content": text, "with_pieces": True})["tokens"]
+    assert [one["id"] for one in shown] == ids
+    raw = b"".join(
+        one["piece"].encode() if isinstance(one["piece"], str) else bytes(one["piece"])
+        for one in shown
+    )
+    assert raw.decode().strip() == text
+    assert client.right("/tokenize", {"content": "", "with_pieces": True}) == {"tokens": []}
+    assert json.dumps(shown)
