@@ -33,8 +33,8 @@ where `async for chunk in answer` gives OpenAI's chat chunks as dicts and events
 `sse(data, event="name")`. Errors are raised as ApiError or any PyllamaSpecError, and leave in the
 form that the route names: Route(..., error_form=openai_error). With `"speculation": {"show_tokens":
 true}` each choice of each chunk has `token_sources`, [{"text", "source"}], whose sources are
-"target", "model", "copy" and "grammar", as in `speculation.drafted_by`. The last chunk of all has
-`usage` and `speculation`.
+"target", "model", "copy", "memory" and "grammar", as in `speculation.drafted_by`. The last chunk of
+all has `usage` and `speculation`.
 """
 
 from __future__ import annotations
