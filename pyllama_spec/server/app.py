@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
+from urllib.parse import quote
 
 from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as StarletteRoute
@@ -26,6 +27,8 @@ from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped
 from pyllama_spec.server.service import Service, log
 from pyllama_spec.server.settings import ServerSettings
 
+# Characters of a path in the log.
+_MAX_LOGGED = 200
 # Every module of endpoints; the first route of a path counts.
 _ROUTES: Sequence[Route] = (
     *routes_openai.ROUTES,
@@ -105,7 +108,7 @@ class _Endpoint:
         finally:
             self._service.tasks.discard(task)
             log.info(
-                "%s %s %d %.3f s%s", exchange.method, exchange.path[:200], exchange.status,
+                "%s %s %d %.3f s%s", exchange.method, _logged(exchange.path), exchange.status,
                 perf_counter() - begin, "".join(f" {k}={v}" for k, v in exchange.note.items()),
             )  # fmt: skip
 
@@ -131,6 +134,11 @@ class _Endpoint:
                 headers={"Retry-After": str(settings.retry_after_s)},
             )  # fmt: skip
         await route.handler(exchange)
+
+
+def _logged(path: str) -> str:
+    """A path as a log has it: percent-encoded again, as a line's end in it would forge a line."""
+    return quote(path[:_MAX_LOGGED], safe="/:@!$&'()*+,;=~", errors="replace")[:_MAX_LOGGED]
 
 
 async def _told(

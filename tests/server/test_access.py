@@ -158,6 +158,24 @@ def test_no_text_and_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert KEYS[0] not in caplog.text
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/a%0aGET%20/v1/models%20200%200.001%20s", "/a%0d%0ab", "/%1b%5b31mred", "/v1/models/%0a%00",
+     "/%c2%85%e2%80%a8%e2%80%ae", "/%ff%fe", "/a%20200", "/%7f", "/%0a" * 4000],
+)  # fmt: skip
+def test_a_path_forges_no_line_of_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pyllama_spec.server")
+    with served(open_tiny()) as client:
+        assert client.get(path)[0] == 404
+        until(lambda: is_idle(client))
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "pyllama_spec.server"]
+    assert line.isascii()
+    assert line.isprintable()
+    assert len(line) < 300
+    assert line.split(" ")[0::2][:2] == ["GET", "404"]  # a space of the path is none of the line
+    assert path.startswith("/v1/models/") or line.split(" ")[1][:2] == "/" + path[1:2]
+
+
 def test_what_nobody_foresaw_stays_inside(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
