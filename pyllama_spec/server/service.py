@@ -86,7 +86,19 @@ class Service:
 
         """
         keywords = self.chat_keywords(request)
+        self._check_line(1, keywords)
         return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords)
+
+    def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
+        """Refuses what the line cannot take when it is empty: to try again would never help."""
+        most = self.llm.max_waiting
+        n = keywords.get("n") or 1
+        if most is not None and n_prompts * n > self.llm.n_parallel + most:
+            raise ApiError(
+                400, f"prompts={n_prompts} with n={n} are {n_prompts * n} texts; this server "
+                f"computes {self.llm.n_parallel} at once and has {most} wait: ask for them in "
+                "several requests", "beyond_bound", "prompt" if n_prompts > 1 else "n",
+            )  # fmt: skip
 
     def chat_keywords(self, request: ChatRequest) -> dict[str, Any]:
         """The keywords of a chat that is within the bounds.
@@ -135,6 +147,7 @@ class Service:
         is_list = isinstance(prompt, list) and any(not isinstance(one, int) for one in prompt)
         if is_list and len(prompt) > most:
             raise beyond("prompt", f"has {len(prompt)} entries", most)
+        self._check_line(len(prompt) if is_list else 1, keywords)
         for name in ("suffix", "echo"):
             if (value := getattr(request, name)) is not None:
                 keywords[name] = value

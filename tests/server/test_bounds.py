@@ -105,6 +105,28 @@ def test_the_bounds_themselves_are_taken(client: Client) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (TEXT, {"prompt": ["a"] * 6}), (TEXT, {"prompt": ["a"] * 2, "n": 3}),
+        (TEXT, {"prompt": [[97]] * 6}), (TEXT, {"prompt": "a", "n": 6}),
+        (TEXT, {"prompt": ["a"] * 2048, "n": 16}), (TEXT, {"prompt": ["a"] * 6, "stream": True}),
+        ("/completion", {"prompt": ["a"] * 6}), (CHAT, {"messages": [USER], "n": 6}),
+    ],
+)  # fmt: skip
+def test_more_texts_than_the_line_takes(client: Client, path: str, body: Any) -> None:
+    refused(client, path, {**body, "max_tokens": 1}, "several requests")
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a"] * 5}, {"prompt": "a", "n": 5}])
+def test_as_many_texts_as_the_line_takes(client: Client, body: Any) -> None:
+    until(lambda: is_idle(client))
+    assert len(client.right(TEXT, {**body, "max_tokens": 1})["choices"]) == 5
+    with served(open_tiny()) as unbounded:  # of a line without an end
+        many = {"prompt": ["a"] * 9, "max_tokens": 1}
+        assert len(unbounded.right(TEXT, many)["choices"]) == 9
+
+
 def test_the_event_loop_translates_nothing(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     for module in (messages_request, responses_request):
