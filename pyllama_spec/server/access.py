@@ -10,6 +10,17 @@ from pyllama_spec.server.keywords import CALLER
 from pyllama_spec.server.settings import ServerSettings
 
 _PREFLIGHT_S = "600"
+# What the published JavaScript clients send from a page, of which a browser asks for each by name.
+_STAINLESS = (
+    "arch", "async", "custom-poll-interval", "helper", "helper-method", "lang", "os",
+    "package-version", "poll-helper", "retry-count", "runtime", "runtime-version", "timeout",
+)  # fmt: skip
+_PAGE_HEADERS = ", ".join((
+    "authorization", "content-type", "user-agent", "idempotency-key", "x-api-key",
+    "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
+    "openai-organization", "openai-project", "openai-beta",
+    *(f"x-stainless-{name}" for name in _STAINLESS),
+))  # fmt: skip
 
 
 def check_page(exchange: Exchange, settings: ServerSettings) -> None:
@@ -50,8 +61,7 @@ async def answer_preflight(exchange: Exchange, methods: str) -> None:
         b"", b"text/plain", 204,
         {
             "Access-Control-Allow-Methods": methods,
-            "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, "
-            "anthropic-version, anthropic-beta",
+            "Access-Control-Allow-Headers": _PAGE_HEADERS,
             "Access-Control-Max-Age": _PREFLIGHT_S,
         },
     )  # fmt: skip

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,18 @@ class ServerSettings:
         """A name for whoever has a key; None for a wrong one, "" where none is needed.
 
         It takes as long for a wrong one, wherever it is wrong.
+
+        Args:
+            given: as a header brings it, each byte a character. Clients write a key beyond ASCII
+                in UTF-8 or in Latin-1; either is it.
+
         """
         if not self.api_keys:
             return ""
-        seen = hashlib.sha256((given or "").encode("utf-8", "surrogateescape")).digest()
+        seen = _digests(given or "")[-1]
         # All are looked at: how long it takes says nothing of which one was close.
         found = [
-            hmac.compare_digest(hashlib.sha256(key.encode()).digest(), seen)
+            sum(hmac.compare_digest(one, seen) for one in _digests(key)) > 0
             for key in self.api_keys
         ]
         return f"key {found.index(True)}" if any(found) else None
@@ -103,6 +109,14 @@ class ServerSettings:
     def accepts_key(self, given: str | None) -> bool:
         """Whether a key is one of those, or none is needed."""
         return self.caller_of(given) is not None
+
+
+def _digests(key: str) -> tuple[bytes, bytes]:
+    """Of a key in UTF-8, and in Latin-1 where that has its characters."""
+    utf_8 = latin_1 = key.encode("utf-8", "surrogateescape")
+    with suppress(UnicodeEncodeError):
+        latin_1 = key.encode("latin-1")
+    return hashlib.sha256(utf_8).digest(), hashlib.sha256(latin_1).digest()
 
 
 def keys_of(path: str | os.PathLike[str] | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from pyllama_spec.server.app import _ROUTES
 from pyllama_spec.server.process import HttpServer, Listening
 from pyllama_spec.server.settings import KEY_VARIABLE, LOOPBACK, keys_of
 from tests.faces.tools import open_tiny
-from tests.server.world import PATIENCE_S, is_idle, served, until
+from tests.server.world import PATIENCE_S, is_idle, raw_exchange, served, until
 
 TEXT = "/v1/completions"
 SECRET = "the-words-of-a-client"
@@ -55,6 +55,25 @@ def test_keys_are_equal_or_not(given: str) -> None:
     assert [settings.caller_of(key) for key in KEYS] == ["key 0", "key 1"]
     assert ServerSettings().caller_of(given) == ""
     assert "first-key" not in repr(settings)
+
+
+@pytest.mark.parametrize("key", ["clé", "ключ", "鍵", "k\udcff", "a-😀"])
+@pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+def test_keys_beyond_ascii(key: str, header: str) -> None:
+    """A client writes them in UTF-8, or in Latin-1 where that has them."""
+    raw = key.encode("utf-8", "surrogateescape")
+    latin_1 = [key.encode("latin-1")] if key == "clé" else []
+    with served(open_tiny(), api_keys=("first-key", key)) as client:
+        for given, status in (
+            *((one, 200) for one in (raw, *latin_1)), (raw + b"a", 401), (raw[:-1], 401),
+            (key.encode("ascii", "replace"), 401), (b"", 401), (b"\xff\xfe", 401),
+        ):  # fmt: skip
+            value = b"Bearer " + given if header == "Authorization" else given
+            head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+            answer = raw_exchange(
+                client, head + header.encode() + b": " + value + b"\r\n\r\n", leaves=False
+            )
+            assert answer.startswith(f"HTTP/1.1 {status}".encode()), given
 
 
 def test_keys_come_from_a_file_and_the_environment(
@@ -131,7 +150,14 @@ def test_pages_that_are_let_in() -> None:
         connection, response = client.send("OPTIONS", TEXT, None, {"Origin": page})
         assert response.status == 204
         assert response.getheader("access-control-allow-origin") == page
-        assert "authorization" in response.getheader("access-control-allow-headers", "")
+        allowed = response.getheader("access-control-allow-headers", "").split(", ")
+        assert {
+            "authorization", "content-type", "x-api-key", "anthropic-version", "anthropic-beta",
+            "anthropic-dangerous-direct-browser-access", "x-stainless-lang", "x-stainless-os",
+            "x-stainless-package-version", "x-stainless-arch", "x-stainless-runtime",
+            "x-stainless-runtime-version", "x-stainless-retry-count", "x-stainless-timeout",
+            "x-stainless-helper-method", "openai-organization", "openai-project",
+        } <= set(allowed)  # fmt: skip
         connection.close()
         assert client.ask("POST", TEXT, body, {"Origin": page})[0] == 401
         client.key = KEYS[0]
