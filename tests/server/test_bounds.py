@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pyllama_spec.server import routes_dialects
 from pyllama_spec.server.dialects import messages_request, responses_request
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, is_idle, served, until
@@ -137,7 +136,6 @@ def test_the_event_loop_translates_nothing(client: Client, monkeypatch: pytest.M
             return translate(*given)
 
         monkeypatch.setattr(module, "chat_request", noted)
-    assert routes_dialects.messages_request is messages_request
     client.right(MESSAGES, {"messages": [USER], "max_tokens": 1})
     client.right(RESPONSES, {"input": "a", "max_output_tokens": 1})
     assert len(seen) == 2
