@@ -53,7 +53,8 @@ def check_header(path: Path) -> Header:
             f"{path} may not be read by this user; check its permissions"
         ) from None
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ModelLoadError(f"{path} cannot be read: {reason}") from None
     if size == 0:
         raise ModelLoadError(f"{path} is empty; download it again")
     if data[:4] != b"GGUF":

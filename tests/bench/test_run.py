@@ -215,10 +215,12 @@ def test_every_run_pays_its_prompt_and_the_order_changes(
     held: list[int] = []
     prefill = SpeculativeLoop.prefill
 
-    def spy(self: SpeculativeLoop, seq: SequenceState, prompt: Sequence[int]) -> None:
+    def spy(
+        self: SpeculativeLoop, seq: SequenceState, prompt: Sequence[int], **options: Any
+    ) -> None:
         calls.append(self.drafter.name)
         held.append(max(seq.n_decoded, self.target.memory.positions(seq.seq_id)[1] + 1))
-        prefill(self, seq, prompt)
+        prefill(self, seq, prompt, **options)
 
     monkeypatch.setattr(SpeculativeLoop, "prefill", spy)
     lines = [LINES[1], {**LINES[1], "id": "again"}]

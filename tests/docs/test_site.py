@@ -89,7 +89,7 @@ def test_lists_and_tables_begin_behind_an_empty_line() -> None:
 @pytest.mark.parametrize("capture", sorted((ROOT / "docs/images").iterdir()), ids=lambda p: p.name)
 def test_captures_are_shown(capture: Path) -> None:
     """By GitHub and the site alike, each in the colours that it was made for."""
-    scheme = re.search(r"-(light|dark)\.svg$", capture.name)
+    scheme = re.search(r"-(light|dark)\.(svg|png)$", capture.name)
     end = f"#gh-{scheme[1]}-mode-only" if scheme else ""
     shown = f"](images/{capture.name}{end})"
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]

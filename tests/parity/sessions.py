@@ -158,7 +158,7 @@ def _fitting(opened: Opened) -> Opened:
     """The opening, or the nearest one that there is."""
     arch, sizes, n_head, quantised = opened.arch, opened.sizes, opened.n_head, opened.quantised
     cache, flash_attn, n_parallel = opened.cache, opened.flash_attn, opened.n_parallel
-    if arch == "glm5-next":
+    if arch in ("glm5-next", "qwen4exp"):
         n_parallel = 1  # Context.exact_rows promises nothing
     if arch == "deepseek4":
         # With heads of those sizes, and with such caches, the engine divides by zero.

@@ -12,11 +12,11 @@ import pytest
 
 from pyllama_spec.drafters import DFlash
 from pyllama_spec.speculative import SequenceState
-from tests import perm_paths, perm_tools
 from tests.dflash_tools import (
     KINDS,
 )
-from tests.oracles import generate, tiny
+from tests.models import model_path
+from tests.oracles import generate
 from tests.perm_paths import PATHS, Path, along_a_conversation, along_rounds, along_shared_rounds
 from tests.perm_tools import check_perfect, perm, perm_loop, perm_prompt
 from tests.row_drafts import ROW_DRAFTS
@@ -49,9 +49,9 @@ def test_each_path_sees_another_layer(
     path: Path, off: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a target whose layers say different things, and layer ids off by one."""
-    stepping = tiny("perm", stepping=True)
-    for module in (perm_paths, perm_tools):
-        monkeypatch.setattr(module, "tiny", lambda _: stepping)
+    stepping = model_path("perm", stepping=True)
+    monkeypatch.setattr(type(KIND), "perm_target", lambda _: stepping)
+    assert KIND.perm_target() == stepping
 
     def make(layer: int) -> DFlash:
         drafter = perm(stepping=True, target_layers=(2,))

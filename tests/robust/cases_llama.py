@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -100,6 +101,12 @@ CASES.table(
         "draft_gpu_layers": (
             _open(draft=tiny("eagle3", target_layers=(0, 1, 2)), draft_gpu_layers="all"),
             ArgumentError, "n_gpu_layers='all'",
+        ),
+        "draft_memory_empty": (
+            _open(draft="suffix", draft_memory=""), ArgumentError, 'draft_memory=""',
+        ),
+        "draft_memory_folder": (
+            _open(draft="suffix", draft_memory=tempfile.gettempdir()), PyllamaSpecError, "",
         ),
         "draft_n_ctx_0": (
             _open(draft=tiny("llama"), draft_n_ctx=0), ArgumentError, "draft_n_ctx=0",

@@ -237,7 +237,7 @@ def test_an_answer_that_is_continued(server: Served) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
 def test_a_client_that_leaves_ends_its_request(thinker: Served, path: str) -> None:
-    """It has read the first event of a text that would fill the context."""
+    """It has read the beginning of a text that would fill the context."""
     thinker.say("a" * 12_000)
     body = {"messages": _ASK, "input": _ASK, "stream": True, "max_tokens": 12_000}
     body["max_output_tokens"] = body["max_tokens"]
@@ -245,8 +245,7 @@ def test_a_client_that_leaves_ends_its_request(thinker: Served, path: str) -> No
     answers = thinker.app.service.answers
     with httpx.stream("POST", thinker.url + path, json=body, headers=headers) as response:
         assert response.status_code == 200
-        next(response.iter_lines())
-        assert len(answers) == 1
+        assert any("delta" in line for line in response.iter_lines())
     deadline = time.monotonic() + 60
     while answers and time.monotonic() < deadline:
         time.sleep(0.01)
