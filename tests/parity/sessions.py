@@ -160,10 +160,14 @@ def _fitting(opened: Opened) -> Opened:
     cache, flash_attn, n_parallel = opened.cache, opened.flash_attn, opened.n_parallel
     if arch in ("glm5-next", "qwen4exp"):
         n_parallel = 1  # Context.exact_rows promises nothing
+    # Snapshots behind each of 31 drafted tokens do not fit into a batch of fewer.
+    n_ctx = max(opened.n_ctx, 40) if arch == "glm5-next" else opened.n_ctx
     if arch == "deepseek4":
         # With heads of those sizes, and with such caches, the engine divides by zero.
         cache = None if cache in QUANTISED_CACHES else cache
         sizes = max(sizes, QUANTISED_SIZES + 1)
+    if arch == "mimo2" and cache in QUANTISED_CACHES:
+        cache = None  # its values are 16 wide, which is no block
     if arch == "plm":
         # The engine's graph does not fit its own cache with flash attention.
         cache, flash_attn = None if cache in QUANTISED_CACHES else cache, False
@@ -177,7 +181,7 @@ def _fitting(opened: Opened) -> Opened:
     if sizes:
         quantised = ""
     return replace(
-        opened, sizes=sizes, n_head=n_head, quantised=quantised, cache=cache,
+        opened, n_ctx=n_ctx, sizes=sizes, n_head=n_head, quantised=quantised, cache=cache,
         flash_attn=flash_attn, n_parallel=n_parallel,
     )  # fmt: skip
 
