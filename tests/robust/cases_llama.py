@@ -238,6 +238,11 @@ CASES.table(
         "continue_final_message": (_complete(continue_final_message=3), ArgumentError, "=3"),
         "add_generation_prompt": (_complete(add_generation_prompt=3), ArgumentError, "=3"),
         "return_token_ids": (_complete(return_token_ids=3), ArgumentError, "=3"),
+        "return_token_sources": (
+            _complete(return_token_sources=3), ArgumentError, "return_token_sources=3",
+        ),
+        "remember": (_complete(remember=3), ArgumentError, "remember=3"),
+        "prediction": (_complete(prediction=3), ArgumentError, "prediction must be"),
         "stream_options": (_complete(stream_options=3), ArgumentError, "stream_options=3"),
         "user": (_complete(user=3), ArgumentError, "user must be a str"),
         "context_shift": (_complete(context_shift=3), ArgumentError, "context_shift=3"),
