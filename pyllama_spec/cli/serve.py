@@ -55,11 +55,20 @@ def add_serve(commands: _Commands) -> None:
     parser.set_defaults(run=run_serve)
 
 
+def _no_key(_text: str) -> None:
+    """Refuses a key, which argparse would take for the beginning of --api-key-file."""
+    raise argparse.ArgumentTypeError(
+        "all who list processes see a command line: --api-key-file names a file of keys, or "
+        "PYLLAMA_SPEC_API_KEY holds one"
+    )
+
+
 def _add_address(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0: all of them")
     add("--port", type=int, default=8080, help="0: any that is free")
     add("--api-key-file", type=Path, default=None, metavar="F", help="keys, one a line [no key]")
+    add("--api-key", type=_no_key, default=None, help=argparse.SUPPRESS)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN",
         help="an origin whose pages may call; may be given again [none]")  # fmt: skip
     add("--allowed-hosts", type=names, default=None, metavar="NAME,...",

@@ -24,6 +24,7 @@ from pyllama_spec.server import (
 from pyllama_spec.server.access import answer_preflight, check_key, check_page
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped
+from pyllama_spec.server.keywords import NOTE
 from pyllama_spec.server.service import Service, log
 from pyllama_spec.server.settings import ServerSettings
 
@@ -92,6 +93,7 @@ class _Endpoint:
         method = "GET" if exchange.method == "HEAD" else exchange.method
         route = self._by_method.get(method)
         form = openai_error if route is None else route.error_form
+        NOTE.set(exchange.note)
         begin, task = perf_counter(), asyncio.current_task()
         assert task is not None
         self._service.tasks.add(task)

@@ -15,6 +15,8 @@ from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Specul
 
 # Whose key a request has, in the task that answers it; "" where none is needed.
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
+# What the log says of a request of HTTP, in the task that answers it.
+NOTE: ContextVar[dict[str, Any] | None] = ContextVar("NOTE", default=None)
 # In lists and objects of one request: 2,048 messages with many parts each have fewer.
 _MAX_VALUES = 100_000
 # What a body calls otherwise than RequestOptions.

@@ -18,7 +18,7 @@ from pyllama_spec.errors import CancelledError, PyllamaSpecError, QueueFullError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.keywords import beyond, keywords_of
+from pyllama_spec.server.keywords import NOTE, beyond, keywords_of
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
@@ -349,6 +349,13 @@ class Answer:
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         }
+        note = NOTE.get()
+        if note is not None:
+            note |= {
+                "prompt_tokens": usage["prompt_tokens"],
+                "completion_tokens": usage["completion_tokens"],
+                "drafted": drafted, "accepted": accepted,
+            }  # fmt: skip
         self._service.metrics.note_end(parts, usage)
 
 

@@ -180,6 +180,7 @@ def test_no_text_and_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
             client.post(TEXT, body)
         client.post(TEXT, b'{"prompt": "' + SECRET.encode())
     assert "POST /v1/completions 200" in caplog.text
+    assert caplog.text.count("completion_tokens=3 drafted=0 accepted=0") == 2
     assert SECRET not in caplog.text
     assert KEYS[0] not in caplog.text
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
+from pyllama_spec.cli.entry import main as command_line
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import (
@@ -269,6 +270,13 @@ def test_a_signal_ends_the_command(
     assert (tmp_path / "kept").is_dir()
     assert "the cat" not in err  # no text in the log
     assert "the-key" not in err
+
+
+def test_a_key_in_the_command_line_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    """It would be the file's name: argparse takes the beginning of a flag for the flag."""
+    assert command_line(["serve", "-m", "model.gguf", "--api-key", "secret"]) == 2
+    assert "--api-key-file" in (told := capfd.readouterr().err)
+    assert "secret" not in told
 
 
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

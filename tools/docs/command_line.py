@@ -89,7 +89,10 @@ def _section(help_text: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     if parser.epilog:
         yield f"{parser.epilog}\n"
     for group in parser._action_groups:
-        actions = [one for one in group._group_actions if not isinstance(one, argparse._HelpAction)]
+        actions = [
+            one for one in group._group_actions
+            if not isinstance(one, argparse._HelpAction) and one.help is not argparse.SUPPRESS
+        ]  # fmt: skip
         if not actions:
             continue
         if group.title not in ("options", "positional arguments"):
