@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.errors import DeadlineError
@@ -19,21 +19,16 @@ if TYPE_CHECKING:
 
 # Threads in which templates, grammars and tokens are made: the loop's own are the program's.
 _N_THREADS, THREADS = 8, "pyllama_spec-requests"
-_executors: dict[tuple[int, bool], ThreadPoolExecutor] = {}
 # A schema may take a second to become a grammar: what asks for none does not wait for a thread.
 _SLOW_OPTIONS = ("response_format", "grammar", "tools", "functions")
 
 
-def _executor(is_slow: bool) -> ThreadPoolExecutor:
-    """That of this process: a fork has none of its parent's threads."""
+@lru_cache(maxsize=2)
+def _executor(pid: int, is_slow: bool) -> ThreadPoolExecutor:
+    """That of a process: a fork has none of its parent's threads."""
     from concurrent.futures import ThreadPoolExecutor
 
-    pid = os.getpid()
-    if any(process != pid for process, _ in _executors):
-        _executors.clear()
-    if (pid, is_slow) not in _executors:
-        _executors[pid, is_slow] = ThreadPoolExecutor(_N_THREADS, THREADS)
-    return _executors[pid, is_slow]
+    return ThreadPoolExecutor(_N_THREADS, THREADS)
 
 
 async def answered(  # noqa: D417 - the like share a line
@@ -70,7 +65,7 @@ async def answered(  # noqa: D417 - the like share a line
         context.run(opened.pin)
         context.run(ARRIVAL.set, arrival)
         call = partial(context.run, partial(create, *options, stream=deferred, **more))
-        work = asyncio.get_running_loop().run_in_executor(_executor(is_slow), call)
+        work = asyncio.get_running_loop().run_in_executor(_executor(os.getpid(), is_slow), call)
         handle: Response | Stream = await _made(work, more.get("timeout_s"))
         if not isinstance(handle, Stream):  # of a chat handler
             return handle

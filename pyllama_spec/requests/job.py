@@ -242,6 +242,8 @@ class Job:
         self._tokens: list[int] | None = None
         self._n_end: int | None = None
         self._options = options
+        # Here and not when it begins: then all requests would wait for its tokens.
+        self._prediction = self._predicted()
         self._max_tokens = self._token_limit(options.max_tokens)
         wants_rows = options.logprobs is not None or options.criteria or options.processors
         self._observer = (
@@ -323,7 +325,7 @@ class Job:
             max_draft=self._options.n_draft,
             remember=self._options.remember,
             user=self._options.user or "",
-            prediction=self._prediction(),
+            prediction=self._prediction,
         )
         self._begin(run)
         return run
@@ -368,7 +370,7 @@ class Job:
             )
         )  # fmt: skip
 
-    def _prediction(self) -> Prediction | None:
+    def _predicted(self) -> Prediction | None:
         """What the text is said to repeat, as tokens."""
         text = self._options.prediction
         if not text:

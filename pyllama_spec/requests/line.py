@@ -250,14 +250,14 @@ class Line:
 
     def _bound_copies(self) -> None:
         """Lets go of copies, of those first that are aside for longest: they read again instead."""
-        kept = [(t, t.saved) for t in (*self.waiting, *self.aside) if t.saved is not None]
-        n_bytes = sum(saved.n_bytes for _, saved in kept)
-        for ticket, saved in kept:
+        kept = [t.saved for t in (*self.waiting, *self.aside) if t.saved is not None]
+        n_bytes = sum(saved.n_bytes for saved in kept)
+        for ticket in self.aside:
             if n_bytes <= self.max_copies_bytes:
                 return
-            if ticket in self.aside:
-                n_bytes -= saved.n_bytes
-                ticket.saved = saved.without_memory()
+            if ticket.saved is not None:
+                n_bytes -= ticket.saved.n_bytes
+                ticket.saved = ticket.saved.without_memory()
 
     def position(self, ticket: Ticket) -> int | None:
         """How many are before a request in line; None where it is not in line."""

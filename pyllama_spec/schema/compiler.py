@@ -105,8 +105,8 @@ def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> Sc
         raise SchemaError(
             f"the schema is too much for a grammar: {error}. Write it with fewer parts"
         ) from None
-    except OutOfStepsError:
-        raise out_of_steps("#") from None
+    except OutOfStepsError as error:
+        raise out_of_steps("#", error.most) from None
     return SchemaRules(grammar, properties, compiler.expansion.meaning.unknown)
 
 
@@ -224,8 +224,8 @@ class _Compiler:
         except TooLargeError as error:
             path = self._path_of(node)
             raise cannot(self._largest(node, kind), path, str(error), "Ask for less") from None
-        except OutOfStepsError:
-            raise out_of_steps(self._path_of(node)) from None
+        except OutOfStepsError as error:
+            raise out_of_steps(self._path_of(node), error.most) from None
         return found
 
     def _path_of(self, node: Node) -> str:
@@ -279,5 +279,7 @@ class _Compiler:
         if not found.is_empty:
             return [(Rule(self._texts.of_table(found, "number")),)]
         if have_room(rules):
-            self._too_long = next(one for one in those(case, Number) if one.keyword)
+            self._too_long = next(
+                (one for one in those(case, Number) if one.keyword), self._too_long
+            )
         return []

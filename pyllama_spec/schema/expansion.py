@@ -110,8 +110,9 @@ class Expansion:
 
     def __init__(self, document: Document, budget: Budget) -> None:
         self.document = document
-        self.meaning = Meaning(document, self._are_apart)
+        self.meaning = Meaning(document, self._are_apart, budget.spend)
         self._budget = budget
+        self._needed: dict[int, dict[str, str]] = {}
         self._made: dict[tuple[Node, str], tuple[Case, ...]] = {}
         self._empty: dict[tuple[Node, int], bool] = {}
         self._depth = 0
@@ -271,17 +272,22 @@ class Expansion:
 
         A union of some hundred objects has as many pairs as other schemas have steps.
         """
-        schemas = [self.document.nodes[self._behind_references(n)].schema for n in (a, b)]
-        first, second = schemas
-        if not (isinstance(first, dict) and isinstance(second, dict)):
+        numbers = [self._behind_references(n) for n in (a, b)]
+        schemas = [self.document.nodes[n].schema for n in numbers]
+        if not all(isinstance(one, dict) for one in schemas):
             return False
         types = {"integer", "number"} if kind == "number" else {kind}
         if any(isinstance(one.get("type"), str) and one["type"] not in types for one in schemas):
             return True
         if kind != "object":
             return False
-        texts, others = _needed_texts(first), _needed_texts(second)
+        texts, others = (self._needed_texts(n) for n in numbers)
         return any(others.get(name, text) != text for name, text in texts.items())
+
+    def _needed_texts(self, number: int) -> dict[str, str]:
+        if number not in self._needed:
+            self._needed[number] = _needed_texts(self.document.nodes[number].schema)
+        return self._needed[number]
 
     def is_barren(self, node: Node, depth: int) -> bool:
         """Whether no value fits, as far as can be seen without going deep."""

@@ -26,7 +26,16 @@ class TooLargeError(Exception):
 
 
 class OutOfStepsError(Exception):
-    """All of a schema takes more steps than are allowed. No part of it is to blame alone."""
+    """All of a schema takes more steps than are allowed. No part of it is to blame alone.
+
+    Attributes:
+        most: how many are.
+
+    """
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.most = most
 
 
 class Budget:
@@ -40,7 +49,7 @@ class Budget:
     """
 
     def __init__(self, n: int = MAX_STEPS) -> None:
-        self._left, self._until_rest = n, _STEPS_AT_ONCE
+        self._n, self._left, self._until_rest = n, n, _STEPS_AT_ONCE
 
     def spend(self, n: int = 1) -> None:
         """Counts n steps.
@@ -52,7 +61,7 @@ class Budget:
         self._left -= n
         self._until_rest -= n
         if self._left < 0:
-            raise OutOfStepsError
+            raise OutOfStepsError(self._n)
         if self._until_rest <= 0:
             self._until_rest = _STEPS_AT_ONCE
             if threading.active_count() > 1:
@@ -109,10 +118,10 @@ def place(path: str) -> str:
     return clipped(path, _MAX_PATH)
 
 
-def out_of_steps(path: str) -> SchemaError:
-    """The error for a schema that takes too many steps; `path` is where they ended."""
+def out_of_steps(path: str, most: int) -> SchemaError:
+    """The error for a schema that takes more steps than `most`; `path` is where they ended."""
     return SchemaError(
-        f"the schema is too much for a grammar: it takes more than {MAX_STEPS:,} steps, which "
+        f"the schema is too much for a grammar: it takes more than {most:,} steps, which "
         f"ended at {place(path)}. {_REMEDY}", path=path,
     )  # fmt: skip
 

@@ -70,26 +70,27 @@ def fits(value: Fraction, rules: Iterable[NumberRule]) -> bool:
 
 def have_room(rules: Iterable[NumberRule]) -> bool:
     """Whether some number lies between the bounds, however many digits it has."""
-    low, high = Fraction(-(10**400)), Fraction(10**400)
-    lows, highs, is_whole = {1}, {-1}, False
+    # Each with whether the number may not be the lower, and whether it may be the upper: of equal
+    # bounds the narrower one counts.
+    low, high = (Fraction(-(10**400)), True), (Fraction(10**400), False)
+    is_whole = False
     for rule in rules:
         if isinstance(rule, Multiple) or (isinstance(rule, Whole) and not rule.is_one):
             return False  # not asked for
         if isinstance(rule, Whole):
             is_whole = True
         elif 1 in rule.allowed and -1 not in rule.allowed:
-            low, lows = max((low, lows), (rule.value, set(rule.allowed)), key=lambda one: one[0])
+            low = max(low, (rule.value, 0 not in rule.allowed))
         elif -1 in rule.allowed and 1 not in rule.allowed:
-            high, highs = min(
-                (high, highs), (rule.value, set(rule.allowed)), key=lambda one: one[0]
-            )
+            high = min(high, (rule.value, 0 in rule.allowed))
+    (lowest, is_above), (highest, is_upto) = low, high
     if is_whole:
-        first = -(-low.numerator // low.denominator)
-        last = high.numerator // high.denominator
-        first += first == low and 0 not in lows
-        last -= last == high and 0 not in highs
+        first = -(-lowest.numerator // lowest.denominator)
+        last = highest.numerator // highest.denominator
+        first += first == lowest and is_above
+        last -= last == highest and not is_upto
         return first <= last
-    return low < high or (low == high and 0 in lows and 0 in highs)
+    return lowest < highest or (lowest == highest and not is_above and is_upto)
 
 
 class _Bound(NamedTuple):
@@ -180,33 +181,33 @@ class _Digits:
         may_be_longer = self._n_told_apart or state.n_whole < self._n_whole
         if state.phase in ("", "-") or (state.phase == "w" and may_be_longer):
             others = [bound.whole[state.n_whole : state.n_whole + 1] for bound in self._bounds]
-            for low, high in self._groups(state, others, first="w" if state.phase == "w" else ""):
+            for low, high in self._groups(state, others):
                 yield ((ord(low), ord(high)),), self._whole_digit(state, low, "w")
         if state.phase in ("0", "w") and self._may_have_point and self._has_room(state):
             yield of("."), self._behind_whole(state)._replace(phase=".")
         if state.phase == "." or (state.phase == "f" and self._has_room(state)):
             at = state.n_fraction
             others = [bound.fraction[at : at + 1] or "0" for bound in self._bounds]
-            for low, high in self._groups(state, others, first="f"):
+            for low, high in self._groups(state, others):
                 yield ((ord(low), ord(high)),), self._fraction_digit(state, low)
 
-    def _groups(self, state: _State, others: list[str], first: str) -> Iterator[tuple[str, str]]:
+    def _groups(self, state: _State, others: list[str]) -> Iterator[tuple[str, str]]:
         """The digits in ranges, those in one of which lead to the same.
 
         Args:
             state: before them.
             others: of each bound the digit at this place; "" for none.
-            first: "" if there is no 0 among them.
 
         """
+        is_first, is_behind_point = state.phase in ("", "-"), state.phase in (".", "f")
         if self._units:
             cuts = set(range(11))
         else:
             told = {int(x) for x, side in zip(others, state.sides, strict=True) if x and not side}
             cuts = {0, 10, *told, *(digit + 1 for digit in told)}
-            if not (state.has_value and (state.has_fraction or first != "f")):
+            if not (state.has_value and (state.has_fraction or not is_behind_point)):
                 cuts.add(1)
-        ends = sorted(cuts if first else (cuts | {1}) - {0})
+        ends = sorted((cuts | {1}) - {0} if is_first else cuts)
         for low, end in pairwise(ends):
             yield str(low), str(end - 1)
 

@@ -8,7 +8,6 @@ part, the last few tokens of the text are looked for in it, behind that place fi
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest
@@ -35,7 +34,10 @@ class Prediction:
         # Where the text goes on in it; None where they have parted. And where that was last.
         self._at: int | None = 0
         self._last_at = self._n_matched = 0
-        self._places: dict[tuple[int, ...], list[int]] | None = None
+        # Behind which tokens it goes on where.
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        for end in range(_SIZE, len(self._tokens)):
+            self._places.setdefault(tuple(self._tokens[end - _SIZE : end]), []).append(end)
 
     def propose(self, request: DraftRequest) -> Draft:
         """What follows in it, as a drafter proposes it; NO_DRAFT where the text is elsewhere."""
@@ -65,16 +67,7 @@ class Prediction:
         """Looks for the place where it goes as the text ends: the next one behind the last."""
         if len(tokens) - self._n_prompt < _SIZE:
             return
-        found = self._index().get(tuple(tokens[len(tokens) - _SIZE :]))
+        found = self._places.get(tuple(tokens[len(tokens) - _SIZE :]))
         if found:
             self._at = next((at for at in found if at >= self._last_at), found[-1])
             self._last_at, self._n_matched = self._at, _SIZE
-
-    def _index(self) -> dict[tuple[int, ...], list[int]]:
-        """Behind which tokens it goes on where; made when the text first leaves it."""
-        if self._places is None:
-            places: dict[tuple[int, ...], list[int]] = defaultdict(list)
-            for end in range(_SIZE, len(self._tokens)):
-                places[tuple(self._tokens[end - _SIZE : end])].append(end)
-            self._places = dict(places)
-        return self._places

@@ -60,8 +60,8 @@ def test_numbers_that_are_too_long_are_no_contradiction(
     with pytest.raises(SchemaError, match="15 digits") as caught:
         schema_grammar({"type": "number", **schema})
     assert (caught.value.keyword, caught.value.path, caught.value.is_beyond) == (keyword, "#", True)
-    nested = {"type": "object", "properties": {"a": {"type": "number", **schema}}, "required": "a"}
-    nested["required"] = ["a"]
+    nested = {"type": "object", "properties": {"a": {"type": "number", **schema}},
+              "required": ["a"]}  # fmt: skip
     with pytest.raises(SchemaError, match="15 digits") as caught:
         schema_grammar(nested)
     assert caught.value.path == "#/properties/a"
@@ -76,6 +76,9 @@ def test_numbers_that_are_too_long_are_no_contradiction(
         {"type": "integer", "minimum": 3.1, "maximum": 3.9},
         {"type": "integer", "minimum": -3.9, "maximum": -3.1},
         {"not": {}},
+        {"not": {"maximum": 1e300}},
+        {"minimum": 5, "exclusiveMinimum": 5, "maximum": 5},
+        {"minimum": 5, "exclusiveMaximum": 5, "maximum": 5},
     ],
 )
 def test_what_contradicts_itself_is_said_to(schema: dict[str, Any]) -> None:

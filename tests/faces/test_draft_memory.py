@@ -12,7 +12,7 @@ import pytest
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
 from pyllama_spec.drafters.suffix.store import Store
-from tests.faces.tools import open_tiny
+from tests.faces.tools import open_tiny, text_of
 from tests.models import model_path
 
 PROMPT = "abcdefghijklmnopqrstuvw"
@@ -22,11 +22,6 @@ OPTIONS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0}
 def ask(llm: Llama, prompt: str = PROMPT, **options: Any) -> dict[str, Any]:
     found: dict[str, Any] = llm.create_completion(prompt, **{**OPTIONS, **options})
     return found
-
-
-def text_of(found: dict[str, Any]) -> str:
-    text: str = found["choices"][0]["text"]
-    return text
 
 
 @pytest.fixture
