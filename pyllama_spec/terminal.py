@@ -26,11 +26,13 @@ def has_colour(stream: TextIO | None) -> bool:
     )
 
 
-# Who drafted a token, and its colour: its name, and the number of the terminal's.
+# Who drafted a token: the name of its colour, the number that terminals have for it, and the words.
 SOURCE_COLOURS = {
-    "model": ("green", 32), "copy": ("cyan", 36), "memory": ("magenta", 35),
-    "grammar": ("yellow", 33),
-}  # fmt: skip
+    "model": ("green", 32, "drafted by the model"),
+    "copy": ("cyan", 36, "copied from this text"),
+    "memory": ("magenta", 35, "copied from an earlier text"),
+    "grammar": ("yellow", 33, "forced by the grammar"),
+}
 
 
 def paint(text: str, source: str) -> str:

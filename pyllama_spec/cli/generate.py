@@ -266,23 +266,10 @@ def colour_lines(sources: Sequence[tuple[str, str]]) -> list[str]:
     if not has_colour(sys.stdout):
         return []
     there = {who for text, who in sources if text}
-    words = {
-        "model": "drafted by the model", "copy": "copied from this text",
-        "memory": "copied from an earlier text", "grammar": "forced by the grammar",
-    }  # fmt: skip
-    named = [f"{SOURCE_COLOURS[who][0]}: {words[who]}" for who in words if who in there]
+    named = [
+        f"{colour}: {words}" for who, (colour, _, words) in SOURCE_COLOURS.items() if who in there
+    ]
     return [", ".join(named)] if named else []
-
-
-def _merged(sources: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
-    """The text in stretches that somebody drafted, or nobody."""
-    out: list[dict[str, str]] = []
-    for text, who in sources:
-        if out and out[-1]["source"] == who:
-            out[-1]["text"] += text
-        else:
-            out.append({"text": text, "source": who})
-    return out
 
 
 def _as_json(generation: Generation) -> dict[str, Any]:
@@ -290,7 +277,7 @@ def _as_json(generation: Generation) -> dict[str, Any]:
     return {
         "text": record.text,
         "tokens": list(record.tokens),
-        "token_sources": _merged(record.token_sources),
+        "token_sources": [{"text": text, "source": who} for text, who in record.stretches],
         "finish_reason": record.finish_reason,
         "speculation": record.stats.as_dict(),
         "timing": record.timing.as_dict(),

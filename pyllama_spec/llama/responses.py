@@ -16,8 +16,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,29 +28,26 @@ from pyllama_spec.requests.detokenizer import Piece
 from pyllama_spec.requests.generation import Generation, GenerationRecord
 from pyllama_spec.requests.logprobs import TokenLogprob, chat_logprobs, completion_logprobs
 from pyllama_spec.requests.ticket import PENDING, RequestStatus
+from pyllama_spec.terminal import SOURCE_COLOURS
 
 Response = dict[str, Any]
 # Of a generator of chunks whose reader does not wait, where there is nothing to read yet.
 NOTHING_YET: Response = {}
 # Behind the letters, so that it can be read on a light page and on a dark one.
 _DRAFTED = "background:rgba({},.28);border-radius:3px"
-# Who drafted a stretch of text, and its ground: the colours of the terminal.
+# The terminal's colours of who drafted a stretch of text, as grounds.
 _GROUNDS = {
-    "model": ("drafted by the model", "46,160,67"),
-    "copy": ("copied from the text itself", "0,150,170"),
-    "memory": ("copied from an earlier text", "170,70,170"),
-    "grammar": ("forced by the grammar", "190,150,0"),
-}
+    "model": "46,160,67", "copy": "0,150,170", "memory": "170,70,170", "grammar": "190,150,0",
+}  # fmt: skip
 _TEXT = "white-space:pre-wrap;margin:0 0 .4em 0"
 
 
 class Result(dict[str, Any]):
     """A response: a dict in every respect, which a notebook shows as its text.
 
-    What is drafted and accepted has a ground by who drafted it: green for the model, blue for a
-    copy of the text itself, purple for one of an earlier text, yellow for the grammar. Figures
-    follow. `dict(result)` is a copy
-    that is shown as any dict.
+    What is drafted and accepted has a ground by who drafted it: green for the model, cyan for a
+    copy of the text itself, magenta for one of an earlier text, yellow for the grammar. Figures
+    follow. `dict(result)` is a copy that is shown as any dict.
 
     Args:
         response: what it holds.
@@ -66,7 +61,7 @@ class Result(dict[str, Any]):
         self, response: Mapping[str, Any] | None = None, records: Sequence[GenerationRecord] = ()
     ) -> None:
         super().__init__(response or {})
-        self._shown = tuple(_stretches(record) for record in records)
+        self._shown = tuple(record.stretches for record in records)
 
     def _repr_html_(self) -> str:
         texts = "".join(f'<pre style="{_TEXT}">{_coloured(one)}</pre>' for one in self._shown)
@@ -434,19 +429,11 @@ def _entries_of(piece: Piece, generation: Generation) -> list[TokenLogprob]:
     return generation.record.logprobs[-n:] if n else []
 
 
-def _stretches(record: GenerationRecord) -> tuple[tuple[str, str], ...]:
-    """The text in parts, each with who drafted it."""
-    return tuple(
-        ("".join(text for text, _ in parts), who)
-        for who, parts in groupby(record.token_sources, itemgetter(1))
-    )
-
-
 def _coloured(stretches: Sequence[tuple[str, str]]) -> str:
     out = []
     for text, who in stretches:
         if who in _GROUNDS:
-            title, ground = _GROUNDS[who]
+            title, ground = SOURCE_COLOURS[who][2], _GROUNDS[who]
             style = _DRAFTED.format(ground)
             out.append(f'<span style="{style}" title="{title}">{escape(text)}</span>')
         else:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -48,8 +50,6 @@ class GenerationRecord:
         text: what came out, without stop strings and end tokens.
         tokens: its ids, up to the last one that gave some of the text. An end token is not there.
         from_draft: for each of them, whether it was drafted and accepted.
-        spans: the text in stretches: where each ends in it, and whether all of its tokens were
-            drafted and accepted.
         logprobs: for each of them, if the request asked for it.
         finish_reason: "stop" or "length" at the end, else None.
         stop_reason: the stop string or the id of stop_token_ids that ended it; None for anything
@@ -68,7 +68,6 @@ class GenerationRecord:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     from_draft: list[bool] = field(default_factory=list)
-    spans: list[tuple[int, bool]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
@@ -89,18 +88,27 @@ class GenerationRecord:
             "prompt_tokens_details": {"cached_tokens": self.n_cached},
         }
 
-    def add(
-        self, piece: Piece, logprobs: Sequence[TokenLogprob], sources: Sequence[str] = ()
-    ) -> None:
+    @property
+    def stretches(self) -> tuple[tuple[str, str], ...]:
+        """The text in parts as long as they go, each with who drafted it."""
+        return tuple(
+            ("".join(text for text, _ in parts), who)
+            for who, parts in groupby(self.token_sources, itemgetter(1))
+        )
+
+    @property
+    def spans(self) -> list[tuple[int, bool]]:
+        """Where each stretch of the text ends that was drafted, or was not; and which it is."""
+        ends = accumulate(len(text) for text, _ in self.token_sources)
+        parts = zip(ends, self.token_sources, strict=True)
+        marked = [(end, who != TARGET) for end, (_, who) in parts]
+        return [list(same)[-1] for _, same in groupby(marked, itemgetter(1))]
+
+    def add(self, piece: Piece, logprobs: Sequence[TokenLogprob], sources: Sequence[str]) -> None:
         """Appends a piece. `logprobs` and `sources` are those of all tokens until now."""
         self.text += piece.text
         if piece.text:
-            if self.spans and self.spans[-1][1] == piece.is_drafted:
-                self.spans.pop()
-            self.spans.append((len(self.text), piece.is_drafted))
-            n = len(self.tokens)
-            drafted = sources[n] if n < len(sources) else "model"
-            who = drafted if piece.is_drafted else TARGET
+            who = sources[len(self.tokens)] if piece.is_drafted else TARGET
             self.token_sources.append((piece.text, who))
         self.tokens += piece.tokens
         self.from_draft += piece.from_draft
