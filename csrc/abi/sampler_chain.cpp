@@ -210,6 +210,8 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->is_argmax = from.is_argmax;
         s->rules     = from.rules;
         s->grammar_skips_thoughts = from.grammar_skips_thoughts;
+        // A copy goes on with what its grammar has taken so far: else each of a slow one would have all of it anew.
+        s->grammar_seconds_left = from.grammar_seconds_left;
         s->grammar_prefill = from.grammar_prefill;
         s->hidden          = from.hidden;
         if (from.shadow) {
@@ -238,6 +240,7 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         s.rules.reset();
         s.n_unmatched = 0;
         s.thoughts    = s.thoughts_begin;
+        s.grammar_seconds_left = GRAMMAR_BOUNDS.seconds;
         if (s.grammar != nullptr) {
             within(GRAMMAR_BOUNDS, [&] {
                 llama_sampler_reset(s.grammar);

@@ -288,7 +288,7 @@ int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
 template <typename F> void within_grammar(llama_spec_sampler & s, F && f, const std::atomic<bool> * cancelled = nullptr) {
     work_bounds bounds = GRAMMAR_BOUNDS;
     bounds.seconds = s.grammar_seconds_left;
-    const double begin = own_seconds();
+    const double begin = s.grammar != nullptr ? own_seconds() : 0.0;    // without one there is no account
     within(bounds, f, cancelled);
     if (s.grammar != nullptr) {
         const double left = s.grammar_seconds_left + GRAMMAR_SECONDS_EACH - (own_seconds() - begin);

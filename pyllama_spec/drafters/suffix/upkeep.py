@@ -12,6 +12,7 @@ from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.engine.checks import real
 from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
@@ -209,9 +210,12 @@ def prune(store: Store, *, max_tokens: int | None = None, days: float | None = N
         days: texts that came earlier go; None for none.
 
     Raises:
+        ArgumentError: days is no finite number of at least 0: it would take out everything.
         BusyError: another process writes to the store.
 
     """
+    if days is not None:
+        real(days, "days", 0.0)
     with store.locked():
         texts = store.texts()
         kept = texts
