@@ -9,7 +9,7 @@ from typing import Any
 
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.model import Progress
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class DraftOptions:
             be larger.
 
     Raises:
-        ArgumentError: a number is out of range.
+        ArgumentError: a number is out of range, or there is a memory and no lookup to use it.
 
     """
 
@@ -60,6 +60,11 @@ class DraftOptions:
             instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
             if not os.fspath(self.memory):
                 raise ArgumentError('draft_memory="" is no file name; None is for no store')
+            if self.lookup == 0:
+                raise ArgumentError(
+                    f"draft_memory={shown(os.fspath(self.memory))} is for a draft that looks texts "
+                    "up, and lookup=0 is for none; leave one of them out"
+                )
         if self.n_ctx is not None:
             count(self.n_ctx, "draft_n_ctx", 1)
 

@@ -129,11 +129,10 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
                 f"{name}={shown(value)} is for a draft that is given as a file, not {shown(draft)}"
             )
     has_lookup = is_model or draft == SUFFIX
-    if options.memory is not None and (not has_lookup or options.lookup == 0):
-        why = "lookup=0" if has_lookup else f"{shown(draft)}"
+    if options.memory is not None and not has_lookup:
         raise ArgumentError(
             f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "
-            f'"{SUFFIX}", "{MTP}" or one that is given as a file, not {why}'
+            f'"{SUFFIX}", "{MTP}" or one that is given as a file, not {shown(draft)}'
         )
     if draft is None:
         return NoDrafter()

@@ -146,8 +146,10 @@ def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
     for draft in (None, "none", "prompt-lookup", "grammar"):
         with pytest.raises(ArgumentError, match="draft_memory"):
             open_tiny(draft, draft_memory=tmp_path / "new")
-    with pytest.raises(ArgumentError, match="lookup=0"):
-        open_tiny(str(model_path("eagle3")), draft_memory=tmp_path / "new", lookup=0)
+    for lookup_draft in (str(model_path("eagle3")), "auto", "mtp", "suffix"):
+        with pytest.raises(ArgumentError, match="lookup=0"):
+            open_tiny(lookup_draft, draft_memory=tmp_path / "new", lookup=0)
+    assert not (tmp_path / "new").exists()
     with pytest.raises(ArgumentError, match="lookup=2"):
         open_tiny(str(model_path("eagle3")), draft_memory=tmp_path / "new", lookup=2)
     for wrong in ("", 3):
