@@ -110,8 +110,8 @@ class Round:
                 f"the drafter {drafter.name!r} reads the inputs of layers {sorted(missing)}; open "
                 f"the target's context with target_layers={tuple(drafter.target_layers)}"
             )
+        drafter.attach(target)  # before its numbers are read: it may learn some of the target
         bound = draft_bound(drafter_bound(drafter), n_draft=n_draft)
-        drafter.attach(target)
         self.target = target
         self.drafter = IsolatedDrafter(drafter, target.model.info.n_vocab, target.lend)
         self.rollback = rollback_of(target)

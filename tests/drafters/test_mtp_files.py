@@ -15,6 +15,7 @@ from pyllama_spec.drafters.automatic import wants_head
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.engine.model import HEAD_ROWS, most_heads
 from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.speculative import SpeculativeLoop
 from tests.models import ARCHITECTURES, TinyConfig, model_path
 from tests.models.build import WITH_HEADS
 from tests.models.mtp import HEADS, SEVERAL, add_heads
@@ -277,6 +278,26 @@ def test_options() -> None:
         Mtp(max_draft=0)
     with pytest.raises(ArgumentError, match="n_ctx"):
         Mtp(n_ctx=0)
+
+
+@pytest.mark.parametrize(("n_wanted", "n_most"), [(8, 3), (2, 2)])
+def test_the_number_of_heads_is_a_bound_before_anything_is_opened(
+    n_wanted: int, n_most: int
+) -> None:
+    """The room for logits, the round, its controller and doctor had the number that was wanted."""
+    path, drafter = model_path("step35", n_heads=3), Mtp(max_draft=n_wanted)
+    with open_llama(path, draft=drafter) as llm:
+        runtime = llm._opened.runtime
+        assert runtime.context.params.n_outputs_max == 1 + n_most
+        assert (runtime.round.max_draft, drafter.max_draft) == (n_most, n_most)
+    model, drafter = with_head("step35", n_heads=3), Mtp(max_draft=n_wanted)
+    drafter.check(model)
+    assert drafter.max_draft == n_most
+    drafter.check(with_head("step35", n_heads=1))  # whose one head drafts them all
+    assert drafter.max_draft == n_wanted
+    drafter.check(model)
+    loop = SpeculativeLoop(mtp_context(model, Mtp(max_draft=n_wanted)), Mtp(max_draft=n_wanted))
+    assert loop.max_draft == n_most
 
 
 # ---- a head in a file of its own

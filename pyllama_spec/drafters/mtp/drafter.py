@@ -52,7 +52,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         model: None for the head of the target, which has to be loaded with load_mtp=True; or a
             file that holds the head of such a target, with the same embedding and output.
         max_draft: the most tokens to draft at once; where the file has several heads, each drafts
-            one of them, and attach() lowers max_draft to their number.
+            one of them, and check() lowers max_draft to their number.
         n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
             make a window: the oldest are forgotten, and the head goes on.
         p_min: end a draft before a token that the head gives a lower probability.
@@ -105,11 +105,17 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         return (HEAD_ROWS,)
 
     def check(self, target: Model) -> None:
-        """Raises unless the target has a head, or this one was made for it."""
+        """Raises unless the target has a head, or this one was made for it.
+
+        From here on max_draft is known: of several heads each drafts one token, and rooms, bounds
+        and costs go by it before attach().
+        """
         if not self.wants_head:
             super().check(target)
         elif not target.info.has_head:
             raise ArgumentError(f'draft="mtp": {target.path.name} {why_no_head(target)}')
+        n_heads = (target if self.wants_head else self.model).info.n_heads
+        self.max_draft = self._max_draft if n_heads == 1 else min(self._max_draft, n_heads)
 
     def attach(self, target: Context) -> None:
         """Opens the head's context beside the target's, whose threads it shares.
@@ -132,13 +138,11 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
 
         """
         n_heads, n_seqs = self.model.info.n_heads, target.params.n_seq_max
-        if n_heads > 1:
-            self.max_draft = min(self._max_draft, n_heads)
-            if n_seqs * n_heads > _MAX_SEQUENCES:
-                raise ArgumentError(
-                    f"{n_seqs} sequences with {n_heads} MTP heads each are more than the engine's "
-                    f"{_MAX_SEQUENCES}; {_MAX_SEQUENCES // n_heads} sequences are possible"
-                )
+        if n_heads > 1 and n_seqs * n_heads > _MAX_SEQUENCES:
+            raise ArgumentError(
+                f"{n_seqs} sequences with {n_heads} MTP heads each are more than the engine's "
+                f"{_MAX_SEQUENCES}; {_MAX_SEQUENCES // n_heads} sequences are possible"
+            )
         context, n_window = self.open_head(target, is_own=True, n_lanes=n_heads)
         weights = self.model.head_weights
         if weights is not None and weights.bits < _FEW_BITS:
