@@ -24,6 +24,7 @@ from typing import Any
 
 from pyllama_spec.drafters.base import Committed, Drafter
 from pyllama_spec.drafters.chain import Chain, ChainDrafter
+from pyllama_spec.drafters.draft_weights import note_of_few_bits
 from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.mtp.heads import Guesses, HeadsMemory
 from pyllama_spec.drafters.mtp.memory import MtpMemory
@@ -39,8 +40,6 @@ from pyllama_spec.errors import ArgumentError
 _MAX_DRAFT = 3
 # And where only those are drafted that pay.
 _MAX_ADAPTIVE = 6
-# Heads of 4 bits were seen to be right for a fifteenth of the tokens that they are at 8.
-_FEW_BITS = 6
 # Of a context: the engine's.
 _MAX_SEQUENCES = 256
 
@@ -145,11 +144,8 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
             )
         context, n_window = self.open_head(target, is_own=True, n_lanes=n_heads)
         weights = self.model.head_weights
-        if weights is not None and weights.bits < _FEW_BITS:
-            self._add_note(
-                f"the weights of the head are {weights.type}: below {_FEW_BITS} bits a head may be "
-                "right less often than it was trained to be"
-            )
+        if weights is not None:
+            self.add_note(note_of_few_bits("the head", weights.type, weights.bits))
         try:
             self._draft_ids = reduced_output(context, self._n_output)
         except BaseException:
@@ -179,7 +175,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         except OSError as error:
             self._draft_ids = None
             self.memory_or_fail().context.draft_output(0)
-            self._add_note(f"the head chooses among all ids: {error}")
+            self.add_note(f"the head chooses among all ids: {error}")
 
     def step_all(self, chains: Sequence[Chain]) -> None:
         """Feeds each chain its newest token; of several heads to the next one."""
@@ -195,10 +191,6 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         choices = memory.guess(head, {c.seq: Guesses(c.ids, c.rows) for c in chains})
         for one in chains:
             one.choice = choices[one.seq]
-
-    def _add_note(self, text: str) -> None:
-        if text not in self.note:
-            self.note = f"{self.note}; {text}" if self.note else text
 
     def describe(self) -> dict[str, Any]:
         """The head's file, its sizes and where it lies; {} of a target's before attach()."""
