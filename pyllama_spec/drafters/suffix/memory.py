@@ -9,9 +9,9 @@ of a damaged log can be read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -192,6 +192,57 @@ def note_use(index: TokenIndex, at: int, n: int) -> None:
             index.tokens[where] = _coded(_number(int(tokens[where])) + n)
 
 
+def entry_of(
+    index: TokenIndex,
+    ids: Sequence[int],
+    max_tokens: int,
+    *,
+    minute: int | None = None,
+    n_used: int = 0,
+) -> npt.NDArray[np.int32]:
+    """What is new of a text as it lies in the log; empty for nothing.
+
+    Args:
+        index: what is there already.
+        ids: the text. Of one that is longer than a quarter of all there may be, the end counts.
+        max_tokens: the most that there may be, headers and all.
+        minute: when it came, in minutes since 1970; None for now.
+        n_used: how many of its tokens were copied and turned out right.
+
+    """
+    part = new_part(index, ids)[-int(_NEWEST_SHARE * max_tokens) + HEADER_TOKENS :]
+    if not len(part):
+        return np.empty(0, np.int32)
+    return with_header(np.array(part, np.int32), now_minute() if minute is None else minute, n_used)
+
+
+class Room(NamedTuple):
+    """What takes the place of an index that is too small.
+
+    Attributes:
+        texts: those that it begins with; the ids are views of the one before.
+        capacity: of how many tokens.
+        is_full: no more can be had: other texts have gone, and the uses of these fade.
+
+    """
+
+    texts: list[RememberedText]
+    capacity: int
+    is_full: bool
+
+
+def room_for(index: TokenIndex, n_more: int, max_tokens: int) -> Room | None:
+    """A larger index for more tokens, or one with the most useful texts; None where they fit."""
+    wanted = index.n + n_more
+    if wanted <= index.capacity:
+        return None
+    texts = list(texts_of(index))
+    is_full = wanted > max_tokens
+    if is_full:
+        texts = most_useful(texts, max(int(_KEEP_SHARE * max_tokens) - n_more, 0))
+    return Room(texts, min(2 * wanted, max_tokens), is_full)
+
+
 class Memory:
     """Texts in this process's memory, gone with it.
 
@@ -213,27 +264,15 @@ class Memory:
 
     def add(self, ids: Sequence[int]) -> None:
         """Takes what is new of a text; where there is no room the least useful ones go."""
-        part = new_part(self.index, ids)[-int(_NEWEST_SHARE * self.max_tokens) + HEADER_TOKENS :]
-        if not len(part):
+        entry = entry_of(self.index, ids, self.max_tokens)
+        if not len(entry):
             return
-        entry = with_header(np.array(part, np.int32), now_minute(), 0)
-        if self.index.n + len(entry) > self.index.capacity:
-            self.index = remade(self.index, len(entry), self.max_tokens, _new_index)
+        room = room_for(self.index, len(entry), self.max_tokens)
+        if room is not None:
+            index = _new_index(room.capacity)
+            fill(index, room.texts, ages=room.is_full)
+            self.index = index
         self.index.append(entry)
-
-
-def remade(
-    index: TokenIndex, n_more: int, max_tokens: int, new_index: Callable[[int], TokenIndex]
-) -> TokenIndex:
-    """A copy of an index with room for more tokens: a larger one, or one with fewer texts."""
-    wanted = index.n + n_more
-    texts = list(texts_of(index))
-    is_full = wanted > max_tokens
-    if is_full:
-        texts = most_useful(texts, max(int(_KEEP_SHARE * max_tokens) - n_more, 0))
-    out = new_index(min(max(2 * wanted, _FIRST_CAPACITY), max_tokens))
-    fill(out, texts, ages=is_full)
-    return out
 
 
 def _new_index(capacity: int) -> TokenIndex:

@@ -15,18 +15,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from pyllama_spec.drafters.suffix.memory import (
     HEADER_TOKENS,
     RememberedText,
+    entry_of,
     fill,
-    most_useful,
-    new_part,
     note_use,
-    now_minute,
+    room_for,
     texts_of,
-    with_header,
 )
 from pyllama_spec.drafters.suffix.store_file import (
     MODE,
@@ -43,8 +39,6 @@ DEFAULT_BYTES = 256 << 20
 _FIRST_CAPACITY = 1 << 13
 # Texts that wait for the lock.
 _MAX_WAITING = 64
-# Of a store that is full so much is made free at once. No text is longer than that.
-_FREE_SHARE = 0.25
 
 
 def vocabulary_digest(vocab: Vocab) -> bytes:
@@ -255,21 +249,12 @@ class Store:
 
     def _write(self, ids: Sequence[int], minute: int | None = None, n_used: int = 0) -> None:
         """By who holds the lock: writes what is new of a text, which came now or then."""
-        longest = int(_FREE_SHARE * self.max_tokens) - HEADER_TOKENS
-        part = new_part(self.index, ids)[-longest:]
-        if not len(part):
+        entry = entry_of(self.index, ids, self.max_tokens, minute=minute, n_used=n_used)
+        if not len(entry):
             return
-        entry = with_header(
-            np.array(part, np.int32), now_minute() if minute is None else minute, n_used
-        )
-        wanted = self.index.n + len(entry)
-        if wanted > self.index.capacity:
-            texts = list(texts_of(self.index))
-            is_full = wanted > self.max_tokens
-            if is_full:
-                room = int((1 - _FREE_SHARE) * self.max_tokens) - len(entry)
-                texts = most_useful(texts, max(room, 0))
-            self._replace(texts, min(2 * wanted, self.max_tokens), ages=is_full)
+        room = room_for(self.index, len(entry), self.max_tokens)
+        if room is not None:
+            self._replace(room.texts, room.capacity, ages=room.is_full)
         self._file.publish(is_busy=True)
         self.index.append(entry)
         self._file.publish()
