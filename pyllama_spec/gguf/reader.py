@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -121,6 +122,30 @@ def read_gguf(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> Ggu
     return GgufFile(
         path, header.n_bytes, {name: key for name, key in keys.items() if wanted(name)}, tensors
     )
+
+
+def read_table(path: Path) -> GgufFile:
+    """The table of tensors of a file, without keys; it is not to be changed.
+
+    Those of a few files are kept as long as the files stay as they are: who opens a draft asks for
+    its types, its bytes and its output matrix, and past a vocabulary a table takes half a second.
+
+    Raises:
+        ModelLoadError: the file is missing, cut off, damaged or no GGUF.
+
+    """
+    try:
+        info = path.stat()
+    except (OSError, ValueError):  # who reads it says what is wrong with it
+        return read_gguf(path, lambda _: False)
+    # The number too: a relative path may lead elsewhere by now.
+    return _kept_table(path, (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns))
+
+
+@lru_cache(maxsize=4)
+def _kept_table(path: Path, _: tuple[int, ...]) -> GgufFile:
+    """By the path and what tells the file's present content from others."""
+    return read_gguf(path, lambda _: False)
 
 
 @contextmanager

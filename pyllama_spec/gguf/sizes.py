@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_spec.gguf.reader import GgufFile, read_gguf
+from pyllama_spec.gguf.reader import GgufFile, read_table
 
 # ggml's types of tensors, by their numbers in a file.
 TENSOR_TYPES = {
@@ -34,7 +34,7 @@ def tensor_bytes(path: Path) -> dict[str, int]:
         ModelLoadError: the file's table cannot be read.
 
     """
-    return _sizes(read_gguf(path, lambda _: False))
+    return _sizes(read_table(path))
 
 
 def _sizes(file: GgufFile) -> dict[str, int]:
@@ -53,7 +53,7 @@ def shares_by_type(path: Path) -> dict[str, float]:
         ModelLoadError: the file's table cannot be read.
 
     """
-    bytes_by_type = _bytes_by_type(read_gguf(path, lambda _: False))
+    bytes_by_type = _bytes_by_type(read_table(path))
     total = max(sum(bytes_by_type.values()), 1)
     return {_type_name(kind): n_bytes / total for kind, n_bytes in bytes_by_type.most_common()}
 
@@ -77,7 +77,7 @@ def main_type(path: Path) -> MainType | None:
         ModelLoadError: the file's table cannot be read.
 
     """
-    file = read_gguf(path, lambda _: False)
+    file = read_table(path)
     for type_id, n_bytes in _bytes_by_type(file).most_common(1):
         n_weights = sum(prod(t.shape) for t in file.tensors.values() if t.type_id == type_id)
         return MainType(_type_name(type_id), 8 * n_bytes / max(n_weights, 1))

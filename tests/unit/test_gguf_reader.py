@@ -11,12 +11,13 @@ import gguf
 import numpy as np
 import pytest
 
+from pyllama_spec import Llama
 from pyllama_spec.engine import quantize
 from pyllama_spec.errors import ModelLoadError
 from pyllama_spec.files import whole_file, why_no_output
 from pyllama_spec.gguf.header import check_header
-from pyllama_spec.gguf.reader import read_gguf, read_keys
-from pyllama_spec.gguf.sizes import tensor_bytes
+from pyllama_spec.gguf.reader import _kept_table, read_gguf, read_keys, read_table
+from pyllama_spec.gguf.sizes import shares_by_type, tensor_bytes
 from pyllama_spec.gguf.values import read_floats, read_ids
 from tests.models import model_path
 
@@ -103,6 +104,38 @@ def test_alignments_that_are_none(tmp_path: Path, change: dict[str, int], messag
             read(path)
 
 
+def test_a_table_is_read_once_while_the_file_stays(tmp_path: Path) -> None:
+    path, other = write(tmp_path / "a.gguf"), write(tmp_path / "other.gguf", alignment=64)
+    first = read_table(path)
+    assert first.tensors == read_gguf(path).tensors
+    assert read_table(path) is first
+    time_of_first = path.stat().st_mtime_ns
+    # The same size, and one of time and file is the same.
+    path.write_bytes(path.read_bytes().replace(b"one", b"two"))
+    os.utime(path, ns=(1, time_of_first + 1))
+    assert set(tensor_bytes(path)) == {"two", "ids"}
+    renamed = path.read_bytes().replace(b"two", b"six")
+    (tmp_path / "new").write_bytes(renamed)
+    (tmp_path / "new").replace(path)
+    os.utime(path, ns=(1, time_of_first + 1))
+    assert set(tensor_bytes(path)) == {"six", "ids"}
+    assert set(tensor_bytes(other)) == {"one", "ids"}
+    path.unlink()
+    for read in (tensor_bytes, shares_by_type, read_table):
+        with pytest.raises(ModelLoadError, match="does not exist"):
+            read(path)
+
+
+def test_who_opens_a_small_model_reads_its_table_once(tmp_path: Path) -> None:
+    draft, target = tmp_path / "draft.gguf", tmp_path / "target.gguf"
+    for path in (draft, target):
+        path.write_bytes(model_path("llama").read_bytes())
+    before = _kept_table.cache_info().misses
+    with Llama(target, draft=draft, n_ctx=64, n_threads=1) as llm:
+        assert llm.create_completion([3, 4], max_tokens=2)["speculation"]["drafter"]
+    assert _kept_table.cache_info().misses == before + 2  # one of each file
+
+
 def test_a_table_that_cannot_be(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf")
     data = path.read_bytes()
@@ -153,6 +186,7 @@ def test_damaged_files_give_facts_or_an_error(tmp_path: Path) -> None:
         part.write_bytes(bytes(damaged))
         try:
             read_gguf(part)
+            _kept_table.cache_clear()  # the clock of a file system may stand still meanwhile
             tensor_bytes(part)
         except ModelLoadError as error:
             assert "b.gguf" in str(error)

@@ -43,10 +43,10 @@ class OutputRows:
     """
 
     def __init__(self, path: Path, name: str, row_bytes: int) -> None:
-        from pyllama_spec.gguf.reader import read_gguf
+        from pyllama_spec.gguf.reader import read_table
 
         self._path, self._row_bytes = path, row_bytes
-        self._offset = read_gguf(path, lambda _: False).tensors[name].offset
+        self._offset = read_table(path).tensors[name].offset
 
     def read(self, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """Their rows.
