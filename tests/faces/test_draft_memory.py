@@ -11,7 +11,11 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.drafters import Suffix
+from pyllama_spec.drafters.suffix import store as stores
+from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.vocab import Vocab
 from tests.faces.tools import open_tiny, text_of
 from tests.models import model_path
 
@@ -134,6 +138,36 @@ def test_two_that_have_it_open_learn_from_each_other(store: Path) -> None:
         before = store.read_bytes()
         ask(other, "qrstuvwxyz0123456789", remember=False)
         assert store.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["suffix", "beside"])
+def test_a_vocabulary_is_read_once_for_a_store(
+    store: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Half a second of 150,000 tokens, in check() and in attach()."""
+    digested: list[Vocab] = []
+
+    def noted(vocab: Vocab) -> bytes:
+        digested.append(vocab)
+        return vocabulary_digest(vocab)
+
+    monkeypatch.setattr(stores, "vocabulary_digest", noted)
+    draft = "suffix" if kind == "suffix" else str(model_path("eagle3"))
+    with open_tiny(draft, draft_memory=store) as llm:
+        ask(llm)
+        assert digested == [llm._opened.model.vocab]
+    drafter = Suffix(store=store)
+    one, same = Model(model_path("llama"), vocab_only=True), Model(model_path("llama"))
+    other = Model(model_path("llama", n_vocab=384), vocab_only=True)
+    for model, n in ((one, 2), (one, 2), (same, 3), (same, 3)):
+        drafter.check(model)
+        assert len(digested) == n
+    with pytest.raises(ArgumentError, match="another vocabulary"):
+        drafter.check(other)
+    drafter.check(one)
+    drafter.close()
+    drafter.check(one)
+    drafter.close()
 
 
 def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex, index_bytes
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.vocab import Vocab
 from pyllama_spec.errors import ArgumentError
 
 # Tokens of earlier requests that a drafter keeps in memory: of one user, and of all together.
@@ -139,6 +141,8 @@ class Suffix(Drafter):
         is_path = isinstance(store, (str, os.PathLike))
         self._store_path: Any = store if is_path else None
         self._store: Any = None if is_path else store
+        # That which the store at the path was opened for; it would hold the target's weights.
+        self._vocab: Callable[[], Vocab | None] = _no_vocab
         self._texts: dict[int, OwnText] = {}
         self._memories: OrderedDict[str, Memory] = OrderedDict()
         self._copied: dict[int, _Copied] = {}
@@ -157,13 +161,17 @@ class Suffix(Drafter):
             return
         from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 
-        digest = vocabulary_digest(target.vocab)
+        vocab = target.vocab
+        if self._store is not None and self._vocab() is vocab:
+            return  # it takes a while for 150,000 tokens, and attach() comes here again
+        digest = vocabulary_digest(vocab)
         if isinstance(self._store, Store):
             if self._store.digest == digest:
+                self._vocab = ref(vocab)
                 return
             self._store.close()
             self._store = None
-        self._store = Store(self._store_path, digest)
+        self._store, self._vocab = Store(self._store_path, digest), ref(vocab)
 
     def attach(self, target: Context) -> None:
         """As check()."""
@@ -330,7 +338,7 @@ class Suffix(Drafter):
         self._memories.clear()
         if self._store_path is not None and self._store is not None:
             self._store.close()
-            self._store = None
+            self._store, self._vocab = None, _no_vocab
 
 
 def open_suffix(options: DraftOptions) -> Suffix:
@@ -363,6 +371,10 @@ def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[i
     while len(ids) < n:
         ids.append(ids[len(ids) - period] if is_own else MARK)
     return ids
+
+
+def _no_vocab() -> None:
+    """Where no store is open."""
 
 
 def _new_index(capacity: int) -> TokenIndex:
