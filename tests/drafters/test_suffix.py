@@ -151,6 +151,32 @@ def test_each_user_has_his_own() -> None:
         assert proposal(drafter, text[:12]) == expected
 
 
+@pytest.mark.parametrize("remember", [True, False])
+@pytest.mark.parametrize("user", ["b", ""])
+def test_a_text_that_cannot_be_kept_leaves_its_user_behind(
+    monkeypatch: pytest.MonkeyPatch, user: str, remember: bool
+) -> None:
+    """The next request had the user of the one whose text could not be added, and his texts."""
+
+    def is_full(memory: Memory, ids: Sequence[int]) -> None:
+        raise MemoryError("no room is left")
+
+    text, drafter = fresh(7), Suffix(8)
+    teach(drafter, [text], user="a")
+    tell(drafter, fresh(8), user="a")
+    with monkeypatch.context() as patch, pytest.raises(MemoryError, match="no room"):
+        patch.setattr(Memory, "add", is_full)
+        drafter.begin_request(0, remember=remember, user=user)
+    drafter.truncate(0, 0)
+    drafter.commit_one(Committed(0, text[:12], 0))
+    assert proposal(drafter, text[:12]) == []
+    drafter.end_request(0)  # and what it wrote is its own user's
+    tell(drafter, text[:8], seq=1, user="c")
+    assert proposal(drafter, text[:8], seq=1) == []
+    tell(drafter, text[:8], seq=1, user=user)
+    assert proposal(drafter, text[:8], seq=1) == (text[8:12] if remember else [])
+
+
 def test_two_drafters_know_nothing_of_each_other() -> None:
     text = fresh(8)
     knowing(text)

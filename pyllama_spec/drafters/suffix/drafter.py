@@ -181,9 +181,11 @@ class Suffix(Drafter):
 
     def begin_request(self, seq: int, *, remember: bool = True, user: str = "") -> None:
         """What the sequence held is remembered, if it may be; then the next request begins."""
-        self.end_request(seq)
         text = self._text(seq)
-        text.remembers, text.user = remember, user
+        try:
+            self.end_request(seq)
+        finally:  # else the next drafts would be copied from the former user's texts
+            text.remembers, text.user = remember, user
         for source in self._sources(user):
             source.refresh()
 
