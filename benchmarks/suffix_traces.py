@@ -22,7 +22,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyllama_spec.drafters import Committed, Drafter, DraftRequest, PromptLookup, Suffix
+from pyllama_spec.drafters import Drafter, PromptLookup, Suffix
+from pyllama_spec.drafters.suffix.upkeep import play, play_all
+from pyllama_spec.speculative.sequence import n_common
 
 FOLDER = Path(__file__).parent / "traces"
 # How many requests of each trace are measured: the last ones.
@@ -243,9 +245,7 @@ def _write(name: str, requests: Sequence[Recorded]) -> None:
     rows: list[Any] = []
     before: list[int] = []
     for one in requests:
-        n = 0
-        while n < min(len(before), len(one.prompt)) and before[n] == one.prompt[n]:
-            n += 1
+        n = n_common(before, one.prompt)
         rows.append([n, one.prompt[n:], one.answer])
         before = one.prompt
     FOLDER.mkdir(exist_ok=True)
@@ -266,47 +266,6 @@ def read_trace(name: str) -> list[Recorded]:
 # ---- measuring
 
 
-class Played(NamedTuple):
-    """What a drafter made of some answers."""
-
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def tokens_per_round(self) -> float:
-        """Tokens committed by rounds."""
-        return (self.rounds + self.accepted) / max(self.rounds, 1)
-
-
-def play(drafter: Drafter, one: Recorded) -> Played:
-    """Has a drafter draft an answer that is known: what a target would say that gave it."""
-    drafter.begin_request(0, remember=True, user="")
-    drafter.truncate(0, 0)
-    answer, at = one.answer, 1
-    text = [*one.prompt, answer[0]]
-    drafter.commit_one(Committed(0, text, 0))
-    rounds = drafted = accepted = 0
-    while at < len(answer):
-        n = min(drafter.max_draft, len(answer) - at)
-        ids = list(drafter.propose_one(DraftRequest(0, text, n)).ids)[: len(answer) - at - 1]
-        right = 0
-        while right < len(ids) and ids[right] == answer[at + right]:
-            right += 1
-        new = answer[at : at + right + 1]
-        drafter.commit_one(Committed(0, new, len(text)))
-        text += new
-        at += len(new)
-        rounds, drafted, accepted = rounds + 1, drafted + len(ids), accepted + right
-    drafter.end_request(0)
-    return Played(rounds, drafted, accepted)
-
-
-def play_all(drafter: Drafter, requests: Sequence[Recorded]) -> Played:
-    """All of them, one after the other."""
-    return Played(*map(sum, zip(*[play(drafter, one) for one in requests], strict=True)))
-
-
 def measure(args: argparse.Namespace) -> None:
     """Prints tokens per round of each trace, and the processor's time of a round."""
     print("trace     drafter                       tokens/round  drafted/round  us/round")
@@ -321,13 +280,13 @@ def measure(args: argparse.Namespace) -> None:
         ]
         for words, drafter, n in kinds:
             for one in earlier[len(earlier) - min(n, len(earlier)) :]:
-                play(drafter, one)
+                play(drafter, *one)
             begin = time.process_time()
             played = play_all(drafter, rest)
-            micros = 1e6 * (time.process_time() - begin) / played.rounds
+            micros = 1e6 * (time.process_time() - begin) / played.n_rounds
             print(
                 f"{name:9} {words:29} {played.tokens_per_round:12.2f} "
-                f"{played.drafted / played.rounds:14.2f} {micros:9.0f}"
+                f"{played.n_drafted / played.n_rounds:14.2f} {micros:9.0f}"
             )
 
 

@@ -102,8 +102,8 @@ def _build(args: argparse.Namespace) -> int:
         _say("too few files for an estimate of what it is worth")
     else:
         _say(
-            f"of a tenth that was held out, {found.n_tokens} tokens, copies would have given "
-            f"{found.n_copied / max(found.n_tokens, 1):.0%}: {found.tokens_per_round:.2f} tokens "
+            f"of {found.n_tokens} tokens of files that were held out, copies would have given "
+            f"{found.n_accepted / max(found.n_tokens, 1):.0%}: {found.tokens_per_round:.2f} tokens "
             "per round"
         )
     store.close()

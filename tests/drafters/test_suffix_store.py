@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec.drafters import Committed, Suffix
+from pyllama_spec.drafters.suffix import upkeep
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES, capacity_of
 from pyllama_spec.drafters.suffix.token_index import index_bytes
@@ -108,6 +109,27 @@ def test_what_was_of_use_is_noted(path: Path) -> None:
     drafter.commit_one(Committed(0, fresh(1)[30:35], 30))
     teach(drafter, [fresh(2)])
     assert [text.n_used for text in store.texts()] == [5, 0]
+
+
+# ---- what it is worth
+
+
+def test_what_a_store_would_make_of_texts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(path)
+    store.add(fresh(1))
+    before = path.read_bytes()
+    unknown = upkeep.played(store, [fresh(2), [7]])
+    assert unknown == upkeep.Played(n_rounds=59)
+    assert (unknown.n_tokens, unknown.tokens_per_round) == (59, 1.0)
+    known = upkeep.played(store, [fresh(2), fresh(1)])
+    assert known.n_tokens == 2 * 59
+    assert known.n_drafted == known.n_accepted > 40
+    for n in (1, 58, 59, 60, 70, 118, 200):
+        monkeypatch.setattr(upkeep, "_PLAYED_TOKENS", n)
+        assert upkeep.played(store, [fresh(2), fresh(1)]).n_tokens == min(n, 2 * 59)
+    assert path.read_bytes() == before
+    # Two rounds until three tokens are alike; then 8 + 1 and 7 + 1.
+    assert upkeep.play(Suffix(8), fresh(1), fresh(1)[:20]) == upkeep.Played(4, 15, 15)
 
 
 # ---- its size

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_spec.drafters.base import Committed, DraftRequest
+from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
@@ -30,19 +30,24 @@ _MINUTES_PER_DAY = 24 * 60
 Progress = Callable[[float], None]
 
 
-class Prediction(NamedTuple):
-    """What copies would have made of a text.
+class Played(NamedTuple):
+    """What a drafter made of answers that are known.
 
     Attributes:
-        n_tokens: how long it is.
-        n_copied: how many of them were drafted and right.
-        n_rounds: how many rounds it took.
+        n_rounds: how many rounds they took.
+        n_drafted: how many tokens were drafted.
+        n_accepted: and right.
 
     """
 
-    n_tokens: int
-    n_copied: int
-    n_rounds: int
+    n_rounds: int = 0
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the rounds gave."""
+        return self.n_rounds + self.n_accepted
 
     @property
     def tokens_per_round(self) -> float:
@@ -87,7 +92,7 @@ def ids_of(vocab: Vocab, text: str) -> list[list[int]]:
 
 def build(
     store: Store, vocab: Vocab, paths: Sequence[Path], progress: Progress
-) -> tuple[int, Prediction | None]:
+) -> tuple[int, Played | None]:
     """Adds files to a store, all but a tenth first, to see what that is worth for the rest.
 
     Args:
@@ -97,8 +102,8 @@ def build(
         progress: called with 0.0 .. 1.0.
 
     Returns:
-        How many files had text, and what the store would have made of the tenth; None where there
-        are too few files to hold any out.
+        How many files had text, and what the store would have made of the first tokens of the
+        tenth; None where there are too few files to hold any out.
 
     Raises:
         ArgumentError: there is no such file.
@@ -117,34 +122,58 @@ def build(
         elif parts:
             store.write_all(parts)
         progress(0.9 * (i + 1) / len(files))
-    prediction = predicted(store, held_out) if held_out else None
+    found = played(store, held_out) if held_out else None
     store.write_all(held_out)
     progress(1.0)
-    return n_texts, prediction
+    return n_texts, found
 
 
-def predicted(store: Store, texts: Iterable[Sequence[int]]) -> Prediction:
-    """What a store would have made of texts; nothing is written."""
-    drafter = Suffix(store=_Untouched(store))
-    n_tokens = n_copied = n_rounds = 0
+def play(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> Played:
+    """Has a drafter draft an answer that is known: what a target would say that gave it.
+
+    Args:
+        drafter: of texts alone; it may learn from this one.
+        prompt: what comes before.
+        answer: one token or more, of which the prompt gives the first.
+
+    """
+    drafter.begin_request(0, remember=True, user="")
+    drafter.truncate(0, 0)
+    text, at = [*prompt, answer[0]], 1
+    drafter.commit_one(Committed(0, text, 0))
+    n_rounds = n_drafted = n_accepted = 0
+    while at < len(answer):
+        n = min(drafter.max_draft, len(answer) - at)
+        ids = drafter.propose_one(DraftRequest(0, text, n)).ids[: len(answer) - at - 1]
+        right = 0
+        while right < len(ids) and ids[right] == answer[at + right]:
+            right += 1
+        new = list(answer[at : at + right + 1])
+        drafter.commit_one(Committed(0, new, len(text)))
+        text += new
+        at += len(new)
+        n_rounds, n_drafted, n_accepted = n_rounds + 1, n_drafted + len(ids), n_accepted + right
+    drafter.end_request(0)
+    return Played(n_rounds, n_drafted, n_accepted)
+
+
+def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Played:
+    """Prompts with their answers, one after the other; see play()."""
+    out = Played()
+    for prompt, answer in requests:
+        out = Played(*map(sum, zip(out, play(drafter, prompt, answer), strict=True)))
+    return out
+
+
+def played(store: Store, texts: Iterable[Sequence[int]]) -> Played:
+    """What a store would make of the first of some texts; nothing is written."""
+    parts: list[tuple[Sequence[int], Sequence[int]]] = []
+    room = _PLAYED_TOKENS
     for text in texts:
-        drafter.begin_request(0, remember=False)
-        drafter.truncate(0, 0)
-        known = list(text[:1])
-        drafter.commit_one(Committed(0, known, 0))
-        while len(known) < len(text) and n_tokens < _PLAYED_TOKENS:
-            at = len(known)
-            draft = drafter.propose_one(DraftRequest(0, known, drafter.max_draft))
-            right = 0
-            for token in draft.ids[: len(text) - at - 1]:
-                if token != text[at + right]:
-                    break
-                right += 1
-            new = list(text[at : at + right + 1])
-            drafter.commit_one(Committed(0, new, at))
-            known += new
-            n_tokens, n_copied, n_rounds = n_tokens + len(new), n_copied + right, n_rounds + 1
-    return Prediction(n_tokens, n_copied, n_rounds)
+        if len(text) > 1 and room > 0:
+            parts.append(((), text[: room + 1]))
+            room -= len(parts[-1][1]) - 1
+    return play_all(Suffix(store=_Untouched(store)), parts)
 
 
 class _Untouched:
