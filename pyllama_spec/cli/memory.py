@@ -137,7 +137,9 @@ def _show(args: argparse.Namespace) -> int:
 
 def _merge(args: argparse.Namespace) -> int:
     first = _opened(args.others[0], is_read_only=True)
-    store = Store(args.store, first.digest)
+    digest = first.digest
+    first.close()
+    store = Store(args.store, digest)
     before = len(store.texts())
     bar = ProgressBar(f"merging into {args.store.name}")
     for i, path in enumerate(args.others):
@@ -182,7 +184,7 @@ def _facts(store: Store) -> dict[str, Any]:
         "path": str(store.path), "bytes": store.size, "texts": len(texts),
         "tokens": sum(len(one.ids) for one in texts), "max_tokens": store.max_tokens,
         "used": sum(one.n_used for one in texts), "vocabulary": store.digest.hex()[:12],
-        "oldest": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
+        "oldest_minute": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
     }  # fmt: skip
 
 
@@ -198,7 +200,7 @@ def _summary(store: Store) -> str:
         f"{facts['bytes'] / 1e6:.1f} MB, room for {facts['max_tokens']} tokens"
     )
     if facts["texts"]:
-        line += f"; {_date(facts['oldest'])} to {_date(facts['newest_minute'])}"
+        line += f"; {_date(facts['oldest_minute'])} to {_date(facts['newest_minute'])}"
     return line
 
 

@@ -256,6 +256,8 @@ def test_the_command(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[
     assert memory("show", store, "--json", "--texts", 40, "-m", model) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["texts"] == len(facts["newest"]) == 30
+    minutes = [one["minute"] for one in facts["newest"]]
+    assert (facts["oldest_minute"], facts["newest_minute"]) == (min(minutes), max(minutes))
     assert facts["bytes"] == store.stat().st_size <= 2e6
     assert not any("hidden" in one["text"] for one in facts["newest"])
     assert sum("swordfish" in one["text"] for one in facts["newest"]) == 2
