@@ -332,6 +332,7 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
 
     Raises:
         ModelLoadError: the n-gram table of its file is broken. The draft is closed then.
+        ArgumentError: options.lookup is shorter than what a store is looked up by. Likewise.
 
     """
     match_length = MIN_NGRAM if options.lookup is None else options.lookup
@@ -350,7 +351,11 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     if options.memory is not None:
         from pyllama_spec.drafters.suffix import copies_beside
 
-        lookup = copies_beside(draft.max_draft, match_length, options.memory)
+        try:
+            lookup = copies_beside(draft.max_draft, match_length, options.memory)
+        except PyllamaSpecError:
+            draft.close()
+            raise
     return LookupFirst(draft, match_length, table, lookup)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import Suffix
+from pyllama_spec.drafters import DraftOptions, Eagle3, SmallModel, Suffix
+from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.suffix import store as stores
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model
@@ -231,6 +232,17 @@ def test_auto_with_a_store_copies_from_it(store: Path) -> None:
         assert ask(llm)["speculation"]["drafter"] == "suffix"
     with open_tiny("auto") as llm:
         assert ask(llm)["speculation"]["drafter"] == "prompt-lookup"
+
+
+@pytest.mark.parametrize("lookup", [1, 2])
+@pytest.mark.parametrize("kind", ["eagle3", "llama"])
+def test_a_draft_that_no_store_can_be_beside_is_closed(
+    tmp_path: Path, kind: str, lookup: int
+) -> None:
+    draft = (Eagle3 if kind == "eagle3" else SmallModel)(model_path(kind))
+    with pytest.raises(ArgumentError, match=f"lookup={lookup}"):
+        add_lookup(draft, DraftOptions(lookup=lookup, memory=tmp_path / "new"))
+    assert draft.is_closed
 
 
 # ---- the command line
