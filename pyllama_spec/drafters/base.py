@@ -24,8 +24,8 @@ class Draft(NamedTuple):
 
     Attributes:
         ids: what may come next, first token first; empty for no proposal.
-        probabilities: [len(ids)] the drafter's probability of each one, or None. Of a lookup hit
-            they take the place of match_length in what is thought of its tokens.
+        probabilities: [len(ids)] the drafter's probability of each one, or None. Of a
+            lookup hit: the controller goes by them instead of by match_length.
         candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
             likeliest first, where the drafter has more than one; or None.
         match_length: of a lookup hit: how many tokens stood before the place that it was taken

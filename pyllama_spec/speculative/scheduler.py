@@ -218,7 +218,7 @@ class Scheduler:
         """A sequence that verifies, beside which n_seqs - 1 others do. All may draft as many."""
         state, limits = run.state, self.limits
         n_past = state.n_decoded
-        if not limits.draft_bound.max_draft or run.max_draft == 0:
+        if not limits.draft_bound.max_draft:
             return Span(state.seq_id, n_past)
         bound = draft_bound(
             limits.draft_bound, n_rows=self._width, n_seqs=n_seqs,

@@ -17,8 +17,9 @@ class RoundCounts(NamedTuple):
         n_verified: how many of those were verified.
         n_accepted: and accepted.
         n_expected: how many of them were expected to be; 0 of a controller that expects nothing.
-        who: "model", "copy" of the text itself, "memory" for a copy of an earlier one, "grammar"
-            for text that has to follow, or "nobody" where nothing was proposed.
+        who: "model", "copy" of the text itself or of the request's prediction, "memory" for a copy
+            of an earlier text, "grammar" for text that has to follow, or "nobody" where nothing
+            was proposed.
 
     """
 

@@ -340,6 +340,16 @@ def test_writers_that_are_killed(path: Path, n_kills: int, n_writers: int) -> No
     assert len(written) > 2 * n_kills
 
 
+@pytest.mark.parametrize("call", ["refresh", "add"])
+def test_a_warning_is_of_the_line_that_called(path: Path, call: str) -> None:
+    store = opened(path)
+    path.unlink()
+    path.write_bytes(b"text")
+    with pytest.warns(UserWarning, match="texts are not remembered") as caught:
+        store.refresh() if call == "refresh" else store.add(fresh(1))
+    assert [one.filename for one in caught] == [__file__]
+
+
 def full_disk(path: Path, limit: int) -> int:
     """In a child: no file may be larger. The exit code says what is wrong; 0 for nothing."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -206,7 +206,7 @@ class Store:
                 warnings.warn(
                     f"the draft memory {self.path} cannot be written or read: {reason}; texts are "
                     "not remembered",
-                    stacklevel=2,
+                    stacklevel=4,  # who called, behind the method and the context manager
                 )
 
     @contextlib.contextmanager
