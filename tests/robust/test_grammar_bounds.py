@@ -57,6 +57,22 @@ def test_all_tokens_of_a_grammar_have_one_bound() -> None:
     assert time.thread_time() - before < 1.5 * _MAX_OWN_S
 
 
+@pytest.mark.slow
+def test_a_copy_has_what_is_left_and_a_reset_has_all() -> None:
+    """Of a sampler that has taken nearly all of it: the copy had ten seconds, the reset none."""
+    context = decoded(n_threads=1)
+    sampler = Sampler(context.model, SamplerParams(temperature=0, grammar=AMBIGUOUS))
+    with pytest.raises(UnsupportedError, match="more than ten seconds"):
+        for _ in range(200):
+            sampler.accept(sampler.sample(context, 0))
+    copy = sampler.clone()
+    with pytest.raises(UnsupportedError, match="more than ten seconds"):
+        for _ in range(2):  # it has less left than the token that was too dear
+            copy.accept(copy.sample(context, 0))
+    sampler.reset()
+    sampler.accept(sampler.sample(context, 0))
+
+
 def test_a_quick_grammar_is_not_used_up() -> None:
     """What each token may take comes back."""
     _generate('root ::= ([a-z] | "0")+', n=200)
