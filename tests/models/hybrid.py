@@ -28,16 +28,7 @@ def _kv_heads(m: Sketch, n_head_kv: int | None = None) -> None:
 def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
     """qwen35's layers, with routed experts and a shared one."""
     cfg = m.cfg
-    head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
-    require_attention_layer(m)
-    parts.header(m)
-    parts.moe_header(m)
-    ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
-    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("full_attention_interval", cfg.attention_interval)
-    m.key("attention.key_length", cfg.head_dim)
-    m.key("attention.value_length", cfg.head_dim)
-    m.key("rope.dimension_count", cfg.head_dim // 2)
+    head, k_heads, v_heads = gated_delta_header(m)
     if not joined:
         m.key("rope.dimension_sections", [2, 1, 1, 0])
     m.embedding()
@@ -49,6 +40,27 @@ def _gated_delta_moe(m: Sketch, *, joined: bool) -> None:
             delta_net(m, blk, head, k_heads, v_heads, joined=joined)
         gated_experts(m, blk)
     m.output()
+
+
+def gated_delta_header(m: Sketch) -> tuple[int, int, int]:
+    """Add the keys of such a model.
+
+    Returns:
+        The numbers of a head of its delta net, how many have keys, and how many values.
+
+    """
+    cfg = m.cfg
+    head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
+    require_attention_layer(m)
+    parts.header(m)
+    parts.moe_header(m)
+    ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
+    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
+    m.key("full_attention_interval", cfg.attention_interval)
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim)
+    m.key("rope.dimension_count", cfg.head_dim // 2)
+    return head, k_heads, v_heads
 
 
 def gated_experts(m: Sketch, blk: str) -> None:

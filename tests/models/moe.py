@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import parts
 from .sketch import Sketch
 
@@ -39,10 +41,7 @@ def deepseek2(m: Sketch) -> None:
     """Latent attention (the absorbed form); layer 0 dense, routed and shared experts after."""
     latent_header(m)
     m.key("expert_gating_func", 1)  # softmax
-    m.embedding()
-    for index, blk in parts.layers(m):
-        latent_layer(m, blk, is_dense=index == 0)
-    m.output()
+    dense_first(m, latent_layer)
 
 
 def deepseek32(m: Sketch) -> None:
@@ -53,10 +52,7 @@ def deepseek32(m: Sketch) -> None:
     m.key("attention.indexer.head_count", INDEXER_HEADS)
     m.key("attention.indexer.key_length", INDEXER_WIDTH)
     m.key("attention.indexer.top_k", 2048)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        indexed_layer(m, blk, is_dense=index == 0)
-    m.output()
+    dense_first(m, indexed_layer)
 
 
 def latent_header(m: Sketch) -> None:
@@ -119,6 +115,30 @@ def shared_expert(m: Sketch, blk: str) -> None:
     m.matrix(f"{blk}ffn_down_shexp.weight", cfg.n_embd, cfg.n_ff_exp, gain=2.5)
 
 
+def dense_first(m: Sketch, add_layer: Callable[..., None]) -> None:
+    """Add the embedding, layers of which the first is dense, and the output."""
+    m.embedding()
+    for index, blk in parts.layers(m):
+        add_layer(m, blk, is_dense=index == 0)
+    m.output()
+
+
+def dense_or_biased_experts(m: Sketch, blk: str, *, is_dense: bool) -> None:
+    """Add a dense block, or experts that a bias helps to choose, and a shared one."""
+    if is_dense:
+        parts.gated_ffn(m, blk)
+        return
+    parts.experts(m, blk)
+    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
+    shared_expert(m, blk)
+
+
+def windows_on_odd_layers(m: Sketch) -> None:
+    """Add the keys of sliding windows."""
+    m.key("attention.sliding_window", m.cfg.sliding_window)
+    m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(m.cfg.n_layer)])
+
+
 def cohere2moe(m: Sketch) -> None:
     """Attention and experts side by side; windows on odd layers, layer 0 dense."""
     cfg = m.cfg
@@ -126,8 +146,7 @@ def cohere2moe(m: Sketch) -> None:
     parts.moe_header(m)
     m.key("attention.key_length", cfg.head_dim)
     m.key("attention.value_length", cfg.head_dim)
-    m.key("attention.sliding_window", cfg.sliding_window)
-    m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(cfg.n_layer)])
+    windows_on_odd_layers(m)
     m.key("logit_scale", 0.5)
     m.key("leading_dense_block_count", 1)
     m.key("expert_shared_count", 1)
@@ -163,10 +182,7 @@ def glm4moe(m: Sketch) -> None:
     m.key("expert_weights_scale", 1.5)
     m.key("expert_weights_norm", True)
     m.key("expert_gating_func", 2)  # sigmoid
-    m.embedding()
-    for index, blk in parts.layers(m):
-        glm4moe_layer(m, blk, is_dense=index == 0)
-    m.output()
+    dense_first(m, glm4moe_layer)
 
 
 def glm4moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
@@ -174,9 +190,4 @@ def glm4moe_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
     parts.norms(m, blk, "attn_norm", "post_attention_norm")
     parts.attention(m, blk, bias=True)
     parts.head_norms(m, blk)
-    if is_dense:
-        parts.gated_ffn(m, blk)
-        return
-    parts.experts(m, blk)
-    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
-    shared_expert(m, blk)
+    dense_or_biased_experts(m, blk, is_dense=is_dense)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import parts
-from .hybrid import gated_experts
-from .recurrent import delta_net, gated_attention, require_attention_layer, ssm_header
+from .hybrid import gated_delta_header, gated_experts
+from .recurrent import delta_net, gated_attention
 from .sketch import Sketch
 
 N_STREAMS, RANK = 4, 8
@@ -14,16 +14,7 @@ KPOOL, TOP_K, INDEX_HEADS, INDEX_WIDTH = 4, 16, 2, 64
 def qwen4exp(m: Sketch) -> None:
     """Gated delta net, or gated attention to the blocks of four that an indexer chooses."""
     cfg = m.cfg
-    head, k_heads, v_heads = cfg.state_size or 16, 2, cfg.state_heads or 4
-    require_attention_layer(m)
-    parts.header(m)
-    parts.moe_header(m)
-    ssm_header(m, inner=head * v_heads, state=head, rank=v_heads, groups=k_heads)
-    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("full_attention_interval", cfg.attention_interval)
-    m.key("attention.key_length", cfg.head_dim)
-    m.key("attention.value_length", cfg.head_dim)
-    m.key("rope.dimension_count", cfg.head_dim // 2)
+    head, k_heads, v_heads = gated_delta_header(m)
     m.key("rope.dimension_sections", [2, 1, 1, 0])
     m.key("hyper_connection.count", N_STREAMS)
     m.key("hyper_connection.low_rank", RANK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import parts
-from .moe import shared_expert
+from .moe import dense_first, dense_or_biased_experts, shared_expert, windows_on_odd_layers
 from .sketch import Sketch
 
 
@@ -16,18 +16,12 @@ def step35(m: Sketch) -> None:
     """
     cfg = m.cfg
     _windowed(m)
-    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("expert_gating_func", 2)  # sigmoid
-    m.key("expert_weights_norm", True)
-    m.key("expert_weights_scale", 1.5)
+    _sigmoid_experts(m)
     m.key("swiglu_clamp_exp", [1.5] * cfg.n_layer)
     m.key("swiglu_clamp_shexp", [1.0] * cfg.n_layer)
     # As many as there are angles where all of a head is rotated.
     m.uniform("rope_freqs.weight", cfg.head_dim // 2, low=1.0, high=4.0)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        step35_layer(m, blk, is_dense=index == 0)
-    m.output()
+    dense_first(m, step35_layer)
 
 
 def step35_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
@@ -36,12 +30,7 @@ def step35_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
     parts.attention(m, blk)
     parts.head_norms(m, blk)
     m.matrix(f"{blk}attn_gate.weight", m.cfg.n_head, m.cfg.n_embd)
-    if is_dense:
-        parts.gated_ffn(m, blk)
-        return
-    parts.experts(m, blk)
-    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
-    shared_expert(m, blk)
+    dense_or_biased_experts(m, blk, is_dense=is_dense)
 
 
 def mimo2(m: Sketch) -> None:
@@ -84,17 +73,10 @@ def mimo2_layer(m: Sketch, blk: str, *, n_kv: int, is_dense: bool, has_sinks: bo
 
 def hy_v3(m: Sketch) -> None:
     """Attention over all, norms of heads; layer 0 dense, sigmoid-gated and shared experts after."""
-    cfg = m.cfg
     parts.header(m)
     parts.moe_header(m)
-    m.key("expert_shared_feed_forward_length", cfg.n_ff_exp)
-    m.key("expert_gating_func", 2)
-    m.key("expert_weights_norm", True)
-    m.key("expert_weights_scale", 1.5)
-    m.embedding()
-    for index, blk in parts.layers(m):
-        hy_v3_layer(m, blk, is_dense=index == 0)
-    m.output()
+    _sigmoid_experts(m)
+    dense_first(m, hy_v3_layer)
 
 
 def hy_v3_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
@@ -111,9 +93,14 @@ def hy_v3_layer(m: Sketch, blk: str, *, is_dense: bool) -> None:
 
 
 def _windowed(m: Sketch) -> None:
-    cfg = m.cfg
     parts.header(m)
     parts.moe_header(m)
-    m.key("attention.sliding_window", cfg.sliding_window)
-    m.key("attention.sliding_window_pattern", [i % 2 == 1 for i in range(cfg.n_layer)])
-    m.key("rope.freq_base_swa", float(np.sqrt(cfg.rope_freq_base)))
+    windows_on_odd_layers(m)
+    m.key("rope.freq_base_swa", float(np.sqrt(m.cfg.rope_freq_base)))
+
+
+def _sigmoid_experts(m: Sketch) -> None:
+    m.key("expert_shared_feed_forward_length", m.cfg.n_ff_exp)
+    m.key("expert_gating_func", 2)  # sigmoid
+    m.key("expert_weights_norm", True)
+    m.key("expert_weights_scale", 1.5)
