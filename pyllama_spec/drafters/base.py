@@ -199,7 +199,8 @@ class Drafter(Closeable):
     Attributes:
         name: what the statistics call it.
         target_layers: the layer inputs that it wants from the target; () for none.
-        max_draft: the most tokens that it proposes at once.
+        max_draft: the most tokens that it proposes at once; from check() on the target may have a
+            part in it.
         is_stepwise: whether each token of a draft is a step that costs, behind which
             DraftRequest.stop is asked; else a draft costs by how many tokens were asked for.
         step_share: of a stepwise drafter, what a token of a draft takes over a row of the target,
