@@ -35,7 +35,6 @@ _WHAT = "a file of what was read"
 MIN_TOKENS = 256
 # Beyond so many tokens more than is known of a text its state is written anew.
 _MIN_NEW = 64
-_MAX_HEADER = 1 << 20
 _MAX_QUEUED = 2
 
 
@@ -97,13 +96,18 @@ class PrefixFolder(BaseLlamaCache):
 
     def _learn(self, path: Path) -> None:
         """Takes a file of before into account; its bytes are checked when they are used."""
+        n_bytes = path.stat().st_size
         with path.open("rb") as file:
-            header = _header_of(file.read(HEADER_BYTES + _LENGTH.size + _MAX_HEADER))
+            data = file.read(HEADER_BYTES + _LENGTH.size)
+            if data.startswith(_MAGIC) and len(data) == HEADER_BYTES + _LENGTH.size:
+                (n,) = _LENGTH.unpack_from(data, HEADER_BYTES)
+                data += file.read(min(n, n_bytes))  # a damaged file may say any length
+        header = _header_of(data)
         if header is None:
             path.unlink(missing_ok=True)
             return
         tokens = np.asarray(header.tokens, np.int32)
-        self._known[path.stem] = _Known(header.owner, tokens, path.stat().st_size)
+        self._known[path.stem] = _Known(header.owner, tokens, n_bytes)
 
     @property
     def cache_size(self) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import stat
+import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_spec import ArgumentError, Llama
+from pyllama_spec.engine.framing import HEADER_BYTES
+from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.server.prefix_folder import PrefixFolder
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, served
@@ -23,6 +27,12 @@ def opened(folder: Path, size: int = 1 << 26, kind: str = "llama", **more: Any) 
     llm = open_tiny("prompt-lookup", kind, **more)
     llm.set_cache(PrefixFolder(folder, size, MIN))
     return llm
+
+
+def state_of(ids: Iterable[int]) -> LlamaState:
+    """A state of some tokens, with a memory that no engine reads."""
+    tokens = tuple(ids)
+    return LlamaState(tokens, len(tokens), b"memory", None, None, "model", None, (("k", "f16"),))
 
 
 def ask(client: Client, prompt: list[int]) -> tuple[str, int]:
@@ -122,3 +132,32 @@ def test_a_folder_that_cannot_be_had(tmp_path: Path) -> None:
         PrefixFolder(tmp_path / "file", 1 << 20)
     with pytest.raises(ArgumentError):
         PrefixFolder(tmp_path, -1)
+
+
+@pytest.mark.parametrize("n_tokens", [MIN, 150_000, 400_000])
+def test_a_text_of_any_length_is_known_after_a_start(tmp_path: Path, n_tokens: int) -> None:
+    """The ids stand in the file's header, which a start reads: of long texts it has megabytes."""
+    state = state_of(range(100_000, 100_000 + n_tokens))
+    folder = PrefixFolder(tmp_path, 1 << 26, MIN)
+    folder[state.tokens] = state
+    folder.close()
+    again = PrefixFolder(tmp_path, 1 << 26, MIN)
+    assert state.tokens in again
+    assert again[state.tokens] == state
+    again.close()
+
+
+@pytest.mark.parametrize("length", [0, 7, 1 << 20, (1 << 32) - 1])
+def test_a_length_that_is_damaged_is_no_header(tmp_path: Path, length: int) -> None:
+    state = state_of(range(MIN))
+    folder = PrefixFolder(tmp_path, 1 << 26, MIN)
+    folder[state.tokens] = state
+    folder.close()
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    file.write_bytes(data[:HEADER_BYTES] + struct.pack("<I", length) + data[HEADER_BYTES + 4 :])
+    again = PrefixFolder(tmp_path, 1 << 26, MIN)
+    with pytest.raises(KeyError):
+        again[state.tokens]
+    again.close()
+    assert not list(tmp_path.iterdir())
