@@ -134,7 +134,7 @@ class PrefixFolder(BaseLlamaCache):
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
         """The state that has most of a text's beginning; KeyError without one worth its file."""
         found = self._closest(key)
-        if found is None or found[1] < min(self._min_tokens, len(key)):
+        if found is None or found[1] < self._min_tokens:
             raise KeyError("no file begins with enough of these tokens")
         path = self._path(found[0])
         try:
@@ -150,7 +150,7 @@ class PrefixFolder(BaseLlamaCache):
 
     def __contains__(self, key: Sequence[int]) -> bool:
         found = self._closest(key)
-        return found is not None and found[1] >= min(self._min_tokens, len(key))
+        return found is not None and found[1] >= self._min_tokens
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
         """Has a state written, unless it is short, or hardly more than what is there."""
