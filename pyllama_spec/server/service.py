@@ -306,6 +306,7 @@ class Answer:
             response = await handle
         each = [choice for choice in response["choices"] if "timing" in choice]
         parts = [{**choice, "choices": [choice]} for choice in each] or [response]
+        _add_accepted(response["usage"], parts)
         self._end(parts, response["usage"])
         return self._told(response)
 
@@ -315,19 +316,23 @@ class Answer:
     async def chunks(self) -> AsyncGenerator[Response, None]:
         """The response in chunks; closing this ends the request."""
         ended: list[Response] = []
+        n, options = self._keywords.get("n") or 1, self._keywords.get("stream_options") or {}
         async with self._begun(True) as handle:
             async for chunk in handle:
                 if "speculation" in chunk:
                     ended.append(chunk)
-                usage = chunk.get("usage")
-                is_apart = not chunk["choices"]  # the last of all, where it was asked for
-                if usage is not None and is_apart:
+                elif not chunk["choices"]:  # the last of all, where it was asked for
                     last = ended[-1]
                     chunk = {
                         **chunk, "speculation": last["speculation"], "timing": last["timing"],
                     }  # fmt: skip
-                if usage is not None and (ended or is_apart):
-                    self._end(ended, usage)
+                usage, is_whole = chunk.get("usage"), len(ended) == n
+                if usage is not None and "speculation" in chunk:
+                    # That of a choice, but for the last one's, which is that of all.
+                    parts = ended if is_whole else [chunk]
+                    _add_accepted(usage, parts)
+                    if is_whole and not (chunk["choices"] and options.get("include_usage")):
+                        self._end(parts, usage)
                 yield self._told(chunk)
 
     def _told(self, response: Response) -> Response:
@@ -340,23 +345,29 @@ class Answer:
         return told
 
     def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
-        """Adds to a usage what of the drafts was accepted, under OpenAI's names; counts it all."""
-        if "completion_tokens_details" in usage:  # told twice, in the last chunks of a stream
-            return
-        drafted = sum(part["speculation"]["drafted"] for part in parts)
-        accepted = sum(part["speculation"]["accepted"] for part in parts)
-        usage["completion_tokens_details"] = {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        }
+        """Counts all of it, for the log and the metrics: once, with its last chunk."""
         note = NOTE.get()
         if note is not None:
             note |= {
                 "prompt_tokens": usage["prompt_tokens"],
                 "completion_tokens": usage["completion_tokens"],
-                "drafted": drafted, "accepted": accepted,
+                "drafted": _sum_of(parts, "drafted"), "accepted": _sum_of(parts, "accepted"),
             }  # fmt: skip
         self._service.metrics.note_end(parts, usage)
+
+
+def _sum_of(parts: Sequence[Response], name: str) -> int:
+    n: int = sum(part["speculation"][name] for part in parts)
+    return n
+
+
+def _add_accepted(usage: dict[str, Any], parts: Sequence[Response]) -> None:
+    """Adds to a usage what of the drafts was accepted, under OpenAI's names."""
+    accepted = _sum_of(parts, "accepted")
+    usage["completion_tokens_details"] = {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": _sum_of(parts, "drafted") - accepted,
+    }
 
 
 def timings(

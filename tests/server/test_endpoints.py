@@ -185,6 +185,41 @@ def test_metrics_are_the_sums_of_what_was_answered() -> None:
         assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"include_usage": True}, {"include_usage": True, "continuous_usage_stats": True},
+], ids=["none", "usage", "continuous"])  # fmt: skip
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_stream_is_counted_once_whatever_it_tells(
+    n: int, options: dict[str, bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {**REPEATING, "n": n, **({"stream_options": options} if options else {})}
+    with served(open_tiny("prompt-lookup", n_parallel=2)) as client, caplog.at_level("INFO"):
+        chunks = client.chunks(TEXT, body)
+        until(lambda: is_idle(client))
+        found = figures(client)
+    ends = [one for one in chunks if one["choices"] and "speculation" in one]
+    usage = chunks[-1]["usage"]
+    assert (len(ends), usage["completion_tokens"]) == (n, 30 * n)
+    drafted, accepted = (
+        sum(one["speculation"][name] for one in ends) for name in ("drafted", "accepted")
+    )
+    assert usage["completion_tokens_details"] == {
+        "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted,
+    }  # fmt: skip
+    assert found["vllm:generation_tokens_total"] == 30 * n
+    assert found["vllm:prompt_tokens_total"] == usage["prompt_tokens"]
+    assert found["vllm:spec_decode_num_draft_tokens_total"] == drafted > 0
+    assert found["vllm:spec_decode_num_accepted_tokens_total"] == accepted
+    assert found['vllm:request_success_total{finished_reason="length"}'] == n
+    assert found["vllm:time_to_first_token_seconds_count"] == n
+    (line,) = (one for one in caplog.messages if TEXT in one)
+    assert f"completion_tokens={30 * n} drafted={drafted} accepted={accepted}" in line
+    if options.get("continuous_usage_stats") and n > 1:  # each choice's own, before the last one's
+        own = ends[0]["speculation"]["accepted"]
+        details = ends[0]["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] == own
+
+
 def test_metrics_say_what_runs_and_waits_and_was_left() -> None:
     endless = {"prompt": "a", "ignore_eos": True, "context_shift": True, "max_tokens": 10**9}
     with served(open_tiny(None, n_parallel=1)) as client:
