@@ -90,10 +90,10 @@ async function send(path, key, options) {
 }
 
 async function refusal(response) {
-  if (response.status === 401 || response.status === 403) {
+  if (response.status === 401) {
     return "The server asks for an API key, or for another one: give it under Settings.";
   }
-  if (response.status === 429 || response.status === 503) {
+  if (response.status === 429) {
     const wait = Number(response.headers.get("Retry-After"));
     const when = wait ? `Try again in ${wait} s.` : "Try again later.";
     return `The server has too much to do at the moment. ${when}`;
