@@ -74,14 +74,24 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 )
 
 
-def api_error(error: BaseException, retry_after_s: int = 5) -> ApiError:
-    """What an exception is over HTTP; the words of one that is not the package's stay inside."""
-    if isinstance(error, ApiError):
-        return error
+def api_error(error: BaseException, retry_after_s: int) -> ApiError:
+    """What an exception is over HTTP; the words of one that is not the package's stay inside.
+
+    Args:
+        error: an ApiError is given back itself.
+        retry_after_s: what a client is told to wait, whom it would help to ask again.
+
+    """
+    told = error if isinstance(error, ApiError) else _of_kind(error)
+    if told.status in (429, 503):
+        told.headers["Retry-After"] = str(retry_after_s)
+    return told
+
+
+def _of_kind(error: BaseException) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            headers = {"Retry-After": str(retry_after_s)} if status in (429, 503) else None
-            return ApiError(status, str(error), code, headers=headers)
+            return ApiError(status, str(error), code)
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
 
 

@@ -23,7 +23,7 @@ from pyllama_spec.server import (
 )
 from pyllama_spec.server.access import answer_preflight, check_key, check_page
 from pyllama_spec.server.api_errors import ApiError, openai_error
-from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped
+from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped, stopping
 from pyllama_spec.server.keywords import NOTE
 from pyllama_spec.server.service import Service, log
 from pyllama_spec.server.settings import ServerSettings
@@ -131,10 +131,7 @@ class _Endpoint:
                 headers={"Allow": self._methods},
             )  # fmt: skip
         if self._service.is_stopping and not route.is_open:
-            raise ApiError(
-                503, "the server is stopping: it takes nothing new", "stopping",
-                headers={"Retry-After": str(settings.retry_after_s)},
-            )  # fmt: skip
+            raise stopping()
         await route.handler(exchange)
 
 

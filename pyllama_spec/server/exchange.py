@@ -373,12 +373,16 @@ class Route:
     is_open: bool = False
 
 
+def stopping() -> ApiError:
+    """What a client is told who comes when the server stops."""
+    return ApiError(503, "the server is stopping: it takes nothing new", "stopping")
+
+
 def stopped() -> ApiError:
     """What a client is told whose request the end of the server ends."""
     return ApiError(
-        503, "the server has stopped before the answer was whole: ask again", "stopping",
-        headers={"Retry-After": "5"},
-    )  # fmt: skip
+        503, "the server has stopped before the answer was whole: ask again", "stopping"
+    )
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:

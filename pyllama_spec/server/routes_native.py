@@ -13,7 +13,7 @@ from pyllama_spec.engine import Vocab, engine_version
 from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.exchange import Exchange, Route, sse
+from pyllama_spec.server.exchange import Exchange, Route, sse, stopping
 from pyllama_spec.server.metrics import CONTENT_TYPE
 from pyllama_spec.server.routes_openai import error_event
 from pyllama_spec.server.service import Answer, Service, timings
@@ -233,7 +233,7 @@ async def health(exchange: Exchange) -> None:
 async def ready(exchange: Exchange) -> None:
     """GET /ready: it takes requests."""
     if exchange.service.is_stopping:
-        raise ApiError(503, "the server is stopping: it takes nothing new", "stopping")
+        raise stopping()
     await exchange.send_json({"status": "ready"})
 
 
