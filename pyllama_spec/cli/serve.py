@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import logging
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -113,8 +112,6 @@ def run_serve(args: argparse.Namespace) -> int:
         embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
     ) as llama:  # fmt: skip
         _warn(args, settings)
-        # What the library warns of may quote a client's schema or chat.
-        warnings.simplefilter("ignore")
         with _prefixes(args) as llama.cache:
             n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
     print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")

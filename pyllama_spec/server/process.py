@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets what runs come to its end.
 
+    Python's warnings are off meanwhile, in all of the process.
+
     Args:
         llm: the model; the caller closes it.
         settings: the bounds.
@@ -72,7 +75,11 @@ def serve(
         ArgumentError: the address cannot be had, or a file of TLS cannot be read.
 
     """
-    return HttpServer(create_app(llm, settings), listening, on_start).run()
+    server = HttpServer(create_app(llm, settings), listening, on_start)
+    with warnings.catch_warnings():
+        # What the library warns of may quote a client's schema or chat.
+        warnings.simplefilter("ignore")
+        return server.run()
 
 
 class HttpServer:

@@ -214,24 +214,36 @@ def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
         llama_cpp_server.plan(["--config_file", str(file)], {})
 
 
-@pytest.mark.parametrize("program, line", [
+_PROGRAMS = [
+    ("pyllama_spec.cli serve", "-m {model} -c 256 --parallel 1 --port 0 -d none"),
     ("pyllama_spec.server.llama_server", "-m {model} -c 256 -np 1 --port 0 --temp 0 --jinja"),
     ("pyllama_spec.llama_cpp.server", "--model {model} --n_ctx 256 --port 0 --n_parallel 1"),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("program, line", _PROGRAMS)
 def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> None:
-    words = line.format(model=model_path("llama")).split()
+    """And says nothing of what clients write, though the library warns of a schema's keyword."""
+    words = [*program.split(), *line.format(model=model_path("llama")).split()]
     with subprocess.Popen(
-        [sys.executable, "-m", program, *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         try:
-            assert process.stderr is not None
-            url = next(one for line in process.stderr for one in line.split() if "http://" in one)
+            assert process.stdout is not None
+            url = next(one for line in process.stdout for one in line.split() if "http://" in one)
             asked = {"prompt": "abc", "max_tokens": 3, "temperature": 0}
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] == 3
+            schema = {"type": "string", "a client's own word": 1}
+            asked |= {"json_schema": schema, "max_tokens": 40}
+            answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
+            assert answer.status_code == 200, answer.text
             process.send_signal(signal.SIGTERM)
+            said = process.stdout.read()
             assert process.wait(60) == 0
+            assert "client's own" not in said
+            assert "Warning" not in said
         finally:
             process.kill()
 
