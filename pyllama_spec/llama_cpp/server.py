@@ -1,7 +1,8 @@
 """`python -m pyllama_spec.llama_cpp.server`: llama-cpp-python's server options, and ours beside.
 
 An option is --name VALUE or the environment variable NAME; --config_file or CONFIG_FILE names a
-JSON file of the same names, with the model's under "models".
+JSON file of the same names, with the model's under "models". What the command line says counts
+before the file, and that before the environment, but for HOST and PORT of it.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class Plan(NamedTuple):
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
     """What the options of a command line, of a file and of the environment mean, in that order.
 
+    HOST and PORT of the environment count before the file, as with llama-cpp-python.
+
     Raises:
         UnsupportedError: an option asks for what is not done here, or the extra is missing.
         ArgumentError: an option is not known, or its value is of a wrong form.
@@ -123,10 +126,13 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     from pyllama_spec.server.process import Listening
     from pyllama_spec.server.settings import LOOPBACK
 
-    given = {**_environment(environment), **_arguments(arguments)}
-    if given.get("config_file"):
-        given = {**_environment(environment), **_file(given["config_file"]), **given}
-    values = {**_DEFAULTS, **given}
+    around, given = _environment(environment), _arguments(arguments)
+    path = given.get("config_file") or around.get("config_file")
+    filed = _file(path) if path else {}
+    address: dict[str, Any] = {name: around[name] for name in ("host", "port") if name in around}
+    values = dict(_DEFAULTS)
+    for one in (around, filed, address, given):
+        values |= _with_our_names(one)
     if not values.get("model"):
         raise ArgumentError("no model is given: --model FILE.gguf, or MODEL=FILE.gguf")
     keywords = {name: values[name] for name in _OF_LLAMA if name in values}
@@ -214,17 +220,22 @@ def _file(path: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def _with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one place; what it says under a name of theirs counts before other places."""
+    named = dict(given)
+    if draft := named.get("draft_model"):
+        named.setdefault("draft", "prompt-lookup" if draft == "prompt-lookup-decoding" else draft)
+    if "draft_model_num_pred_tokens" in named:
+        named.setdefault("n_draft", named["draft_model_num_pred_tokens"])
+    return named
+
+
 def _translated(values: Mapping[str, Any]) -> dict[str, Any]:
     """What Llama() calls otherwise."""
     keywords: dict[str, Any] = {}
     for name in ("n_threads", "n_threads_batch"):
         if values.get(name) == -1:
             keywords[name] = os.cpu_count()
-    draft = values.get("draft_model")
-    if draft and "draft" not in values:
-        keywords["draft"] = "prompt-lookup" if draft == "prompt-lookup-decoding" else draft
-    if "draft_model_num_pred_tokens" in values and "n_draft" not in values:
-        keywords["n_draft"] = values["draft_model_num_pred_tokens"]
     if values.get("cache"):
         if values.get("cache_type", "ram") != "ram":
             raise UnsupportedError("cache_type='disk': prompts are kept in memory; leave it out")
