@@ -137,8 +137,12 @@ def _scores(llm: Llama, query: str, documents: list[str], check: Callable[[], No
 
 
 def _n_tokens(llm: Llama, query: str, documents: list[str]) -> int:
-    texts = [query] * len(documents) + documents
-    return sum(len(llm.tokenize(text, add_bos=False)) for text in texts)
+    """How many tokens are read: the query with each of the documents."""
+
+    def n_of(text: str) -> int:
+        return len(llm.tokenize(text, add_bos=False))
+
+    return n_of(query) * len(documents) + sum(map(n_of, documents))
 
 
 ROUTES = (

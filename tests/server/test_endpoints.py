@@ -82,6 +82,27 @@ def test_scores() -> None:
         assert client.get("/props")[0] == 200
 
 
+class Counting(Llama):
+    """Knows which texts it was asked the tokens of."""
+
+    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        if text in ("the cat", *DOCUMENTS):
+            vars(self).setdefault("asked", []).append(text)
+        return super().tokenize(text, add_bos, special)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_a_query_is_tokenized_once_and_counted_with_each_document(n: int) -> None:
+    llm = Counting(model_path("reranker"), embedding=True, n_ctx=128, n_batch=128, n_threads=1)
+    with served(llm) as client:
+        answer = client.right("/v1/rerank", {"query": "the cat", "documents": DOCUMENTS[:n]})
+        asked = list(vars(llm).get("asked", ()))
+        assert asked == ["the cat", *DOCUMENTS[:n]]
+        texts = [*["the cat"] * n, *DOCUMENTS[:n]]
+        n_tokens = sum(len(llm.tokenize(text, add_bos=False)) for text in texts)
+        assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+
+
 def test_tokens(client: Client) -> None:
     llm = client.service.llm
     for text in ("the cat", "é日", "<|im_end|> a", ""):
