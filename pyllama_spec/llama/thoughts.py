@@ -35,7 +35,8 @@ class ThoughtTags:
     def __init__(self, model: Model) -> None:
         self._model = model
         # By the text of a template: reading one takes a while.
-        self._known: dict[str, tuple[str, ...]] = {}
+        # An error is kept as its words: what has been raised holds whoever called, the Llama too.
+        self._known: dict[str, tuple[str, ...] | str] = {}
 
     def of_text(
         self, llm: Overridable, tokens: Sequence[int], request: RequestOptions
@@ -60,7 +61,7 @@ class ThoughtTags:
                 )
         if request.thinking_token_budget is None or request.thought_close:
             return request
-        tags = self._tags(llm)
+        tags = self.of_template(llm.template.source)
         vocab = self._model.vocab
         text = vocab.detokenize(tokens, special=True).decode(errors="replace")
         return bounded(request, vocab, tags, is_open=ends_in_thought(text, tags), own_grammar=True)
@@ -89,7 +90,7 @@ class ThoughtTags:
         """
         if unread is None and request.thinking_token_budget is None:
             return request
-        tags = self._tags(llm)
+        tags = self.of_template(llm.template.source)
         if unread is not None and not tags:
             if unread == "none":
                 return replace(request, response_format=None, thinking_token_budget=None)
@@ -103,13 +104,29 @@ class ThoughtTags:
         opened = ends_in_thought(answer, tags)
         return bounded(request, vocab, tags, is_open=opened, own_grammar=own_grammar)
 
-    def _tags(self, llm: Overridable) -> tuple[str, ...]:
-        source = llm.template.source
+    def of_template(self, source: str) -> tuple[str, ...]:
+        """The tags that a template marks thoughts with; () where it marks none.
+
+        The first call for a template takes a while.
+
+        Args:
+            source: of the template.
+
+        Raises:
+            ArgumentError: the engine cannot read answers in its form.
+
+        """
         if source not in self._known:
-            with ChatParser(self._model, source) as parser:
-                session = parser.begin({"messages": [{"role": "user", "content": "."}]})
-            self._known[source] = session.thought_tags
-        return self._known[source]
+            try:
+                with ChatParser(self._model, source) as parser:
+                    session = parser.begin({"messages": [{"role": "user", "content": "."}]})
+                self._known[source] = session.thought_tags
+            except ArgumentError as error:  # as it would be each time
+                self._known[source] = str(error)
+        known = self._known[source]
+        if isinstance(known, str):
+            raise ArgumentError(known)
+        return known
 
 
 def bounded(

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from weakref import WeakKeyDictionary
 
 import msgspec
 
-from pyllama_spec.engine import ChatParser
 from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.dialects import (
     messages_answer,
@@ -26,30 +23,19 @@ from pyllama_spec.server.service import Answer, Service
 from pyllama_spec.server.shapes import ChatRequest
 
 Event = tuple[str, Json]
-# By the text of the template, as a program may set another one.
-_known: WeakKeyDictionary[Llama, dict[str, Thoughts]] = WeakKeyDictionary()
 
 
-def thoughts_of(llm: Llama) -> Thoughts:
+def thoughts_of(service: Service) -> Thoughts:
     """What the template of a model's chats knows of thoughts; takes a moment the first time."""
+    llm = service.llm
     if llm.chat_handler is not None:
         return NO_THOUGHTS
     source = llm.template.source
-    known = _known.setdefault(llm, {})
-    if source not in known:
-        known[source] = _read_thoughts(llm, source)
-    return known[source]
-
-
-def _read_thoughts(llm: Llama, source: str) -> Thoughts:
-    are_marked = False
     try:
-        with ChatParser(llm.model, source) as parser:
-            session = parser.begin({"messages": [{"role": "user", "content": "."}]})
-        are_marked = bool(session.thought_tags)
-    except PyllamaSpecError:
-        pass  # the engine reads no answers in its form, so none is taken apart
-    return Thoughts(are_marked, "reasoning_effort" in source)
+        tags = service.thought_tags.of_template(source)
+    except PyllamaSpecError:  # the engine reads no answers in its form, so none is taken apart
+        tags = ()
+    return Thoughts(bool(tags), "reasoning_effort" in source)
 
 
 async def _chat(
@@ -63,7 +49,7 @@ async def _chat(
 
     def translated() -> Json:
         check_values(body)
-        return translate(body, thoughts_of(service.llm))
+        return translate(body, thoughts_of(service))
 
     chat = await service.in_thread(translated)
     try:

@@ -17,6 +17,7 @@ from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import CancelledError, PyllamaSpecError, QueueFullError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
+from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.keywords import NOTE, beyond, keywords_of
 from pyllama_spec.server.metrics import Metrics
@@ -38,6 +39,7 @@ class Service:
 
     Attributes:
         llm, settings: see above.
+        thought_tags: those of thoughts in the model's answers.
         name: what answers call the model.
         fingerprint: of the build.
         created: when it began, in seconds since 1970, for lists of models.
@@ -51,6 +53,7 @@ class Service:
 
     def __init__(self, llm: Llama, settings: ServerSettings) -> None:
         self.llm, self.settings = llm, settings
+        self.thought_tags = ThoughtTags(llm.model)
         self.name = settings.alias or Path(llm.model_path).name
         self.created = int(time())
         # Of OpenAI's shape: what an answer with a seed depends on beside it.

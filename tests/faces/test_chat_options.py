@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from pyllama_spec import ArgumentError, Llama, UnsupportedError
 from pyllama_spec.chat.continued import render_continued
 from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.engine import ChatParser
+from pyllama_spec.llama import thoughts
 from tests.faces.families import templates
 from tests.faces.tools import Forced, counts_of, drafters, open_tiny
 from tests.models import IM_END, IM_START
@@ -159,6 +162,45 @@ def test_calls_come_behind_a_thought_that_was_ended() -> None:
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["reasoning_content"].strip() == "abc"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
+class Caller:
+    """Stands for what a call has at hand, such as a Llama that nobody else holds."""
+
+
+@pytest.mark.parametrize("source, tags", [
+    (THINKS, ("<think>", "</think>")), (PLAIN, ()),
+    ("{% for %}", None), ("{{ raise_exception('no') }}", None), ("{{ messages | nosuch }}", None),
+])  # fmt: skip
+def test_a_template_is_read_once_for_its_tags(
+    source: str, tags: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the engine cannot read is not tried again either, with each request of a server."""
+    n_read = 0
+
+    class Counting(ChatParser):
+        def __init__(self, *given: Any) -> None:
+            nonlocal n_read
+            n_read += 1
+            super().__init__(*given)
+
+    monkeypatch.setattr(thoughts, "ChatParser", Counting)
+    with open_tiny(None) as llm:
+        known, callers = thoughts.ThoughtTags(llm.model), list[Any]()
+
+        def call() -> tuple[str, ...]:
+            caller = Caller()
+            callers.append(weakref.ref(caller))
+            return known.of_template(source)
+
+        for _ in range(3):
+            if tags is None:
+                with pytest.raises(ArgumentError, match=r"chat template|parser"):
+                    call()
+            else:
+                assert call() == tags
+    assert n_read == 1
+    assert [one() for one in callers] == [None] * 3, "what is kept holds who asked"
 
 
 def test_a_template_without_thoughts_has_no_budget() -> None:
