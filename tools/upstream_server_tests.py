@@ -41,6 +41,8 @@ _TESTS = "tools/server/tests"
 # What they read beside their own folder.
 _BESIDE = ("models/templates",)
 _PORT = 18990
+# How often it looks whether the server that waits does so.
+_LOOK_S = 0.05
 # Models of the hub, and what stands in for each: none of them can be had here.
 _STAND_INS = {
     "stories260K": "llama", "stories15M_MOE": "qwen3moe", "bert-bge-small": "bert",
@@ -178,10 +180,12 @@ def _socket(tests: Path) -> Path:
 
 def wait_for_launches(tests: Path, texts: Path | None) -> None:
     """Forks a server for each launcher that asks, until this process is told to end."""
-    _socket(tests).unlink(missing_ok=True)
+    made = _socket(tests).with_suffix(".part")
+    made.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(_socket(tests)))
+        listener.bind(str(made))
         listener.listen(16)
+        made.replace(_socket(tests))  # where it is there, it answers
         while True:
             link, _ = listener.accept()
             head, streams, _, _ = socket.recv_fds(link, 4, 2)
@@ -314,12 +318,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = [sys.executable, "-m", "tools.upstream_server_tests", "--wait"]
     command += ["--work", str(args.work.resolve())]
     command += [] if args.model is None else ["--model", str(args.model.resolve())]
+    _socket(tests).unlink(missing_ok=True)  # of a run before, which nobody answers at
     waiting = subprocess.Popen(command, cwd=ROOT)
     try:
+        if not comes(waiting, _socket(tests)):
+            print(f"the server that waits ended with {waiting.returncode}", file=sys.stderr)
+            return 1
         return _run(args, tests, launcher)
     finally:
         waiting.kill()
         waiting.wait()
+
+
+def comes(process: subprocess.Popen[Any], file: Path) -> bool:
+    """Waits for a file that a process makes; whether it is there, and not the process's end."""
+    while not file.exists():
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_S)
+            return file.exists()
+    return True
 
 
 def _run(args: argparse.Namespace, tests: Path, launcher: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.models import model_path
 from tests.upstream.run import ROOT
-from tools.upstream_server_tests import Outcome, known_reason, with_stand_ins
+from tools.upstream_server_tests import Outcome, comes, known_reason, with_stand_ins
 
 
 @pytest.mark.parametrize("asked, kind", [
@@ -41,6 +42,37 @@ def test_a_failure_has_its_reason_or_none() -> None:
     assert "tools" in str(reason("test_mcp_servers.py", "test_mcp_empty_tool_list"))
     assert reason("test_tool_call.py", "test_anything") is None
     assert reason("test_compat_anthropic.py", "test_anthropic_tool_use_basic") is None
+
+
+def test_nothing_is_run_before_the_server_waits(tmp_path: Path) -> None:
+    """A process that makes the file is waited for, however long it takes; one that ends is not."""
+
+    def process(code: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", code])
+
+    made, never = tmp_path / "made", tmp_path / "never"
+    slow = f"import time; time.sleep(0.3); open({str(made)!r}, 'w').close(); time.sleep(60)"
+    with process(slow) as one:
+        assert comes(one, made)
+        one.kill()
+    with process("raise SystemExit(3)") as one:
+        assert not comes(one, never)
+        assert one.returncode == 3
+
+
+def test_a_socket_that_is_there_answers(tmp_path: Path) -> None:
+    """Whatever a run that was killed has left."""
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(tmp_path / "waiting.part"))
+    code = (
+        "import sys; from pathlib import Path; from tools.upstream_server_tests import *; "
+        "wait_for_launches(Path(sys.argv[1]), None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT) as waiting:
+        assert comes(waiting, tmp_path / "waiting.sock")
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(tmp_path / "waiting.sock"))
+        waiting.kill()
 
 
 @pytest.mark.release
