@@ -9,6 +9,7 @@ import pytest
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.server.dialects import messages_request, responses_request
 from pyllama_spec.server.dialects.fields import Thoughts
+from pyllama_spec.server.shapes import Sampling
 
 Json = dict[str, Any]
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -28,6 +29,22 @@ def _messages(**body: Any) -> Json:
 def _responses(**body: Any) -> Json:
     body = {"model": "m", "input": "Hi", **body}
     return responses_request.chat_request(body, body.pop("thoughts", Thoughts()))
+
+
+# What a dialect says in its own words, or has no place for in its answers.
+_NOT_TAKEN = {
+    "model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "json_schema",
+    "response_format", "return_token_ids", "user", "stream", "stream_options",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", [_messages, _responses])
+def test_every_other_option_of_a_chat_is_taken_as_a_further_field(dialect: Any) -> None:
+    names = {*Sampling.__struct_fields__, "chat_template_kwargs", "reasoning_format"} - _NOT_TAKEN
+    assert "include_stop_str_in_output" in names
+    given = {name: f"of {name}" for name in names}
+    chat = dialect(**given)
+    assert {name: chat.get(name) for name in names} == given
 
 
 # ---- Anthropic's messages

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec.engine.checks import integer, real
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.server.shapes import Sampling
 
 Json = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Fields:
@@ -42,6 +44,13 @@ class Fields:
         """A field as it is; None where it is not there."""
         return self._value.get(name)
 
+    def _of_type(self, name: str, kind: type[_T], what: str) -> _T | None:
+        """A field of a type of JSON's, or None."""
+        value = self.raw(name)
+        if value is not None and not isinstance(value, kind):
+            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not {what}")
+        return value
+
     def text(self, name: str) -> str:
         """A text that has to be there.
 
@@ -61,10 +70,7 @@ class Fields:
             ArgumentError: it is something else.
 
         """
-        value = self.raw(name)
-        if value is not None and not isinstance(value, str):
-            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not a text")
-        return value
+        return self._of_type(name, str, "a text")
 
     def number(self, name: str) -> float | None:
         """A finite number, or None.
@@ -104,10 +110,7 @@ class Fields:
             ArgumentError: it is something else.
 
         """
-        value = self.raw(name)
-        if value is not None and not isinstance(value, bool):
-            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not true or false")
-        return value
+        return self._of_type(name, bool, "true or false")
 
     def object(self, name: str) -> Fields | None:
         """An object, or None.
@@ -126,12 +129,7 @@ class Fields:
             ArgumentError: it is something else.
 
         """
-        value = self.raw(name)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise ArgumentError(f"{self.place(name)} is {shown(value)}, not a list")
-        return value
+        return self._of_type(name, list, "a list") or []
 
     def objects(self, name: str) -> Iterator[Fields]:
         """The objects of a list.
@@ -204,14 +202,15 @@ def passed_on(fields: Fields, names: tuple[str, ...]) -> Json:
     return {name: fields.raw(name) for name in names if fields.raw(name) is not None}
 
 
+# What both dialects say in words of their own, or have no word for in their answers.
+_OF_DIALECTS = frozenset((
+    "model", "max_tokens", "temperature", "top_p", "top_k", "n", "stop", "json_schema",
+    "response_format", "return_token_ids", "user", "stream", "stream_options",
+))  # fmt: skip
 # Options of the chat request that neither dialect has: clients give them as extra fields.
 OWN_OPTIONS = (
-    "seed", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "repetition_penalty",
-    "frequency_penalty", "presence_penalty", "repeat_last_n", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "xtc_probability", "xtc_threshold", "mirostat",
-    "mirostat_tau", "mirostat_eta", "logit_bias", "grammar", "min_tokens", "ignore_eos",
-    "bad_words", "stop_token_ids", "context_shift", "n_keep", "timeout", "chat_template_kwargs",
-    "reasoning_format", "speculation", "prediction",
+    *(name for name in Sampling.__struct_fields__ if name not in _OF_DIALECTS),
+    "chat_template_kwargs", "reasoning_format",
 )  # fmt: skip
 
 
