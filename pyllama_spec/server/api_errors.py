@@ -95,6 +95,18 @@ def _of_kind(error: BaseException) -> ApiError:
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
 
 
+def invalid_type(error: Exception) -> ApiError:
+    """What a client is told of a field that has another type than expected.
+
+    Args:
+        error: msgspec's ValidationError.
+
+    """
+    text, _, where = str(error).partition(" - at `$")
+    param = where.rstrip("`").lstrip(".") or None
+    return ApiError(400, f"{text}, in {param}" if param else text, "invalid_type", param)
+
+
 def openai_error(error: ApiError) -> dict[str, Any]:
     """An error in OpenAI's form."""
     return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
+from pyllama_spec.server.api_errors import ApiError, api_error, invalid_type, openai_error
 
 if TYPE_CHECKING:
     from pyllama_spec.server.service import Service
@@ -138,11 +138,7 @@ class Exchange:
         try:
             return msgspec.json.decode(raw, type=shape)
         except msgspec.ValidationError as error:
-            text, _, where = str(error).partition(" - at `$")
-            param = where.rstrip("`").lstrip(".") or None
-            raise ApiError(
-                400, f"{text}{f', in {param}' if param else ''}", "invalid_type", param
-            ) from None
+            raise invalid_type(error) from None
         except msgspec.DecodeError as error:
             raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
         except UnicodeDecodeError:

@@ -28,8 +28,8 @@ _RENAMED = {
 }
 # What is translated by hand, or is nothing for the library.
 _APART = frozenset((
-    "model", "messages", "prompt", "suffix", "echo", "best_of", "stream", "stream_options",
-    "speculation", "prediction", "json_schema", "logit_bias",
+    "model", "messages", "prompt", "best_of", "stream", "stream_options", "speculation",
+    "prediction", "json_schema", "logit_bias",
 ))  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from pyllama_spec.errors import PyllamaSpecError
-from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.api_errors import ApiError, invalid_type
 from pyllama_spec.server.dialects import (
     messages_answer,
     messages_request,
@@ -55,9 +55,7 @@ async def _chat(
     try:
         return body, msgspec.convert(chat, ChatRequest)
     except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `$")
-        name = where.rstrip("`").lstrip(".")
-        raise ApiError(400, f"{text}, in {name}" if name else text, "invalid_type", name) from None
+        raise invalid_type(error) from None
 
 
 async def _events(

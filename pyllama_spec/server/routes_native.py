@@ -23,6 +23,7 @@ from pyllama_spec.server.shapes import (
     DetokenizeRequest,
     InfillRequest,
     NativeRequest,
+    NativeSampling,
     Sampling,
     TokenizeRequest,
 )
@@ -52,7 +53,7 @@ async def infill(exchange: Exchange) -> None:
     await _respond(exchange, request, translated)
 
 
-def _translated(request: NativeRequest | InfillRequest, prompt: Any) -> CompletionRequest:
+def _translated(request: NativeSampling, prompt: Any) -> CompletionRequest:
     """The same as a request for a completion."""
     shared = {name: getattr(request, name) for name in Sampling.__struct_fields__}
     translated = CompletionRequest(prompt=prompt, **shared)
@@ -65,7 +66,7 @@ def _translated(request: NativeRequest | InfillRequest, prompt: Any) -> Completi
 
 
 async def _respond(
-    exchange: Exchange, request: NativeRequest | InfillRequest, translated: CompletionRequest
+    exchange: Exchange, request: NativeSampling, translated: CompletionRequest
 ) -> None:
     service = exchange.service
     if translated.max_tokens == 0:  # read the prompt, and write nothing: one token is the least
@@ -83,7 +84,7 @@ def _native(
     response: Mapping[str, Any],
     choice: Mapping[str, Any],
     model: str,
-    request: NativeRequest | InfillRequest,
+    request: NativeSampling,
 ) -> dict[str, Any]:
     """A choice, or the last chunk of one, as llama-server writes it."""
     usage = response["usage"]
@@ -133,7 +134,7 @@ def _probabilities(choice: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
 
 
 async def _events(
-    answer: Answer, model: str, request: NativeRequest | InfillRequest
+    answer: Answer, model: str, request: NativeSampling
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(answer.chunks()) as chunks:
         async for chunk in chunks:

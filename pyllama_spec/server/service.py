@@ -151,9 +151,6 @@ class Service:
         if is_list and len(prompt) > most:
             raise beyond("prompt", f"has {len(prompt)} entries", most)
         self._check_line(len(prompt) if is_list else 1, keywords)
-        for name in ("suffix", "echo"):
-            if (value := getattr(request, name)) is not None:
-                keywords[name] = value
         if request.best_of is not None and request.best_of != (request.n or 1):
             raise ApiError(
                 400, f"best_of={request.best_of} is not n: this server gives all of its answers",

@@ -106,10 +106,6 @@ class ServerSettings:
         ]
         return f"key {found.index(True)}" if any(found) else None
 
-    def accepts_key(self, given: str | None) -> bool:
-        """Whether a key is one of those, or none is needed."""
-        return self.caller_of(given) is not None
-
 
 def _digests(key: str) -> tuple[bytes, bytes]:
     """Of a key in UTF-8, and in Latin-1 where that has its characters."""

@@ -167,13 +167,18 @@ class DetokenizeRequest(Struct, kw_only=True):
     tokens: list[int]
 
 
-class NativeRequest(Sampling, kw_only=True):
-    """The body of llama-server's /completion."""
+class NativeSampling(Sampling, kw_only=True):
+    """What llama-server's own forms of a request for a text share."""
 
-    prompt: Prompt
     n_predict: int | None = None
     n_probs: int | None = None
     return_tokens: bool = False
+
+
+class NativeRequest(NativeSampling, kw_only=True):
+    """The body of llama-server's /completion."""
+
+    prompt: Prompt
 
 
 class InfillExtra(Struct, kw_only=True):
@@ -183,13 +188,10 @@ class InfillExtra(Struct, kw_only=True):
     filename: str = ""
 
 
-class InfillRequest(Sampling, kw_only=True):
+class InfillRequest(NativeSampling, kw_only=True):
     """The body of llama-server's /infill."""
 
     input_prefix: str
     input_suffix: str
     prompt: str = ""
     input_extra: Annotated[list[InfillExtra], Meta(max_length=1024)] = []
-    n_predict: int | None = None
-    n_probs: int | None = None
-    return_tokens: bool = False

@@ -98,8 +98,8 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     meant = llama_server.plan(["-c", "256"], environment)
     assert (meant.keywords["model_path"], meant.keywords["n_ctx"]) == ("e.gguf", 256)
     assert meant.settings.has_metrics
-    assert meant.settings.accepts_key("k")
-    assert not meant.settings.accepts_key("x")
+    assert meant.settings.caller_of("k")
+    assert meant.settings.caller_of("x") is None
 
 
 @pytest.mark.parametrize("line, words, kind", [
@@ -143,7 +143,7 @@ def test_adapters_and_keys_of_a_file(tmp_path: Path) -> None:
     line = f"-m t.gguf --lora a,b --lora-scaled c:d:0.5 --api-key-file {keys} --api-key three,four"
     meant = llama_server.plan(line.split(), {})
     assert meant.adapters == [("a", 1.0), ("b", 1.0), ("c:d", 0.5)]
-    assert all(meant.settings.accepts_key(key) for key in ("one", "two", "three", "four"))
+    assert all(meant.settings.caller_of(key) for key in ("one", "two", "three", "four"))
     assert any("seen by all" in note for note in meant.notes)
 
 
@@ -169,7 +169,7 @@ def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
     assert "devices" not in meant.keywords
     assert (meant.listening.host, meant.listening.port) == ("0.0.0.0", 9000)
     assert meant.settings.alias == "gpt"
-    assert meant.settings.accepts_key("k")
+    assert meant.settings.caller_of("k")
     OpenOptions.from_keywords("m.gguf", {k: v for k, v in meant.keywords.items()
                                          if k != "model_path"})  # fmt: skip
 
