@@ -18,7 +18,7 @@ from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
+from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
 from pyllama_spec.server.settings import LOOPBACK, ServerSettings, keys_of
 from pyllama_spec.terminal import dim
 
@@ -208,6 +208,8 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     defaults = {**_DEFAULTS, **{name: values[name] for name in _OF_REQUESTS if name in values}}
     if values.get("seed", -1) != -1:
         defaults["seed"] = values["seed"]
+    if "stop" in values and values.get("escape", True):
+        defaults["stop"] = [unescaped(one) for one in values["stop"]]
     if "json_schema" in values:
         defaults["response_format"] = {"type": "json_object", "schema": values["json_schema"]}
     is_local = listening.host in LOOPBACK

@@ -7,16 +7,22 @@ with all others that are not, before anything is opened.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pyllama_spec.engine.checks import integer, real
 from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.server.settings import check_origin
 
 Read = Callable[[str], Any]
 _TRUE = ("1", "on", "true", "yes", "enabled")
 _FALSE = ("0", "off", "false", "no", "disabled")
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_ESCAPES: Mapping[bytes, bytes] = {
+    b"n": b"\n", b"r": b"\r", b"t": b"\t", b"'": b"'", b'"': b'"', b"\\": b"\\",
+}  # fmt: skip
 
 
 class Flag(NamedTuple):
@@ -87,6 +93,31 @@ def _switch(text: str) -> bool:
 
 def _list(text: str) -> list[str]:
     return [one for one in (part.strip() for part in text.split(",")) if one]
+
+
+def _origins(text: str) -> list[str]:
+    return [check_origin(one) for one in _list(text)]
+
+
+def unescaped(text: str) -> str:
+    r"""A text of -r, whose escapes stand for what they do in C.
+
+    llama-server knows \n, \r, \t, \', \", \\ and a byte as \xHH; any other stays as it is.
+
+    Raises:
+        ArgumentError: its bytes are no UTF-8.
+
+    """
+
+    def meant(match: re.Match[bytes]) -> bytes:
+        if match[1] is not None:
+            return bytes([int(match[1], 16)])
+        return _ESCAPES.get(match[2], match[0])
+
+    try:
+        return _ESCAPE.sub(meant, text.encode()).decode()
+    except UnicodeError:
+        raise ArgumentError(f"-r {text!r:.60} is no UTF-8: \\xHH stands for a byte of it") from None
 
 
 def _shares(text: str) -> list[float]:
@@ -205,7 +236,9 @@ FLAGS: tuple[Flag, ...] = (
     _named("--mirostat-lr", "mirostat_eta", _real),
     _named("--mirostat-ent", "mirostat_tau", _real),
     _named("--ignore-eos", "ignore_eos"),
-    _named("-r --reverse-prompt", "stop", str),
+    _named("-r --reverse-prompt", "stop", lambda text: [text]),
+    _named("-e --escape", "escape"),
+    _named("--no-escape", "escape", value=False),
     _named("--grammar", "grammar", str),
     _named("--grammar-file", "grammar", _file),
     _named("-j --json-schema", "json_schema", _json),
@@ -229,7 +262,7 @@ FLAGS: tuple[Flag, ...] = (
     _named("--api-key-file", "api_key_file", str, "ARG_API_KEY_FILE"),
     _named("--ssl-key-file", "tls_key", Path, "ARG_SSL_KEY_FILE"),
     _named("--ssl-cert-file", "tls_cert", Path, "ARG_SSL_CERT_FILE"),
-    _named("--cors-origins", "cors_origins", _list, "ARG_CORS_ORIGINS"),
+    _named("--cors-origins", "cors_origins", _origins, "ARG_CORS_ORIGINS"),
     _named("-to --timeout", "send_timeout_s", _real, "ARG_TIMEOUT"),
     _named("--sse-ping-interval", "ping_s", _real, "ARG_SSE_PING_INTERVAL"),
     _named("--metrics", "has_metrics", None, "ARG_ENDPOINT_METRICS"),
@@ -279,8 +312,8 @@ _IDLE: Mapping[str, tuple[int, str]] = {
     **dict.fromkeys(("--no-warmup", "--warmup", "--perf", "--no-perf", "--no-mmproj",
                      "--no-mmproj-auto", "--mmproj-auto", "--no-repack", "-nr", "--repack",
                      "--no-host", "--check-tensors", "--reuse-port", "--no-agent", "-no-ag",
-                     "--backend-sampling", "--backend_sampling", "-bs", "-e", "--escape",
-                     "--no-models-autoload", "--models-autoload", "--no-escape", "-sp",
+                     "--backend-sampling", "--backend_sampling", "-bs",
+                     "--no-models-autoload", "--models-autoload", "-sp",
                      "--special", "--cache-prompt", "--prefill-assistant",
                      "--cors-credentials", "--no-cors-credentials"), (0, "nothing depends on it")),
     **dict.fromkeys(("--cache-idle-slots", "--no-cache-idle-slots", "--reasoning-preserve",
@@ -323,7 +356,7 @@ _IDLE: Mapping[str, tuple[int, str]] = {
 }  # fmt: skip
 _BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.names}
 # Of lists each flag adds to what is there.
-_ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types"))
+_ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -19,6 +20,7 @@ from pyllama_spec.files import read_text
 KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST = 2**31 - 1
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class ServerSettings:
         has_metrics: whether /metrics gives figures.
 
     Raises:
-        ArgumentError: a bound is no number, or below what is needed.
+        ArgumentError: a bound is no number, or below what is needed; an origin is none.
 
     """
 
@@ -83,6 +85,8 @@ class ServerSettings:
                 real(value, name, 0)
             elif one.name.startswith("max_") or name == "retry_after_s":
                 count(value, name, 1, _MOST)
+        for origin in self.cors_origins:
+            check_origin(origin)
         if any(not key.strip() for key in self.api_keys):
             raise ArgumentError("one of api_keys is empty, which anybody would know")
 
@@ -105,6 +109,23 @@ class ServerSettings:
             for key in self.api_keys
         ]
         return f"key {found.index(True)}" if any(found) else None
+
+
+def check_origin(text: str) -> str:
+    """An origin as a browser writes it, with its scheme and in small letters; or "*", or "null".
+
+    Raises:
+        ArgumentError: it is something else, which no page's origin would ever equal.
+
+    """
+    scheme, _, rest = text.partition("://")
+    is_default = rest.endswith({"http": ":80", "https": ":443"}.get(scheme, "\n"))
+    if text in ("*", "null") or (_ORIGIN.fullmatch(text) and text.isascii() and not is_default):
+        return text
+    raise ArgumentError(
+        f"{text!r:.200} is no origin of a page: write its scheme, its name in small letters, and "
+        "its port unless that is the scheme's own, such as http://localhost:3000, or * for all"
+    )
 
 
 def _digests(key: str) -> tuple[bytes, bytes]:
