@@ -28,6 +28,12 @@ _EPILOG = (
     "runs comes to its end first, or is cut after --stop-timeout."
 )
 
+# What clients are told in the place of keywords of Llama().
+FLAGS = {
+    "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
+    "pooling_type": "--pooling",
+}  # fmt: skip
+
 
 def add_serve(commands: _Commands) -> None:
     """Adds the command `serve`."""
@@ -152,6 +158,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         stop_timeout_s=args.stop_timeout,
         has_slots=args.slots,
         has_metrics=args.metrics,
+        flags=FLAGS,
     )
 
 

@@ -177,7 +177,7 @@ class Embeddings:
     def _opened(self, model_path: str) -> Embedder:
         if not self._is_wanted:
             raise UnsupportedError(
-                "embeddings are for a Llama that was opened with embedding=True; open it so"
+                "there are no embeddings without embedding=True: open the model with it"
             )
         embedder = self._embedder
         if embedder is None:

@@ -96,6 +96,10 @@ _DEFAULTS: Mapping[str, Any] = {
     "n_parallel": 4, "max_waiting": 64, "verbose": False,
 }  # fmt: skip
 
+# What clients are told in the place of keywords of Llama().
+_TOLD = {"embedding=True": "--embedding true", "n_ctx": "--n_ctx", "n_batch": "--n_batch",
+         "max_waiting": "--max_waiting"}  # fmt: skip
+
 
 class Plan(NamedTuple):
     """What the options mean.
@@ -148,6 +152,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         api_keys=(values["api_key"],) if values.get("api_key") else (),
         allowed_hosts=LOOPBACK if host in LOOPBACK else (),
         chat_defaults={"chat_template_kwargs": chats} if chats else {},
+        flags=_TOLD,
     )
     listening = Listening(
         host=host, port=values["port"],

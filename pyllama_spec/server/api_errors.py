@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,25 +75,45 @@ _KINDS: tuple[tuple[type[BaseException], int, str], ...] = (
 )
 
 
-def api_error(error: BaseException, retry_after_s: int) -> ApiError:
+def api_error(
+    error: BaseException, retry_after_s: int, flags: Mapping[str, str] | None = None
+) -> ApiError:
     """What an exception is over HTTP; the words of one that is not the package's stay inside.
 
     Args:
         error: an ApiError is given back itself.
         retry_after_s: what a client is told to wait, whom it would help to ask again.
+        flags: see ServerSettings.
 
     """
-    told = error if isinstance(error, ApiError) else _of_kind(error)
+    told = error if isinstance(error, ApiError) else _of_kind(error, flags or {})
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
     return told
 
 
-def _of_kind(error: BaseException) -> ApiError:
+def _of_kind(error: BaseException, flags: Mapping[str, str]) -> ApiError:
     for kind, status, code in _KINDS:
         if isinstance(error, kind):
-            return ApiError(status, str(error), code)
+            return ApiError(status, with_flags(str(error), flags), code)
     return ApiError(500, "the server failed inside; its log says where", "internal_error")
+
+
+def with_flags(message: str, flags: Mapping[str, str]) -> str:
+    """A message of the library's, with what the server's program calls the keywords of Llama().
+
+    "max_waiting=2" becomes "--max-waiting 2".
+
+    Args:
+        message: the library's.
+        flags: see ServerSettings.
+
+    """
+    for name, flag in flags.items():
+        word = rf"(?<![\w-]){re.escape(name)}"
+        message = re.sub(f"{word}=", f"{flag} ", message)
+        message = re.sub(rf"{word}(?!\w)", flag, message)
+    return message
 
 
 def invalid_type(error: Exception) -> ApiError:

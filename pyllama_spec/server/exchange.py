@@ -300,7 +300,7 @@ class Exchange:
     def _told(self, error: BaseException) -> ApiError:
         """An error as the client is told it, and what is noted of it."""
         service = self.service
-        told = api_error(error, service.settings.retry_after_s)
+        told = api_error(error, service.settings.retry_after_s, service.settings.flags)
         # Where the file lies is nobody's business.
         told.message = told.message.replace(str(service.llm.model_path), service.name)
         service.note_failure(error)

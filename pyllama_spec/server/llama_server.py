@@ -45,6 +45,9 @@ _OF_LLAMA = (
     "embedding", "pooling_type", "spm_infill", "verbose",
 )  # fmt: skip
 _OF_SETTINGS = ("alias", "send_timeout_s", "ping_s", "has_slots", "has_metrics")
+# What clients are told in the place of keywords of Llama().
+_TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
+         "pooling_type": "--pooling"}  # fmt: skip
 _LOAD_MODES = {
     "auto": (True, False), "none": (False, False), "mmap": (True, False), "mlock": (False, True),
     "mmap+mlock": (True, True),
@@ -222,7 +225,8 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     return ServerSettings(
         api_keys=keys, allowed_hosts=LOOPBACK if is_local else (),
         cors_origins=tuple(values.get("cors_origins", ())), defaults=defaults,
-        chat_defaults=_of_chats(values), **{"has_slots": True, "has_metrics": False, **given},
+        chat_defaults=_of_chats(values), flags=_TOLD,
+        **{"has_slots": True, "has_metrics": False, **given},
     )  # fmt: skip
 
 

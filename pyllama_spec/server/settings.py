@@ -50,6 +50,7 @@ class ServerSettings:
         stop_timeout_s: seconds that running requests have to finish when the server stops.
         has_slots: whether /slots says what is computed now.
         has_metrics: whether /metrics gives figures.
+        flags: what the program that serves calls keywords of Llama() which errors name.
 
     Raises:
         ArgumentError: a bound is no number, or below what is needed; an origin is none.
@@ -75,6 +76,7 @@ class ServerSettings:
     stop_timeout_s: float = 30.0
     has_slots: bool = False
     has_metrics: bool = True
+    flags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for one in fields(self):

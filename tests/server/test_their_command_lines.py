@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -13,10 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from pyllama_spec.cli import serve
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
+from pyllama_spec.server.api_errors import with_flags
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
 from pyllama_spec.server.settings import ServerSettings
 from tests.models import model_path
@@ -293,6 +296,13 @@ _PROGRAMS = [
 ]
 
 
+_TOLD = {
+    "pyllama_spec.cli serve": ("--embeddings", "--n-ctx"),
+    "pyllama_spec.server.llama_server": ("--embeddings", "-c"),
+    "pyllama_spec.llama_cpp.server": ("--embedding true", "--n_ctx"),
+}
+
+
 @pytest.mark.parametrize("program, line", _PROGRAMS)
 def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> None:
     """And says nothing of what clients write, though the library warns of a schema's keyword."""
@@ -311,6 +321,13 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
             asked |= {"json_schema": schema, "max_tokens": 40}
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.status_code == 200, answer.text
+            embedding, n_ctx = _TOLD[program]  # and errors name the program's own options
+            answer = httpx.post(f"{url.strip(',')}/v1/embeddings", json={"input": "a"}, timeout=60)
+            assert f"without {embedding}: open" in answer.json()["error"]["message"]
+            asked = {"prompt": [97] * 300}
+            answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+            assert answer.json()["error"]["message"].endswith(f"choose a larger {n_ctx}")
             process.send_signal(signal.SIGTERM)
             said = process.stdout.read()
             assert process.wait(60) == 0
@@ -318,6 +335,41 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
             assert "Warning" not in said
         finally:
             process.kill()
+
+
+def test_the_options_that_errors_name_are_there() -> None:
+    parser = argparse.ArgumentParser()
+    serve.add_serve(parser.add_subparsers())
+    for flag in serve.FLAGS.values():
+        assert any(flag in command.option_strings for command in options_of(parser))
+    ours = llama_server.plan(["-m", "t.gguf"], {}).settings.flags
+    assert {*ours.values()} <= {name for flag in FLAGS for name in flag.names}
+    theirs = llama_cpp_server.plan(["--model", "m"], {}).settings.flags
+    for flag in theirs.values():
+        words = flag.split() if " " in flag else [flag, "2"]
+        assert llama_cpp_server.plan(["--model", "m", *words], {}).keywords
+    for flags in (serve.FLAGS, ours, theirs):
+        for keyword in flags:
+            name, is_, value = keyword.partition("=")
+            OpenOptions.from_keywords("m.gguf", {name: value == "True" if is_ else None})
+
+
+def options_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    (commands,) = (one for one in parser._actions if isinstance(one.choices, dict))
+    assert isinstance(commands.choices, dict)
+    return list(commands.choices["serve"]._actions)
+
+
+@pytest.mark.parametrize("message, told", [
+    ("choose a larger n_ctx", "choose a larger --n-ctx"),
+    ("as many as max_waiting=2 allows", "as many as --max-waiting 2 allows"),
+    ("without embedding=True: open", "without --embeddings: open"),
+    ("n_ctx=0, and n_ctx", "--n-ctx 0, and --n-ctx"),
+    ("draft_n_ctx, n_ctx_train, embedding=False", "draft_n_ctx, n_ctx_train, embedding=False"),
+])  # fmt: skip
+def test_a_message_with_the_options_of_a_program(message: str, told: str) -> None:
+    assert with_flags(message, serve.FLAGS) == told
+    assert with_flags(message, {}) == message
 
 
 @pytest.mark.parametrize("main", [llama_server.main, llama_cpp_server.main])
