@@ -185,8 +185,10 @@ class OpenModel(Closeable):
         """The repr of what shows this model, under a name."""
         if self.model.is_closed or self.generating is None:
             return f"<{name} of {self.model!r}>"
-        drafter, n_ctx = self.generating.round.drafter, self.generating.context.n_ctx_seq
-        draft = "no draft" if drafter.name == "none" else f"draft {drafter!r}"
+        round_, n_ctx = self.generating.round, self.generating.context.n_ctx_seq
+        draft = "no draft" if round_.drafter.name == "none" else f"draft {round_.drafter!r}"
+        if draft != "no draft" and not round_.max_draft:
+            draft += f" disabled by {round_.max_draft_reason}"
         n = self.generating.context.n_seq_max
         return f"<{name} of {self.model!r}, n_ctx={n_ctx}, n_parallel={n}, {draft}>"
 

@@ -57,6 +57,7 @@ from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
 _NOT_WANTED = "the request asked for no draft: n_draft=0"
+_NEVER = "no token may be drafted here: the bound of {} is 0"
 
 
 class Round:
@@ -188,6 +189,8 @@ class Round:
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller.name
+        if not self.max_draft and self.drafter.name != "none":
+            run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)
         self.scheduler.controller.begin(state.seq_id)
         self.drafter.begin_request(state.seq_id, remember=run.remember, user=run.user)
         self.prefixes.begin(run)

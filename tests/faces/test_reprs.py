@@ -46,6 +46,18 @@ def test_a_llama(draft: str | Drafter | None, words: str) -> None:
     assert repr(llm) == f"<Llama of <Model '{path.name}', closed>>"
 
 
+@pytest.mark.parametrize("n_draft", [0, 2])
+def test_a_draft_that_may_propose_nothing(n_draft: int) -> None:
+    """Neither the repr nor a result calls it idle: it was never asked."""
+    with Llama(str(model_path("llama")), draft="prompt-lookup", n_draft=n_draft, n_ctx=64) as llm:
+        assert (" disabled by n_draft>" in repr(llm)) == (n_draft == 0)
+        stats = llm([1, 2, 1, 2, 1], max_tokens=6, temperature=0.0)["speculation"]
+    assert (stats["state"] == "disabled") == (n_draft == 0)
+    assert (stats["reason_off"] == "no token may be drafted here: the bound of n_draft is 0") == (
+        n_draft == 0
+    )
+
+
 @pytest.mark.parametrize("n_parallel", [1, 3])
 def test_how_many_requests_a_llama_computes_side_by_side(n_parallel: int) -> None:
     with Llama(str(model_path("llama")), n_ctx=64, n_parallel=n_parallel) as llm:
