@@ -105,6 +105,8 @@ class Peer:
         }  # fmt: skip
         if prompt.messages:
             path, body["messages"] = "/v1/chat/completions", list(prompt.messages)
+            if prompt.tools:
+                body["tools"] = list(prompt.tools)
         else:
             path, body["prompt"] = "/v1/completions", prompt.text
         start = perf_counter()

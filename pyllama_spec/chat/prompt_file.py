@@ -2,6 +2,8 @@
 
 {"id": "a", "category": "b", "messages": [{"role": "user", "content": "Hi"}]}
 {"id": "c", "category": "b", "prompt": "Once upon"}
+
+A line with messages may have "tools": descriptions of functions, as chat completions take them.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pyllama_spec.engine import Vocab
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, shown
 from pyllama_spec.files import read_text
 
-_KEYS = {"id", "category", "messages", "prompt"}
+_KEYS = {"id", "category", "messages", "prompt", "tools"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Prompt:
         category: prompts of one are summed up together; "" where the line has none.
         messages: of a chat; () where the line has a prompt.
         text: to go on with; "" where the line has messages.
+        tools: descriptions of functions that a chat may call; () where the line has none.
 
     """
 
@@ -37,9 +40,10 @@ class Prompt:
     category: str
     messages: tuple[Mapping[str, Any], ...] = ()
     text: str = ""
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def as_chat(self, chat: bool | None) -> Prompt:
-        """The same prompt as a chat (True), as a text (False), or as it is (None)."""
+        """The same prompt as a chat (True), as a text without tools (False), or as it is (None)."""
         if chat is True and not self.messages:
             return Prompt(self.id, self.category, ({"role": "user", "content": self.text},))
         if chat is False and self.messages:
@@ -57,7 +61,7 @@ class Prompt:
         """
         try:
             if self.messages:
-                return template.render(self.messages).tokenize(vocab)
+                return template.render(self.messages, tools=self.tools or None).tokenize(vocab)
             return prompt_tokens(vocab, self.text)
         except PyllamaSpecError as error:
             raise type(error)(f"prompt {self.id!r}: {error}") from None
@@ -112,8 +116,11 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
     if ("messages" in entry) == ("prompt" in entry):
         raise ArgumentError("expected either 'messages' or 'prompt'")
     if "prompt" in entry:
+        if "tools" in entry:
+            raise ArgumentError("'tools' stand beside 'messages', not beside 'prompt'")
         return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
-    return Prompt(names["id"], names["category"], _messages(entry["messages"]))
+    tools = _tools(entry["tools"]) if "tools" in entry else ()
+    return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
@@ -136,3 +143,16 @@ def _messages(messages: object) -> tuple[Mapping[str, Any], ...]:
                 f"{shown(message)}"
             )
     return tuple(messages)
+
+
+def _tools(tools: object) -> tuple[Mapping[str, Any], ...]:
+    if not isinstance(tools, list) or not tools:
+        raise ArgumentError(f"expected a list of functions: 'tools' is {shown(tools)}")
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ArgumentError(
+                'expected {"type": "function", "function": {"name": "...", "parameters": {...}}}: '
+                f"tools[{i}] is {shown(tool)}"
+            )
+    return tuple(tools)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyllama_spec.bench import BenchConfig, Prompt, load_prompts
+from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import PromptLookup
+from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError
 from tests.bench.tools import LINES, write_prompts
+from tests.models import model_path
 
 QUOTED = [
     "Write a quicksort algorithm in Python. Write code only.",
@@ -43,6 +47,7 @@ def test_a_users_file_is_read(tmp_path: Path) -> None:
     assert len(load_prompts(path)) == 2
 
 
+CHAT = '{"id": "b", "category": "c", "messages": [{"role": "user", "content": "d"}]'
 GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
 
 
@@ -61,9 +66,15 @@ GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
         ('{"id": "b", "category": "c", "messages": []}', "expected a list"),
         ('{"id": "b", "category": "c", "messages": [{"role": "user"}]}', r"messages\[0\]"),
         ('{"id": "b", "category": "c", "prompt": "p", "tag": 1}', "unknown key 'tag'"),
+        ('{"id": "b", "category": "c", "prompt": "p", "tools": [1]}', "beside 'messages'"),
+        (f'{CHAT}, "tools": []}}', "a list of functions"),
+        (f'{CHAT}, "tools": {{}}}}', "a list of functions"),
+        (f'{CHAT}, "tools": [1]}}', r"tools\[0\] is 1"),
+        (f'{CHAT}, "tools": [{{"function": "f"}}]}}', r"tools\[0\]"),
+        (f'{CHAT}, "tools": [{{"function": {{"name": 1}}}}]}}', r"tools\[0\]"),
         (GOOD, "'a' was used before"),
     ],
-)
+)  # fmt: skip
 def test_a_fault_names_its_line(tmp_path: Path, line: str, says: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{GOOD}\n\n{line}\n", encoding="utf-8")
@@ -82,6 +93,28 @@ def test_a_file_without_prompts_says_so(tmp_path: Path, data: bytes, says: str) 
 def test_a_missing_file_says_so(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"cannot read the prompts file .*none\.jsonl"):
         load_prompts(tmp_path / "none.jsonl")
+
+
+def test_the_prompts_of_the_field_are_ten_of_each_category() -> None:
+    prompts = load_prompts(Path(__file__).parents[2] / "benchmarks/field_prompts.jsonl")
+    assert Counter(prompt.category for prompt in prompts) == dict.fromkeys(
+        ("code", "math", "extraction", "chat", "summary", "translation", "json", "tools"), 10
+    )
+    assert len({prompt.messages[0]["content"] for prompt in prompts}) == len(prompts)
+    assert all(bool(prompt.tools) == (prompt.category == "tools") for prompt in prompts)
+
+
+def test_tools_reach_the_template() -> None:
+    """A template that shows them writes them into the prompt."""
+    tool = {"type": "function", "function": {"name": "add_up", "parameters": {"type": "object"}}}
+    plain = Prompt("m", "c", ({"role": "user", "content": "a"},))
+    with_tools = replace(plain, tools=(tool,))
+    with Model(model_path("llama")) as model:
+        shows = ChatTemplate("{{ messages[0].content }}{{ tools | tojson if tools }}")
+        silent = ChatTemplate("{{ messages[0].content }}")
+        assert plain.tokens(model.vocab, shows) == plain.tokens(model.vocab, silent)
+        assert with_tools.tokens(model.vocab, silent) == plain.tokens(model.vocab, silent)
+        assert len(with_tools.tokens(model.vocab, shows)) > len(plain.tokens(model.vocab, shows))
 
 
 def test_a_prompt_can_be_turned_into_the_other_kind() -> None:
