@@ -16,6 +16,10 @@ from pyllama_spec.speculative import ControllerChoice
 OWN_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
+# The systems that can be started beside, and what has to be installed for each.
+BESIDE = {"llama-server": "xllamacpp", "llama-cpp-python": "llama-cpp-python[server]"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
     """The options of one benchmark.
@@ -44,6 +48,9 @@ class BenchConfig:
         synthetic_acceptance: with any, drafted token i is right with probability [i - 1], given
             that those before it were: speed is measured, not the draft's quality.
         peer: the address of an OpenAI-compatible server that gets the same prompts; None for none.
+        beside: "llama-server" or "llama-cpp-python": such a server is started for the same file and
+            gets the same prompts, with the same draft where it has it too; None for none.
+        beside_python: the interpreter that has its package; None for this one.
 
     Raises:
         ArgumentError: a value is out of range, or two contradict each other.
@@ -75,6 +82,8 @@ class BenchConfig:
     n_ctx: int | None = None
     synthetic_acceptance: tuple[float, ...] = ()
     peer: str | None = None
+    beside: str | None = None
+    beside_python: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         count(self.n_tokens, "n_tokens", 2)  # the first token comes from the prompt, in no round
@@ -88,6 +97,12 @@ class BenchConfig:
         instance(self.chat, (bool, type(None)), "chat")
         instance(self.also, tuple, "also", " of drafts")
         check_probabilities(self.synthetic_acceptance)
+        if self.beside is not None and self.beside not in BESIDE:
+            raise ArgumentError(f"beside={self.beside!r}: there are {', '.join(BESIDE)}")
+        if self.beside is not None and self.peer is not None:
+            raise ArgumentError(
+                "peer names a server that runs, beside starts one; give one of them"
+            )
         n = len(self.synthetic_acceptance)
         if n and self.also:
             raise ArgumentError("synthetic_acceptance measures the rounds of one draft; give one")
@@ -101,6 +116,11 @@ class BenchConfig:
                 f"n_draft={self.n_draft}, and synthetic_acceptance has {n} probabilities; give one "
                 "per drafted token"
             )
+
+    @property
+    def peer_name(self) -> str | None:
+        """The address of the other server, or its name where it is started here; None for none."""
+        return self.peer if self.beside is None else self.beside
 
     @property
     def max_draft(self) -> int | None:
@@ -121,6 +141,7 @@ class BenchConfig:
             ("--n-draft", self.n_draft), ("--p-min", self.p_min), ("--lookup", self.lookup),
             ("--controller", self.controller),
             ("-t", self.n_threads), ("-c", self.n_ctx), ("--peer", self.peer),
+            ("--beside", self.beside), ("--beside-python", self.beside_python),
             ("-ngl", self.n_gpu_layers or None), ("-ngld", self.draft_gpu_layers),
             ("-dev", ",".join(self.devices) if self.devices else None),
             ("--rpc-servers", ",".join(self.rpc_servers) if self.rpc_servers else None),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pyllama_spec.bench import machine
+from pyllama_spec.bench import beside, machine
 from pyllama_spec.bench.config import BenchConfig, load_prompts
 from pyllama_spec.bench.figures import Fork, Pair, PromptResult, find_fork
 from pyllama_spec.bench.peer import Peer, PeerError, PeerRun, PeerUnreachableError
@@ -57,10 +57,7 @@ def run(
     """
     span = {"started": machine.now(), "load_average_start": machine.load_average()}
     prompts = [prompt.as_chat(config.chat) for prompt in load_prompts(config.prompts)]
-    peer = None
-    if config.peer is not None:
-        peer = Peer(config.peer)
-        peer.connect()
+    peer = None if config.peer is None else _connected(config.peer)
     if config.rpc_timeout is not None:
         set_rpc_timeout(config.rpc_timeout)
     with Model(
@@ -77,11 +74,22 @@ def run(
             for side in (plain, *specs):
                 stack.enter_context(side)
             setups = _setups(config, model, specs, n_ctx)
+            if config.beside is not None:
+                other = beside.running(config, n_ctx, setups[0].n_threads)
+                url, note = stack.enter_context(other)
+                peer = _connected(url)
+                setups = [replace(one, notes=(*one.notes, note)) for one in setups]
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
             measurement = _Measurement(config, plain, specs, peer, progress, on_prompt, span)
             measurement.measure(prompts, ids)
             return measurement.result(setups)
+
+
+def _connected(url: str) -> Peer:
+    peer = Peer(url)
+    peer.connect()
+    return peer
 
 
 def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]]) -> int:
@@ -225,7 +233,7 @@ class _Measurement:
                 result = PromptResult(prompt.id, prompt.category, len(tokens), ())
             pairs = (*result.pairs, Pair(plain, spec))
             results[prompt.id] = replace(result, pairs=pairs, fork=find_fork(pairs))
-        if self.config.peer is not None:
+        if self.config.peer_name is not None:
             peer_run = self._ask(prompt, n)
             if peer_run is not None:
                 result = self.results[0][prompt.id]

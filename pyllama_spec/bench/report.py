@@ -162,11 +162,12 @@ def _bandwidth(result: BenchResult) -> dict[str, Any]:
 
 
 def _peer(result: BenchResult) -> dict[str, Any] | None:
-    if result.config.peer is None:
+    if result.config.peer_name is None:
         return None
     answers = [answer for prompt in result.prompts for answer in prompt.peer]
     return {
         "url": result.config.peer,
+        "beside": result.config.beside,
         "summary": _answers(answers),
         "failures": dict(result.peer_failures),
     }

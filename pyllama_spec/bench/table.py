@@ -69,7 +69,7 @@ def _head(result: BenchResult) -> list[str]:
 
 def _prompts(result: BenchResult) -> list[str]:
     """The table of prompts, and the sum."""
-    with_peer = result.config.peer is not None
+    with_peer = result.config.peer_name is not None
     rows = [_row(prompt, with_peer) for prompt in result.prompts]
     all_answers = [answer for prompt in result.prompts for answer in prompt.peer]
     n_same_text = sum(prompt.fork is None for prompt in result.prompts)

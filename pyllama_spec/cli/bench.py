@@ -60,6 +60,15 @@ def add_bench(commands: _Commands) -> None:
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
     add(
+        "--beside", default=None, choices=("llama-server", "llama-cpp-python"),
+        help="start that server too, on the same file and with the same draft if it has it, and "
+        "ask it the same prompts; needs its package (xllamacpp, or llama-cpp-python[server])",
+    )  # fmt: skip
+    add(
+        "--beside-python", type=Path, default=None, metavar="PYTHON",
+        help="the interpreter that has this package [the one that runs]",
+    )  # fmt: skip
+    add(
         "--synthetic-acceptance", type=_probabilities, default=None, metavar="P1,P2,...",
         help="accept by seeded coins with these probabilities by depth: speed apart from quality",
     )  # fmt: skip
@@ -96,7 +105,8 @@ def run_bench(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--json: {why_not}")
     if args.plot is not None:
         bench.check_plot(args.plot)
-    if {*args.draft} == {"none"} and not args.synthetic_acceptance and args.peer is None:
+    has_peer = args.peer is not None or args.beside is not None
+    if {*args.draft} == {"none"} and not args.synthetic_acceptance and not has_peer:
         raise ArgumentError(
             "-d none alone compares plain decoding with itself: name a draft's GGUF or "
             "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
@@ -121,6 +131,8 @@ def run_bench(args: argparse.Namespace) -> int:
         n_ctx=args.n_ctx,
         synthetic_acceptance=args.synthetic_acceptance or (),
         peer=args.peer,
+        beside=args.beside,
+        beside_python=args.beside_python,
     )
     shown = None if sys.stderr.isatty() else _say
     result = bench.run(config, ProgressBar("measuring"), shown)

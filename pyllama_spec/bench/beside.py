@@ -1,0 +1,151 @@
+"""Another system's server, started for a benchmark: the same file, threads and context length.
+
+It runs in a process of its own, and in an interpreter of its own where one is named. The benchmark
+then asks it as it asks any other server (peer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from pyllama_spec.bench.config import BESIDE, BenchConfig
+from pyllama_spec.bench.peer import PeerError
+from pyllama_spec.gguf.reader import read_key
+
+# Which drafts have a counterpart there.
+_DRAFTS = {
+    "llama-server": ("model", "mtp", "eagle3", "dflash", "lookup"),
+    "llama-cpp-python": ("lookup",),
+}
+_LOADING_S = 300.0
+# The time, the level and the place of a line of llama.cpp's log.
+_LOG_HEAD = re.compile(r"^[\d.]+ [A-Z] (\w+ )?\s*\w+: ")
+_PROGRAM = Path(__file__).with_name("other_server.py")
+
+
+def draft_kind(draft: object) -> str:
+    """What a draft is in other systems: "model", "mtp", "eagle3", "dflash", "lookup", "none".
+
+    Prompt lookup and the suffix draft are "lookup"; what is ours alone is "none".
+    """
+    named = {"prompt-lookup": "lookup", "suffix": "lookup", "mtp": "mtp"}
+    if isinstance(draft, str) and draft in named:
+        return named[draft]
+    if not isinstance(draft, (str, os.PathLike)) or not Path(draft).is_file():
+        return "none"
+    key = read_key(Path(draft), "general.architecture")
+    return {b"eagle3": "eagle3", b"dflash": "dflash"}.get(key.value if key else b"", "model")
+
+
+@contextlib.contextmanager
+def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[tuple[str, str]]:
+    """Starts the server that config.beside names, and gives its address and how it drafts.
+
+    Where it refuses the draft's file it is started without one, and the second text says why.
+
+    Args:
+        config: says which system, the interpreter that has it, the model and the draft.
+        n_ctx: its context length.
+        n_threads: its threads.
+
+    Raises:
+        PeerError: its package is not there, or it does not serve; the message has its last words.
+
+    """
+    kind = draft_kind(config.draft)
+    kind = kind if kind in _DRAFTS[str(config.beside)] else "none"
+    is_file = kind in ("model", "eagle3", "dflash")
+    job: dict[str, Any] = {
+        "system": config.beside, "model": str(Path(config.model_path).absolute()), "n_ctx": n_ctx,
+        "n_threads": n_threads, "n_gpu_layers": config.n_gpu_layers, "n_draft": config.n_draft,
+        "draft_gpu_layers": config.n_gpu_layers
+        if config.draft_gpu_layers is None else config.draft_gpu_layers,
+        "draft_kind": kind,
+        "draft": str(Path(str(config.draft)).absolute()) if is_file else "", "port": _free_port(),
+    }  # fmt: skip
+    python = sys.executable if config.beside_python is None else os.fspath(config.beside_python)
+    how = "without a draft" if kind == "none" else f"with its own draft of kind {kind!r}"
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_serving(python, job))
+        except PeerError as error:
+            if kind == "none" or "pip install" in str(error):
+                raise
+            stack.enter_context(_serving(python, {**job, "draft_kind": "none", "draft": ""}))
+            how = f"without a draft, since it refuses this one: {error}"
+        yield (
+            f"http://127.0.0.1:{job['port']}",
+            f"peer: {config.beside}, the same file and threads, {how}",
+        )
+
+
+@contextlib.contextmanager
+def _serving(python: str, job: dict[str, Any]) -> Iterator[None]:
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                [python, str(_PROGRAM), json.dumps(job)],
+                stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise PeerError(f"beside_python={python!r} cannot be run: {error}") from None
+        try:
+            _wait_for(f"http://127.0.0.1:{job['port']}", process, said, job["system"])
+            yield
+        finally:
+            _end(process)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    until = monotonic() + _LOADING_S
+    while monotonic() < until:
+        if process.poll() is not None:
+            said.seek(0)
+            raise PeerError(_why(system, said.read().decode(errors="replace"), process.returncode))
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            opener.open(f"{url}/v1/models", timeout=5).close()
+            return
+        sleep(0.1)
+    raise PeerError(f"{system} did not serve within {_LOADING_S:.0f} s")
+
+
+def _why(system: str, words: str, code: int) -> str:
+    """Why it ended, in its own words: the first line that speaks of an error."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    said = _LOG_HEAD.sub("", (errors or lines or [f"exit code {code}"])[0])
+    if "ModuleNotFoundError" in said:
+        said += f'; pip install "{BESIDE[system]}", or name the Python that has it with '
+        said += "--beside-python"
+    return f"{system} did not start: {said}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
