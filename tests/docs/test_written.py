@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import xml.etree.ElementTree as ET
 
-from tools.docs import command_line, results
+from tools.docs import charts, command_line, results
 
 
 def test_the_command_line_is_that_of_the_parsers() -> None:
@@ -15,6 +16,21 @@ def test_the_command_line_is_that_of_the_parsers() -> None:
 def test_the_results_are_those_of_the_files() -> None:
     written = results.PAGE.read_text(encoding="utf-8")
     assert written == results.page(), "make docs-pages writes it anew"
+    for path, text in results.pictures().items():
+        assert path.read_text(encoding="utf-8") == text, "make docs-pages draws it anew"
+
+
+def test_the_pictures_show_each_run_and_no_other() -> None:
+    runs = [run for _, run in results.load()]
+    for text in results.pictures().values():
+        root = ET.fromstring(text)
+        bars = [one for one in root.iter() if one.tag.endswith("path")]
+        assert len(bars) == len(runs)
+        for run in runs:
+            assert f">{run['summary']['speedup']:.2f}</text>" in text
+    ended = {**runs[0], "interrupted": True}
+    assert not charts.is_drawn(ended)
+    assert charts.is_drawn(runs[0])
 
 
 def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/results.md from the files of `bench --json` in docs/results/.
+"""Writes docs/results.md and its pictures from the files of `bench --json` in docs/results/.
 
     pyllama-spec bench -m TARGET.gguf -d DRAFT.gguf --json run.json
     python -m tools.docs.results run.json      takes a run in, without its record of single rounds
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tools.docs import charts
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, FOLDER = DOCS / "results.md", DOCS / "results"
@@ -67,6 +69,18 @@ def _same(run: Result) -> str:
 def _name(run: Result) -> str:
     target = Path(run["files"]["target"]["name"]).stem
     return f"{target}, {run['settings']['drafter']}"
+
+
+def _pictures() -> Iterator[str]:
+    what = "each run's speed over plain decoding, and how many drafted tokens its rounds accepted"
+    for theme in charts.THEMES:
+        yield f"![{what}](images/results-{theme}.svg#gh-{theme}-mode-only)"
+    yield ""
+
+
+def pictures() -> dict[Path, str]:
+    """The page's pictures: each one's path and text."""
+    return charts.pictures([run for _, run in load()], DOCS / "images")
 
 
 def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
@@ -125,7 +139,7 @@ def _section(path: Path, run: Result) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     runs = load()
-    parts = [_HEAD, *_overview(runs)]
+    parts = [_HEAD, *_pictures(), *_overview(runs)]
     for path, run in runs:
         parts += _section(path, run)
     return "\n".join(parts).rstrip() + "\n"
@@ -137,6 +151,9 @@ def main(argv: list[str]) -> None:
         print(take_in(Path(name)))
     PAGE.write_text(page(), encoding="utf-8")
     print(f"wrote {PAGE}")
+    for path, text in pictures().items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
 
 
 if __name__ == "__main__":

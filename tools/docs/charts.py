@@ -1,0 +1,158 @@
+"""Draws docs/images/results-light.svg and -dark.svg from the files of `bench --json`.
+
+A bar is a run's speed over plain decoding, of all prompts in sum. The line through its end spans
+the repeats, the diamond is the worst single prompt. Beside it: how many drafted tokens its rounds
+accepted. `python -m tools.docs.results` writes both from docs/results/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+Result = dict[str, Any]
+Attributes = dict[str, Any]
+
+_WIDTH, _LEFT, _BARS, _HIST = 760, 226, 290, 574
+_ROW, _TOP, _BOTTOM = 46, 62, 44
+_HIST_WIDTH = _WIDTH - _HIST - 16
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """The colours of a picture."""
+
+    back: str
+    text: str
+    faint: str
+    line: str
+    bar: str
+    mark: str
+
+
+THEMES = {
+    "light": Theme("#ffffff", "#1f2328", "#59636e", "#d1d9e0", "#1a7f64", "#9a3412"),
+    "dark": Theme("#0d1117", "#e6edf3", "#9198a1", "#30363d", "#3fb68b", "#f0a36b"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run.
+
+    Attributes:
+        model, draft: its two names.
+        speedup, low, high: over plain decoding; the least and the most of the repeats.
+        worst: the lowest speed-up of a single prompt.
+        accepted: how many rounds had 0, 1, 2 ... drafted tokens accepted.
+
+    """
+
+    model: str
+    draft: str
+    speedup: float
+    low: float
+    high: float
+    worst: float
+    accepted: tuple[int, ...]
+
+
+def bar_of(run: Result) -> Bar:
+    """The bar of a run; synthetic runs and those that were ended early have none."""
+    repeats = run["summary"]["speedup_over_repeats"]
+    name = run["files"]["target"]["name"].removesuffix(".gguf")
+    model, _, kind = name.replace("-Instruct", "").rpartition(".")
+    return Bar(
+        f"{model} {kind}", run["settings"]["drafter"], run["summary"]["speedup"], repeats["min"],
+        repeats["max"], min(prompt["speedup"] for prompt in run["prompts"]),
+        tuple(run["accepted_histogram"]),
+    )  # fmt: skip
+
+
+def is_drawn(run: Result) -> bool:
+    """Whether all of it was measured, and of a real draft."""
+    return not (run["synthetic"] or run["interrupted"] or run["failure"])
+
+
+def draw(bars: Sequence[Bar], theme: Theme) -> str:
+    """The picture as SVG."""
+    height = _TOP + _ROW * len(bars) + _BOTTOM
+    most = max(1.5, *(max(bar.high, bar.speedup) for bar in bars)) * 1.04
+    scale = _BARS / most
+    said = "; ".join(f"{bar.model}, {bar.draft}: {bar.speedup:.2f}" for bar in bars)
+    out = [
+        _element("title", f"Speed over plain decoding: {said}"),
+        _element("rect", width=_WIDTH, height=height, fill=theme.back),
+        _element("text", "Speed over plain decoding", x=_LEFT, y=24, font_weight=600),
+        _element("text", "Accepted per round", x=_HIST, y=24, font_weight=600),
+    ]
+    for tick in range(int(most * 2) + 1):
+        out += _tick(tick / 2, _LEFT + tick / 2 * scale, height, theme)
+    for i, bar in enumerate(bars):
+        y = _TOP + i * _ROW
+        out += [*_bar(bar, y, scale, theme), *_histogram(bar.accepted, y, theme)]
+    small: Attributes = {"y": height - 8, "fill": theme.faint, "font_size": 12}
+    out.append(_element("text", "line: repeats, diamond: worst single prompt", x=_LEFT, **small))
+    out.append(_element("text", "share of rounds", x=_HIST, **small))
+    head = _element(
+        "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
+        role="img", font_family="system-ui, sans-serif", font_size=13, fill=theme.text,
+    )  # fmt: skip
+    return "\n".join([head, *out, "</svg>"]) + "\n"
+
+
+def _element(tag: str, text: str | None = "", **attributes: str | float) -> str:
+    """One element; without a text (None) its beginning alone."""
+    head = tag
+    for key, value in attributes.items():
+        said = f"{value:.5g}" if isinstance(value, float) else str(value)
+        head += f" {key.replace('_', '-')}={quoteattr(said)}"
+    if text is None:
+        return f"<{head}>"
+    return f"<{head}>{escape(text)}</{tag}>" if text else f"<{head}/>"
+
+
+def _tick(value: float, x: float, height: int, theme: Theme) -> list[str]:
+    colour, width = (theme.text, 1.5) if value == 1 else (theme.line, 1.0)
+    line = _element(
+        "line", x1=x, y1=_TOP - 14, x2=x, y2=height - _BOTTOM + 4, stroke=colour, stroke_width=width
+    )
+    style: Attributes = {"text_anchor": "middle", "font_size": 11, "fill": theme.faint}
+    return [line, _element("text", f"{value:g}", x=x, y=_TOP - 20, **style)]
+
+
+def _bar(bar: Bar, y: float, scale: float, theme: Theme) -> list[str]:
+    end, middle = _LEFT + bar.speedup * scale, y + 15
+    low, high, worst = (_LEFT + value * scale for value in (bar.low, bar.high, bar.worst))
+    name: Attributes = {"x": _LEFT - 10, "text_anchor": "end"}
+    faint: Attributes = {"font_size": 12, "fill": theme.faint}
+    return [
+        _element("text", bar.model, y=y + 12, **name),
+        _element("text", bar.draft, y=y + 27, **name, **faint),
+        _element("rect", x=_LEFT, y=y + 3, width=end - _LEFT, height=24, rx=2, fill=theme.bar),
+        _element("line", x1=low, y1=middle, x2=high, y2=middle, stroke=theme.text, stroke_width=2),
+        _element("path", d=f"M{worst:.1f} {middle - 5}l5 5l-5 5l-5 -5z", fill=theme.mark),
+        _element("text", f"{bar.speedup:.2f}", x=max(high, end) + 6, y=y + 20, font_weight=600),
+    ]
+
+
+def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
+    out, total = [], sum(accepted) or 1
+    step = min(20.0, _HIST_WIDTH / max(len(accepted), 1))
+    style: Attributes = {"text_anchor": "middle", "font_size": 9, "fill": theme.faint}
+    for i, count in enumerate(accepted):
+        x, tall = _HIST + i * step, 26 * count / total
+        column: Attributes = {"x": x, "y": y + 28 - tall, "width": step - 3, "height": tall}
+        said = _element("title", f"{i} accepted: {count / total:.0%} of rounds")
+        out.append(f"{_element('rect', None, **column, fill=theme.bar)}{said}</rect>")
+        out.append(_element("text", str(i), x=x + (step - 3) / 2, y=y + 39, **style))
+    return out
+
+
+def pictures(runs: Sequence[Result], folder: Path) -> dict[Path, str]:
+    """Each picture's path and text."""
+    bars = [bar_of(run) for run in runs if is_drawn(run)]
+    return {folder / f"results-{name}.svg": draw(bars, theme) for name, theme in THEMES.items()}
