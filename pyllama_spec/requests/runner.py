@@ -315,6 +315,7 @@ class Runner(Visits):
             self._changed.notify_all()
             while self._computer is not None or self._visitor not in (None, me):
                 self._changed.wait()
+            self._cancel(self._line.everyone())  # nobody computes any more who would end them
             thread = self._thread
         if thread is not None:
             thread.join()
@@ -486,6 +487,8 @@ class Runner(Visits):
         for ticket in self._computing:
             if ticket.is_cancelled and not ticket.is_over:  # while it was computed
                 self._end(ticket, CancelledError(_CANCELLED))
+        # Who is cancelled from here on has no round to its end: _cancel() ends it itself.
+        self._computing = ()
 
     def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and tells its reader."""
