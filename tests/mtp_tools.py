@@ -13,7 +13,8 @@ from tests.models import model_path
 
 ARCHS = (
     "qwen35", "qwen35moe", "qwen3next", "deepseek2", "glm4moe", "cohere2moe", "nemotron_h_moe",
-    "deepseek32", "glm-dsa", "bailingmoe3", "qwen4exp", "step35", "mimo2", "hy_v3",
+    "deepseek32", "glm-dsa", "bailingmoe3", "qwen4exp", "deepseek4", "glm5-next", "step35",
+    "mimo2", "hy_v3",
 )  # fmt: skip
 """The architectures whose heads this version drafts with; SEVERAL may have several in a file."""
 

@@ -18,6 +18,7 @@ from pyllama_spec.errors import ArgumentError, ModelLoadError, PyllamaSpecError,
 from pyllama_spec.speculative import SpeculativeLoop
 from tests.models import ARCHITECTURES, TinyConfig, model_path
 from tests.models.build import WITH_HEADS
+from tests.models.hyper import deepseek4_compressors
 from tests.models.mtp import HEADS, SEVERAL, add_heads
 from tests.models.sketch import Sketch
 from tests.mtp_tools import ARCHS, mtp_context, with_head
@@ -116,13 +117,31 @@ def test_a_head_of_an_architecture_that_is_not_known(tmp_path: Path) -> None:
     assert not wants_head("auto", path)
 
 
-@pytest.mark.parametrize("arch", ["deepseek4", "glm5-next"])
-def test_heads_of_the_engine_that_are_not_here(tmp_path: Path, arch: str) -> None:
-    m = Sketch(TinyConfig(arch))
-    m.key("nextn_predict_layers", 1)
-    path = m.write(tmp_path / "head.gguf")
-    with pytest.raises(ArgumentError, match=f"an MTP head of architecture '{arch}', which this"):
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attention.compress_ratios", [0, 4, 128, 4, 4], "compresses its keys, by a ratio of 4"),
+        ("hash_layer_count", 5, "chooses its experts by the token"),
+    ],
+)
+def test_a_head_that_the_graph_of_its_architecture_lacks(
+    tmp_path: Path, key: str, value: Any, words: str
+) -> None:
+    """The loader takes them, and the engine asserts that there are none."""
+    m = Sketch(TinyConfig("deepseek4", n_heads=1))
+    WITH_HEADS["deepseek4"](m)
+    add_heads(m)
+    m.key(key, value)
+    for index in range(5) if key == "hash_layer_count" else ():
+        m.tensors.pop(f"blk.{index}.exp_probs_b.bias")
+        m.put(f"blk.{index}.ffn_gate_tid2eid.weight", np.zeros((m.cfg.n_vocab, 2)))
+    if key == "attention.compress_ratios":
+        deepseek4_compressors(m, "blk.4.", 4)
+    path = m.write(tmp_path / "odd.gguf")
+    with pytest.raises(ArgumentError) as caught:
         open_llama(path, draft="mtp")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_assistant_of_gemma_4(tmp_path: Path) -> None:
@@ -317,9 +336,11 @@ def test_a_head_in_a_file_of_its_own(tmp_path: Path, arch: str) -> None:
     source = model_path("perm_mtp", arch=arch)
     head = head_alone(source, tmp_path / "mtp-head.gguf")
     with Model(source) as model:
-        trunk = without(source, tmp_path / "trunk.gguf", *(
-            name for name in _tensors(source) if name.startswith(f"blk.{model.info.n_layer}.")
-        ))  # fmt: skip
+        names = [n for n in _tensors(source) if n.startswith(f"blk.{model.info.n_layer}.")]
+    # What deepseek4's loader does not find where a head would be it does not count as one, and
+    # looks for a layer there.
+    bare = model_path("perm_mtp", arch=arch, n_heads=0) if arch == "deepseek4" else source
+    trunk = without(bare, tmp_path / "trunk.gguf", *names)
     texts = []
     for target, draft in ((source, None), (source, head), (trunk, str(head)), (trunk, "auto")):
         with open_llama(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import dense, encoder, hybrid, moe, mtp, recurrent, streams, windowed_moe
+from . import dense, encoder, hybrid, hyper, moe, mtp, recurrent, streams, windowed_moe
 from .config import TinyConfig
 from .sketch import Sketch
 
@@ -51,6 +51,8 @@ WITH_HEADS: dict[str, Callable[[Sketch], None]] = {
     "glm-dsa": moe.deepseek32,
     "bailingmoe3": hybrid.bailingmoe3,
     "qwen4exp": streams.qwen4exp,
+    "deepseek4": hyper.deepseek4,
+    "glm5-next": hyper.glm5_next,
     "step35": windowed_moe.step35,
     "mimo2": windowed_moe.mimo2,
     "hy_v3": windowed_moe.hy_v3,

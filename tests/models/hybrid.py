@@ -20,7 +20,7 @@ from .recurrent import (
 from .sketch import Sketch
 
 
-def _kv_heads(m: Sketch, n_head_kv: int | None = None) -> None:
+def key_heads(m: Sketch, n_head_kv: int | None = None) -> None:
     n = m.cfg.n_head_kv if n_head_kv is None else n_head_kv
     m.key("attention.head_count_kv", [n if i % 2 else 0 for i in range(m.cfg.n_layer)])
 
@@ -107,7 +107,7 @@ def granite_hybrid(m: Sketch) -> None:
     cfg = m.cfg
     require_attention_layer(m)
     parts.header(m)
-    _kv_heads(m)
+    key_heads(m)
     sizes = {
         "inner": 2 * cfg.n_embd,
         "state": cfg.state_size or 32,
@@ -190,7 +190,7 @@ def jamba(m: Sketch) -> None:
     inner, state, rank = 2 * cfg.n_embd, cfg.state_size or 16, 4
     require_attention_layer(m)
     parts.header(m)
-    _kv_heads(m)
+    key_heads(m)
     ssm_header(m, inner=inner, state=state, rank=rank, groups=None)
     m.embedding()
     for index, blk in parts.layers(m):
@@ -212,7 +212,7 @@ def plamo2(m: Sketch) -> None:
     inner, state, heads, dt = 2 * cfg.n_embd, cfg.state_size or 16, cfg.state_heads or 4, 64
     require_attention_layer(m)
     parts.header(m)
-    _kv_heads(m)
+    key_heads(m)
     ssm_header(m, inner=inner, state=state, rank=heads, groups=0)
     m.key("attention.key_length", cfg.head_dim)
     m.key("attention.value_length", cfg.head_dim)
@@ -247,7 +247,7 @@ def kimi_linear(m: Sketch) -> None:
     require_attention_layer(m)
     parts.header(m)
     parts.moe_header(m)
-    _kv_heads(m, 1)
+    key_heads(m, 1)
     m.key("ssm.conv_kernel", cfg.conv_kernel)
     m.key("kda.head_dim", head)
     m.key("attention.kv_lora_rank", kv_rank)
@@ -271,7 +271,7 @@ def kimi_linear(m: Sketch) -> None:
             m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, kv_rank)
             m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
         else:
-            _delta_attention(m, blk, head)
+            delta_attention(m, blk, head)
         if index < 2:
             parts.gated_ffn(m, blk)
             continue
@@ -292,7 +292,7 @@ def bailingmoe3(m: Sketch) -> None:
     require_attention_layer(m)
     latent_header(m)
     m.meta.pop(f"{cfg.arch}.attention.q_lora_rank")
-    _kv_heads(m, 1)
+    key_heads(m, 1)
     m.key("ssm.conv_kernel", cfg.conv_kernel)
     m.key("kda.head_dim", cfg.state_size or 16)
     m.key("kda.gate_lower_bound", -5.0)
@@ -304,7 +304,7 @@ def bailingmoe3(m: Sketch) -> None:
         if index % 2:
             gated_latent_attention(m, blk)
         else:
-            _delta_attention(m, blk, cfg.state_size or 16, is_low_rank=False)
+            delta_attention(m, blk, cfg.state_size or 16, is_low_rank=False)
         if index == 0:
             parts.gated_ffn(m, blk)
         else:
@@ -331,7 +331,7 @@ def biased_experts(m: Sketch, blk: str) -> None:
     shared_expert(m, blk)
 
 
-def _delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True) -> None:
+def delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True) -> None:
     cfg = m.cfg
     inner = head * cfg.n_head
     for part in "qkv":

@@ -7,6 +7,7 @@ from functools import partial
 
 from . import parts
 from .hybrid import biased_experts, gated_experts, gated_latent_attention, squared_experts
+from .hyper import deepseek4_layer, glm5_next_head
 from .moe import cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
 from .recurrent import gated_attention
 from .sketch import Sketch
@@ -33,7 +34,7 @@ def add_heads(m: Sketch) -> None:
         "attention.head_count_kv": lambda _: 1 if cfg.arch in _LATENT else cfg.n_head_kv,
         "feed_forward_length": lambda _: cfg.n_ff,
         "attention.sliding_window_pattern": lambda k: cfg.arch in SEVERAL and k % 2 == 0,
-        "attention.compress_ratios": lambda _: KPOOL,
+        "attention.compress_ratios": lambda _: KPOOL if cfg.arch in MIXED else 0,
         "swiglu_clamp_exp": lambda k: 1.0 + 0.5 * (k % 2),
         "swiglu_clamp_shexp": lambda k: 1.5 - 0.5 * (k % 2),
     }
@@ -45,7 +46,7 @@ def add_heads(m: Sketch) -> None:
         blk = f"blk.{index}."
         m.matrix(f"{blk}nextn.eh_proj.weight", cfg.n_embd, 2 * cfg.n_embd)
         parts.norms(m, blk, "nextn.enorm")
-        if cfg.arch in STREAMS:
+        if cfg.arch in MIXED:
             m.norm(f"{blk}nextn.hnorm", N_STREAMS * cfg.n_embd)
             mixer(m, f"{blk}nextn.hc_head_", has_inject=False)
         else:
@@ -86,7 +87,7 @@ def _bailingmoe3(m: Sketch, blk: str) -> None:
     biased_experts(m, blk)
 
 
-_LATENT = frozenset({"bailingmoe3"})
+_LATENT = frozenset({"bailingmoe3", "glm5-next"})
 """Of those with a list of key heads: where all heads attend to one latent row."""
 
 HEADS: dict[str, Callable[[Sketch, str], None]] = {
@@ -101,6 +102,8 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
     "glm-dsa": partial(indexed_layer, is_dense=False),
     "bailingmoe3": _bailingmoe3,
     "qwen4exp": qwen4exp_attention,
+    "deepseek4": deepseek4_layer,
+    "glm5-next": glm5_next_head,
     "step35": partial(step35_layer, is_dense=False),
     "mimo2": _mimo2,
     "hy_v3": partial(hy_v3_layer, is_dense=False),
@@ -111,12 +114,18 @@ HEADS: dict[str, Callable[[Sketch, str], None]] = {
 SEVERAL = ("step35", "mimo2", "hy_v3")
 """Those whose files may have several heads, each for a further token."""
 
-STREAMS = frozenset({"qwen4exp"})
-"""Those whose rows are several residual streams side by side, and which mix them at the end."""
+STREAMS = frozenset({"qwen4exp", "deepseek4"})
+"""Those whose rows are several residual streams side by side."""
+
+MIXED = frozenset({"qwen4exp"})
+"""Of those the ones whose heads have a mixer of their own at the end, which is the last norm."""
 
 LAST_NORM = "nextn.shared_head_norm"
 LAST_NORMS = {"mimo2": "layer_output_norm", "bailingmoe3": "layer_output_norm"}
 """What the norm before the output is called, where it is not as elsewhere."""
 
-READS_NORMED = frozenset(HEADS) - {"step35", "mimo2", "qwen4exp"}
+MEANS_OF_STREAMS = frozenset({"glm5-next"})
+"""Those whose head reads one row, which is the mean of streams: no layer's input is one row."""
+
+READS_NORMED = frozenset(HEADS) - {"step35", "mimo2"} - STREAMS
 """Those whose head reads the row behind the final norm; of the others it is the one before."""

@@ -15,8 +15,8 @@ from .sketch import Sketch
 from .toys import perm_next
 
 _INTO_THE_RESIDUAL = (
-    "attn_output.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight",
-    "ssm_out.weight",
+    "attn_output.weight", "attn_output_b.weight", "ffn_down.weight", "ffn_down_exps.weight",
+    "ffn_down_shexp.weight", "ssm_out.weight",
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def build_perm_mtp(
             array *= np.float32(0.0 if name.startswith(tuple(heads)) else mixing)
     m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
     # With a gate of one half for all, a mixer of streams is a norm of each and their mean.
-    is_mixed = arch in mtp.STREAMS
+    is_mixed = arch in mtp.MIXED
     for name in ("output_hc_", *(f"{blk}nextn.hc_head_" for blk in heads)) if is_mixed else ():
         m.tensors[f"{name}norm.weight"][:] = -1.0
         m.tensors[f"{name}down.weight"][:] = 0.0
@@ -87,7 +87,7 @@ def _set_heads(
     for blk in heads:
         m.tensors[f"{blk}nextn.eh_proj.weight"][:] = eh_proj
         m.tensors[f"{blk}nextn.hnorm.weight"][:] = 1.0
-        if m.cfg.arch in mtp.STREAMS:
+        if m.cfg.arch in mtp.MIXED:
             continue
         m.tensors[f"{blk}{mtp.LAST_NORMS.get(m.cfg.arch, mtp.LAST_NORM)}.weight"][:] = -1.0
         if is_several:

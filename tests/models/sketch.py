@@ -129,8 +129,8 @@ class Sketch:
     def _kind(self, name: str, array: NDArray[Any]) -> GGMLQuantizationType | None:
         if not self.cfg.quantised or array.ndim < 2 or name.startswith("token_embd"):
             return None
-        # Experts' biases; norms of heads; what is multiplied element by element.
-        if not name.endswith(".weight") or "norm" in name or "lerp" in name:
+        # Experts' biases; norms of heads; what is multiplied or added element by element.
+        if not name.endswith(".weight") or any(part in name for part in ("norm", "lerp", "_ape")):
             return None
         kind = GGMLQuantizationType[self.cfg.quantised]
         return None if array.shape[-1] % GGML_QUANT_SIZES[kind][0] else kind

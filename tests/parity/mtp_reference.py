@@ -15,9 +15,16 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFReader
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from tests.parity.mtp_streams import (
+    Array,
+    doubly_mix,
+    last_mix,
+    mix,
+    sigmoid,
+    silu,
+    softmax,
+)
 
 
 @dataclass
@@ -49,7 +56,7 @@ class Head:
     @property
     def has_window(self) -> bool:
         """Whether the head attends to the last pairs alone."""
-        return bool(self.key("attention.sliding_window_pattern", False))
+        return self.arch == "deepseek4" or bool(self.key("attention.sliding_window_pattern", False))
 
     def __getitem__(self, name: str) -> Array:
         return self.tensors[f"{self.blk}{name}.weight"]
@@ -58,7 +65,7 @@ class Head:
         """Whether the block has a tensor."""
         return f"{self.blk}{name}.weight" in self.tensors
 
-    def norm(self, x: Array, weight: Array) -> Array:
+    def norm(self, x: Array, weight: Array | float = 1.0) -> Array:
         """Root-mean-square norm over the last axis."""
         eps = self.keys["attention.layer_norm_rms_epsilon"]
         out: Array = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
@@ -116,9 +123,9 @@ class Head:
             "token_embd.weight"
         ]  # fmt: skip
         e = self.norm(table[token], self["nextn.enorm"])
-        if "hyper_connection.count" in self.keys:
-            streams = row.reshape(self.keys["hyper_connection.count"], -1)
-            h = self.norm(streams, self["nextn.hnorm"].reshape(streams.shape))
+        if len(row) > len(e):  # several streams side by side, with a norm for all or one for each
+            streams = row.reshape(-1, len(e))
+            h = self.norm(streams, self["nextn.hnorm"].reshape(-1, len(e)))
             x = np.stack([self["nextn.eh_proj"] @ np.concatenate((e, one)) for one in h])
             return _BLOCKS[self.arch](self, x, position)
         h = self.norm(row, self["nextn.hnorm"])
@@ -203,24 +210,25 @@ def chain(
     return seen, drafted
 
 
-def silu(x: Array) -> Array:
-    """X * sigmoid(x)."""
-    out: Array = x / (1.0 + np.exp(-x))
-    return out
+# Those that bound what is gated with, and the others bound the gate.
+_BOUNDS_BEFORE = ("deepseek4", "glm5-next")
 
 
-def bounded(gate: Array, up: Array, limit: float | None) -> Array:
+def bounded(head: Head, gate: Array, up: Array, key: str) -> Array:
     """SwiGLU of the two products; with a limit neither factor is greater."""
+    limit = head.key(key)
     if not limit:
         return silu(gate) * up
-    out: Array = np.minimum(silu(gate), limit) * np.clip(up, -limit, limit)
+    is_before = head.arch in _BOUNDS_BEFORE
+    first = silu(np.minimum(gate, limit)) if is_before else np.minimum(silu(gate), limit)
+    out: Array = first * np.clip(up, -limit, limit)
     return out
 
 
 def gated_ffn(head: Head, x: Array, part: str = "ffn_{}") -> Array:
     """SwiGLU with the matrices of a name."""
     gate, up, down = (head[part.format(name)] for name in ("gate", "up", "down"))
-    return down @ bounded(gate @ x, up @ x, head.key("swiglu_clamp_shexp"))
+    return down @ bounded(head, gate @ x, up @ x, "swiglu_clamp_shexp")
 
 
 def _gated_attention(
@@ -244,16 +252,17 @@ def _qwen35(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
-def _softmax(x: Array) -> Array:
-    out: Array = np.exp(x - x.max()) / np.exp(x - x.max()).sum()
-    return out
+_GATES: dict[int, Callable[[Array], Array]] = {
+    1: softmax,
+    2: sigmoid,
+    4: lambda router: np.sqrt(np.log1p(np.exp(router))),
+}
 
 
 def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
-    """The routed experts, by softmax or sigmoid as the file says, without the shared ones."""
+    """The routed experts, weighted as the file says, without the shared ones."""
     router: Array = head["ffn_gate_inp"] @ x
-    is_sigmoid = head.keys.get("expert_gating_func", 1) == 2
-    p = 1.0 / (1.0 + np.exp(-router)) if is_sigmoid else _softmax(router)
+    p = _GATES[head.keys.get("expert_gating_func", 1)](router)
     bias: Array | float = 0.0
     for name in ("exp_probs_b.bias", "exp_probs_b"):
         bias = head.tensors.get(f"{head.blk}{name}", bias)
@@ -269,7 +278,7 @@ def experts(head: Head, x: Array, *, is_normed: bool) -> Array:
         inner = squared(up[i] @ x)
         if head.has("ffn_gate_exps"):
             gate = head["ffn_gate_exps"][i] @ x
-            inner = bounded(gate, up[i] @ x, head.key("swiglu_clamp_exp"))
+            inner = bounded(head, gate, up[i] @ x, "swiglu_clamp_exp")
         out += weight * (down[i] @ inner)
     return out
 
@@ -289,7 +298,9 @@ def _qwen35moe(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
-def _latent_attention(head: Head, x: Array, position: int) -> Array:
+def _latent_attention(
+    head: Head, x: Array, position: int, seen: Sequence[int] | None = None
+) -> Array:
     """DeepSeek's: all heads attend to one latent row, into which their queries are taken."""
     n_head, rank = head.keys["attention.head_count"], head.keys["attention.kv_lora_rank"]
     n_rot, width = head.keys["rope.dimension_count"], head.keys["attention.key_length_mla"]
@@ -300,12 +311,13 @@ def _latent_attention(head: Head, x: Array, position: int) -> Array:
     plain, turned = np.split(q.reshape(n_head, width), [width - n_rot], axis=1)
     latent, k = np.split(head["attn_kv_a_mqa"] @ x, [rank])
     latent = head.norm(latent, head["attn_kv_a_norm"])
-    k = head.rope(k[None], position, interleaved=True)[0]
-    turned = head.rope(turned, position, interleaved=True)
+    if n_rot:
+        k = head.rope(k[None], position, interleaved=True)[0]
+        turned = head.rope(turned, position, interleaved=True)
     absorbed = np.einsum("hrn,hn->hr", head["attn_k_b"], plain)
     found = head.attend(
         np.concatenate((absorbed, turned), axis=1), np.concatenate((latent, k))[None],
-        latent[None], 1.0 / np.sqrt(width),
+        latent[None], 1.0 / np.sqrt(width), seen=seen,
     )  # fmt: skip
     values: Array = np.einsum("hvr,hr->hv", head["attn_v_b"], found)
     if head.has("attn_gate"):
@@ -418,21 +430,6 @@ def _hy_v3(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(row), row
 
 
-def mix(
-    tensors: Mapping[str, Array], name: str, x: Array, eps: float
-) -> tuple[Array, Array | None]:
-    """One row of several streams, [n_streams, n_embd]; and by how much each is added to."""
-    norm = tensors[f"{name}norm.weight"].reshape(x.shape)
-    normed = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * norm
-    flat = normed.reshape(-1)
-    gate = tensors[f"{name}up.weight"] @ silu(tensors[f"{name}down.weight"] @ flat / len(x))
-    mixed = np.mean(normed / (1.0 + np.exp(-gate.reshape(x.shape))), axis=0)
-    inject = tensors.get(f"{name}inject.weight")
-    if inject is None:
-        return mixed, None
-    return mixed, 2.0 / (1.0 + np.exp(-(inject @ flat) / len(x)))
-
-
 def _chosen(head: Head, x: Array, position: int) -> list[int]:
     """Which of the pairs so far an indexer lets the newest attend to, by their order.
 
@@ -443,12 +440,23 @@ def _chosen(head: Head, x: Array, position: int) -> list[int]:
     n_heads = head.keys["attention.indexer.head_count"]
     q = (head["indexer.q_proj"] @ x).reshape(n_heads, width)
     q = head.rope(head.norm(q, head["indexer.q_norm"]), position)
-    n, scores = len(head.index_keys), []
-    for first in range(0, n - size + 1, size):
+    scores = []
+    for first in _blocks(head, size):
         at = head.index_keys[first][0]
         mean = np.mean([key for _, key in head.index_keys[first : first + size]], axis=0)
         k = head.rope(head.norm(mean, head["indexer.k_norm"])[None], at)[0]
         scores.append(np.maximum(q @ k, 0.0).sum() / np.sqrt(width))
+    return _best_blocks(head, scores, size)
+
+
+def _blocks(head: Head, size: int) -> range:
+    """Where the whole blocks of the pairs so far begin."""
+    return range(0, len(head.index_keys) - size + 1, size)
+
+
+def _best_blocks(head: Head, scores: Sequence[float], size: int) -> list[int]:
+    """The pairs of the blocks with the greatest scores, and those behind the last block."""
+    n = len(head.index_keys)
     best = np.argsort(scores)[::-1][: head.keys["attention.indexer.top_k"] // size]
     blocks = [int(b) * size + i for b in best for i in range(size)]
     return sorted([*blocks, *range(n // size * size, n)])
@@ -467,6 +475,74 @@ def _qwen4exp(head: Head, x: Array, position: int) -> tuple[Array, Array]:
     return head.logits(mix(head.tensors, f"{head.blk}nextn.hc_head_", x, eps)[0]), x.reshape(-1)
 
 
+def _glm5_next(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    normed = head.norm(x, head["attn_norm"])
+    x = x + _latent_attention(head, normed, position, _chosen_pools(head, normed, position))
+    normed = head.norm(x, head["ffn_norm"])
+    x = x + experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
+    row = head.last_norm(x)
+    return head.logits(row), row
+
+
+def _chosen_pools(head: Head, x: Array, position: int) -> list[int]:
+    """As _chosen(); the key of a block is a mean of its own, weighted for each number apart."""
+    size, width = head.keys["attention.indexer.kpool"], head.keys["attention.indexer.key_length"]
+    key: Array = head["indexer.attn_k"] @ x
+    centred = key - key.mean()
+    deviation = np.sqrt(np.mean(centred**2) + head.keys["attention.layer_norm_epsilon"])
+    bias = head.tensors[f"{head.blk}indexer.k_norm.bias"]
+    key = centred / deviation * head["indexer.k_norm"] + bias
+    gate = head["indexer_compressor_gate"] @ x
+    head.index_keys.append((position, np.concatenate((key, gate))))
+    q = head["indexer.attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])
+    q = q.reshape(-1, width)
+    weights = head["indexer.proj"] @ x / np.sqrt(q.size)
+    scores = []
+    for first in _blocks(head, size):
+        rows = np.stack([key for _, key in head.index_keys[first : first + size]])
+        shares = np.exp(rows[:, width:] + head["indexer_compressor_ape"])
+        pooled = (shares / shares.sum(axis=0) * rows[:, :width]).sum(axis=0)
+        scores.append(np.maximum(q @ pooled, 0.0) @ weights)
+    return _best_blocks(head, scores, size)
+
+
+def _turn_end(head: Head, x: Array, position: int) -> Array:
+    """Rotates the last numbers of each head."""
+    n_rot = head.keys["rope.dimension_count"]
+    turned = head.rope(x[:, -n_rot:], position, interleaved=True)
+    return np.concatenate((x[:, :-n_rot], turned), axis=1)
+
+
+def _grouped_attention(head: Head, x: Array, position: int) -> Array:
+    """All heads attend in a window to one row, whose values are its keys.
+
+    What is found is turned back, and goes out by groups of heads.
+    """
+    n_head, width = head.keys["attention.head_count"], head.keys["attention.key_length"]
+    q = head["attn_q_b"] @ head.norm(head["attn_q_a"] @ x, head["attn_q_a_norm"])
+    q = _turn_end(head, head.norm(q.reshape(n_head, width)), position)
+    row = head.norm(head["attn_kv"] @ x, head["attn_kv_a_norm"])[None]
+    row = _turn_end(head, row, position)
+    found = head.attend(q, row, row, 1.0 / np.sqrt(width), sinks=head["attn_sinks"])
+    groups = _turn_end(head, found, -position).reshape(
+        head.keys["attention.output_group_count"], -1
+    )
+    narrow = head["attn_output_a"].reshape(len(groups), -1, groups.shape[1])
+    out: Array = head["attn_output_b"] @ np.einsum("grd,gd->gr", narrow, groups).reshape(-1)
+    return out
+
+
+def _deepseek4(head: Head, x: Array, position: int) -> tuple[Array, Array]:
+    row, of_output, shares = doubly_mix(head, "attn", x)
+    out = _grouped_attention(head, head.norm(row, head["attn_norm"]), position)
+    x = shares.T @ x + np.outer(of_output, out)
+    row, of_output, shares = doubly_mix(head, "ffn", x)
+    normed = head.norm(row, head["ffn_norm"])
+    out = experts(head, normed, is_normed=True) + gated_ffn(head, normed, "ffn_{}_shexp")
+    x = shares.T @ x + np.outer(of_output, out)
+    return head.logits(head.last_norm(last_mix(head, x))), x.reshape(-1)
+
+
 _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
@@ -479,6 +555,8 @@ _BLOCKS: dict[str, Callable[[Head, Array, int], tuple[Array, Array]]] = {
     "glm-dsa": _deepseek2,
     "bailingmoe3": _deepseek2,
     "qwen4exp": _qwen4exp,
+    "deepseek4": _deepseek4,
+    "glm5-next": _glm5_next,
     "step35": _step35,
     "mimo2": _mimo2,
     "hy_v3": _hy_v3,

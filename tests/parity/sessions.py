@@ -165,7 +165,7 @@ def _fitting(opened: Opened) -> Opened:
     if arch == "deepseek4":
         # With heads of those sizes, and with such caches, the engine divides by zero.
         cache = None if cache in QUANTISED_CACHES else cache
-        sizes = max(sizes, QUANTISED_SIZES + 1)
+        sizes = QUANTISED_SIZES + 1 if sizes == QUANTISED_SIZES else sizes
     if arch == "mimo2" and cache in QUANTISED_CACHES:
         cache = None  # its values are 16 wide, which is no block
     if arch == "plm":

@@ -13,9 +13,10 @@ from pyllama_spec.drafters import Committed, DraftRequest, Mtp
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.engine.model import HEAD_ROWS
 from tests.models import model_path
-from tests.models.mtp import READS_NORMED, SEVERAL, STREAMS
+from tests.models.mtp import MEANS_OF_STREAMS, READS_NORMED, SEVERAL, STREAMS
 from tests.mtp_tools import ARCHS, mtp_context, with_head
-from tests.parity.mtp_reference import chain, chain_of_heads, load, load_all, mix
+from tests.parity.mtp_reference import chain, chain_of_heads, load, load_all
+from tests.parity.mtp_streams import last_mix, mix
 from tests.tiers import release_except
 
 WITH_ONE_STREAM = tuple(arch for arch in ARCHS if arch not in STREAMS)
@@ -134,9 +135,10 @@ def test_drafts_of_several_heads(arch: str, size: int) -> None:
     drafter.close()
 
 
-def test_the_streams_that_a_head_reads() -> None:
-    """Of qwen4exp: mixed by the model's own last mixer they give the logits."""
-    model, path = with_head("qwen4exp", **OPTIONS), model_path("qwen4exp", **OPTIONS)
+@pytest.mark.parametrize("arch", sorted(STREAMS))
+def test_the_streams_that_a_head_reads(arch: str) -> None:
+    """Mixed by the model's own last mixer they give the logits."""
+    model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
     tokens = list(range(40, 60))
     with mtp_context(model, Mtp(), target_layers=(HEAD_ROWS,)) as context:
         batch = Batch(64)
@@ -145,7 +147,11 @@ def test_the_streams_that_a_head_reads() -> None:
         rows, head = context.layer_input(HEAD_ROWS).astype(np.float64), load(path)
         eps = head.keys["attention.layer_norm_rms_epsilon"]
         for i, row in enumerate(rows):
-            mixed, _ = mix(head.tensors, "output_hc_", row.reshape(4, -1), eps)
+            if arch == "qwen4exp":
+                mixed, _ = mix(head.tensors, "output_hc_", row.reshape(4, -1), eps)
+            else:
+                mixed = last_mix(head, row.reshape(4, -1))
+                mixed = head.norm(mixed, head.tensors["output_norm.weight"])
             logits = head.tensors["output.weight"] @ mixed
             np.testing.assert_allclose(context.logits(i), logits, rtol=0, atol=1e-4)
 
@@ -153,17 +159,22 @@ def test_the_streams_that_a_head_reads() -> None:
 @pytest.mark.parametrize("arch", release_except(WITH_ONE_STREAM, ("qwen35", "nemotron_h_moe")))
 def test_the_row_that_a_head_reads(arch: str) -> None:
     model, path = with_head(arch, **OPTIONS), model_path(arch, **OPTIONS)
-    n_layer, tokens = model.info.n_layer, list(range(40, 60))
-    with mtp_context(model, Mtp(), target_layers=(HEAD_ROWS, n_layer)) as context:
+    tokens = list(range(40, 60))
+    layers: tuple[int, ...] = (HEAD_ROWS,)
+    if arch not in MEANS_OF_STREAMS:
+        layers = (HEAD_ROWS, model.info.n_layer)
+    with mtp_context(model, Mtp(), target_layers=layers) as context:
         batch = Batch(64)
         batch.extend(tokens, 0, output_all=True)
         context.decode(batch)
-        rows, before = context.layer_input(HEAD_ROWS), context.layer_input(n_layer)
+        rows = normed = context.layer_input(HEAD_ROWS).astype(np.float64)
         logits = np.array([context.logits(i) for i in range(len(tokens))])
         head = load(path)
-        normed = head.norm(before.astype(np.float64), head.tensors["output_norm.weight"])
-        wanted = normed if arch in READS_NORMED else before
-        np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
+        if arch not in MEANS_OF_STREAMS:
+            before = context.layer_input(layers[1]).astype(np.float64)
+            normed = head.norm(before, head.tensors["output_norm.weight"])
+            wanted = normed if arch in READS_NORMED else before
+            np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-4)
         np.testing.assert_allclose(
             normed @ head.tensors["output.weight"].T * head.keys.get("logit_scale", 1.0),
             logits,

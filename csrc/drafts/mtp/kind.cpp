@@ -30,8 +30,9 @@ constexpr struct {
 } KNOWN[] = {
     { LLM_ARCH_QWEN35, false }, { LLM_ARCH_QWEN35MOE, false }, { LLM_ARCH_QWEN3NEXT, false }, { LLM_ARCH_DEEPSEEK2, false },
     { LLM_ARCH_GLM4_MOE, false }, { LLM_ARCH_COHERE2MOE, false }, { LLM_ARCH_NEMOTRON_H_MOE, false },
-    { LLM_ARCH_DEEPSEEK32, false }, { LLM_ARCH_GLM_DSA, false }, { LLM_ARCH_BAILINGMOE3, false }, { LLM_ARCH_QWEN4EXP, false }, { LLM_ARCH_STEP35, true }, { LLM_ARCH_MIMO2, true },
-    { LLM_ARCH_HY_V3, true },
+    { LLM_ARCH_DEEPSEEK32, false }, { LLM_ARCH_GLM_DSA, false }, { LLM_ARCH_BAILINGMOE3, false }, { LLM_ARCH_QWEN4EXP, false },
+    { LLM_ARCH_DEEPSEEK4, false }, { LLM_ARCH_GLM5_NEXT, false },
+    { LLM_ARCH_STEP35, true }, { LLM_ARCH_MIMO2, true }, { LLM_ARCH_HY_V3, true },
 };
 
 // The name of a matrix that a head's block lacks, as it stands in the file; empty where all are there. Of those that the
@@ -61,6 +62,19 @@ std::string missing_matrix(const llama_model * model, const llama_layer & layer)
         missing = first_missing(layer.ffn_gate_inp != nullptr ? experts : dense);
     }
     return missing;
+}
+
+// What the engine's graph of a head asserts that a file of its architecture does not have; empty if it has none of it.
+std::string odd_block(const llama_model * model, size_t il) {
+    const llama_hparams & h = model->hparams;
+    const std::string block = "the MTP head of blk." + std::to_string(il);
+    if (model->arch == LLM_ARCH_DEEPSEEK4 && h.dsv4_compress_ratios[il] != 0) {
+        return block + " compresses its keys, by a ratio of " + std::to_string(h.dsv4_compress_ratios[il]) + ", and no graph does so";
+    }
+    if (model->arch == LLM_ARCH_DEEPSEEK4 && il < h.dsv4_hash_layer_count) {
+        return block + " chooses its experts by the token, and no graph does so";
+    }
+    return "";
 }
 
 // The output matrix of the model, where all heads use it and it lies in the host's memory.
@@ -175,6 +189,10 @@ std::string head_fault(const llama_model * model) {
         const std::string missing = missing_matrix(model, layer);
         if (!missing.empty()) {
             return "the MTP head was not loaded, or is not whole: there is no tensor blk." + std::to_string(il) + "." + missing + ".weight";
+        }
+        const std::string odd = odd_block(model, il);
+        if (!odd.empty()) {
+            return odd;
         }
         if (layer.nextn.shared_head_head == nullptr && model->output == nullptr) {
             return "the MTP head has no output matrix: there is neither blk." + std::to_string(il) +
