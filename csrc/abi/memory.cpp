@@ -118,6 +118,11 @@ int llama_spec_seq_cp(llama_spec_context * ctx, int32_t from, int32_t to, int32_
         call.state.ctx->memory_update(false);
         if (call.state.states != nullptr && from != to) {
             copy_depth(call.state.states, from, to);
+        } else if (from != to) {
+            llama_memory_recurrent * cells = recurrent_part(memory);     // of a head
+            if (cells != nullptr) {
+                give_own_cell(*cells, to);
+            }
         }
         // They share a cell now, which cannot go back for one of them.
         forget_snapshots(call.state, from);

@@ -75,6 +75,25 @@ void copy_depth(llama_memory_recurrent * states, int32_t from, int32_t to) {
     states->rs_idx[(size_t) to] = states->rs_idx[(size_t) from];
 }
 
+void give_own_cell(llama_memory_recurrent & memory, int32_t seq) {
+    auto & cells = memory.cells;
+    int32_t & tail = cells[(size_t) seq].tail;
+    const auto own = std::find_if(cells.begin(), cells.end(), [](const auto & cell) { return cell.is_empty(); });
+    const auto has_state = [](const ggml_tensor * t) { return t != nullptr; };
+    const bool has_states = std::any_of(memory.r_l.begin(), memory.r_l.end(), has_state) ||
+        std::any_of(memory.s_l.begin(), memory.s_l.end(), has_state);
+    if (has_states || tail < 0 || cells[(size_t) tail].seq_id.size() < 2 || own == cells.end()) {
+        return;
+    }
+    auto & shared = cells[(size_t) tail];
+    own->pos = shared.pos;
+    own->src = shared.src;
+    own->seq_id.insert(seq);
+    shared.seq_id.erase(seq);
+    tail = (int32_t) (own - cells.begin());
+    memory.used += 1;
+}
+
 void earlier_state::shift(int32_t direction) {
     if (back == 0) {
         return;

@@ -24,6 +24,10 @@ bool roll_back(llama_memory_i * memory, llama_memory_recurrent * states, int32_t
 // To be called after a sequence was copied.
 void copy_depth(llama_memory_recurrent * states, int32_t from, int32_t to);
 
+// Of a memory that has cells and no states, such as that of an MTP head: a sequence that was copied gets a cell of its
+// own, since a shared one cannot go back for one of them.
+void give_own_cell(llama_memory_recurrent & memory, int32_t seq);
+
 // While it lives, the memory says that a sequence is as it was `back` tokens ago; nothing is computed meanwhile.
 class earlier_state {
 public:
