@@ -12,14 +12,14 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-from pyllama_spec.drafters.mtp.output import reduced_output
+from pyllama_spec.drafters.output_part import reduced_output
 from pyllama_spec.engine import Batch, Context, Model
 from tests.models import TinyConfig, mtp, recurrent
 from tests.models.sketch import Sketch
@@ -51,21 +51,36 @@ def blocks(shape: tuple[int, int], kind: str) -> npt.NDArray[np.uint8]:
     return out.reshape(shape[0], -1)
 
 
-def write_model(path: Path, n_vocab: int, kind: str) -> None:
-    """Two layers and a head; `kind` is the type of the output matrix."""
+def write_model(path: Path, n_vocab: int, kind: str, n_layer: int = 2, interval: int = 2) -> None:
+    """A model and its head; `kind` is the type of the output matrix.
+
+    Every `interval` layers one has attention, and the others a gated delta net.
+    """
     m = Shape(
         TinyConfig(
-            "qwen35", 0, 2, n_vocab, n_embd=WIDTH, n_head=16, n_head_kv=4, n_ff=9216,
-            state_size=128, state_heads=16, n_heads=1,
+            "qwen35", 0, n_layer, n_vocab, n_embd=WIDTH, n_head=16, n_head_kv=4, n_ff=9216,
+            state_size=128, state_heads=16, n_heads=1, attention_interval=interval,
         )
     )  # fmt: skip
     recurrent.qwen35(m)
     mtp.add_heads(m)
+    write_quantised(m, path, {"token_embd.weight": "Q4_0", "output.weight": kind})
+
+
+def write_quantised(m: Sketch, path: Path, matrices: Mapping[str, str]) -> None:
+    """Write a sketch with matrices of Q4_K and random bits, and with two more of its width.
+
+    Args:
+        m: the sketch, whose vocabulary counts for `matrices`.
+        path: of the file.
+        matrices: the type of each that has a row for every id.
+
+    """
+    n_vocab = m.cfg.n_vocab
     writer = GGUFWriter(path, m.cfg.arch)
     writer.add_name("a head's shape")
     m._write_meta(writer)
     write_tokenizer(writer, n_vocab, None, (), shuffle=0)
-    matrices = {"token_embd.weight": "Q4_0", "output.weight": kind}
     for name, array in m.tensors.items():
         is_matrix = array.ndim == 2 and "norm" not in name and "conv" not in name
         if is_matrix and array.shape[1] % 256 == 0:
@@ -127,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
                 def prepare(n: int = n) -> None:
                     nonlocal ids
-                    ids = reduced_output(context, n)
+                    ids = reduced_output(context, n, model, lambda _: None)
 
                 took = seconds(prepare)
                 assert ids is not None

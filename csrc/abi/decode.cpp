@@ -7,6 +7,7 @@
 
 #include "llama-ext.h"
 #include "llama-memory-recurrent.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -329,24 +330,31 @@ int llama_spec_logits(llama_spec_context * ctx, int32_t i, const float ** out) {
     });
 }
 
-int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes) {
+int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes,
+                            bool * is_targets) {
     return guarded([&] {
         context_call call(ctx);
         context_state & state = call.state;
-        require(n_slots >= 0 && n_slots <= state.model->n_vocab() && name != nullptr && row_bytes != nullptr,
-                "n_slots is outside 0 .. the size of the vocabulary");
+        require(n_slots >= 0 && n_slots <= state.model->n_vocab() && name != nullptr && row_bytes != nullptr &&
+                is_targets != nullptr, "n_slots is outside 0 .. the size of the vocabulary");
         const ggml_tensor * whole = state.draft ? state.draft->output() : nullptr;
         if (whole == nullptr) {
-            fail(LLAMA_SPEC_UNSUPPORTED, "this context has no head that could choose among a part of the vocabulary");
+            fail(LLAMA_SPEC_UNSUPPORTED, "this context has no draft that could choose among a part of the vocabulary");
+        }
+        if (n_slots > 0 && n_slots < state.draft->least_rows()) {
+            fail(LLAMA_SPEC_ARGUMENT, "this draft has to choose among at least " + std::to_string(state.draft->least_rows()) + " ids");
         }
         *name      = ggml_get_name(whole);
         *row_bytes = ggml_row_size(whole->type, whole->ne[0]);
+        *is_targets = state.target && whole == state.target->model->model->output;
         // Graphs that were built otherwise are forgotten: both calls make the engine reserve anew.
         llama_set_embeddings_nextn(state.ctx, false, /* masked */ true);
         llama_set_embeddings_nextn(state.ctx, true, /* masked */ true);
+        state.draft->use(nullptr);
         state.output.reset();
         if (n_slots > 0) {
             state.output = std::make_unique<draft_output>(whole->type, whole->ne[0], n_slots);
+            state.draft->use(state.output.get());
         }
     });
 }

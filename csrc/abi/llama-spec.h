@@ -245,11 +245,13 @@ int llama_spec_embeddings_seq(llama_spec_context * ctx, int32_t seq, const float
  * and an MTP head the hidden row to feed with whichever is chosen, of DFlash how sure its confidence head is, 0 .. 1. */
 int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids,
                                 float * probabilities, int32_t * n, const float ** row);
-/* Of the context of MTP heads: lets them choose among n_slots ids of the vocabulary, whose rows of the output matrix are
- * put in one by one; 0 for all ids again. Before the first decode with them every slot has to be set. `name` and
- * `row_bytes`: the matrix's in the model's file, and how long a row of it is. LLAMA_SPEC_UNSUPPORTED where it is not the
- * model's own, or lies on a device. */
-int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes);
+/* Of a draft's context: lets it choose among n_slots ids of the vocabulary, whose rows of the output matrix are put in
+ * one by one; 0 for all ids again. Before the first decode with them every slot has to be set. `name`, `row_bytes` and
+ * `is_targets`: the matrix's in its file, how long a row of it is, and whether the file is the target's.
+ * LLAMA_SPEC_UNSUPPORTED where heads have a matrix each, the draft knows a part of the vocabulary alone, or the matrix
+ * lies on a device. */
+int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const char ** name, uint64_t * row_bytes,
+                            bool * is_targets);
 /* rows: [n, row_bytes], as they lie in the file, n_bytes in all. */
 int llama_spec_draft_output_set(llama_spec_context * ctx, int32_t n, const int32_t * slots, const int32_t * ids, const uint8_t * rows,
                                 uint64_t n_bytes);

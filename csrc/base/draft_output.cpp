@@ -35,6 +35,10 @@ void draft_output::set(int32_t slot, int32_t id, const void * row) {
     static_cast<int32_t *>(ids->data)[slot] = id;
 }
 
+ggml_tensor * draft_output::product(ggml_context * ctx, ggml_tensor * normed) const {
+    return ggml_mul_mat(ctx, rows, normed);
+}
+
 ggml_tensor * draft_output::build(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int64_t n_vocab) const {
     std::vector<ggml_tensor *> chain = { logits };
     while (chain.back()->op == GGML_OP_SCALE && chain.back()->view_src == nullptr) {

@@ -1,5 +1,5 @@
-// Rows of an output matrix for some ids of the vocabulary. A head that drafts chooses among these alone: its last product
-// is the dearest part of a draft where the vocabulary is large.
+// Rows of an output matrix for some ids of the vocabulary. A draft chooses among these alone: its last product is the
+// dearest part of it where the vocabulary is large.
 #pragma once
 
 #include "ggml-cpp.h"
@@ -20,6 +20,13 @@ public:
     // Lets a slot stand for an id, whose row is given as it lies in the file.
     void set(int32_t slot, int32_t id, const void * row);
 
+    // [n_slots] I32: which id each slot stands for, in a graph and in the host's memory.
+    ggml_tensor * slot_ids() const { return ids; }
+    const int32_t * id_of_slot() const { return static_cast<const int32_t *>(ids->data); }
+
+    // Logits of the slots for rows that are normed.  [n_slots, n_rows]
+    ggml_tensor * product(ggml_context * ctx, ggml_tensor * normed) const;
+
     // Takes the product that `logits` is, or is scaled from, with these rows instead of the whole matrix: logits of all
     // n_vocab ids, of which those without a slot have no chance. NULL where it is no such product.
     ggml_tensor * build(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int64_t n_vocab) const;
@@ -30,7 +37,7 @@ private:
     ggml_tensor * rows = nullptr, * ids = nullptr;
 };
 
-// While one lives, graphs of MTP heads that this thread builds end in such a product; NULL for the whole matrix.
+// While one lives, graphs of drafts that this thread builds end in such a product; NULL for the whole matrix.
 class use_draft_output {
 public:
     explicit use_draft_output(const draft_output * output);

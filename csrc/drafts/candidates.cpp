@@ -1,5 +1,7 @@
 #include "drafts/candidates.h"
 
+#include "base/draft_output.h"
+
 #include "ggml.h"
 
 #include <algorithm>
@@ -38,27 +40,38 @@ candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * 
     return out;
 }
 
-ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * d2t, int64_t n_vocab) {
-    if (d2t == nullptr) {
+ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * ids, int64_t n_vocab) {
+    if (ids == nullptr) {
         return logits;
     }
     const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
     ggml_tensor * all = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
-    all = ggml_set_rows(ctx, all, ggml_reshape_3d(ctx, logits, 1, n_draft, n_rows), ggml_reshape_3d(ctx, d2t, n_draft, 1, 1));
+    all = ggml_set_rows(ctx, all, ggml_reshape_3d(ctx, logits, 1, n_draft, n_rows), ggml_reshape_3d(ctx, ids, n_draft, 1, 1));
     return ggml_reshape_2d(ctx, all, n_vocab, n_rows);
 }
 
-int32_t read_candidates(const float * packed, int32_t n, int32_t n_draft, const std::vector<int32_t> & ids_of, int32_t n_max,
-                        int32_t * ids, float * probabilities) {
+int32_t draft_ids::size() const {
+    return part != nullptr ? part->n_slots() : n_draft;
+}
+
+int32_t draft_ids::in_target(int32_t id) const {
+    if (part != nullptr) {
+        return part->id_of_slot()[id];
+    }
+    return ids_of.empty() ? id : ids_of[(size_t) id];
+}
+
+int32_t read_candidates(const float * packed, int32_t n, const draft_ids & known, int32_t n_max, int32_t * ids,
+                        float * probabilities) {
     int32_t i = 0;
     for (; i < std::min(n_max, n); ++i, packed += 2) {
-        if (!(packed[0] >= 0.0f && packed[0] < (float) n_draft)) {
+        if (!(packed[0] >= 0.0f && packed[0] < (float) known.size())) {
             throw std::runtime_error("the draft chose no token");
         }
         if (i > 0 && packed[1] < 0.0f) {
             break;  // struck out: its vocabulary has no other
         }
-        ids[i] = ids_of.empty() ? (int32_t) packed[0] : ids_of[(size_t) packed[0]];
+        ids[i] = known.in_target((int32_t) packed[0]);
         probabilities[i] = packed[1];
     }
     return i;

@@ -11,6 +11,8 @@ struct ggml_tensor;
 
 namespace llama_spec {
 
+class draft_output;
+
 struct candidates {
     ggml_tensor * best;     // I32 [n_rows]: the likeliest draft id
     ggml_tensor * packed;   // F32 [n_before + 2 * n, n_rows]: id and probability of each rank
@@ -24,13 +26,24 @@ void keep_logits(ggml_tensor * logits);
 // be NULL. Where the vocabulary has fewer, the probability of the rest is negative.
 candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before);
 
-// Logits of the draft's own ids [n_draft, n_rows] where the target has them, and no chance for all others: the same
-// logits where there is no `d2t`.  [n_vocab, n_rows]
-ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * d2t, int64_t n_vocab);
+// Logits of the draft's own ids [n_draft, n_rows] where the target has them, which is what `ids` says, and no chance for
+// all others: the same logits where it is NULL.  [n_vocab, n_rows]
+ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * ids, int64_t n_vocab);
 
-// Reads what was packed for one row: at most n_max of n ranks. `ids_of` has the target's id of each draft id, or
-// nothing where they are the same. Returns how many there are. Throws std::runtime_error for a broken result.
-int32_t read_candidates(const float * packed, int32_t n, int32_t n_draft, const std::vector<int32_t> & ids_of, int32_t n_max,
-                        int32_t * ids, float * probabilities);
+// What a draft id is: one of n_draft, whose ids of the target are in `ids_of`, or nothing where they are the same; a
+// slot, where a part of the vocabulary is used.
+struct draft_ids {
+    int32_t n_draft;
+    const std::vector<int32_t> & ids_of;
+    const draft_output * part;
+
+    int32_t size() const;
+    int32_t in_target(int32_t id) const;
+};
+
+// Reads what was packed for one row: at most n_max of n ranks. Returns how many there are. Throws std::runtime_error for
+// a broken result.
+int32_t read_candidates(const float * packed, int32_t n, const draft_ids & known, int32_t n_max, int32_t * ids,
+                        float * probabilities);
 
 } // namespace llama_spec

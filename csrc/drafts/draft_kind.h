@@ -15,6 +15,8 @@ struct llama_model;
 
 namespace llama_spec {
 
+class draft_output;
+
 // A draft's part of one context: made before the engine's context is, and asked at every decode. The messages of
 // its exceptions and answers are for the user.
 class draft_context {
@@ -35,11 +37,18 @@ public:
     virtual int32_t n_row_inp() const { return 0; }
     // The output matrix, of which it can use a part of the rows; NULL where it needs the whole.
     virtual const ggml_tensor * output() const { return nullptr; }
+    // How many rows a part of it has at least.
+    virtual int32_t least_rows() const { return 1; }
+    // The part that it uses; NULL for the whole.
+    void use(const draft_output * of_some_ids) { part = of_some_ids; }
     // Reads them for token i of the last batch, likeliest first, as ids of the target. `given` is what was chosen
     // after token i - 1, for kinds in which that changes what follows. Returns how many there are, at most n_max;
     // *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
     virtual int32_t read(llama_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids, float * probabilities,
                          const float ** row) const = 0;
+
+protected:
+    const draft_output * part = nullptr;
 };
 
 class draft_kind {

@@ -71,6 +71,19 @@ std::string head_mismatch(const llama_model * draft, const llama_model * target)
     return vocabulary_mismatch(draft, target, true);
 }
 
+const ggml_tensor * in_host_memory(const ggml_tensor * matrix) {
+    if (matrix == nullptr || matrix->buffer == nullptr) {
+        return nullptr;
+    }
+    const ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(matrix->buffer));
+    return dev == nullptr || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU ? matrix : nullptr;
+}
+
+const ggml_tensor * whole_output(const llama_model * draft, const llama_model * target) {
+    const ggml_tensor * own = draft->output != nullptr || target == nullptr ? draft->output : target->output;
+    return draft->d2t == nullptr ? in_host_memory(own) : nullptr;
+}
+
 int32_t n_vocab_draft(const llama_model * draft) {
     return (int32_t) (draft->d2t != nullptr ? draft->d2t->ne[0] : draft->vocab.n_tokens());
 }

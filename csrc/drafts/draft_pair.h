@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+struct ggml_tensor;
 struct llama_hparams;
 struct llama_model;
 struct llama_model_loader;
@@ -18,6 +19,11 @@ std::string pair_mismatch(const llama_model * draft, const llama_model * target,
 
 // The same of an MTP head in a file of its own, which was made for one model.
 std::string head_mismatch(const llama_model * draft, const llama_model * target);
+
+// The matrix if it lies in the host's memory, where a part of its rows can be used; else NULL.
+const ggml_tensor * in_host_memory(const ggml_tensor * matrix);
+// Of a draft that chooses from the whole vocabulary: its output matrix or the target's, if it lies there; else NULL.
+const ggml_tensor * whole_output(const llama_model * draft, const llama_model * target);
 
 // How many ids the draft chooses from.
 int32_t n_vocab_draft(const llama_model * draft);

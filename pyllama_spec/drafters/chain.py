@@ -12,10 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
 from pyllama_spec.drafters.feature_rows import Rows
 from pyllama_spec.drafters.model_drafter import DraftMemory, ModelDrafter, passed
+from pyllama_spec.drafters.output_part import Step
 from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
@@ -123,7 +126,18 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         self._step = Batch(params.n_seq_max, n_row=n_hidden, n_model_row=context.n_row)
         self._step.hidden_rows = True
         self._step.logits = False
+        self.choose_among_part(context, target, self._try_step(context))
         return context, n_window
+
+    def _try_step(self, context: Context) -> Step:
+        step, row = self._step, np.zeros(self._step.n_row, np.float32)
+
+        def decode(i: int) -> None:
+            step.clear()
+            step.add(0, i, output=True, row=row)
+            context.decode(step)
+
+        return decode
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Feeds the pairs that were committed since the last draft, and drafts from the last ones.

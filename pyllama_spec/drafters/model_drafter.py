@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions
+from pyllama_spec.drafters.output_part import DraftIds, Step, reduced_output
 from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.context import Context
@@ -80,6 +82,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         n_ctx: rows of a sequence that it remembers; None for as many as are of use. Fewer make a
             window: the oldest are forgotten, and it goes on.
         p_min: end a draft before a token of a lower probability.
+        n_output: how many ids of the vocabulary it chooses among, those of the text always among
+            them (output_part.py); 0 for all, None for a part where that was measured to be
+            cheaper when it is attached.
         n_gpu_layers, devices, rpc_servers, progress: for a draft given as a path, as of Model.
 
     Raises:
@@ -101,6 +106,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         *,
         n_ctx: int | None,
         p_min: float,
+        n_output: int | None = 0,
         n_gpu_layers: int,
         devices: Sequence[str] | None,
         rpc_servers: Sequence[str] | None = None,
@@ -109,6 +115,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self.name = name
         self.p_min = real(p_min, "p_min", 0.0)
         self._n_ctx = None if n_ctx is None else count(n_ctx, "n_ctx", 1)
+        self._n_output = None if n_output is None else count(n_output, "n_output", 0)
+        self._draft_ids: DraftIds | None = None
         if model is not None or not self.can_be_target:
             instance(model, (Model, str, os.PathLike), "model", "; give a Model or a path")
         self._owns_model = not isinstance(model, (Model, type(None)))
@@ -220,6 +228,39 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             offload_kqv=params.offload_kqv, is_window=True, is_head=is_head,
         )  # fmt: skip
 
+    def choose_among_part(self, context: Context, target: Context, step: Step) -> None:
+        """Lets it choose among a part of the vocabulary, where that was asked for or is cheaper.
+
+        Args:
+            context: its own, empty. It is closed where this fails.
+            target: the target's.
+            step: a step of the draft.
+
+        Raises:
+            ArgumentError, UnsupportedError, ModelLoadError: as of reduced_output().
+
+        """
+        try:
+            self._draft_ids = reduced_output(context, self._n_output, target.model, step)
+        except BaseException:
+            context.close()
+            raise
+
+    @property
+    def n_choices(self) -> int:
+        """How many ids of the vocabulary it chooses among."""
+        return self._draft_ids.n_slots if self._draft_ids else self.model.info.n_vocab
+
+    def _see(self, ids: Iterable[int]) -> None:
+        if self._draft_ids is None:
+            return
+        try:
+            self._draft_ids.see(ids)
+        except OSError as error:
+            self._draft_ids = None
+            self.memory_or_fail().context.draft_output(0)
+            self.add_note(f"the draft chooses among all ids: {error}")
+
     def memory_or_fail(self) -> _Memory:
         """What keeps account of the draft's context.
 
@@ -242,7 +283,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return 0 if self._memory is None else self._memory.n_calls
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows. Those of a prompt are fed; others wait for propose()."""
+        """Notes tokens and their rows. Those of a prompt are fed; others wait for propose().
+
+        It can choose the tokens from now on, where it chooses among a part of the vocabulary.
+        """
+        self._see(chain.from_iterable(one.tokens for one in done))
         self.memory_or_fail().commit(done)
 
     def can_draft(self, request: DraftRequest) -> bool:
@@ -290,7 +335,11 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
         """
         known = fingerprint(self.model, self._n_features)
-        return self.memory_or_fail().restore(seq, data, known)
+        memory = self.memory_or_fail()
+        n = memory.restore(seq, data, known)
+        if self._draft_ids is not None:
+            self._see(memory.of(seq).tokens)
+        return n
 
     def add_note(self, text: str) -> None:
         """Has results say this too, once; "" for nothing."""

@@ -68,6 +68,21 @@ def pyllama_spec_on_next(user: Any, chain: int, token: int, p: float) -> bool:
     return goes_on(chain, token, p)
 
 
+class OutputMatrix(NamedTuple):
+    """The output matrix of a draft.
+
+    Attributes:
+        name: in its file.
+        row_bytes: how many bytes a row of it has there.
+        is_targets: whether the file is the target's.
+
+    """
+
+    name: str
+    row_bytes: int
+    is_targets: bool
+
+
 class _View:
     """Keeps a context's buffers alive for as long as an array points into them."""
 
@@ -354,27 +369,28 @@ class Context(Closeable):
         row = self._view((self._n_draft_row,))
         return tuple(ffi.unpack(ids, n[0])), tuple(ffi.unpack(probabilities, n[0])), row
 
-    def draft_output(self, n_slots: int) -> tuple[str, int]:
-        """Lets the MTP heads of this context choose among n_slots ids; 0 for all of them again.
+    def draft_output(self, n_slots: int) -> OutputMatrix:
+        """Lets the draft of this context choose among n_slots ids; 0 for all of them again.
 
         set_draft_rows() copies the rows of the output matrix for these ids into slots, all of which
         have to have one before the next decode. Logits of other ids are minus infinity.
 
         Returns:
-            The name of the matrix in the model's file, and how many bytes a row of it has there.
+            Where the matrix lies.
 
         Raises:
-            ArgumentError: n_slots is negative, or more than the vocabulary has.
-            UnsupportedError: this is no context of MTP heads, they have matrices of their own, or
-                it lies on a device.
+            ArgumentError: n_slots is negative, fewer than the draft's selector takes, or more than
+                the vocabulary has.
+            UnsupportedError: this is no draft's context, its heads have matrices of their own, it
+                knows a part of the vocabulary alone, or the matrix lies on a device.
             OutOfMemoryError: there is not enough memory for the rows.
 
         """
-        name, row_bytes = ffi.new("char **"), ffi.new("uint64_t *")
+        name, row_bytes, is_targets = ffi.new("char **"), ffi.new("uint64_t *"), ffi.new("bool *")
         n = int32(n_slots, "n_slots")
-        code = lib.llama_spec_draft_output(self._handle.own, n, name, row_bytes)
-        check(code, f"cannot let the head choose among {n} ids")
-        return ffi.string(name[0]).decode(), int(row_bytes[0])
+        code = lib.llama_spec_draft_output(self._handle.own, n, name, row_bytes, is_targets)
+        check(code, f"cannot let the draft choose among {n} ids")
+        return OutputMatrix(ffi.string(name[0]).decode(), int(row_bytes[0]), bool(is_targets[0]))
 
     def set_draft_rows(
         self, slots: npt.NDArray[np.int32], ids: npt.NDArray[np.int32], rows: npt.NDArray[np.uint8]

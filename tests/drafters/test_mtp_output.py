@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Mtp
-from pyllama_spec.drafters.mtp import output
-from pyllama_spec.drafters.mtp.output import DraftIds, OutputRows, reduced_output
+from pyllama_spec.drafters import Mtp, output_part
+from pyllama_spec.drafters.output_part import DraftIds, OutputRows
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
@@ -34,6 +33,18 @@ def head_context(model: Model, **options: Any) -> Context:
     return Context(model, n_ctx=64, n_batch=8, n_threads=1, is_head=True, **options)
 
 
+def reduced(context: Context, n_slots: int | None) -> DraftIds | None:
+    """reduced_output() of a head whose model is the target."""
+    batch, row = Batch(1, n_row=context.n_row), np.zeros(context.n_row, np.float32)
+
+    def one(i: int) -> None:
+        batch.clear()
+        batch.add(0, i, output=True, row=row)
+        context.decode(batch)
+
+    return output_part.reduced_output(context, n_slots, context.model, one)
+
+
 def step(context: Context, pos: int = 0) -> np.ndarray:
     """Logits of three pairs of noise."""
     rng, batch = np.random.default_rng(pos), Batch(3, n_row=context.n_row)
@@ -51,9 +62,10 @@ def test_logits_are_those_of_the_whole_matrix(arch: str, kind: str) -> None:
     model = with_head(arch, n_heads=1, **TYPES[kind])
     with head_context(model) as context:
         whole = step(context)
-        name, row_bytes = context.draft_output(N_SLOTS)
-        assert name == "output.weight"
-        ids = DraftIds(context, OutputRows(model.path, name, row_bytes), N_SLOTS)
+        matrix = context.draft_output(N_SLOTS)
+        assert (matrix.name, matrix.is_targets) == ("output.weight", False)
+        rows = OutputRows(model.path, matrix.name, matrix.row_bytes)
+        ids = DraftIds(context, model, rows, N_SLOTS)
         for seen in ((), (319, 200, 201), range(100, 140)):
             ids.see(seen)
             assert all(i in ids for i in seen)
@@ -75,7 +87,8 @@ def test_logits_are_those_of_the_whole_matrix(arch: str, kind: str) -> None:
 def test_the_ids_that_were_not_seen_for_longest_make_room() -> None:
     model = with_head("qwen35", n_heads=1)
     with head_context(model) as context:
-        ids = DraftIds(context, OutputRows(model.path, *context.draft_output(16)), 16)
+        matrix = context.draft_output(16)
+        ids = DraftIds(context, model, OutputRows(model.path, matrix.name, matrix.row_bytes), 16)
         control = {i for i in range(320) if model.vocab.is_control(i)}
         first = {i for i in range(320) if i in ids}
         assert len(first) == 16
@@ -175,7 +188,7 @@ def test_numbers_out_of_range() -> None:
     drafter = Mtp(n_output=321)
     with (
         mtp_context(model, drafter) as context,
-        pytest.raises(ArgumentError, match=r"outside 0 \.\. the size"),
+        pytest.raises(ArgumentError, match="n_output=321 is more than the 320 ids"),
     ):
         drafter.attach(context)
     with head_context(model) as context:
@@ -192,16 +205,16 @@ def test_numbers_out_of_range() -> None:
             context.set_draft_rows(one, np.zeros(2, np.int32), row)
     with (
         Context(tiny("llama"), n_ctx=32, n_threads=1) as context,
-        pytest.raises(UnsupportedError, match="no head that could choose"),
+        pytest.raises(UnsupportedError, match="no draft that could choose"),
     ):
         context.draft_output(8)
 
 
 def test_a_small_vocabulary_is_left_whole() -> None:
     with head_context(with_head("qwen35", n_heads=1)) as context:
-        assert reduced_output(context, None) is None
-        assert reduced_output(context, 0) is None
-        assert reduced_output(context, 320) is not None
+        assert reduced(context, None) is None
+        assert reduced(context, 0) is None
+        assert reduced(context, 320) is not None
 
 
 @pytest.mark.parametrize(("part_s", "is_part"), [(0.5, True), (0.95, False)])
@@ -209,26 +222,26 @@ def test_the_cost_of_a_step_decides(
     monkeypatch: pytest.MonkeyPatch, part_s: float, is_part: bool
 ) -> None:
     times = iter((1.0, part_s))
-    monkeypatch.setattr(output, "N_SLOTS", 16)
-    monkeypatch.setattr(output, "_step_s", lambda context: next(times))
+    monkeypatch.setattr(output_part, "N_SLOTS", 16)
+    monkeypatch.setattr(output_part, "_step_s", lambda context, step: next(times))
     with head_context(with_head("qwen35", n_heads=1)) as context:
-        assert (reduced_output(context, None) is not None) == is_part
+        assert (reduced(context, None) is not None) == is_part
         assert np.isneginf(step(context)).any() == is_part
 
 
 def test_a_step_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "N_SLOTS", 16)
+    monkeypatch.setattr(output_part, "N_SLOTS", 16)
     with head_context(with_head("qwen35", n_heads=1)) as context:
-        reduced_output(context, None)  # whatever it makes of it
+        reduced(context, None)  # whatever it makes of it
         assert context.memory.positions(0) == (-1, -1)
 
 
 def test_what_cannot_be_used_in_part_is_left_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(output, "N_SLOTS", 16)
+    monkeypatch.setattr(output_part, "N_SLOTS", 16)
     with head_context(with_head("perm_mtp", arch="step35", n_heads=3)) as context:
-        assert reduced_output(context, None) is None
+        assert reduced(context, None) is None
         step(context)
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("qwen35", n_heads=1), path)
@@ -240,10 +253,10 @@ def test_what_cannot_be_used_in_part_is_left_whole(
             for n_slots in (None, 16):
                 context.memory.remove(0)
                 if n_slots is None:
-                    assert reduced_output(context, n_slots) is None
+                    assert reduced(context, n_slots) is None
                 else:
                     with pytest.raises((UnsupportedError, ModelLoadError), match="model"):
-                        reduced_output(context, n_slots)
+                        reduced(context, n_slots)
                 np.testing.assert_array_equal(step(context), whole)
 
 
@@ -258,7 +271,7 @@ def test_a_large_vocabulary_through_llama() -> None:
             if draft is not None:
                 assert answer["speculation"]["drafted"] > 0
                 assert answer["speculation"]["reason_off"] is None
-                assert draft.describe()["n_output"] in (output.N_SLOTS, 70000)
+                assert draft.describe()["n_output"] in (output_part.N_SLOTS, 70000)
     assert texts[0] == texts[1]
 
 
@@ -274,5 +287,5 @@ def test_a_file_that_is_cut_off_later(tmp_path: Path) -> None:
         answer = llm.create_completion([150], max_tokens=40, temperature=0)
         told = answer["speculation"]
     assert told["accepted"] == told["drafted"] > 0
-    assert "the head chooses among all ids" in drafter.note
+    assert "the draft chooses among all ids" in drafter.note
     assert "was cut off since it was loaded" in drafter.note

@@ -233,7 +233,8 @@ void dflash_graph::finish(ggml_tensor * cur) {
     ggml_tensor * hidden = build_norm(cur, model.output_norm, nullptr, LLM_NORM_RMS, -1);
     cb(hidden, "result_norm", -1);
     res->t_embd = hidden;
-    ggml_tensor * logits = build_lora_mm(model.output != nullptr ? model.output : other->output, hidden);
+    ggml_tensor * logits = part != nullptr ? part->product(ctx0, hidden)
+                                           : build_lora_mm(model.output != nullptr ? model.output : other->output, hidden);
     cb(logits, "draft_logits", -1);
     // As the target's own are changed; a Markov head adds to capped ones.
     logits = hparams.f_logit_scale != 0.0f ? ggml_scale(ctx0, logits, hparams.f_logit_scale) : logits;
@@ -270,6 +271,32 @@ ggml_tensor * dflash_graph::join(const std::vector<ggml_tensor *> & parts, size_
     return ggml_concat(ctx0, join(parts, first, middle), join(parts, middle, end), 2);
 }
 
+ggml_tensor * dflash_graph::in_target(ggml_tensor * logits) {
+    return spread_logits(ctx0, logits, part != nullptr ? part->slot_ids() : model.d2t, model.vocab.n_tokens());
+}
+
+// The ids that places of a part of the vocabulary stand for; the places themselves without one.  [n]
+ggml_tensor * dflash_graph::ids_at(ggml_tensor * places) {
+    if (part == nullptr) {
+        return places;
+    }
+    places = ggml_reshape_1d(ctx0, places, ggml_nelements(places));
+    ggml_tensor * table = ggml_reshape_2d(ctx0, part->slot_ids(), 1, part->n_slots());
+    return ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, table, places), places->ne[0]);
+}
+
+// Of numbers for all ids, [n_vocab, n_blocks], those of a part; all without one.
+ggml_tensor * dflash_graph::of_slots(ggml_tensor * of_all) {
+    if (part == nullptr) {
+        return of_all;
+    }
+    const int64_t n_slots = part->n_slots();
+    ggml_tensor * ids = ggml_reshape_2d(ctx0, part->slot_ids(), n_slots, 1);
+    ids = n_blocks > 1 ? ggml_repeat_4d(ctx0, ids, n_slots, n_blocks, 1, 1) : ids;
+    ggml_tensor * found = ggml_get_rows(ctx0, ggml_reshape_3d(ctx0, of_all, 1, of_all->ne[0], n_blocks), ids);
+    return ggml_reshape_2d(ctx0, found, n_slots, n_blocks);
+}
+
 // Each slot's logits plus what the token before adds to them, which is the choice of the slot before.
 void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
     const int64_t n_slots = n_outputs / n_blocks;
@@ -286,10 +313,10 @@ void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
         rows.push_back(ggml_get_rows(ctx0, model.dspark_markov_w1, before));
         ggml_tensor * own = ggml_view_2d(ctx0, logits, logits->ne[0], n_blocks, (size_t) n_slots * logits->nb[1],
                 (size_t) i * logits->nb[1]);
-        biased.push_back(ggml_add(ctx0, build_lora_mm(model.dspark_markov_w2, rows.back()), own));
+        biased.push_back(ggml_add(ctx0, of_slots(build_lora_mm(model.dspark_markov_w2, rows.back())), own));
         if (i + 1 < n_slots) {
             before = ggml_argmax(ctx0, biased.back());
-            before = ids_of != nullptr ? ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, ids_of, before), n_blocks) : before;
+            before = ids_of != nullptr ? ggml_reshape_1d(ctx0, ggml_get_rows(ctx0, ids_of, before), n_blocks) : ids_at(before);
         }
     }
     logits = block_major(join(biased, 0, biased.size()));
@@ -305,12 +332,13 @@ void dflash_graph::chain(ggml_tensor * hidden, ggml_tensor * logits) {
 
 // Of each slot the k likeliest ids, and the score of each behind each one of the slot before.
 void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
-    logits = spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());   // the tables have a row for each of the target's
+    logits = part != nullptr ? logits : in_target(logits);   // the tables have a row for each of the target's
     keep_logits(logits);
     const int64_t k = hparams.dflash_selector_top_k, rank = hparams.dflash_selector_rank;
     const int64_t n_rows = logits->ne[1], n_slots = n_rows / n_blocks;
-    ggml_tensor * ids   = ggml_cont(ctx0, ggml_top_k(ctx0, logits, (int) k));
-    ggml_tensor * unary = ggml_get_rows(ctx0, ggml_reshape_3d(ctx0, logits, 1, logits->ne[0], n_rows), ids);
+    ggml_tensor * places = ggml_cont(ctx0, ggml_top_k(ctx0, logits, (int) k));
+    ggml_tensor * ids    = ggml_reshape_2d(ctx0, ids_at(places), k, n_rows);
+    ggml_tensor * unary  = ggml_get_rows(ctx0, ggml_reshape_3d(ctx0, logits, 1, logits->ne[0], n_rows), places);
     const auto table = [&](ggml_tensor * w, ggml_tensor * which) {
         return ggml_get_rows(ctx0, w, ggml_reshape_1d(ctx0, which, ggml_nelements(which)));
     };
@@ -330,7 +358,7 @@ void dflash_graph::select(ggml_tensor * hidden, ggml_tensor * logits) {
     ggml_tensor * scores = ggml_mul_mat(ctx0, after, ggml_mul(ctx0, before, gate));    // [k, k of before, n_rows]
     scores = ggml_add(ctx0, scores, ggml_reshape_3d(ctx0, unary, k, 1, n_rows));
     ggml_tensor * packed = ggml_concat(ctx0, ggml_cast(ctx0, ids, GGML_TYPE_F32), ggml_reshape_2d(ctx0, scores, k * k, n_rows), 0);
-    give(packed, logits, /* is_mapped */ true);
+    give(packed, logits, /* is_mapped */ part == nullptr);
 }
 
 void dflash_graph::give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped) {
@@ -339,7 +367,7 @@ void dflash_graph::give(ggml_tensor * result, ggml_tensor * logits, bool is_mapp
     res->t_h_nextn = result;
     ggml_build_forward_expand(gf, result);
     if (wants_logits()) {
-        logits = is_mapped ? logits : spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());
+        logits = is_mapped ? logits : in_target(logits);
         cb(logits, "result_output", -1);
         res->t_logits = logits;
         ggml_build_forward_expand(gf, logits);

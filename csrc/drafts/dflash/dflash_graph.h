@@ -2,6 +2,7 @@
 // its tokens are blocks of slots, which are to be guessed.
 #pragma once
 
+#include "base/draft_output.h"
 #include "models/models.h"
 
 #include <utility>
@@ -21,6 +22,7 @@ struct dflash_graph : public llm_graph_context {
     // Sequences of the batch, each with a block of as many slots. The engine also builds graphs that no batch of ours
     // has, to see how much memory they take; those count as one block.
     int64_t n_blocks = 1;
+    const draft_output * part = draft_output_in_use();  // of the vocabulary, in place of the whole
 
     ggml_tensor * project(ggml_tensor * w, ggml_tensor * bias, ggml_tensor * cur);
     ggml_tensor * embed();
@@ -37,6 +39,10 @@ struct dflash_graph : public llm_graph_context {
     void chain(ggml_tensor * hidden, ggml_tensor * logits);
     void select(ggml_tensor * hidden, ggml_tensor * logits);
     void give(ggml_tensor * result, ggml_tensor * logits, bool is_mapped = false);
+    // Logits of the draft's ids as those of the target's, and what a table by ids of the target has for places in them.
+    ggml_tensor * in_target(ggml_tensor * logits);
+    ggml_tensor * ids_at(ggml_tensor * places);
+    ggml_tensor * of_slots(ggml_tensor * of_all);
     ggml_tensor * join(const std::vector<ggml_tensor *> & parts, size_t first, size_t end);
     ggml_tensor * block_major(ggml_tensor * cur);
     ggml_tensor * first_tokens();

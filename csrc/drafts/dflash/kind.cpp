@@ -31,8 +31,8 @@ std::string at(int32_t i) {
 
 class dflash_context : public draft_context {
 public:
-    explicit dflash_context(const llama_model * draft)
-        : model(dflash_of(draft)), n_draft(n_vocab_draft(draft)), ids_of(target_ids(draft)),
+    dflash_context(const llama_model * draft, const llama_model * target)
+        : model(dflash_of(draft)), n_draft(n_vocab_draft(draft)), ids_of(target_ids(draft)), whole(whole_output(draft, target)),
           k((int32_t) (model.dflash_selector_hidden != nullptr ? model.hparams.dflash_selector_top_k : 0)) {}
 
     void prepare(llama_context * ctx) override {
@@ -65,6 +65,8 @@ public:
 
     int32_t n_candidates() const override { return std::max(k, (int32_t) LLAMA_SPEC_DFLASH_CANDIDATES); }
     int32_t n_row() const override { return model.dspark_conf_proj != nullptr ? 1 : 0; }
+    const ggml_tensor * output() const override { return whole; }
+    int32_t least_rows() const override { return std::max(k, 1); }  // a selector has so many choices
 
     int32_t read(llama_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids, float * probabilities,
                  const float ** row) const override {
@@ -75,7 +77,7 @@ public:
         }
         *row = found + 2 * LLAMA_SPEC_DFLASH_CANDIDATES;
         if (k == 0) {
-            return read_candidates(found, LLAMA_SPEC_DFLASH_CANDIDATES, n_draft, ids_of, n_max, ids, probabilities);
+            return read_candidates(found, LLAMA_SPEC_DFLASH_CANDIDATES, { n_draft, ids_of, part }, n_max, ids, probabilities);
         }
         *row = found;
         const int32_t before = i % n_slots > first_guess() ? place_of(llama_get_embeddings_nextn_ith(ctx, i - 1), given) : 0;
@@ -86,6 +88,7 @@ private:
     const llama_model_dflash & model;
     int32_t n_draft, n_ubatch = 0, n_slots = 1;
     std::vector<int32_t> ids_of;    // the target's id of each of the draft's; empty if they are the same
+    const ggml_tensor * whole;
     int32_t k;                      // candidates of the selector; 0 without one
 
     int32_t first_guess() const { return model.spec.guesses_behind ? 0 : 1; }
@@ -173,8 +176,8 @@ public:
         return pair_mismatch(draft, target, draft->hparams.n_embd);
     }
 
-    std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model *) const override {
-        return std::make_unique<dflash_context>(draft);
+    std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model * target) const override {
+        return std::make_unique<dflash_context>(draft, target);
     }
 
     llama_spec_ngrams ngrams(const llama_model * draft) const override {

@@ -2,6 +2,7 @@
 // There is one graph and no encoder: the rows of a batch are features of the target, or the head's own from the
 // step before, so that the call that feeds accepted rows is the first step of the next draft.
 
+#include "base/draft_output.h"
 #include "drafts/candidates.h"
 #include "drafts/draft_pair.h"
 #include "drafts/eagle3/spec-eagle3.h"
@@ -301,7 +302,9 @@ void eagle3_graph::finish(ggml_tensor * cur) {
     cb(normed, "result_norm", -1);
     ggml_tensor * own = model.spec.norm_output ? normed : cur;
 
-    ggml_tensor * logits = build_lora_mm(model.output != nullptr ? model.output : other->output, normed);
+    const draft_output * part = draft_output_in_use();
+    ggml_tensor * logits = part != nullptr ? part->product(ctx0, normed)
+                                           : build_lora_mm(model.output != nullptr ? model.output : other->output, normed);
     cb(logits, "draft_logits", -1);
 
     cur = build_candidates(ctx0, gf, logits, LLAMA_SPEC_EAGLE3_CANDIDATES, own).packed;
@@ -313,7 +316,7 @@ void eagle3_graph::finish(ggml_tensor * cur) {
         return;
     }
 
-    logits = spread_logits(ctx0, logits, model.d2t, model.vocab.n_tokens());
+    logits = spread_logits(ctx0, logits, part != nullptr ? part->slot_ids() : model.d2t, model.vocab.n_tokens());
     cb(logits, "result_output", -1);
     res->t_logits = logits;
     ggml_build_forward_expand(gf, logits);

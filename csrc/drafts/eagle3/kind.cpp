@@ -18,8 +18,9 @@ namespace {
 
 class eagle3_context : public draft_context {
 public:
-    explicit eagle3_context(const llama_model * draft)
-        : n_embd((int32_t) draft->hparams.n_embd), n_draft(n_vocab_draft(draft)), ids_of(target_ids(draft)) {}
+    eagle3_context(const llama_model * draft, const llama_model * target)
+        : n_embd((int32_t) draft->hparams.n_embd), n_draft(n_vocab_draft(draft)), ids_of(target_ids(draft)),
+          whole(whole_output(draft, target)) {}
 
     void prepare(llama_context * ctx) override {
         llama_set_embeddings_nextn(ctx, true, /* masked */ true);
@@ -42,6 +43,7 @@ public:
 
     int32_t n_candidates() const override { return LLAMA_SPEC_EAGLE3_CANDIDATES; }
     int32_t n_row() const override { return n_embd; }
+    const ggml_tensor * output() const override { return whole; }
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
                  const float ** row) const override {
@@ -49,12 +51,13 @@ public:
         if (*row == nullptr) {
             return 0;
         }
-        return read_candidates(*row + n_embd, n_candidates(), n_draft, ids_of, n_max, ids, probabilities);
+        return read_candidates(*row + n_embd, n_candidates(), { n_draft, ids_of, part }, n_max, ids, probabilities);
     }
 
 private:
     int32_t n_embd, n_draft;
     std::vector<int32_t> ids_of;    // the target's id of each of the draft's; empty if they are the same
+    const ggml_tensor * whole;
 };
 
 class eagle3 : public draft_kind {
@@ -65,8 +68,8 @@ public:
         return pair_mismatch(draft, target, static_cast<const llama_model_eagle3 *>(draft)->spec.n_embd_target);
     }
 
-    std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model *) const override {
-        return std::make_unique<eagle3_context>(draft);
+    std::unique_ptr<draft_context> open(const llama_model * draft, const llama_model * target) const override {
+        return std::make_unique<eagle3_context>(draft, target);
     }
 
     llama_spec_ngrams ngrams(const llama_model * draft) const override {

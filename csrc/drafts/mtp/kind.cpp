@@ -84,12 +84,7 @@ const ggml_tensor * shared_output(const llama_model * model) {
             return nullptr;
         }
     }
-    const ggml_tensor * t = model->output;
-    if (t == nullptr || t->buffer == nullptr) {
-        return nullptr;
-    }
-    const ggml_backend_dev_t dev = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(t->buffer));
-    return dev == nullptr || ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU ? t : nullptr;
+    return in_host_memory(model->output);
 }
 
 class mtp_context : public draft_context {

@@ -49,6 +49,10 @@ class DFlash(ModelDrafter[DFlashMemory]):
             of its layers look back over a window, for that. Fewer make a window: the oldest are
             forgotten, and it goes on.
         p_min: end a draft before a token of a lower probability.
+        n_output: how many ids of the vocabulary it chooses among, those of the text always among
+            them (output_part.py); 0 for all, None for a part where that was measured to be
+            cheaper when it is attached. A draft that knows a part of the vocabulary alone (d2t)
+            chooses among that.
         n_gpu_layers, devices, rpc_servers, progress: for a draft given as a path, as of Model.
 
     Raises:
@@ -68,6 +72,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
         *,
         n_ctx: int | None = None,
         p_min: float = 0.0,
+        n_output: int | None = None,
         n_gpu_layers: int = 0,
         devices: Sequence[str] | None = None,
         rpc_servers: Sequence[str] | None = None,
@@ -75,7 +80,7 @@ class DFlash(ModelDrafter[DFlashMemory]):
     ) -> None:
         max_draft = None if max_draft is None else count(max_draft, "max_draft", 1)
         super().__init__(
-            model, "dflash", "a DFlash draft", n_ctx=n_ctx, p_min=p_min,
+            model, "dflash", "a DFlash draft", n_ctx=n_ctx, p_min=p_min, n_output=n_output,
             n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
             progress=progress,
         )  # fmt: skip
@@ -100,7 +105,9 @@ class DFlash(ModelDrafter[DFlashMemory]):
         n_outputs = params.n_seq_max * block.n_slots
         n_batch = max(min(params.n_batch, params.n_ubatch), n_outputs)
         context = self.open_context(target, n_window, block.n_slots, n_batch, n_outputs)
-        return DFlashMemory(context, self._n_features, n_window, block)
+        memory = DFlashMemory(context, self._n_features, n_window, block)
+        self.choose_among_part(context, target, memory.try_block)
+        return memory
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """Feeds the rows that were committed since the last draft, and decodes a block.

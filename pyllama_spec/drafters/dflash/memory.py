@@ -74,6 +74,15 @@ class DFlashMemory(RowMemory):
         self._forget_guesses(seqs)
         return rows
 
+    def try_block(self, _: int) -> None:
+        """Decodes a block of one sequence behind nothing, for who times it."""
+        slots, guesses_behind = self._slots, self._block.guesses_behind
+        slots.clear()
+        slots.add(0, 0, 0, output=guesses_behind)
+        slots.extend([self._block.mask_id] * (self._block.n_slots - 1), 1, 0, output_all=True)
+        self.context.decode(slots)
+        self.context.memory.remove(0)
+
     def _forget_guesses(self, seqs: Sequence[int]) -> None:
         for seq in seqs:
             self.context.memory.rollback(seq, self.of(seq).n_fed)

@@ -41,6 +41,10 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
         n_ctx: pairs of a sequence that the head remembers; None for as many as the target. Fewer
             make a window: the oldest are forgotten, and the head goes on.
         p_min: end a draft before a token that the head gives a lower probability.
+        n_output: how many ids of the vocabulary the head chooses among, those of the text always
+            among them (output_part.py); 0 for all, None for a part where that was measured to be
+            cheaper when it is attached. A head that knows a part of the vocabulary alone (d2t)
+            chooses among that.
         n_gpu_layers, devices, rpc_servers, progress: for a head given as a path, as of Model.
 
     Raises:
@@ -56,6 +60,7 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
         *,
         n_ctx: int | None = None,
         p_min: float = 0.0,
+        n_output: int | None = None,
         n_gpu_layers: int = 0,
         devices: Sequence[str] | None = None,
         rpc_servers: Sequence[str] | None = None,
@@ -63,8 +68,8 @@ class Eagle3(ChainDrafter[Eagle3Memory]):
     ) -> None:
         super().__init__(
             model, "eagle3", "an EAGLE-3 draft", max_draft=max_draft, n_ctx=n_ctx, p_min=p_min,
-            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
-            progress=progress,
+            n_output=n_output, n_gpu_layers=n_gpu_layers, devices=devices,
+            rpc_servers=rpc_servers, progress=progress,
         )  # fmt: skip
 
     def open_memory(self, target: Context) -> Eagle3Memory:

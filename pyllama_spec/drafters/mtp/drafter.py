@@ -17,20 +17,17 @@ Model gives it as HEAD_ROWS. What stays of the pairs, and what a draft costs: dr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.drafters.base import Committed, Drafter
+from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.drafters.chain import Chain, ChainDrafter
 from pyllama_spec.drafters.draft_weights import note_of_few_bits
 from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.mtp.heads import Guesses, HeadsMemory
 from pyllama_spec.drafters.mtp.memory import MtpMemory
-from pyllama_spec.drafters.mtp.output import DraftIds, reduced_output
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import HEAD_ROWS, Model, Progress
 from pyllama_spec.errors import ArgumentError
@@ -56,7 +53,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
             make a window: the oldest are forgotten, and the head goes on.
         p_min: end a draft before a token that the head gives a lower probability.
         n_output: how many ids of the vocabulary the heads choose among, those of the text always
-            among them (output.py); 0 for all, None for a part where that was measured to be
+            among them (output_part.py); 0 for all, None for a part where that was measured to be
             cheaper when it is attached.
         n_gpu_layers, devices, rpc_servers, progress: for a head given as a path, as of Model.
 
@@ -83,13 +80,11 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
     ) -> None:
         super().__init__(
             model, "mtp", "an MTP head", max_draft=max_draft, n_ctx=n_ctx, p_min=p_min,
-            n_gpu_layers=n_gpu_layers, devices=devices, rpc_servers=rpc_servers,
-            progress=progress,
+            n_output=n_output, n_gpu_layers=n_gpu_layers, devices=devices,
+            rpc_servers=rpc_servers, progress=progress,
         )  # fmt: skip
         self.wants_head = model is None
         self._max_draft = self.max_draft
-        self._n_output = None if n_output is None else count(n_output, "n_output", 0)
-        self._draft_ids: DraftIds | None = None
 
     def load(self, path: Any, **how: Any) -> Model:
         """The file of a head."""
@@ -146,36 +141,10 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         weights = self.model.head_weights
         if weights is not None:
             self.add_note(note_of_few_bits("the head", weights.type, weights.bits))
-        try:
-            self._draft_ids = reduced_output(context, self._n_output)
-        except BaseException:
-            context.close()
-            raise
         is_short = n_window < target.n_ctx_seq
         if n_heads > 1:
             return HeadsMemory(context, self._n_features, n_window, n_heads, is_short=is_short)
         return MtpMemory(context, self._n_features, n_window, is_short=is_short)
-
-    def commit(self, done: Sequence[Committed]) -> None:
-        """Notes tokens and their rows; the tokens are among those that the heads choose from."""
-        self._see(chain.from_iterable(one.tokens for one in done))
-        super().commit(done)
-
-    def restore(self, seq: int, data: bytes) -> int:
-        """Puts back what save() gave; see ModelDrafter.restore()."""
-        n = super().restore(seq, data)
-        self._see(self.memory_or_fail().of(seq).tokens)
-        return n
-
-    def _see(self, ids: Iterable[int]) -> None:
-        if self._draft_ids is None:
-            return
-        try:
-            self._draft_ids.see(ids)
-        except OSError as error:
-            self._draft_ids = None
-            self.memory_or_fail().context.draft_output(0)
-            self.add_note(f"the head chooses among all ids: {error}")
 
     def step_all(self, chains: Sequence[Chain]) -> None:
         """Feeds each chain its newest token; of several heads to the next one."""
@@ -202,7 +171,7 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
             "size_bytes": weights.n_bytes if weights else 0,
             "weights": weights.type if weights else "",
             "n_layer": self._model.info.n_heads,
-            "n_output": self._draft_ids.n_slots if self._draft_ids else self._model.info.n_vocab,
+            "n_output": self.n_choices,
             "target_layers": [],
             "reads": "the rows that the target's graph has for its MTP head",
         }

@@ -1,4 +1,4 @@
-"""A part of the vocabulary for a head to choose from: its last product is the dearest of a draft.
+"""A part of the vocabulary for a draft to choose from: its last product is the dearest of it.
 
 Rows of the output matrix for some thousand ids lie in slots beside the model. At first they are
 those of the lowest ids, which in vocabularies of merged bytes are the commonest texts, and of the
@@ -10,15 +10,15 @@ never drafted, and comes as any rejected one does.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.errors import ModelLoadError, UnsupportedError
+from pyllama_spec.engine.model import Model
+from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 
 N_SLOTS = 16384
 # Of a smaller vocabulary a part is not worth the bookkeeping.
@@ -26,6 +26,9 @@ _LEAST_SHARE = 4
 # What a step with the part may take of one with the whole, for the part to be used.
 _WORTH_IT = 0.9
 _N_STEPS = 3
+
+Step = Callable[[int], None]
+"""A step of a draft behind so many, in an empty context, which says whether it got cheaper."""
 
 
 class OutputRows:
@@ -72,7 +75,8 @@ class DraftIds:
     """Which ids have a slot.
 
     Args:
-        context: the head's, with so many slots.
+        context: the draft's, with so many slots.
+        target: whose tokens the ids are.
         rows: where their rows are read.
         n_slots: how many.
 
@@ -81,9 +85,11 @@ class DraftIds:
 
     """
 
-    def __init__(self, context: Context, rows: OutputRows, n_slots: int) -> None:
+    def __init__(self, context: Context, target: Model, rows: OutputRows, n_slots: int) -> None:
         self._context, self._rows = context, rows
-        vocab, n_vocab = context.model.vocab, context.model.info.n_vocab
+        # A draft may have fewer ids than its target, by some of padding.
+        n_vocab = min(context.model.info.n_vocab, target.info.n_vocab)
+        self._n_vocab, vocab = n_vocab, target.vocab
         control = [i for i in range(n_vocab) if vocab.is_control(i)][-n_slots // 2 :]
         lowest = np.setdiff1d(np.arange(min(n_vocab, 2 * n_slots)), control)
         first = [*lowest[: n_slots - len(control)][::-1].tolist(), *control]
@@ -108,6 +114,8 @@ class DraftIds:
         """
         slots, new = self._slots, []
         for id_ in dict.fromkeys(ids):
+            if id_ >= self._n_vocab:
+                continue
             slot = slots.pop(id_, None)
             if slot is None:
                 new.append(id_)
@@ -125,51 +133,59 @@ class DraftIds:
         self._context.set_draft_rows(np.array(slots, np.int32), chosen, self._rows.read(chosen))
 
 
-def reduced_output(context: Context, n_slots: int | None) -> DraftIds | None:
-    """Lets the heads of a context choose among a part of the vocabulary, where that is cheaper.
+def reduced_output(
+    context: Context, n_slots: int | None, target: Model, step: Step
+) -> DraftIds | None:
+    """Lets the draft of a context choose among a part of the vocabulary, where that is cheaper.
 
     Args:
-        context: the heads', empty.
+        context: the draft's, empty.
         n_slots: how many ids; None for N_SLOTS where a step takes less with them; 0 for all.
+        target: the model that it drafts for.
+        step: what is timed.
 
     Returns:
-        None where the whole vocabulary stays: it is small, the heads cannot use a part of it, or
+        None where the whole vocabulary stays: it is small, the draft cannot use a part of it, or
         the steps took as long.
 
     Raises:
         ArgumentError: n_slots is more than the vocabulary has.
-        UnsupportedError: n_slots were asked for, and the heads cannot use a part of the matrix, or
-            it is not in the model's own file.
+        UnsupportedError: n_slots were asked for, and the draft cannot use a part of the matrix, or
+            it is not in the file of its model.
         ModelLoadError: they were asked for, and the file cannot be read.
 
     """
     if n_slots == 0:
         return None
     if n_slots is not None:
-        return _with_slots(context, n_slots)
+        return _with_slots(context, n_slots, target)
     if context.model.info.n_vocab < _LEAST_SHARE * N_SLOTS:
         return None
-    whole_s = _step_s(context)
+    whole_s = _step_s(context, step)
     try:
-        ids = _with_slots(context, N_SLOTS)
+        ids = _with_slots(context, N_SLOTS, target)
     except (UnsupportedError, ModelLoadError):
         return None
-    if _step_s(context) < _WORTH_IT * whole_s:
+    if _step_s(context, step) < _WORTH_IT * whole_s:
         return ids
     context.draft_output(0)
     return None
 
 
-def _with_slots(context: Context, n_slots: int) -> DraftIds:
-    path = context.model.path
-    name, row_bytes = context.draft_output(n_slots)
+def _with_slots(context: Context, n_slots: int, target: Model) -> DraftIds:
+    n_known = min(context.model.info.n_vocab, target.info.n_vocab)
+    if n_slots > n_known:
+        raise ArgumentError(f"n_output={n_slots} is more than the {n_known} ids of the vocabulary")
+    matrix = context.draft_output(n_slots)
+    path = (target if matrix.is_targets else context.model).path
     ids = None
     try:
-        ids = DraftIds(context, OutputRows(path, name, row_bytes), n_slots)
+        rows = OutputRows(path, matrix.name, matrix.row_bytes)
+        ids = DraftIds(context, target, rows, n_slots)
     except KeyError:
         raise UnsupportedError(
-            f"{path.name} does not have the matrix {name} of the head itself, so that no part of "
-            "it can be used; leave n_output out"
+            f"{path.name} does not have the matrix {matrix.name} itself, so that no part of it can "
+            "be used; leave n_output out"
         ) from None
     except OSError as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from None
@@ -179,15 +195,12 @@ def _with_slots(context: Context, n_slots: int) -> DraftIds:
     return ids
 
 
-def _step_s(context: Context) -> float:
-    """Seconds of a step of the head, the shortest of a few."""
-    batch, row = Batch(1, n_row=context.n_row), np.zeros(context.n_row, np.float32)
+def _step_s(context: Context, step: Step) -> float:
+    """Seconds of a step, the shortest of a few."""
     took = []
     for i in range(_N_STEPS):
-        batch.clear()
-        batch.add(0, i, output=True, row=row)
         begin = time.perf_counter()
-        context.decode(batch)
+        step(i)
         took.append(time.perf_counter() - begin)
     context.memory.remove(0)
     return min(took)

@@ -1,0 +1,277 @@
+"""EAGLE-3 and DFlash drafts that choose among a part of the vocabulary.
+
+Of MTP heads: test_mtp_output.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.drafters import DFlash, Eagle3
+from pyllama_spec.drafters.output_part import DraftIds, reduced_output
+from pyllama_spec.engine import Batch, Context
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from tests.dflash_tools import add_block
+from tests.eagle3_tools import target_context
+from tests.models import ENDOFTEXT, model_path, perm_continuation, perm_next
+from tests.oracles import LoopRun, generate, tiny
+from tests.tiers import release_except
+
+N_SLOTS, N_VOCAB, N_GUESSES = 64, 320, 4
+SHARED = {"own_embedding": False, "own_output": False}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "eagle3": ("eagle3", {}),
+    "eagle3, shared": ("eagle3", SHARED),
+    "dflash": ("dflash", {}),
+    "dflash, shared": ("dflash", SHARED),
+    "dflash, q8_0": ("dflash", {"weight_type": "q8_0", "softcap": 8.0, "logit_scale": 0.5}),
+    "dflash2": ("dflash", {"variant": "dflash2"}),
+    "dspark": ("dflash", {"variant": "dspark"}),
+    "dspark, no anchor": ("dflash", {"variant": "dspark", "sample_from_anchor": False}),
+}
+Draft = Eagle3 | DFlash
+
+
+def opened(kind: str, n_output: int | None = None, **options: Any) -> Draft:
+    """A draft of random weights for the tiny llama."""
+    arch, own = KINDS[kind]
+    path = model_path(arch, **own, **options)
+    return Eagle3(path, n_output=n_output) if arch == "eagle3" else DFlash(path, n_output=n_output)
+
+
+def said(draft: Draft, n_seqs: int) -> tuple[np.ndarray, list[list[tuple[int, float]]]]:
+    """Logits of pairs, or of the guesses of a block of each sequence; and what may be chosen."""
+    context = draft.context
+    assert context is not None
+    if isinstance(draft, Eagle3):
+        n_row = context.n_row
+        batch, rng = Batch(N_GUESSES * n_seqs, n_row=n_row), np.random.default_rng(1)
+        rows = list(range(N_GUESSES * n_seqs))
+        for i in rows:
+            row = rng.standard_normal(n_row).astype(np.float32)
+            batch.add(40 + i, i % N_GUESSES, i // N_GUESSES, output=True, row=row)
+    else:
+        batch, rows = Batch(n_seqs * draft.block.n_slots), []
+        for seq in range(n_seqs):
+            first = add_block(batch, draft.block, 40 + seq, N_GUESSES, 0, seq)
+            rows += range(first, first + N_GUESSES)
+    context.decode(batch)
+    logits, found, before = np.array([context.logits(i) for i in rows]), [], -1
+    for i in rows:
+        ids, p, _ = context.draft_candidates(i, before)
+        found.append(list(zip(ids, p, strict=True)))
+        before = ids[0]
+    for seq in range(n_seqs):
+        context.memory.remove(seq)
+    return logits, found
+
+
+@pytest.mark.parametrize("n_seqs", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_whole_matrix(kind: str, n_seqs: int) -> None:
+    """Of the ids that have a slot; on and off again, and with other ids in the slots."""
+    draft = opened(kind)
+    with target_context(
+        tiny("llama"), draft, n_seq_max=n_seqs, n_ctx=256 * n_seqs, kv_unified=True
+    ) as target:
+        draft.attach(target)
+        context = draft.context
+        assert context is not None
+        whole, chosen = said(draft, n_seqs)
+        ids = reduced_output(context, N_SLOTS, target.model, lambda _: None)
+        assert ids is not None
+        # With them a chain goes on as it did.
+        always = [id_ for row in chosen for id_, _ in row]
+        for seen in ((), (319, 200, 201), range(100, 120)):
+            ids.see([*seen, *always])
+            part, found = said(draft, n_seqs)
+            has = np.array([i in ids for i in range(N_VOCAB)])
+            assert has.sum() == N_SLOTS
+            assert np.all(np.isneginf(part[:, ~has]))
+            np.testing.assert_allclose(part[:, has], whole[:, has], rtol=0, atol=2e-4)
+            assert [[i for i, _ in row] for row in found] == [[i for i, _ in row] for row in chosen]
+            for row, wanted, logits in zip(found, chosen, part, strict=True):
+                p = [one for _, one in row]
+                if kind == "dflash2":  # of its own choices alone
+                    np.testing.assert_allclose(p, [one for _, one in wanted], atol=1e-4)
+                    continue
+                shares = np.exp(logits[has] - logits[has].max())
+                shares = np.sort(shares / shares.sum())[::-1]
+                np.testing.assert_allclose(p, shares[: len(p)], atol=1e-4)
+        context.draft_output(0)
+        again, _ = said(draft, n_seqs)
+        np.testing.assert_array_equal(again, whole)
+        draft.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_has_no_slot_is_never_chosen(kind: str) -> None:
+    draft = opened(kind)
+    with target_context(tiny("llama"), draft) as target:
+        draft.attach(target)
+        assert draft.context is not None
+        _, chosen = said(draft, 1)
+        ids = reduced_output(draft.context, N_SLOTS, target.model, lambda _: None)
+        assert isinstance(ids, DraftIds)
+        taken = {id_ for row in chosen for id_, _ in row}
+        ids.see([i for i in range(N_VOCAB) if i not in taken][:N_SLOTS])
+        _, found = said(draft, 1)
+        assert all(id_ in ids and id_ not in taken for row in found for id_, _ in row)
+        draft.close()
+
+
+def perm_draft(kind: str, n_output: int | None) -> Draft:
+    """One that is right for PERM of short cycles."""
+    if kind == "eagle3":
+        path = model_path("perm_eagle3", n_cycles=16)
+        return Eagle3(path, 4, n_output=n_output)
+    path = model_path("perm_dflash", read="newest", mask_token=ENDOFTEXT, n_cycles=16)
+    return DFlash(path, 4, n_output=n_output)
+
+
+def perm_runs(draft: Draft, prompt: list[int], n: int) -> tuple[LoopRun, LoopRun]:
+    """The same prompt twice."""
+    with target_context(tiny("perm", n_cycles=16), draft) as context:
+        loop, seq = SpeculativeLoop(context, draft), SequenceState()
+        runs = generate(loop, seq, prompt, n), generate(loop, seq, prompt, n)
+        for run in runs:
+            assert run.tokens == perm_continuation(prompt[-1], n, perm_next(n_cycles=16))
+            assert run.stats.reason_off is None
+        draft.close()
+    return runs
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_what_a_text_has_said_is_drafted(kind: str) -> None:
+    first, second = perm_runs(perm_draft(kind, N_SLOTS), [150, 151, 152], 60)
+    assert 0 < first.stats.accepted < first.stats.drafted, "its tokens are new at first"
+    assert second.stats.accepted == second.stats.drafted > 0
+    whole, _ = perm_runs(perm_draft(kind, 0), [150, 151, 152], 60)
+    assert whole.stats.accepted == whole.stats.drafted
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_what_a_prompt_says_is_drafted(kind: str) -> None:
+    prompt = [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
+    first, _ = perm_runs(perm_draft(kind, N_SLOTS), prompt, 30)
+    assert first.stats.accepted == first.stats.drafted > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_restored_text_is_drafted(kind: str) -> None:
+    def open_llama() -> Llama:
+        return Llama(
+            model_path("perm", n_cycles=16), draft=perm_draft(kind, N_SLOTS), n_ctx=256,
+            controller="fixed", n_threads=1,
+        )  # fmt: skip
+
+    with open_llama() as llm, open_llama() as other:
+        llm.create_completion([150], max_tokens=60, temperature=0)
+        state = llm.save_state()
+        other.load_state(state)
+        tokens = [*state.tokens, int(perm_next(n_cycles=16)[state.tokens[-1]])]
+        answer = other.create_completion(tokens, max_tokens=20, temperature=0)["speculation"]
+        assert answer["accepted"] == answer["drafted"] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", release_except(tuple(KINDS), ("eagle3", "dspark")))
+def test_the_text_does_not_depend_on_it(kind: str, temperature: float) -> None:
+    texts = []
+    for n_output in (None, N_SLOTS, N_VOCAB):
+        with Llama(
+            model_path("llama"), draft=opened(kind, n_output), n_ctx=256, controller="fixed",
+            n_threads=1, n_parallel=2,
+        ) as llm:  # fmt: skip
+            answer = llm.create_completion(
+                ["Hello there,", "one two one two"], max_tokens=30, temperature=temperature, seed=4
+            )
+            assert answer["speculation"]["drafted"] > 0
+            texts.append([choice["text"] for choice in answer["choices"]])
+    assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_vocabulary_of_its_own_stays_whole(kind: str) -> None:
+    for n_output in (None, 0, N_SLOTS):
+        draft = opened(kind, n_output, n_draft_vocab=200)
+        with target_context(tiny("llama"), draft) as target:
+            if n_output:
+                with pytest.raises(UnsupportedError, match="a part of the vocabulary"):
+                    draft.attach(target)
+                assert draft.context is None
+            else:
+                draft.attach(target)
+                assert draft.n_choices == N_VOCAB
+            draft.close()
+
+
+@pytest.mark.parametrize("n_vocab", [300, 384])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_ids_that_one_of_the_two_lacks(kind: str, n_vocab: int) -> None:
+    """Padding: such an id has no slot, and the text goes on."""
+    options = {"n_vocab": n_vocab} | ({"mask_token": 290} if kind == "dflash" else {})
+    draft = opened(kind, N_SLOTS, **options)
+    with target_context(tiny("llama"), draft) as target:
+        draft.attach(target)
+        assert draft.n_choices == N_SLOTS
+        draft._see([*range(290, N_VOCAB)])
+        ids = draft._draft_ids
+        assert ids is not None
+        assert {i for i in range(400) if i in ids} & {*range(290, 400)} == {
+            *range(290, min(n_vocab, N_VOCAB))
+        }
+        draft.close()
+    draft = opened(kind, min(n_vocab, N_VOCAB) + 1, **options)
+    with (
+        target_context(tiny("llama"), draft) as target,
+        pytest.raises(ArgumentError, match=f"more than the {min(n_vocab, N_VOCAB)} ids"),
+    ):
+        draft.attach(target)
+    draft.close()
+
+
+def test_a_selector_has_choices() -> None:
+    draft = opened("dflash2", 3)
+    with (
+        target_context(tiny("llama"), draft) as target,
+        pytest.raises(ArgumentError, match="choose among at least 4 ids"),
+    ):
+        draft.attach(target)
+    draft.close()
+    with pytest.raises(ArgumentError, match="n_output=-1"):
+        opened("eagle3", -1)
+    with pytest.raises(ArgumentError, match="n_output=-1"):
+        opened("dflash", -1)
+
+
+@pytest.mark.slow
+def test_a_large_vocabulary() -> None:
+    """Whatever the steps took: the text is that of plain decoding."""
+    options = {"n_vocab": 70000}
+    texts = []
+    for kind in (None, "eagle3", "dflash"):
+        draft = None if kind is None else opened(kind, **options)
+        with Llama(
+            model_path("llama", output_scale=3.0, **options), draft=draft, n_ctx=256, n_threads=1,
+            controller="fixed",
+        ) as llm:  # fmt: skip
+            answer = llm.create_completion("Hello there,", max_tokens=12, temperature=0)
+            texts.append(answer["choices"][0]["text"])
+            if draft is not None:
+                assert answer["speculation"]["reason_off"] is None
+                assert draft.n_choices in (16384, 70000)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_contexts_that_are_no_drafts() -> None:
+    with (
+        Context(tiny("llama"), n_ctx=32, n_threads=1) as context,
+        pytest.raises(UnsupportedError, match="no draft that could choose"),
+    ):
+        context.draft_output(8)
