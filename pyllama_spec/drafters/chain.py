@@ -16,6 +16,7 @@ import numpy as np
 
 from pyllama_spec.drafters.base import NO_DRAFT, Draft, DraftRequest, SequenceErrors
 from pyllama_spec.drafters.choice import Choice, choose
+from pyllama_spec.drafters.draft_weights import head_share
 from pyllama_spec.drafters.feature_rows import Rows
 from pyllama_spec.drafters.model_drafter import DraftMemory, ModelDrafter, passed
 from pyllama_spec.drafters.output_part import Step
@@ -127,6 +128,8 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         self._step.hidden_rows = True
         self._step.logits = False
         self.choose_among_part(context, target, self._try_step(context))
+        n_choices = self._draft_ids.n_slots if self._draft_ids else None
+        self.step_share = head_share(self.model, target.model, n_choices)
         return context, n_window
 
     def _try_step(self, context: Context) -> Step:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ModelLoadError
-from pyllama_spec.gguf.sizes import MainType, bytes_per_token, main_type, tensor_bytes
+from pyllama_spec.gguf.sizes import (
+    MainType,
+    block_bytes,
+    bytes_per_token,
+    main_type,
+    tensor_bytes,
+)
 
 # Below so many bits drafts were seen to be right less often: heads of 4 bits for a fifteenth of the
 # tokens that they are at 8.
@@ -18,6 +24,32 @@ def step_share(draft: Model, target: Model) -> float:
     type that is dear to unpack makes it larger.
     """
     return weight_bytes(draft)[0] / max(weight_bytes(target)[0], 1)
+
+
+def head_share(head: Model, target: Model, n_choices: int | None = None) -> float:
+    """What a step of a head takes over a row of the target, by the weights that each reads.
+
+    Args:
+        head: EAGLE-3, or a model with MTP heads, of which a step takes one.
+        target: the target.
+        n_choices: how many ids the head chooses among; None for all that its output matrix has.
+
+    Returns:
+        0 for unknown, as where a table cannot be read.
+
+    """
+    info = head.info
+    try:
+        sizes, of_target = tensor_bytes(head.path), tensor_bytes(target.path)
+    except ModelLoadError:
+        return 0.0
+    first = info.n_layer if info.n_heads else 0
+    n = block_bytes(sizes, head.metadata, first=first) / max(info.n_heads, 1)
+    if not any(name.endswith(".shared_head_head.weight") for name in sizes):
+        tied = of_target.get("token_embd.weight", 0)
+        whole = sizes.get("output.weight", of_target.get("output.weight", tied))
+        n += whole * (1.0 if n_choices is None else n_choices / info.n_vocab)
+    return n / max(weight_bytes(target)[0], 1)
 
 
 def weight_bytes(model: Model) -> tuple[int, str]:

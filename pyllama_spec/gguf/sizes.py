@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
@@ -88,7 +89,7 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
     """Bytes of weights that one decode of one token reads.
 
     Embeddings are looked up, a row each, unless the output uses the same tensor; of experts only
-    those that are used are read.
+    those that are used are read, and of MTP heads nothing.
 
     Args:
         sizes: of tensor_bytes().
@@ -96,16 +97,44 @@ def bytes_per_token(sizes: Mapping[str, int], metadata: Mapping[str, str]) -> in
 
     """
     arch = metadata.get("general.architecture", "")
-    n_experts = int(metadata.get(f"{arch}.expert_count", "0"))
-    n_used = int(metadata.get(f"{arch}.expert_used_count", "0"))
-    share = n_used / n_experts if n_experts and n_used else 1.0
+    n_heads = int(metadata.get(f"{arch}.nextn_predict_layers", "0"))
+    n_blocks = int(metadata.get(f"{arch}.block_count", "0")) - n_heads
     looked_up = {"per_layer_token_embd.weight"}
     if "output.weight" in sizes:
         looked_up.add("token_embd.weight")
-    return round(
-        sum(
-            size * (share if "_exps." in name else 1.0)
-            for name, size in sizes.items()
-            if name not in looked_up
-        )
+    beside = sum(
+        size for name, size in sizes.items() if _block_of(name) is None and name not in looked_up
     )
+    return beside + block_bytes(sizes, metadata, end=n_blocks if n_heads else None)
+
+
+def block_bytes(
+    sizes: Mapping[str, int], metadata: Mapping[str, str], first: int = 0, end: int | None = None
+) -> int:
+    """Bytes of weights that a token reads of the blocks first .. end - 1.
+
+    Args:
+        sizes: of tensor_bytes().
+        metadata: the model's, as text.
+        first: of the blocks.
+        end: behind the last of them; None for all from the first one on.
+
+    """
+    arch = metadata.get("general.architecture", "")
+    n_experts = int(metadata.get(f"{arch}.expert_count", "0"))
+    n_used = int(metadata.get(f"{arch}.expert_used_count", "0"))
+    share = n_used / n_experts if n_experts and n_used else 1.0
+    n = 0.0
+    for name, size in sizes.items():
+        block = _block_of(name)
+        is_looked_up = name.endswith(".nextn.embed_tokens.weight")
+        if block is None or block < first or is_looked_up or (end is not None and block >= end):
+            continue
+        n += size * (share if "_exps." in name else 1.0)
+    return round(n)
+
+
+def _block_of(name: str) -> int | None:
+    """Which block a tensor belongs to."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return None if found is None else int(found[1])
