@@ -2,9 +2,9 @@
 
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
 the weights, the experts, the attention, the KV cache's type, flash attention, and the physical
-batches that a batch is split into: csrc/kernels/ and patch 0011 see to it, and test_equal_rows.py,
-test_cut_rows.py and test_latent_rows.py of tests/parity look. What is left out here is what they do
-not reach.
+batches that a batch is split into, and whatever other sequences decode beside it: csrc/kernels/ and
+patches 0011 and 0025 see to it, and test_equal_rows.py, test_cut_rows.py and test_latent_rows.py of
+tests/parity look. What is left out here is what they do not reach.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.system import devices, system_info
 
 FEW_ROWS = 32  # FEW_ROWS of csrc/kernels/blocks.h
-# Whose indexer chooses among the pools of all sequences: where scores are equal, as zeros often
-# are, the other sequences' pools decide which of them is chosen.
-_SHARED_POOLS = ("glm5-next", "qwen4exp")
 # Parts of a CPU build that take products for themselves: Intel's matrix unit, Arm's library.
 _OTHERS = ("AMX_INT8 = 1", "KLEIDIAI = 1")
 
@@ -24,8 +21,7 @@ def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) ->
     """The most tokens of a batch whose rows are bit-equal to single ones; 1 where none is said.
 
     Args:
-        model: on a GPU, or beside another library for matrix products, nothing is promised; nor of
-            glm5-next and qwen4exp, where there are several sequences.
+        model: on a GPU, or beside another library for matrix products, nothing is promised.
         n_seq_max: sequences of the context.
         kv_unified: whether they share one buffer, in which their cells interleave: sums are made in
             the order of the cells then.
@@ -35,5 +31,4 @@ def exact_rows(model: Model, *, n_seq_max: int = 1, kv_unified: bool = False) ->
     is_plain_cpu = not model.is_on_gpu and not any(name in info for name in _OTHERS)
     if not is_plain_cpu or any(device.name.startswith("BLAS") for device in devices()):
         return 1
-    is_shared = kv_unified or model.info.arch in _SHARED_POOLS
-    return 1 if is_shared and n_seq_max > 1 else FEW_ROWS
+    return 1 if kv_unified and n_seq_max > 1 else FEW_ROWS

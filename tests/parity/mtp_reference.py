@@ -457,7 +457,10 @@ def _blocks(head: Head, size: int) -> range:
 def _best_blocks(head: Head, scores: Sequence[float], size: int) -> list[int]:
     """The pairs of the blocks with the greatest scores, and those behind the last block."""
     n = len(head.index_keys)
-    best = np.argsort(scores)[::-1][: head.keys["attention.indexer.top_k"] // size]
+    # Of equal scores, as zeros often are, the first ones.
+    best = np.argsort(-np.array(scores), kind="stable")[
+        : head.keys["attention.indexer.top_k"] // size
+    ]
     blocks = [int(b) * size + i for b in best for i in range(size)]
     return sorted([*blocks, *range(n // size * size, n)])
 

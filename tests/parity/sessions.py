@@ -157,9 +157,7 @@ class Session:
 def _fitting(opened: Opened) -> Opened:
     """The opening, or the nearest one that there is."""
     arch, sizes, n_head, quantised = opened.arch, opened.sizes, opened.n_head, opened.quantised
-    cache, flash_attn, n_parallel = opened.cache, opened.flash_attn, opened.n_parallel
-    if arch in ("glm5-next", "qwen4exp"):
-        n_parallel = 1  # Context.exact_rows promises nothing
+    cache, flash_attn = opened.cache, opened.flash_attn
     # Snapshots behind each of 31 drafted tokens do not fit into a batch of fewer.
     n_ctx = max(opened.n_ctx, 40) if arch == "glm5-next" else opened.n_ctx
     if arch == "deepseek4":
@@ -182,7 +180,7 @@ def _fitting(opened: Opened) -> Opened:
         quantised = ""
     return replace(
         opened, n_ctx=n_ctx, sizes=sizes, n_head=n_head, quantised=quantised, cache=cache,
-        flash_attn=flash_attn, n_parallel=n_parallel,
+        flash_attn=flash_attn,
     )  # fmt: skip
 
 

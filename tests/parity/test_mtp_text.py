@@ -22,8 +22,6 @@ from tests.oracles import GREEDY, LoopRun, generate, sampled, tiny
 from tests.tiers import release_except
 
 N_TOKENS = 40
-# Whose own rows, without any draft, depend on what is decoded beside them (docs/limits.md).
-ALONE = ("qwen4exp", "glm5-next")
 KINDS: dict[str, dict[str, Any]] = {
     "random": {"output_scale": 3.0},
     "noisy": {"output_scale": 8.0, "mixing": 0.1},
@@ -94,7 +92,7 @@ def test_chats_with_a_schema_side_by_side(arch: str) -> None:
     prompts = [f"Say {i} as JSON." for i in range(5)]
     texts = []
     for draft in (None, "mtp", "auto"):
-        for n_parallel in (1,) if arch in ALONE else (1, 3):
+        for n_parallel in (1, 3):
             with Llama(
                 path, draft=draft, n_ctx=256, n_threads=1, n_parallel=n_parallel, seed=3
             ) as llm:

@@ -19,6 +19,7 @@ from pyllama_spec.speculative import round as round_module
 from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import Span
 from pyllama_spec.speculative.rollback import Rollback
+from tests.parity.latent_files import LATENT
 from tests.parity.session_play import compare
 from tests.parity.sessions import (
     ARCHS,
@@ -76,6 +77,19 @@ KEPT = {
         Opened("qwen35", n_ubatch=8, store=0), Drafting("certain-mtp", 5),
         (Ask(options=_GREEDY), Act("move"), Ask(base=0, n_base=30, tail=(5,), options=_GREEDY)),
     ),
+    **{
+        f"an indexer's equal scores, beside other texts: {arch}": Session(
+            Opened(arch, sizes=int(arch in LATENT), n_ctx=80, n_parallel=3),
+            Drafting("perfect", 5),
+            (
+                Together((Ask(tail=tuple(range(97, 121)), options=_GREEDY),
+                          Ask(tail=tuple(range(120, 96, -1)), options=_GREEDY),
+                          Ask(base=0, n_base=9, options=_GREEDY))),
+                Ask(base=1, n_base=40, options=_GREEDY),
+            ),
+        )
+        for arch in ("glm5-next", "qwen4exp")
+    },
     "a model of another vocabulary, with an adapter for one of three": Session(
         Opened("gemma3", n_parallel=2, store=100_000), Drafting("foreign", 8, "random"),
         (
