@@ -176,11 +176,12 @@ def open_runtime(
         )
     bound = draft_bound(drafter_bound(drafter), n_draft=n_draft, n_rows=params.n_batch)
     max_draft = bound.max_draft
+    n_ctx = (params.n_ctx or model.info.n_ctx_train) * n_parallel
     params = replace(
         params,
-        n_ctx=(params.n_ctx or model.info.n_ctx_train) * n_parallel,
+        n_ctx=n_ctx,
         n_seq_max=n_parallel,
-        n_rs_seq=_n_snapshots(model, max_draft, min(params.n_batch, params.n_ubatch)),
+        n_rs_seq=_n_snapshots(model, max_draft, min(params.n_batch, params.n_ubatch, n_ctx)),
         # Logits of the pending token and the draft, and of no prompt: a row is a vocabulary wide.
         n_outputs_max=0 if wants_rows else min(n_parallel * (max_draft + 1), params.n_batch),
         target_layers=tuple(drafter.target_layers),
@@ -224,6 +225,12 @@ def _n_snapshots(model: Model, max_draft: int, n_ubatch: int) -> int:
 
     No round verifies more rows than are equal to single ones, and the engine wants a physical batch
     that is larger than they are.
+
+    Args:
+        model: the target.
+        max_draft: the most tokens that a round drafts.
+        n_ubatch: of a physical batch, which is no larger than the context.
+
     """
     info = model.info
     # Without a rollback the round turns the drafter off, and the result says why.

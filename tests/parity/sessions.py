@@ -158,8 +158,6 @@ def _fitting(opened: Opened) -> Opened:
     """The opening, or the nearest one that there is."""
     arch, sizes, n_head, quantised = opened.arch, opened.sizes, opened.n_head, opened.quantised
     cache, flash_attn = opened.cache, opened.flash_attn
-    # Snapshots behind each of 31 drafted tokens do not fit into a batch of fewer.
-    n_ctx = max(opened.n_ctx, 40) if arch == "glm5-next" else opened.n_ctx
     if arch == "deepseek4":
         # With heads of those sizes, and with such caches, the engine divides by zero.
         cache = None if cache in QUANTISED_CACHES else cache
@@ -179,8 +177,7 @@ def _fitting(opened: Opened) -> Opened:
     if sizes:
         quantised = ""
     return replace(
-        opened, n_ctx=n_ctx, sizes=sizes, n_head=n_head, quantised=quantised, cache=cache,
-        flash_attn=flash_attn,
+        opened, sizes=sizes, n_head=n_head, quantised=quantised, cache=cache, flash_attn=flash_attn
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from pyllama_spec.speculative import round as round_module
 from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import Span
 from pyllama_spec.speculative.rollback import Rollback
+from tests.models.build import STATES
 from tests.parity.latent_files import LATENT
 from tests.parity.session_play import compare
 from tests.parity.sessions import (
@@ -33,6 +34,7 @@ from tests.parity.sessions import (
     Together,
     sessions,
 )
+from tests.tiers import release_except
 
 _PHASES = (Phase.generate, Phase.shrink)
 _N_QUICK, _N_RELEASE = 300, 20_000
@@ -104,6 +106,19 @@ KEPT = {
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept(name: str) -> None:
     assert compare(KEPT[name])["comparisons"] > 0
+
+
+@pytest.mark.parametrize("arch", release_except((*STATES, "glm5-next"), ("mamba", "qwen35")))
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_a_context_that_is_smaller_than_a_draft(arch: str, n_parallel: int) -> None:
+    """As many snapshots of a state as a physical batch has room for, and no more than n_ctx."""
+    for n_ctx in (4, 9, 24, 31, 32, 33, 34):
+        opened = Opened(arch, n_ctx=n_ctx, n_parallel=n_parallel, sizes=int(arch in LATENT))
+        asks = Ask(tail=(104,), options=(*_GREEDY, ("max_tokens", None)))
+        acts = (asks, Together((asks, asks))) if n_parallel > 1 else (asks,)
+        counts = compare(Session(opened, Drafting("perfect", 31), acts))
+        assert counts["comparisons"] == (3 if n_parallel > 1 else 1)
+        assert counts["accepted"] > 0 or n_ctx < 9
 
 
 def _first_is_believed(
