@@ -92,6 +92,15 @@ KEPT = {
         )
         for arch in ("glm5-next", "qwen4exp")
     },
+    **{
+        f"a state with a window, in physical batches of {n}": Session(
+            Opened("deepseek4", sizes=2, n_ctx=120, n_ubatch=n, swa_full=False),
+            Drafting("pattern", 5),
+            (Ask(tail=tuple(range(97, 112)), options=_GREEDY),
+             Ask(base=0, n_base=30, tail=(5, 6), options=_GREEDY)),
+        )
+        for n in (1, 2, 3)
+    },
     "a model of another vocabulary, with an adapter for one of three": Session(
         Opened("gemma3", n_parallel=2, store=100_000), Drafting("foreign", 8, "random"),
         (
