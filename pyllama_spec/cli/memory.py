@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.drafters.suffix import upkeep
-from pyllama_spec.drafters.suffix.memory import RememberedText
+from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.drafters.suffix.store_file import capacity_of
 from pyllama_spec.engine import Model
@@ -184,8 +186,16 @@ def _facts(store: Store) -> dict[str, Any]:
         "path": str(store.path), "bytes": store.size, "texts": len(texts),
         "tokens": sum(len(one.ids) for one in texts), "max_tokens": store.max_tokens,
         "used": sum(one.n_used for one in texts), "vocabulary": store.digest.hex()[:12],
+        **_origins(texts),
         "oldest_minute": _minutes(texts)[0], "newest_minute": _minutes(texts)[1],
     }  # fmt: skip
+
+
+def _origins(texts: Sequence[RememberedText]) -> dict[str, int]:
+    """How many tokens a target chose, and at how many of them a draft was wrong."""
+    counts = sum((np.bincount(one.origins, minlength=4) for one in texts), np.zeros(4, np.int64))
+    missed = int(counts[TokenOrigin.MISSED])
+    return {"answers": int(counts[TokenOrigin.CHOSEN]) + missed, "missed": missed}
 
 
 def _minutes(texts: Sequence[RememberedText]) -> tuple[int, int]:
@@ -199,6 +209,8 @@ def _summary(store: Store) -> str:
         f"{store.path}: {facts['texts']} texts of {facts['tokens']} tokens, "
         f"{facts['bytes'] / 1e6:.1f} MB, room for {facts['max_tokens']} tokens"
     )
+    if facts["answers"]:
+        line += f"; {facts['answers']} tokens of answers, at {facts['missed']} a draft was wrong"
     if facts["texts"]:
         line += f"; {_date(facts['oldest_minute'])} to {_date(facts['newest_minute'])}"
     return line

@@ -147,6 +147,8 @@ class Committed(NamedTuple):
         first_row: see features.
         is_border: whether another text may go on otherwise behind these tokens: rows that are
             needed to begin there again are worth keeping.
+        n_chosen: how many of the tokens, the last ones, the target chose itself in this request;
+            those before them were given. 0 where that is not known any more.
 
     """
 
@@ -156,6 +158,7 @@ class Committed(NamedTuple):
     features: Features = ()
     first_row: int = 0
     is_border: bool = False
+    n_chosen: int = 0
 
 
 class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them

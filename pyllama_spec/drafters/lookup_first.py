@@ -117,6 +117,8 @@ class LookupFirst(Drafter):
         )
         # Proposals that were looked up, for who asks where they come from.
         self.n_lookups = 0
+        # What the model guessed last of each sequence.
+        self._guesses: dict[int, Sequence[int]] = {}
         self.table = table
 
     def check(self, target: Model) -> None:
@@ -155,8 +157,13 @@ class LookupFirst(Drafter):
         self.drafter.end_request(seq)
 
     def commit(self, done: Sequence[Committed]) -> None:
-        """Tells both."""
+        """Tells both, and what remembers texts where the model was wrong."""
         self._lookup.commit(done)
+        for one in done if self._guesses else ():
+            pairs = zip(self._guesses.pop(one.seq, ()), one.tokens, strict=False)
+            missed = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+            if missed is not None:
+                self._lookup.note_miss(one.seq, one.start + missed)
         self.drafter.commit(done)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
@@ -181,6 +188,7 @@ class LookupFirst(Drafter):
             raise SequenceErrors({request.seq: error for request in asked}, lookups) from error
         for i, draft in zip(others, model_drafts, strict=True):
             drafts[i] = draft
+            self._guesses[requests[i].seq] = draft.ids
         return drafts
 
     def _prior(self, request: DraftRequest) -> TokenPrior:
@@ -196,11 +204,13 @@ class LookupFirst(Drafter):
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Tells both."""
+        self._guesses.pop(seq, None)
         self._lookup.truncate(seq, n_keep)
         self.drafter.truncate(seq, n_keep)
 
     def copy(self, seq: int, to: int) -> None:
         """Tells both."""
+        self._guesses.pop(to, None)
         self._lookup.copy(seq, to)
         self.drafter.copy(seq, to)
 

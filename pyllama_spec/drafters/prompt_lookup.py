@@ -110,6 +110,9 @@ class PromptLookup(Drafter):
         # N-grams that end with the last token have nothing behind them yet.
         history.index_up_to(len(history.tokens) - 1, self._sizes)
 
+    def note_miss(self, seq: int, at: int) -> None:
+        """A draft model was wrong at a place: of no use to what remembers nothing."""
+
     def propose_one(self, request: DraftRequest) -> Draft:
         """Continues the text as it went on after its longest repeated suffix.
 

@@ -450,7 +450,9 @@ class Round:
                 step = self._draw_first(run, span.first_row + n - 1)
                 tokens += step.tokens
         rows = self._batch.rows(self.drafter.target_layers, span, n)
-        done.append(Committed(state.seq_id, tokens, first, rows, first, is_border))
+        n_given = len(state.tokens) - run.n_generated
+        n_chosen = max(first + len(tokens) - max(first, n_given), 0)
+        done.append(Committed(state.seq_id, tokens, first, rows, first, is_border, n_chosen))
         return step
 
     def draw_first(self, run: SequenceRun) -> Step:
@@ -469,7 +471,8 @@ class Round:
         step = self._draw_first(run, row)
         if step.tokens:
             state = run.state
-            self.drafter.commit([Committed(state.seq_id, step.tokens, state.n_decoded)])
+            n = len(step.tokens)
+            self.drafter.commit([Committed(state.seq_id, step.tokens, state.n_decoded, n_chosen=n)])
         run.timing.prompt_s += perf_counter() - start
         return step
 
@@ -496,7 +499,7 @@ class Round:
                 self.rollback.undo(state)
             if self.drafter.listens:
                 rows = self._batch.rows(self.drafter.target_layers, span, n)
-                done.append(Committed(state.seq_id, tokens, n_past + 1, rows, n_past))
+                done.append(Committed(state.seq_id, tokens, n_past + 1, rows, n_past, n_chosen=n))
         if error is not None:
             self.rollback.recover(state, is_computed=True)
             return Step(tuple(tokens), len(ids), max(n - 1, 0), None, error, who)

@@ -11,7 +11,7 @@ import pytest
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError
 from pyllama_spec.cli.entry import main
-from pyllama_spec.drafters import DraftOptions, Eagle3, SmallModel, Suffix
+from pyllama_spec.drafters import Draft, DraftOptions, DraftRequest, Eagle3, SmallModel, Suffix
 from pyllama_spec.drafters.model_drafter import add_lookup
 from pyllama_spec.drafters.suffix import store as stores
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
@@ -21,7 +21,7 @@ from tests.faces.tools import open_tiny, text_of
 from tests.models import model_path
 
 PROMPT = "abcdefghijklmnopqrstuvw"
-OPTIONS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0}
+OPTIONS: dict[str, Any] = {"max_tokens": 48, "temperature": 0.0, "return_token_ids": True}
 
 
 def ask(llm: Llama, prompt: str = PROMPT, **options: Any) -> dict[str, Any]:
@@ -191,6 +191,87 @@ def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="draft_memory"):
             open_tiny("suffix", draft_memory=wrong)
     assert not (tmp_path / "new").exists()
+
+
+# ---- whose tokens they were, and where a draft was wrong
+
+
+class _Noting(Eagle3):
+    """A head that notes what it guessed behind how many tokens."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        drafts = super().propose(requests)
+        self.guesses = [
+            *getattr(self, "guesses", ()),
+            *((len(r.tokens), d.ids) for r, d in zip(requests, drafts, strict=True)),
+        ]
+        return drafts
+
+
+def remembered(store: Path) -> list[tuple[list[int], list[int]]]:
+    texts = Store(store, None, is_read_only=True).texts()
+    return [(one.ids.tolist(), one.origins.tolist()) for one in texts]
+
+
+def said(found: dict[str, Any]) -> list[int]:
+    """The ids of a prompt and its answer."""
+    choice = found["choices"][0]
+    return [*choice["prompt_token_ids"], *choice["token_ids"]]
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 5}])
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_a_store_says_where_a_head_was_wrong(
+    store: Path, n_parallel: int, options: dict[str, Any]
+) -> None:
+    head = _Noting(model_path("eagle3"), 4)
+    drafter = add_lookup(head, DraftOptions(memory=store))
+    with open_tiny(drafter, n_parallel=n_parallel) as llm:
+        found = ask(llm, return_token_ids=True, **options)["choices"][0]
+    (ids, origins), = remembered(store)  # fmt: skip
+    prompt, answer = found["prompt_token_ids"], found["token_ids"]
+    assert ids[: len(prompt) + len(answer)] == prompt + answer
+    expected = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+    for at, guess in head.guesses:
+        wrong = [i for i, (a, b) in enumerate(zip(guess, ids[at:], strict=False)) if a != b]
+        # What was not there any more when a round ended at an earlier token was not compared.
+        if wrong and all(other <= at or other > at + wrong[0] for other, _ in head.guesses):
+            expected[at + wrong[0]] = 2
+    assert origins == expected
+    assert origins.count(2) > 5
+
+
+def test_nothing_is_noted_of_what_is_not_remembered(store: Path) -> None:
+    """Of a private turn, and of what the next one says again of it."""
+    draft = str(model_path("eagle3"))
+    with open_tiny(draft, draft_memory=store) as llm:
+        before = store.read_bytes()
+        private = said(ask(llm, remember=False))
+        assert store.read_bytes() == before
+        llm.create_completion([*private, *b"0123456789"], max_tokens=9, temperature=0.0)
+    (ids, origins), = remembered(store)  # fmt: skip
+    assert len(ids) < 20 + 9
+    assert [bool(one) for one in origins] == [False] * (len(ids) - 9) + [True] * 9
+
+
+def test_each_turn_says_what_was_chosen_in_it(store: Path) -> None:
+    with open_tiny(str(model_path("eagle3")), draft_memory=store) as llm:
+        first = said(ask(llm, max_tokens=30))
+        llm.create_completion([*first, *b"0123456789"], max_tokens=20, temperature=0.0)
+        # Another answer in the middle of the first one.
+        llm.create_completion([*first[:-8], *b"987"], max_tokens=12, temperature=0.0)
+    chosen = [sum(map(bool, origins)) for _, origins in remembered(store)]
+    assert chosen == [30, 20, 12]
+    assert all(not any(origins[:24]) for _, origins in remembered(store)[1:])
+
+
+def test_what_copies_alone_says_what_was_chosen(store: Path) -> None:
+    with open_tiny("suffix", draft_memory=store) as llm:
+        found = ask(llm, return_token_ids=True)["choices"][0]
+    (ids, origins), = remembered(store)  # fmt: skip
+    n = len(found["prompt_token_ids"])
+    assert origins == [0] * n + [1] * (len(ids) - n)
+    assert len(ids) - n == len(found["token_ids"])
 
 
 # ---- whose guess each token was

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.suffix.chances import Chances, CopyKind
-from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source
+from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source, TokenOrigin
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex, index_bytes
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
@@ -36,6 +36,7 @@ _FIXED_DRAFT, _ADAPTIVE_DRAFT = 7, 15
 _LEAST_CHANCE = 0.1
 # A draft model is asked instead where the first token of a copy is more likely wrong than right.
 _BESIDE_A_MODEL = 0.5
+_CHOSEN = bytes([TokenOrigin.CHOSEN])
 
 
 class OwnText:
@@ -47,16 +48,19 @@ class OwnText:
         remembers: whether what is new of it may be copied from in later requests.
         n_settled: how many of its tokens were remembered already, or must not be.
         n_private: how many of those must not be.
+        origins: TokenOrigin of each token.
 
     """
 
     def __init__(self) -> None:
         self.index = _new_index(_FIRST_CAPACITY)
+        self.origins = bytearray()
         self.user, self.remembers = "", False
         self.n_settled = self.n_private = 0
 
-    def append(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Writes tokens behind the others."""
+    def append(self, tokens: Sequence[int] | npt.NDArray[np.int32], n_chosen: int = 0) -> None:
+        """Writes tokens behind the others, of which the target chose the last n_chosen."""
+        self.origins += bytes(len(tokens) - n_chosen) + _CHOSEN * n_chosen
         wanted = self.index.n + len(tokens)
         if wanted > self.index.capacity:
             before, self.index = self.index, _new_index(2 * wanted)
@@ -66,19 +70,20 @@ class OwnText:
     def cut(self, n: int) -> None:
         """Forgets the tokens from the n-th on."""
         self.index.cut(n)
+        del self.origins[n:]
         self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
 
-    def settle(self) -> Sequence[int]:
-        """What there is to remember now, with what leads on to it; () for nothing."""
+    def settle(self) -> tuple[list[int], bytes]:
+        """What there is to remember now, with what leads on to it, and whose each token was."""
         begin, self.n_settled = self.n_settled, self.index.n
         if not self.remembers:
             self.n_private = self.index.n
-            return ()
-        if begin >= self.index.n:
-            return ()
-        begin = max(begin - MAX_MATCH, self.n_private)
-        out: list[int] = self.index.tokens[begin : self.index.n].tolist()
-        return out
+        if not self.remembers or begin >= self.index.n:
+            return [], b""
+        lead = max(begin - MAX_MATCH, self.n_private)
+        out: list[int] = self.index.tokens[lead : self.index.n].tolist()
+        # What leads on to it was remembered with its own text.
+        return out, bytes(begin - lead) + self.origins[begin : self.index.n]
 
 
 class _Copied(NamedTuple):
@@ -192,11 +197,11 @@ class Suffix(Drafter):
     def end_request(self, seq: int) -> None:
         """A request has ended: later ones may copy from its text."""
         text = self._texts.get(seq)
-        ids = () if text is None else text.settle()
-        if text is None or not len(ids):
+        ids, origins = ([], b"") if text is None else text.settle()
+        if text is None or not ids:
             return
         if self._store is not None:
-            self._store.add(ids)
+            self._store.add(ids, origins)
         elif self._remembers:
             self._memory(text.user).add(ids)
 
@@ -231,7 +236,13 @@ class Suffix(Drafter):
         copied = self._copied.pop(done.seq, None)
         if copied is not None:
             self._learn(copied, done.tokens)
-        self._text(done.seq).append(done.tokens)
+        self._text(done.seq).append(done.tokens, done.n_chosen)
+
+    def note_miss(self, seq: int, at: int) -> None:
+        """A draft model had guessed another token than stands at a place of the sequence."""
+        origins = self._text(seq).origins
+        if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
+            origins[at] = TokenOrigin.MISSED
 
     def _learn(self, copied: _Copied, tokens: Sequence[int]) -> None:
         n_met = min(len(tokens), len(copied.ids))

@@ -2,15 +2,17 @@
 
 The texts lie one behind the other in a TokenIndex. Each begins with a header of negative numbers,
 which no n-gram of a text is equal to: its mark, when it came, how many of its tokens were copied
-and turned out right, and its length. So the tokens are all that there is to keep, and what is left
-of a damaged log can be read.
+and turned out right, and its length. Behind the tokens more of them may say whose each token was
+(see TokenOrigin). So the tokens are all that there is to keep, and what is left of a damaged log
+can be read.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +34,22 @@ _MAX_PARTS = 128
 _KEEP_SHARE, _NEWEST_SHARE = 0.75, 0.25
 _FIRST_CAPACITY = 1 << 12
 _MAX_NUMBER = (1 << 31) - 3
+# Two bits of a token's origin; 30 of them leave room for the two numbers that mean something else.
+_ORIGINS_PER_NUMBER = 15
+_NO_ORIGINS = np.empty(0, np.int32)
+
+
+class TokenOrigin(IntEnum):
+    """Whose a token of a text was.
+
+    GIVEN: it stood in the prompt, or nobody knows any more.
+    CHOSEN: the target chose it.
+    MISSED: likewise, and a draft model had guessed another one there, with all before it right.
+    """
+
+    GIVEN = 0
+    CHOSEN = 1
+    MISSED = 2
 
 
 @dataclass(slots=True)
@@ -43,6 +61,7 @@ class RememberedText:
         at: the index of its first token.
         minute: when it came, in minutes since 1970.
         n_used: how many of its tokens were copied and turned out right.
+        packed_origins: of its tokens, as they lie in the log; empty where all were given.
 
     """
 
@@ -50,6 +69,17 @@ class RememberedText:
     at: int
     minute: int
     n_used: int
+    packed_origins: npt.NDArray[np.int32] = field(default_factory=_NO_ORIGINS.copy)
+
+    @property
+    def n_entry(self) -> int:
+        """How many numbers of the log it takes, with all that belongs to it."""
+        return HEADER_TOKENS + len(self.ids) + len(self.packed_origins)
+
+    @property
+    def origins(self) -> npt.NDArray[np.uint8]:
+        """[n] TokenOrigin of each token."""
+        return unpack_origins(self.packed_origins, len(self.ids))
 
 
 class Source(Protocol):
@@ -63,8 +93,8 @@ class Source(Protocol):
     def refresh(self) -> None:
         """A request begins: sees what others have written."""
 
-    def add(self, ids: Sequence[int]) -> None:
-        """Takes the text of a request that has ended."""
+    def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
+        """Takes the text of a request that has ended, with the TokenOrigin of each; () for none."""
 
     def note_use(self, at: int, n: int) -> None:
         """So many tokens from a place on were copied and turned out right."""
@@ -83,13 +113,43 @@ def texts_of(index: TokenIndex) -> Iterator[RememberedText]:
         n = min(_number(head[3]), end - at)
         ids = tokens[at : at + n]
         if n and int(ids.min()) >= 0:
-            yield RememberedText(ids, at, _number(head[1]), _number(head[2]))
+            packed = tokens[at + n : min(at + n + _n_packed(n), end)]
+            if len(packed) < _n_packed(n) or int(packed.max()) >= MARK:
+                packed = _NO_ORIGINS  # it has none, or they are damaged
+            yield RememberedText(ids, at, _number(head[1]), _number(head[2]), packed)
 
 
-def with_header(ids: npt.NDArray[np.int32], minute: int, n_used: int) -> npt.NDArray[np.int32]:
+def with_header(
+    ids: npt.NDArray[np.int32], minute: int, n_used: int, packed_origins: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int32]:
     """A text as it lies in the log."""
     head = [MARK, _coded(minute), _coded(n_used), _coded(len(ids))]
-    out: npt.NDArray[np.int32] = np.concatenate([np.array(head, np.int32), ids])
+    out: npt.NDArray[np.int32] = np.concatenate([np.array(head, np.int32), ids, packed_origins])
+    return out
+
+
+def _n_packed(n: int) -> int:
+    return -(-n // _ORIGINS_PER_NUMBER)
+
+
+def pack_origins(origins: Sequence[int] | npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
+    """TokenOrigins as negative numbers for the log; none of them where all were given."""
+    values = np.asarray(origins, np.int32)
+    if not values.any():
+        return _NO_ORIGINS
+    rows = np.zeros((_n_packed(len(values)), _ORIGINS_PER_NUMBER), np.int32)
+    rows.reshape(-1)[: len(values)] = values
+    numbers = (rows << (2 * np.arange(_ORIGINS_PER_NUMBER, dtype=np.int32))).sum(1)
+    out: npt.NDArray[np.int32] = (-2 - numbers).astype(np.int32)
+    return out
+
+
+def unpack_origins(packed: npt.NDArray[np.int32], n: int) -> npt.NDArray[np.uint8]:
+    """[n] what pack_origins() packed."""
+    out = np.zeros(n, np.uint8)
+    if len(packed):
+        shifts = 2 * np.arange(_ORIGINS_PER_NUMBER, dtype=np.int32)
+        out[:] = (((-2 - packed)[:, None] >> shifts) & 3).reshape(-1)[:n]
     return out
 
 
@@ -152,7 +212,7 @@ def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[Remember
     kept: set[int] = set()
     room = n_tokens
     for i in range(len(ordered) - 1, -1, -1):
-        size = HEADER_TOKENS + len(ordered[i].ids)
+        size = ordered[i].n_entry
         if n_tokens - room + size > _NEWEST_SHARE * n_tokens:
             break
         kept.add(i)
@@ -160,7 +220,7 @@ def most_useful(texts: Iterable[RememberedText], n_tokens: int) -> list[Remember
     rest = [i for i in range(len(ordered)) if i not in kept]
     rest.sort(key=lambda i: (-ordered[i].n_used / (1 + len(ordered[i].ids)), -i))
     for i in rest:
-        size = HEADER_TOKENS + len(ordered[i].ids)
+        size = ordered[i].n_entry
         if size <= room:
             kept.add(i)
             room -= size
@@ -177,7 +237,7 @@ def fill(index: TokenIndex, texts: Sequence[RememberedText], *, ages: bool) -> N
 
     """
     if texts:
-        parts = [with_header(t.ids, t.minute, t.n_used >> ages) for t in texts]
+        parts = [with_header(t.ids, t.minute, t.n_used >> ages, t.packed_origins) for t in texts]
         index.append(np.concatenate(parts))
 
 
@@ -199,6 +259,7 @@ def entry_of(
     *,
     minute: int | None = None,
     n_used: int = 0,
+    origins: Sequence[int] = (),
 ) -> npt.NDArray[np.int32]:
     """What is new of a text as it lies in the log; empty for nothing.
 
@@ -208,12 +269,24 @@ def entry_of(
         max_tokens: the most that there may be, headers and all.
         minute: when it came, in minutes since 1970; None for now.
         n_used: how many of its tokens were copied and turned out right.
+        origins: [len(ids)] TokenOrigin of each token; () where all were given.
 
     """
-    part = new_part(index, ids)[-int(_NEWEST_SHARE * max_tokens) + HEADER_TOKENS :]
+    room = int(_NEWEST_SHARE * max_tokens) - HEADER_TOKENS
+    if len(origins):
+        room -= _n_packed(room)
+    new = new_part(index, ids)
+    part = new[-room:]
     if not len(part):
         return np.empty(0, np.int32)
-    return with_header(np.array(part, np.int32), now_minute() if minute is None else minute, n_used)
+    packed = _NO_ORIGINS
+    if len(origins):
+        of_part = np.array(origins[-len(part) :], np.uint8)
+        if len(part) == len(new) < len(ids):
+            of_part[:MAX_MATCH] = TokenOrigin.GIVEN  # the other text has them already
+        packed = pack_origins(of_part)
+    when = now_minute() if minute is None else minute
+    return with_header(np.array(part, np.int32), when, n_used, packed)
 
 
 class Room(NamedTuple):
@@ -262,8 +335,11 @@ class Memory:
         """See Source."""
         note_use(self.index, at, n)
 
-    def add(self, ids: Sequence[int]) -> None:
-        """Takes what is new of a text; where there is no room the least useful ones go."""
+    def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
+        """Takes what is new of a text; where there is no room the least useful ones go.
+
+        Whose its tokens were is not kept: nobody trains on what is gone with the process.
+        """
         entry = entry_of(self.index, ids, self.max_tokens)
         if not len(entry):
             return

@@ -14,9 +14,9 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from pyllama_spec.drafters.suffix.memory import (
-    HEADER_TOKENS,
     RememberedText,
     entry_of,
     fill,
@@ -79,7 +79,7 @@ class Store:
         self.path = Path(path)
         self._digest, self._is_read_only = digest, is_read_only
         self._max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
-        self._waiting: deque[list[int]] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[tuple[list[int], list[int]]] = deque(maxlen=_MAX_WAITING)
         self._uses: deque[tuple[int, int]] = deque(maxlen=_MAX_WAITING)
         self._has_warned = False
         try:
@@ -184,14 +184,21 @@ class Store:
         """So many tokens from a place on were copied and turned out right. Written with a text."""
         self._uses.append((at, n))
 
-    def add(self, ids: Sequence[int]) -> None:
-        """Takes the text of a request that has ended; it may be written later, or never."""
+    def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
+        """Takes the text of a request that has ended; it may be written later, or never.
+
+        Args:
+            ids: the text.
+            origins: [len(ids)] TokenOrigin of each token; () where nobody knows them.
+
+        """
         if self._is_read_only:
             return
-        self._waiting.append(list(ids))
+        self._waiting.append((list(ids), list(origins)))
         with self._harmless(), contextlib.suppress(BusyError), self.locked():
             while self._waiting:
-                self._write(self._waiting.popleft())
+                text, its_origins = self._waiting.popleft()
+                self._write(text, origins=its_origins)
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
@@ -247,9 +254,9 @@ class Store:
             return False
         return (info.st_dev, info.st_ino) == self._file.inode
 
-    def _write(self, ids: Sequence[int], minute: int | None = None, n_used: int = 0) -> None:
-        """By who holds the lock: writes what is new of a text, which came now or then."""
-        entry = entry_of(self.index, ids, self.max_tokens, minute=minute, n_used=n_used)
+    def _write(self, ids: Sequence[int], **about: Any) -> None:
+        """By who holds the lock: writes what is new of a text; see entry_of() for the rest."""
+        entry = entry_of(self.index, ids, self.max_tokens, **about)
         if not len(entry):
             return
         room = room_for(self.index, len(entry), self.max_tokens)
@@ -284,7 +291,9 @@ class Store:
         with self.locked():
             for text in texts:
                 ids: list[int] = text.ids.tolist()
-                self._write(ids, text.minute, text.n_used)
+                self._write(
+                    ids, minute=text.minute, n_used=text.n_used, origins=text.origins.tolist()
+                )
 
     def texts(self) -> list[RememberedText]:
         """All texts, the oldest first. The ids are views."""
@@ -297,7 +306,7 @@ class Store:
         What it held is overwritten on the disk.
         """
         limit = self.max_tokens if max_tokens is None else max_tokens
-        n = sum(HEADER_TOKENS + len(text.ids) for text in texts)
+        n = sum(text.n_entry for text in texts)
         self._replace(texts, min(max(n + n // 4, _FIRST_CAPACITY), limit), limit, erases=True)
 
     def _replace(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pyllama_spec.drafters.suffix.memory import texts_of
+from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, texts_of
 from pyllama_spec.drafters.suffix.token_index import TokenIndex, index_bytes
 from pyllama_spec.errors import ArgumentError, ModelLoadError
 
@@ -128,7 +128,7 @@ class StoreFile:
             return
         if slot is None:  # both slots are damaged: what can be told of the texts counts
             self.index.n = self.facts.capacity
-            last = max((t.at + len(t.ids) for t in texts_of(self.index)), default=0)
+            last = max((t.at - HEADER_TOKENS + t.n_entry for t in texts_of(self.index)), default=0)
             self.index.show(last)
         self.index.drop_heads()
         self.publish()

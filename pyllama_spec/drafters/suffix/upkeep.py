@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.suffix.drafter import Suffix
-from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, RememberedText, most_useful
+from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
 from pyllama_spec.drafters.suffix.store import Store
 from pyllama_spec.engine.checks import real
@@ -185,7 +185,7 @@ class _Untouched:
     def refresh(self) -> None:
         """It stays as it is."""
 
-    def add(self, ids: Sequence[int]) -> None:
+    def add(self, ids: Sequence[int], origins: Sequence[int] = ()) -> None:
         """Takes nothing."""
 
     def note_use(self, at: int, n: int) -> None:
@@ -252,7 +252,7 @@ def prune(store: Store, *, max_tokens: int | None = None, days: float | None = N
             begin = now() - days * _MINUTES_PER_DAY
             kept = [one for one in kept if one.minute >= begin]
         limit = store.max_tokens if max_tokens is None else max_tokens
-        if sum(HEADER_TOKENS + len(one.ids) for one in kept) > limit:
+        if sum(one.n_entry for one in kept) > limit:
             kept = most_useful(kept, limit)
         store.keep(kept, max_tokens=limit)
     return len(texts) - len(kept)

@@ -1,0 +1,169 @@
+"""Whose each token of a remembered text was: what a draft goes on learning from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyllama_spec.drafters import Committed, PromptLookup, Suffix
+from pyllama_spec.drafters.base import Draft, DraftRequest
+from pyllama_spec.drafters.lookup_first import LookupFirst
+from pyllama_spec.drafters.suffix import upkeep
+from pyllama_spec.drafters.suffix.memory import (
+    MARK,
+    TokenOrigin,
+    pack_origins,
+    unpack_origins,
+    with_header,
+)
+from pyllama_spec.drafters.suffix.store import Store
+from pyllama_spec.drafters.suffix.store_file import HEADER_BYTES
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, index_bytes
+from tests.suffix_tools import proposal, tell
+
+DIGEST = bytes(range(32))
+GIVEN, CHOSEN, MISSED = TokenOrigin
+
+
+def fresh(seed: int, n: int = 60) -> list[int]:
+    """A text without repetitions of its own, and of no other one's tokens in a row."""
+    return random.Random(seed).sample(range(1000, 30000), n)
+
+
+def origins_of(seed: int, n: int = 60) -> list[int]:
+    return random.Random(-1 - seed).choices([0, 1, 2], k=n)
+
+
+def held(store: Store) -> dict[tuple[int, ...], list[int]]:
+    """Origins by text."""
+    return {tuple(one.ids.tolist()): one.origins.tolist() for one in store.texts()}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.memory"
+
+
+@pytest.mark.parametrize("n", [0, 1, 14, 15, 16, 29, 30, 31, 200])
+def test_origins_are_packed_and_are_no_tokens(n: int) -> None:
+    for seed in range(5):
+        origins = np.array(origins_of(seed, n), np.uint8)
+        packed = pack_origins(origins)
+        assert (packed < MARK).all()
+        assert len(packed) <= n // 15 + 1
+        assert unpack_origins(packed, n).tolist() == origins.tolist()
+    assert len(pack_origins([GIVEN] * n)) == 0
+    assert unpack_origins(pack_origins([2] * n), n).tolist() == [2] * n  # the largest number
+
+
+def test_they_outlive_all_that_becomes_of_a_store(path: Path, tmp_path: Path) -> None:
+    store, expected = Store(path, DIGEST), {}
+    for seed in range(150):  # the file is replaced by larger ones meanwhile
+        origins = origins_of(seed) if seed % 3 else ()
+        store.add(fresh(seed), origins)
+        expected[tuple(fresh(seed))] = list(origins) or [GIVEN] * 60
+    assert held(store) == held(Store(path, None, is_read_only=True)) == expected
+    other = Store(tmp_path / "other.memory", DIGEST)
+    other.add(fresh(500), origins_of(500))
+    other.take(store.texts())
+    assert held(other) == {**expected, tuple(fresh(500)): origins_of(500)}
+    assert upkeep.prune(other, max_tokens=4000) > 0
+    left = held(other)
+    assert 20 < len(left) < 100
+    assert all(expected[ids] == origins for ids, origins in left.items() if ids in expected)
+    assert sum(one.n_entry for one in other.texts()) == other.index.n <= 4000
+    # A text can be copied to its end, and no further.
+    drafter = Suffix(8, store=Store(path, DIGEST))
+    tell(drafter, fresh(1)[:56], remember=False)
+    assert proposal(drafter, fresh(1)[:56]) == fresh(1)[56:]
+
+
+def test_of_a_text_that_is_cut_the_end_keeps_its_own(path: Path) -> None:
+    store = Store(path, DIGEST, max_bytes=HEADER_BYTES + index_bytes(1 << 10))
+    long, origins = fresh(1, 900), origins_of(1, 900)
+    store.add(long, origins)
+    ((ids, kept),) = held(store).items()
+    n = len(ids)
+    assert 200 < n < 256
+    assert list(ids) == long[-n:]
+    assert kept == origins[-n:]
+
+
+def test_what_another_text_has_already_is_not_said_twice(path: Path) -> None:
+    store = Store(path, DIGEST)
+    store.add(fresh(1), [CHOSEN] * 60)
+    store.add(fresh(1) + fresh(2, 40), [CHOSEN] * 100)
+    (_, first), (lead, second) = held(store).items()
+    assert first == [CHOSEN] * 60
+    assert list(lead) == fresh(1)[-MAX_MATCH:] + fresh(2, 40)
+    assert second == [GIVEN] * MAX_MATCH + [CHOSEN] * 40
+
+
+@pytest.mark.parametrize("damage", ["cut", "positive", "mark"])
+def test_damaged_ones_are_none(path: Path, damage: str) -> None:
+    store = Store(path, DIGEST)
+    store.add(fresh(1), origins_of(1))
+    store.add(fresh(2), origins_of(2))
+    (first, second) = store.texts()
+    at = first.at + 60 + 1
+    if damage == "cut":
+        with store.locked():
+            entry = with_header(first.ids, 0, 0, first.packed_origins)
+            store.index.cut(0)
+            store.index.append(entry[:-2])
+            store._file.publish()
+        assert held(store) == {tuple(fresh(1)): [GIVEN] * 60}
+        return
+    store.index.tokens[at] = 7 if damage == "positive" else MARK
+    texts = held(store)
+    assert texts[tuple(fresh(1))] == [GIVEN] * 60
+    assert texts[tuple(fresh(2))] == origins_of(2)
+    assert second.origins.tolist() == origins_of(2)
+
+
+def test_a_store_without_them_is_read_and_written_as_before(path: Path) -> None:
+    """The log of a text without origins is the one that earlier versions wrote."""
+    store = Store(path, DIGEST)
+    store.add(fresh(1))
+    store.write_all([fresh(2)])
+    head = [text.at for text in store.texts()]
+    assert head == [4, 4 + 60 + 4]
+    assert store.index.n == 2 * 64
+
+
+class _Guessing(PromptLookup):
+    """Guesses what it is told to."""
+
+    guess: Sequence[int] = ()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        return [Draft(self.guess) for _ in requests]
+
+
+def test_the_first_wrong_guess_of_each_round_is_noted(path: Path) -> None:
+    text, copies = fresh(1, 80), Suffix(8, store=Store(path, DIGEST))
+    model = _Guessing()
+    both = LookupFirst(model, lookup=copies)
+    both.begin_request(0, remember=True, user="")
+    both.truncate(0, 0)
+    both.commit([Committed(0, text[:21], 0, n_chosen=1)])
+    expected, at = [GIVEN] * 20 + [CHOSEN] * 60, 21
+    rounds = [(3, 2, True), (4, 0, False), (2, 2, False), (5, 1, True), (0, 0, False), (3, 0, True)]
+    for n_guessed, n_right, is_asked in 3 * rounds:
+        guess = [*text[at : at + n_right], *[1] * (n_guessed - n_right)]
+        model.guess = guess
+        if is_asked:
+            both.propose([DraftRequest(0, text[:at], 8)])
+            if n_right < n_guessed:
+                expected[at + n_right] = MISSED
+        n = n_right + 1 if is_asked else 1
+        both.commit([Committed(0, text[at : at + n], at, n_chosen=n)])
+        at += n
+    both.end_request(0)
+    ((_, origins),) = held(Store(path, None, is_read_only=True)).items()
+    assert origins == expected[:at]
+    assert origins.count(MISSED) == 9
