@@ -20,20 +20,24 @@ from pyllama_spec.train import (
     Eagle3TrainConfig,
     FitConfig,
     HeadConfig,
+    UseConfig,
     train_dflash,
     train_eagle3,
+    train_from_use,
 )
 from pyllama_spec.train.config import N_NGRAMS, PRECISIONS, FitSettings, RunConfig
 from pyllama_spec.train.dflash.config import WEIGHTS
 from pyllama_spec.train.progress import TerminalReporter
 
 if TYPE_CHECKING:
+    from pyllama_spec.train.run.from_use import UseReport
     from pyllama_spec.train.run.pipeline import TrainReport
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Group: TypeAlias = "argparse._ArgumentGroup"
 _GB = 1_000_000_000
 _GOES_ON = "; what was made so far is kept, and the same command goes on with it"
+_STAYS = "; the draft is as it was"
 
 
 def add_train(commands: _Commands) -> None:
@@ -111,13 +115,17 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
     add("--init", type=Path, metavar="DRAFT.gguf",
         help="go on with this draft's weights: more text for it, or a target that was tuned "
         "since")  # fmt: skip
+    add("--from-use", type=file_name, metavar="STORE",
+        help="go on with OUT.gguf, or the draft of --init, from the answers in a draft memory and "
+        "where it was wrong; what is no better is not kept")  # fmt: skip
     add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
     add("--restart", action="store_true", help="train from the beginning, with the same text")
     add("--max-disk", type=float, default=default.max_disk_bytes / _GB, metavar="GB",
         help="the most that features may take; the others are computed again in every epoch "
         "[%(default)g]")  # fmt: skip
-    add("--type", choices=KINDS, default=default.export_type,
-        help="type of the matrices in the file [%(default)s]")  # fmt: skip
+    add("--type", choices=KINDS,
+        help=f"type of the matrices in the file [{default.export_type}; with --from-use the "
+        "draft's]")  # fmt: skip
     add("-t", "--threads", type=int, help="CPU threads [the physical cores]")
     add_target_options(parser)
     add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")
@@ -127,8 +135,10 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
     group, default = parser.add_argument_group("text"), CorpusConfig()
     add = group.add_argument
-    add("--tokens", type=int, default=default.n_tokens, metavar="N",
-        help="answer tokens to train on [%(default)s]")  # fmt: skip
+    n_of_use = UseConfig(Path()).n_tokens
+    add("--tokens", type=int, metavar="N",
+        help="answer tokens to train on "
+        f"[{default.n_tokens}; with --from-use the newest {n_of_use}]")  # fmt: skip
     add("--prompts", type=Path, metavar="F.jsonl",
         help="a prompt per line; without it the target writes its own")  # fmt: skip
     add("--n-ctx", type=int, default=default.n_ctx, help="longest sequence [%(default)s]")
@@ -187,17 +197,24 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
     """What all kinds are told: fields of RunConfig, but for head and fit."""
     if args.max_disk < 0:
         raise ArgumentError(f"--max-disk {args.max_disk:g} is below 0")
+    found: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
+    n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
+    if args.from_use is not None:
+        if args.type is not None:
+            raise ArgumentError(f"--type {args.type}: a draft from use keeps its type")
+        found["use"], n_tokens = UseConfig(args.from_use, **n_tokens), {}
     return {
+        **found,
         "target": args.model,
         "out": args.output,
         "work": args.work,
         "corpus": CorpusConfig(
-            prompts=args.prompts, n_tokens=args.tokens, n_ctx=args.n_ctx, n_parallel=args.parallel,
+            prompts=args.prompts, n_ctx=args.n_ctx, n_parallel=args.parallel,
             greedy_share=args.greedy_share, temperature=args.temperature, seed=args.seed,
+            **n_tokens,
         ),
         "init": args.init,
         "max_disk_bytes": int(args.max_disk * _GB),
-        "export_type": args.type,
         "n_threads": args.threads,
         "n_gpu_layers": args.n_gpu_layers,
         "devices": args.devices,
@@ -232,6 +249,8 @@ def run_eagle3(args: argparse.Namespace) -> int:
         head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
         fit=FitConfig(**_fit(args), n_steps=args.steps),
     )
+    if config.use is not None:
+        return _go_on(config, args)
     _print_report(train_eagle3(config, TerminalReporter()), config.work_dir)
     return 0
 
@@ -250,8 +269,36 @@ def run_dflash(args: argparse.Namespace) -> int:
             dpace_alpha=args.dpace_alpha, hard_share=args.hard_share,
         ),
     )  # fmt: skip
+    if config.use is not None:
+        return _go_on(config, args)
     _print_report(train_dflash(config, TerminalReporter()), config.work_dir)
     return 0
+
+
+def _go_on(config: Eagle3TrainConfig | DFlashTrainConfig, args: argparse.Namespace) -> int:
+    """Goes on with a draft from use, and prints what came out; 1 where it is no better."""
+    args.if_interrupted = _STAYS
+    report = train_from_use(config, TerminalReporter())
+    _print_use(report)
+    return 0 if report.is_replaced else 1
+
+
+def _print_use(report: UseReport) -> None:
+    _say(
+        f"learned from {report.n_answer_tokens} answer tokens of {report.n_conversations} "
+        f"conversations, of which a draft had missed {report.n_missed}: "
+        + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in report.seconds.items())
+    )
+    _say(f"held-out conversations: {report.before} before, {report.after} now")
+    _say(f"other text: {report.others_before} before, {report.others_after} now")
+    for note in report.notes:
+        _say(f"note: {note}")
+    if not report.is_replaced:
+        _say(f"{report.path} is as it was: {report.why_not}")
+    elif report.kept is None:
+        _say(f"{report.path} is the new draft")
+    else:
+        _say(f"{report.path} is the new draft; the one before is {report.kept.name}")
 
 
 def _print_report(report: TrainReport, work: Path) -> None:

@@ -1,13 +1,16 @@
 """Training a draft for a target from its GGUF alone: train_eagle3() and train_dflash().
 
-Both check the files, the target and the packages before anything is computed. What needs PyTorch,
-which is optional, is imported after that.
+train_from_use() goes on with one from its owner's use. All of them check the files, the target and
+the packages before anything is computed. What needs PyTorch, which is optional, is imported after
+that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.engine import Model, ModelInfo
@@ -19,14 +22,15 @@ from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.tasks import read_prompts
 from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
-from pyllama_spec.train.errors import need
+from pyllama_spec.train.errors import TrainError, need
 from pyllama_spec.train.files import locked
 from pyllama_spec.train.progress import Reporter, SilentReporter
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
 if TYPE_CHECKING:
+    from pyllama_spec.train.run.from_use import UseReport
     from pyllama_spec.train.run.head import DraftShape
-    from pyllama_spec.train.run.init_draft import Keys
+    from pyllama_spec.train.run.init_draft import InitDraft, Keys
     from pyllama_spec.train.run.kind import Kind
     from pyllama_spec.train.run.pipeline import TrainReport
 
@@ -60,12 +64,7 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
     def layers(info: ModelInfo) -> tuple[int, ...]:
         return default_layers(info.n_layer, is_plain=config.head.is_plain)
 
-    def load_kind() -> _LoadedKind:
-        from pyllama_spec.train.eagle3.kind import Eagle3Kind, shape_of
-
-        return _LoadedKind(Eagle3Kind(config), shape_of)
-
-    return _train(config, reporter, layers, load_kind)
+    return _train(config, reporter, layers, partial(_load_eagle3, config))
 
 
 def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) -> TrainReport:
@@ -84,12 +83,74 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
     def layers(info: ModelInfo) -> tuple[int, ...]:
         return block_layers(info.n_layer)
 
-    def load_kind() -> _LoadedKind:
-        from pyllama_spec.train.dflash.kind import DFlashKind, shape_of
+    return _train(config, reporter, layers, partial(_load_dflash, config))
 
-        return _LoadedKind(DFlashKind(config), shape_of)
 
-    return _train(config, reporter, layers, load_kind)
+def train_from_use(
+    config: Eagle3TrainConfig | DFlashTrainConfig, reporter: Reporter | None = None
+) -> UseReport:
+    """Goes on with a draft from what its owner's requests said, and where it was wrong.
+
+    The draft is config.init, or else what lies at config.out, of the kind of the configuration. The
+    new one is written to config.out if it is better on conversations that it did not learn from;
+    what was there stays as NAME.bak. Nothing else is left of a run. After an error and after Ctrl-C
+    the file is as it was.
+
+    Args:
+        config: of the run, with `use`. Of its text n_ctx, the longest part that is learned from at
+            once, and what says how other text is made count; its type is the draft's.
+        reporter: is told how it goes; None for silence.
+
+    Returns:
+        What came out: whether the file was replaced, and how both drafts fare.
+
+    Raises:
+        ModelLoadError: the target, the draft or the store cannot be read.
+        ArgumentError: the store is of another tokenizer, a setting is out of range, or the output
+            cannot be written there.
+        UnsupportedError: the target gives no layer inputs, or does not generate text.
+        DivergedError: the loss is no number any more.
+        TrainError: the draft was made for another target, the store has too few conversations, a
+            package is missing, the disk is full, ...
+        KeyboardInterrupt: after Ctrl-C.
+
+    """
+    instance(config, (Eagle3TrainConfig, DFlashTrainConfig), "config")
+    if config.use is None:
+        raise ArgumentError("config.use is None: it says which store to learn from")
+    _check_files(config)
+    if not config.begun_with.exists():
+        raise TrainError(
+            f"{config.begun_with}: there is no such draft to go on with; train one first, or name "
+            "one with --init"
+        )
+    with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
+        check_target(model)
+        need("torch", "gguf")
+        from pyllama_spec.train.run.from_use import UseRun
+        from pyllama_spec.train.run.init_draft import read_init_draft
+
+        if isinstance(config, Eagle3TrainConfig):
+            loaded = _load_eagle3(config)
+        else:
+            loaded = _load_dflash(config)
+
+        def read_draft(path: Path) -> InitDraft:
+            return read_init_draft(path, model.info, loaded.kind.arch, loaded.shape_of)
+
+        return UseRun(loaded.kind, config, model, read_draft, reporter or SilentReporter()).run()
+
+
+def _load_eagle3(config: Eagle3TrainConfig) -> _LoadedKind:
+    from pyllama_spec.train.eagle3.kind import Eagle3Kind, shape_of
+
+    return _LoadedKind(Eagle3Kind(config), shape_of)
+
+
+def _load_dflash(config: DFlashTrainConfig) -> _LoadedKind:
+    from pyllama_spec.train.dflash.kind import DFlashKind, shape_of
+
+    return _LoadedKind(DFlashKind(config), shape_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +182,8 @@ def _train(
         load_kind: imports what needs PyTorch.
 
     """
+    if config.use is not None:
+        raise ArgumentError("config.use is for train_from_use()")
     _check_files(config)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)

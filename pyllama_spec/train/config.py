@@ -79,6 +79,39 @@ class CorpusConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class UseConfig:
+    """What an owner's use is that a draft goes on learning from.
+
+    Attributes:
+        store: a draft memory that requests wrote, of the target's tokenizer.
+        n_tokens: the most tokens of answers, the newest of the store.
+        n_other_tokens: tokens of other answers, which the target writes to measure what is lost.
+        held_out: the share of conversations that are not learned from: half of them choose the
+            best weights, the others judge.
+        right_share: of drafts in which the draft was not wrong when the text was made, how many
+            are learned from. All of them where the store does not say where it was.
+        max_loss: the share of the tokens per round on other text that may be lost.
+
+    """
+
+    store: Path
+    n_tokens: int = 40_000
+    n_other_tokens: int = 2_000
+    held_out: float = 0.2
+    right_share: float = 0.5
+    max_loss: float = 0.1
+
+    def __post_init__(self) -> None:
+        count(self.n_tokens, "n_tokens", 1)
+        count(self.n_other_tokens, "n_other_tokens", 0)
+        check_shares(self, "held_out", "right_share", "max_loss")
+        if not 0 < self.held_out < 1:
+            raise ArgumentError(
+                f"held_out={self.held_out!r} leaves nothing to learn or to judge by"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSettings:
     """The shape of a draft, of any kind. None stands for what fits the target.
 
@@ -200,6 +233,7 @@ class RunConfig:
         restart: begin the training again, with the text that is there.
         n_ngrams: the most contexts of the n-gram table beside the draft, of 9 bytes each; 0 for no
             table, as stock llama.cpp wants it. None for 800,000.
+        use: what train_from_use() learns from, in place of text of the target's own.
 
     """
 
@@ -224,15 +258,22 @@ class RunConfig:
     checkpoint_s: float = 120.0
     restart: bool = False
     n_ngrams: int | None = None
+    use: UseConfig | None = None
 
     def __post_init__(self) -> None:
         count(self.n_top, "n_top", 1)
         if self.n_ngrams is not None:
             count(self.n_ngrams, "n_ngrams", 0)
-        if self.init is not None and self.head != type(self.head)():
+        begun_with = self.init if self.use is None else self.begun_with
+        if begun_with is not None and self.head != type(self.head)():
             raise ArgumentError(
-                f"a run that begins with {self.init.name} has its shape; leave out what describes "
+                f"a run that begins with {begun_with.name} has its shape; leave out what describes "
                 "the head (target layers, sizes, plain)"
+            )
+        if self.use is not None and (self.work is not None or self.restart):
+            raise ArgumentError(
+                "a run from use leaves nothing behind but the draft: it has no work folder and "
+                "none to restart"
             )
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError(
@@ -244,6 +285,11 @@ class RunConfig:
             raise ArgumentError(f"export_type={self.export_type!r} is none of {', '.join(KINDS)}")
         if self.device not in (None, "cpu", "cuda"):
             raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
+
+    @property
+    def begun_with(self) -> Path:
+        """The draft that a run from use goes on with: where nothing else is said its output."""
+        return self.init or self.out
 
     @property
     def max_ngrams(self) -> int:

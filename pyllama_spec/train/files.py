@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -115,6 +119,66 @@ def hash_json(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def keep_old(path: Path) -> Path | None:
+    """Gives a file a second name, under which it stays when another one takes the first.
+
+    Returns:
+        The first of NAME.bak, NAME.bak2, ... that is free; None where there is no such file.
+
+    Raises:
+        TrainError: the disk is full or the folder cannot be written.
+
+    """
+    if not path.exists():
+        return None
+    names = (f"{path.name}.bak{'' if i == 1 else i}" for i in itertools.count(1))
+    for kept in map(path.with_name, names):
+        with writing(kept), contextlib.suppress(FileExistsError):
+            try:
+                os.link(path, kept)
+            except FileExistsError:
+                raise
+            except OSError:  # of a file system without second names
+                with kept.open("xb"):
+                    pass
+                with whole_file(kept) as part:
+                    shutil.copy2(path, part)
+            return kept
+    raise AssertionError("there is always a free name")
+
+
+def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array on a disk, in a file without a name: it is gone with the array or the process.
+
+    Raises:
+        TrainError: the disk is full or the folder cannot be written.
+
+    """
+    n_bytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
+    with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
+        if hasattr(os, "posix_fallocate"):  # else a full disk ends the process where it is written
+            os.posix_fallocate(file.fileno(), 0, n_bytes)
+        else:
+            file.truncate(n_bytes)
+        return np.memmap(file, dtype, "r+", 0, shape)
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Holds a file until the block ends; the system lets go of it when the process dies.
+
+    Raises:
+        TrainError: another process holds it, or it cannot be opened.
+
+    """
+    with writing(path):
+        file = path.open("rb")
+    with file:
+        if fcntl is not None:
+            _lock(fcntl, file, path)
+        yield
+
+
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Holds a folder until the block ends; the system lets go of it when the process dies.
@@ -138,5 +202,6 @@ def _lock(module: Any, file: Any, folder: Path) -> None:
         module.flock(file, module.LOCK_EX | module.LOCK_NB)
     except OSError:
         raise TrainError(
-            f"another process is training in {folder}; wait for it, or give another --work folder"
+            f"another process is training in {folder}; wait for it, or give another "
+            + ("--work folder" if folder.is_dir() else "--output")
         ) from None

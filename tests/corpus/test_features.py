@@ -33,7 +33,7 @@ from tests.corpus.tools import (
     make,
     no_live_features,
 )
-from tests.models import IM_END
+from tests.models import IM_END, model_path
 
 
 def test_features_made_while_writing_are_those_of_reading(
@@ -112,6 +112,41 @@ def test_missing_features_are_made_up_to_the_bound(
     assert len(opened) == 2, "once to store, once for what is not stored"
     source.close()
     fresh.close()
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "qwen35"])
+def test_what_texts_have_in_common_is_read_once(arch: str) -> None:
+    """A shared beginning, a longer and a shorter one, one inside an answer, and texts of batches.
+
+    A window and a recurrent state may not go back: then all of it is read again.
+    """
+    rng = np.random.default_rng(3)
+    shared, n_shared = rng.integers(3, 250, 700).astype(np.uint32), [600, 650, 650, 600, 90, 95, 3]
+    texts = []
+    for i, n in enumerate(n_shared):
+        tokens = np.concatenate([shared[:n], rng.integers(3, 250, 20).astype(np.uint32)])
+        mask = np.zeros(len(tokens), np.bool_)
+        mask[n - 30 * (n == 650) :] = True
+        texts.append(TextSequence(i, tokens, mask, True))
+    with Model(model_path(arch)) as model:
+        layers = (1, 2)
+        again = LiveFeatures(model, layers, N_TOP, 720, 1)
+        once = LiveFeatures(model, layers, N_TOP, 720, 1, reuses=True)
+        n_read = 0
+        for one in texts:
+            n_read += len(one.tokens) - once._go_back(one.tokens, wanted_rows(one.mask))
+            a, b = again.of(one), once.of(one)
+            np.testing.assert_allclose(
+                a.rows.astype(np.float32), b.rows.astype(np.float32), rtol=0.02, atol=0.05
+            )
+            wanted = wanted_rows(one.mask)
+            assert (np.isneginf(a.top_log_p) == np.isneginf(b.top_log_p)).all()
+            p, q = (np.exp(f.top_log_p[wanted].astype(np.float32)) for f in (a, b))
+            assert np.abs(p - q).max() < 0.03
+        again.close()
+        once.close()
+    n_all = sum(len(one.tokens) for one in texts)
+    assert n_read < 0.7 * n_all if arch == "llama" else n_read <= n_all
 
 
 def test_features_of_a_shard_that_the_corpus_never_got_do_not_count(tmp_path: Path) -> None:

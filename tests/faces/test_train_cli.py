@@ -91,6 +91,64 @@ def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
         assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--type", "f32"], "--type f32: a draft from use keeps its type"),
+        (["--work", "w"], "has no work folder"),
+        (["--restart"], "none to restart"),
+        (["--plain"], "a run that begins with d.gguf has its shape"),
+        (["--n-ff", "64"], "a run that begins with d.gguf has its shape"),
+        (["--tokens", "0"], "--tokens 0 is outside"),
+        (["--prompts", "none.jsonl"], "cannot read the prompts file none.jsonl"),
+        ([], "d.gguf: there is no such draft"),
+        (["--init", "other.gguf"], "other.gguf: there is no such draft"),
+    ],
+)
+def test_what_does_not_go_with_use_is_told_in_one_line(
+    args: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["-m", model_path("llama"), "-o", tmp_path / "d.gguf"]
+    assert train(*files, "--from-use", tmp_path / "s.memory", *args) == 1
+    err = capsys.readouterr().err
+    assert reason in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_a_run_from_use_is_told_its_store(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[RunConfig] = []
+
+    def stop(config: RunConfig, _: object) -> None:
+        seen.append(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_train, "train_from_use", stop)
+    words = ["train", kind, "-m", "t.gguf", "-o", "d.gguf", "--from-use", str(tmp_path / "s")]
+    for more, n_tokens in (([], 40_000), (["--tokens", "9"], 9)):
+        assert main([*words, *more]) == 130
+        use = seen[-1].use
+        assert use is not None and (use.store, use.n_tokens) == (tmp_path / "s", n_tokens)
+        assert seen[-1].corpus == CorpusConfig()
+        assert seen[-1].begun_with == Path("d.gguf")
+        own = ["--from-use", "s", *more]
+        assert command(seen[-1]) == " ".join(["pyllama-spec", *words[:-2], *own])
+
+
+def test_an_interrupted_run_from_use_does_not_say_that_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_train, "train_from_use", interrupted)
+    assert train("-m", "t.gguf", "-o", tmp_path / "d.gguf", "--from-use", "s") == 130
+    assert capsys.readouterr().err == "pyllama-spec: interrupted; the draft is as it was\n"
+
+
 def test_without_pytorch_the_way_to_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,8 @@ class LiveFeatures:
         n_top: likeliest tokens to take.
         n_ctx: the most tokens of a sequence.
         n_threads: CPU threads.
+        reuses: what a sequence begins with as the one before is not read again. Rows may differ
+            in the last bits by what was read before.
 
     """
 
@@ -51,33 +54,61 @@ class LiveFeatures:
         n_top: int,
         n_ctx: int,
         n_threads: int | None,
+        *,
+        reuses: bool = False,
     ) -> None:
+        self._reuses, self._read_before = reuses, (np.empty(0, np.uint32), empty_features(0, 0, 0))
         self._layers, self._n_top = target_layers, n_top
         self._width = len(target_layers) * model.info.n_embd
-        n_batch = max(n_ctx, _BATCH)
         self._context = Context(
-            model, n_ctx=n_batch, n_seq_max=1, n_batch=n_batch, n_ubatch=_BATCH,
+            model, n_ctx=max(n_ctx, _BATCH), n_seq_max=1, n_batch=_BATCH, n_ubatch=_BATCH,
             n_threads=n_threads, flash_attn=True, target_layers=target_layers,
         )  # fmt: skip
-        self._batch = Batch(n_batch)
+        self._batch = Batch(_BATCH)
 
     def of(self, sequence: TextSequence) -> TargetFeatures:
-        """The features of one sequence."""
+        """The features of one sequence, a batch of its tokens after the other."""
         n = len(sequence.tokens)
         out = empty_features(n, self._width, self._n_top)
         wanted = wanted_rows(sequence.mask)
-        self._context.memory.clear()
-        batch, tokens, at = self._batch, sequence.tokens.tolist(), 0
+        n_read = self._go_back(sequence.tokens, wanted)
+        if n_read:
+            out.rows[:n_read] = self._read_before[1].rows[:n_read]
+        for first in range(n_read, n, _BATCH):
+            self._read(sequence.tokens[first : first + _BATCH].tolist(), first, wanted, out)
+        if self._reuses:
+            self._read_before = sequence.tokens, out
+        return out
+
+    def _go_back(self, tokens: npt.NDArray[np.uint32], wanted: npt.NDArray[np.bool_]) -> int:
+        """Forgets all but what the sequence before begins with as well; how much that is."""
+        memory, before = self._context.memory, self._read_before[0]
+        n = min(len(before), len(tokens) - 1)
+        if np.any(wanted[:n]):
+            n = int(np.argmax(wanted))
+        differs = np.flatnonzero(before[:n] != tokens[:n])
+        n = int(differs[0]) if len(differs) else n
+        # A window may have lost what stands before it.
+        if n > 0 and memory.rollback(0, n) and memory.positions(0)[0] == 0:
+            return n
+        memory.clear()
+        return 0
+
+    def _read(
+        self, tokens: list[int], first: int, wanted: npt.NDArray[np.bool_], out: TargetFeatures
+    ) -> None:
+        batch, at, end = self._batch, 0, first + len(tokens)
         batch.clear()
-        for output, run in groupby(wanted.tolist()):
+        for output, run in groupby(wanted[first:end].tolist()):
             m = len(list(run))
-            batch.extend(tokens[at : at + m], at, output_all=output)
+            batch.extend(tokens[at : at + m], first + at, output_all=output)
             at += m
         self._context.decode(batch)
-        out.rows[:] = join_rows([self._context.layer_input(layer) for layer in self._layers])
-        for i in np.flatnonzero(wanted).tolist():
-            set_top(out, i, top_k_of(self._context.logits(i), self._n_top))
-        return out
+        out.rows[first:end] = join_rows(
+            [self._context.layer_input(layer) for layer in self._layers]
+        )
+        for i in np.flatnonzero(wanted[first:end]).tolist():
+            set_top(out, first + i, top_k_of(self._context.logits(i), self._n_top))
 
     def close(self) -> None:
         """Frees the context."""
@@ -89,6 +120,14 @@ def wanted_rows(mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     wanted = np.zeros(len(mask), np.bool_)
     wanted[:-1] = mask[1:]
     return wanted
+
+
+class Features(Protocol):
+    """Features by sequence, wherever they come from."""
+
+    def get(self, i: int) -> TargetFeatures:
+        """Those of sequence i; arrays that must not be written to."""
+        ...
 
 
 class FeatureSource:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.quality import fingerprint
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
 
@@ -90,7 +90,7 @@ class Sample:
     channel_rms: npt.NDArray[np.float32]
 
 
-def sample(indices: Sequence[int], corpus: Corpus, source: FeatureSource, n_layers: int) -> Sample:
+def sample(indices: Sequence[int], corpus: Corpus, source: Features, n_layers: int) -> Sample:
     """Looks at some sequences; of layer inputs between the first and the last it keeps the size."""
     rows, tokens, last = [], [], []
     squares: npt.NDArray[np.float64] | float = 0.0

@@ -35,6 +35,7 @@ class TextSequence:
         tokens: [n] uint32.
         mask: [n] bool, True for tokens of the answer.
         is_greedy: whether the answer was made at temperature 0.
+        missed: [n] bool, where a draft was wrong when the text was made; None for unknown.
 
     """
 
@@ -42,6 +43,7 @@ class TextSequence:
     tokens: npt.NDArray[np.uint32]
     mask: npt.NDArray[np.bool_]
     is_greedy: bool
+    missed: npt.NDArray[np.bool_] | None = None
 
     @property
     def n_answer(self) -> int:

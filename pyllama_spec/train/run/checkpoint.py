@@ -61,6 +61,11 @@ class Checkpoints:
         checkpoint: dict[str, Any] = state
         return checkpoint
 
+    @property
+    def remedy(self) -> str:
+        """What is left of a fit that went wrong, and how to begin again: "... with"."""
+        return f"The checkpoint in {self.folder} is of before; begin again with --restart and"
+
     def clear(self) -> None:
         """Removes them."""
         for name in ("last", "best"):
@@ -68,6 +73,33 @@ class Checkpoints:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.pt"
+
+
+class KeptInMemory(Checkpoints):
+    """The best state of a fit that leaves nothing behind."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), {})
+        self._best: dict[str, Any] | None = None
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Keeps the weights to export; no run goes on from any other state."""
+        if name == "best":
+            head = {key: value.detach().cpu().clone() for key, value in state["head"].items()}
+            self._best = {**state, "head": head}
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """The best state, if there was one."""
+        return self._best if name == "best" else None
+
+    @property
+    def remedy(self) -> str:
+        """See Checkpoints."""
+        return "The draft is as it was; begin again with"
+
+    def clear(self) -> None:
+        """Forgets it."""
+        self._best = None
 
 
 class _Disk:

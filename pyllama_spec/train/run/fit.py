@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Generic
@@ -12,7 +13,7 @@ import torch
 
 from pyllama_spec.train.config import FitSettings
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab
-from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.selection import batches_from, count_batches
 from pyllama_spec.train.corpus.store import Corpus
 from pyllama_spec.train.errors import DivergedError
@@ -22,7 +23,7 @@ from pyllama_spec.train.run.checkpoint import Checkpoints
 from pyllama_spec.train.run.curves import Measurement
 from pyllama_spec.train.run.kind import H, Kind
 from pyllama_spec.train.run.objective import Acceptance, AcceptanceMeter, Losses
-from pyllama_spec.train.run.texts import load
+from pyllama_spec.train.run.texts import load, with_fewer_right
 
 # Sequences of one measurement's batch; without gradients they take little memory.
 _MEASURE_SEQUENCES = 8
@@ -44,7 +45,7 @@ class Text:
     """
 
     corpus: Corpus
-    source: FeatureSource
+    source: Features
     vocab: DraftVocab
     train: list[int]
     held_out: list[int]
@@ -85,6 +86,8 @@ class Fit(Generic[H]):
         checkpoint_s: seconds between two of them.
         bf16: compute products in bfloat16.
         reporter: is told how it goes.
+        right_share: of drafts in which nothing was missed when the text was made, how many are
+            learned from, drawn anew in each batch.
 
     Raises:
         CheckpointError: what is kept belongs to another run.
@@ -102,7 +105,9 @@ class Fit(Generic[H]):
         checkpoint_s: float,
         bf16: bool,
         reporter: Reporter,
+        right_share: float = 1.0,
     ) -> None:
+        self._right_share = right_share
         self._kind, self._head, self._text, self._config = kind, head, text, config
         self._checkpoints, self._checkpoint_s = checkpoints, checkpoint_s
         self._dtype, self._reporter = torch.bfloat16 if bf16 else torch.float32, reporter
@@ -184,8 +189,11 @@ class Fit(Generic[H]):
         text = self._text
         indices = [text.train[i] for i in batch]
         texts = load(indices, text.corpus, text.source, text.vocab, self._device)
+        generator = self._generator()
+        if self._right_share < 1:
+            texts = with_fewer_right(texts, self._kind.n_steps, self._right_share, generator)
         with self._autocast():
-            losses = self._kind.losses(self._head, texts, self._dtype, self._generator())
+            losses = self._kind.losses(self._head, texts, self._dtype, generator)
         self._optimizer.zero_grad(set_to_none=True)
         losses.total.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._head.parameters(), config.clip)
@@ -193,8 +201,7 @@ class Fit(Generic[H]):
         if not (math.isfinite(total) and math.isfinite(float(norm))):
             raise DivergedError(
                 f"the loss is {total} at step {state.step} (its gradient {float(norm)}): training "
-                f"has diverged. The checkpoint in {self._checkpoints.folder} is of before; begin "
-                "again with --restart and a smaller --lr"
+                f"has diverged. {self._checkpoints.remedy} a smaller --lr"
             )
         self._optimizer.step()
         state.step += 1
@@ -211,9 +218,10 @@ class Fit(Generic[H]):
         )
         return torch.Generator().manual_seed(seed)
 
-    def measure(self) -> Acceptance:
-        """Plays the rounds of decoding on the held-out text."""
-        meter, held, text = AcceptanceMeter(self._kind.n_steps), self._text.held_out, self._text
+    def measure(self, held: Sequence[int] | None = None) -> Acceptance:
+        """Plays the rounds of decoding on some sequences; None for those that are held out."""
+        meter, text = AcceptanceMeter(self._kind.n_steps), self._text
+        held = text.held_out if held is None else held
         for at in range(0, len(held), _MEASURE_SEQUENCES):
             part = held[at : at + _MEASURE_SEQUENCES]
             texts = load(part, text.corpus, text.source, text.vocab, self._device)

@@ -19,7 +19,7 @@ from pyllama_spec.engine import Model
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.config import HeadSettings
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab
-from pyllama_spec.train.corpus.features import FeatureSource
+from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.head import DraftHead, default_n_head
@@ -49,7 +49,7 @@ class Start:
     weights: TargetWeights
     layers: tuple[int, ...]
     corpus: Corpus
-    source: FeatureSource
+    source: Features
     vocab: DraftVocab
     train: list[int]
 

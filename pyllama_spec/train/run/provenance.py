@@ -14,7 +14,7 @@ import numpy as np
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
-from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.config import RunConfig, UseConfig
 
 # Settings of all kinds by their option; those that decide nothing about a draft are left out.
 _OPTIONS: Mapping[str, str] = {
@@ -49,6 +49,10 @@ def command(config: RunConfig) -> str:
     """The command line of a run, with names of files and without their folders."""
     words = ["pyllama-spec", "train", config.kind, "-m", config.target.name]
     words += ["-o", config.out.name]
+    if config.use is not None:
+        words += ["--from-use", config.use.store.name]
+        if config.use.n_tokens != UseConfig(config.use.store).n_tokens:
+            words += ["--tokens", str(config.use.n_tokens)]
     for flag, (place, on) in {**config.flags, **_FLAGS}.items():
         owner, name = _owner(config, place)
         if getattr(owner, name) == on:

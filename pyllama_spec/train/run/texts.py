@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM
 from pyllama_spec.train.corpus.draft_vocab import DraftVocab
-from pyllama_spec.train.corpus.features import FeatureSource
-from pyllama_spec.train.corpus.store import Corpus
+from pyllama_spec.train.corpus.features import Features
+from pyllama_spec.train.corpus.store import Corpus, TextSequence
 
 
 @dataclass(slots=True)
@@ -36,6 +36,8 @@ class Texts:
         in_vocab: [n] bool: whether the token itself can be drafted.
         lookup_hits: [n] bool: whether decoding would copy after this token, as it and those before
             it have stood in the text already.
+        missed: [n] bool: whether a draft was wrong about the token when the text was made; None
+            for unknown.
 
     """
 
@@ -49,6 +51,7 @@ class Texts:
     target_p: Tensor
     in_vocab: Tensor
     lookup_hits: Tensor
+    missed: Tensor | None = None
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Where each sequence ends, [n_sequences], and to which one each token belongs, [n]."""
@@ -61,7 +64,7 @@ class Texts:
 def load(
     indices: Sequence[int],
     corpus: Corpus,
-    source: FeatureSource,
+    source: Features,
     vocab: DraftVocab,
     device: str,
 ) -> Texts:
@@ -103,7 +106,13 @@ def load(
         target_p=to(p),
         in_vocab=to(vocab.t2d[tokens] >= 0),
         lookup_hits=to(np.concatenate([repeats(s.tokens, MIN_NGRAM) for s in sequences])),
+        missed=to(np.concatenate([_missed(s) for s in sequences])),
     )
+
+
+def _missed(sequence: TextSequence) -> npt.NDArray[np.bool_]:
+    known = sequence.missed
+    return np.zeros(len(sequence.tokens), np.bool_) if known is None else known
 
 
 def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
@@ -114,6 +123,28 @@ def repeats(tokens: npt.NDArray[np.uint32], n: int) -> npt.NDArray[np.bool_]:
         _, first, which = np.unique(windows, axis=0, return_index=True, return_inverse=True)
         out[n - 1 :] = first[which.reshape(-1)] < np.arange(len(windows))
     return out
+
+
+def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.Generator) -> Texts:
+    """The same texts with fewer drafts: of those in which nothing was missed, a share.
+
+    Args:
+        texts: a batch.
+        n_steps: tokens of a draft.
+        share: of those drafts that stay; where nothing else would be left, all do.
+        generator: on the CPU, draws them.
+
+    """
+    if texts.missed is None:
+        return texts
+    ends, owner = texts.ends()
+    # A draft from P0 predicts x[P0+2] .. x[P0+1+n_steps], as far as its text goes.
+    at = texts.starts[:, None] + torch.arange(2, 2 + n_steps, device=texts.starts.device)
+    last = ends[owner[texts.starts]][:, None] - 1
+    is_missed = texts.missed[torch.minimum(at, last)].any(1)
+    drawn = torch.rand(len(texts.starts), generator=generator).to(is_missed.device) < share
+    starts = texts.starts[is_missed | drawn]
+    return replace(texts, starts=starts) if len(starts) else texts
 
 
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:

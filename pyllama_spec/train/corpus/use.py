@@ -1,0 +1,255 @@
+"""Texts of a draft memory as text to learn from: what a target said to its owner.
+
+A store holds a conversation in parts: what a turn added, behind the MAX_MATCH tokens that lead on
+to it. The target read all that came before, so that the parts are put together again. Of a text
+that is longer than what is read at once, pieces are made, each of which begins with some of the one
+before. What is learned from is cut out of them in windows, since a head sees no further than that
+anyway while it is fitted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
+from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
+from pyllama_spec.train.corpus.quality import fingerprint
+from pyllama_spec.train.corpus.store import TextSequence
+
+# What a thread is known by: tokens of its first text, behind those that lead on to it.
+_KEY_TOKENS = 64
+# Tokens that a window has before the first one that is learned, where there are as many.
+_LEAD = 128
+# Of what a text goes on from, so much is enough.
+_MOST_BEFORE = 1 << 14
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+_LEAD_BYTES = MAX_MATCH * np.dtype(np.int32).itemsize
+
+Ids = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """A text as the target read it.
+
+    Attributes:
+        key: 0 .. 1, by what its first text says; the same whenever the store is read.
+        ids: its tokens.
+        origins: TokenOrigin of each; GIVEN for what another thread has already.
+
+    """
+
+    key: float
+    ids: list[int] = field(default_factory=list)
+    origins: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is read at once of a thread, and the windows of it that are learned from.
+
+    Attributes:
+        key: of the thread.
+        sequence: its tokens; the mask has what is learned.
+        windows: where each begins, and the sequence that it is.
+
+    """
+
+    key: float
+    sequence: TextSequence
+    windows: list[tuple[int, TextSequence]]
+
+    @property
+    def n_window_tokens(self) -> int:
+        """Tokens of all windows."""
+        return sum(len(window.tokens) for _, window in self.windows)
+
+
+def newest_with_answers(texts: Sequence[RememberedText], n_tokens: int) -> set[int]:
+    """Places of the newest texts that have so many tokens of a target's own together."""
+    chosen: set[int] = set()
+    n = 0
+    for i in range(len(texts) - 1, -1, -1):
+        if n >= n_tokens:
+            break
+        n_own = int(np.count_nonzero(texts[i].origins))
+        if n_own:
+            chosen.add(i)
+            n += n_own
+    return chosen
+
+
+def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread]:
+    """Puts texts together with what they go on from.
+
+    Args:
+        texts: all of a store, the oldest first.
+        chosen: places in it of those that are learned from.
+
+    Returns:
+        The threads with something to learn, in the order of their first texts.
+
+    """
+    parents = _parents(texts, chosen)
+    threads: list[Thread] = []
+    # Of each text: its thread, and where its first token stands there.
+    places: dict[int, tuple[Thread, int]] = {}
+    for i in sorted(parents):
+        text, parent = texts[i], parents[i]
+        ids, n_lead = text.ids.tolist(), 0 if parent is None else MAX_MATCH
+        origins = text.origins.tobytes() if i in chosen else bytes(len(ids))
+        thread = None
+        if parent is not None:
+            before, at = places[parent[0]]
+            thread, end = before, at + parent[1]
+        if thread is None or end < len(thread.ids):
+            context = [] if thread is None else thread.ids[max(end - _MOST_BEFORE, 0) : end]
+            thread = Thread(_key(ids[n_lead:]), context, bytearray(len(context)))
+            threads.append(thread)
+        places[i] = thread, len(thread.ids) - n_lead
+        thread.ids += ids[n_lead:]
+        thread.origins += origins[n_lead:]
+    return [thread for thread in threads if any(thread.origins)]
+
+
+def _key(ids: Sequence[int]) -> float:
+    digest = fingerprint(list(ids[:_KEY_TOKENS]))
+    return int.from_bytes(digest, "little") / (1 << 8 * len(digest))
+
+
+def _parents(
+    texts: Sequence[RememberedText], chosen: set[int]
+) -> dict[int, tuple[int, int] | None]:
+    """What each of some texts goes on from, and what that does, and so on.
+
+    Returns:
+        By its place the place of the text before and how many tokens of that count, the leading
+        ones included; None for one that begins a conversation.
+
+    """
+    leads = [text.ids[:MAX_MATCH].tobytes() for text in texts]
+    ends: dict[bytes, list[int]] = {}
+    for i, text in enumerate(texts):
+        if len(text.ids) > MAX_MATCH:
+            ends.setdefault(text.ids[-MAX_MATCH:].tobytes(), []).append(i)
+    first = _first_places(texts, set(leads))
+    parents: dict[int, tuple[int, int] | None] = {}
+    for i in sorted(chosen):
+        at: int | None = i
+        while at is not None and at not in parents:
+            # The newest conversation that ended so; else the first text that had it.
+            ended = ends.get(leads[at], [])
+            n_ended, known = bisect_left(ended, at), first.get(leads[at])
+            parents[at] = None
+            if n_ended:
+                parents[at] = ended[n_ended - 1], len(texts[ended[n_ended - 1]].ids)
+            elif known is not None and known[0] < at:
+                parents[at] = known
+            parent = parents[at]
+            at = None if parent is None else parent[0]
+    return parents
+
+
+def _first_places(
+    texts: Sequence[RememberedText], leads: set[bytes]
+) -> dict[bytes, tuple[int, int]]:
+    """The first text that has each of some n-grams, and how many of its tokens end with it."""
+    whole = [lead for lead in leads if len(lead) == _LEAD_BYTES]
+    hashes = np.array([_hashes(np.frombuffer(lead, np.int32))[0] for lead in whole], np.uint64)
+    out: dict[bytes, tuple[int, int]] = {}
+    for i, text in enumerate(texts):
+        found = _hashes(text.ids)
+        for at in np.flatnonzero(np.isin(found, hashes)).tolist():
+            gram = text.ids[at : at + MAX_MATCH].tobytes()
+            if gram in leads:
+                out.setdefault(gram, (i, at + MAX_MATCH))
+    return out
+
+
+def _hashes(ids: Ids) -> npt.NDArray[np.uint64]:
+    """Of each n-gram of MAX_MATCH tokens."""
+    n = max(len(ids) - MAX_MATCH + 1, 0)
+    values, out = ids.astype(np.uint64), np.zeros(n, np.uint64)
+    for k in range(MAX_MATCH):
+        out = out * _FACTOR + values[k : k + n]
+    return out
+
+
+def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Piece]:
+    """Pieces of threads, each with its windows.
+
+    Args:
+        threads: the texts.
+        n_piece: the most tokens that are read at once.
+        n_window: the most tokens of a window.
+
+    """
+    out: list[Piece] = []
+    n_lead = min(_LEAD, n_window // 4)
+    for thread in threads:
+        ids = np.array(thread.ids, np.uint32)
+        origins = np.frombuffer(bytes(thread.origins), np.uint8)
+        for first, end, own in _cuts(origins, n_piece, n_piece // 4):
+            # As much of what came before as there is room for.
+            begin = max(min(first, end - n_piece), 0)
+            part = _sequence(len(out), ids, origins, begin, end, own)
+            windows = [
+                (a, _sequence(len(out), part.tokens, origins[begin:end], a, b, max(c, own - begin)))
+                for a, b, c in _cuts(_learned(origins[begin:end], own - begin), n_window, n_lead)
+            ]
+            out.append(Piece(thread.key, part, windows))
+    return out
+
+
+def _learned(origins: Bytes, own: int) -> Bytes:
+    out: Bytes = origins.copy()
+    # Nothing is predicted before there is a row of a token and the token behind it.
+    out[: max(own, 2)] = TokenOrigin.GIVEN
+    return out
+
+
+def _cuts(origins: Bytes, most: int, n_lead: int) -> Iterator[tuple[int, int, int]]:
+    """Where parts of a text begin and end, and from where on their tokens are their own.
+
+    All that was not given is in one of them, and no part ends with what was.
+    """
+    at = np.flatnonzero(origins)
+    done = 0
+    while len(at := at[at >= done]):
+        begin = max(int(at[0]) - n_lead, 0)
+        last = int(at[at < begin + most][-1])
+        yield begin, last + 1, done
+        done = last + 1
+
+
+def _sequence(
+    number: int, ids: npt.NDArray[np.uint32], origins: Bytes, begin: int, end: int, own: int
+) -> TextSequence:
+    its = _learned(origins[begin:end], own - begin)
+    missed: npt.NDArray[np.bool_] = its == TokenOrigin.MISSED
+    return TextSequence(number, ids[begin:end], its > TokenOrigin.GIVEN, True, missed)
+
+
+def apart(keys: Sequence[float], share: float) -> tuple[set[float], set[float]]:
+    """Which threads are not learned from: those to choose the best weights by, and those to judge.
+
+    By what a thread says, so that one which is held out once is held out in later runs too.
+
+    Args:
+        keys: of all threads, three different ones at least.
+        share: of them that is held out, half for each.
+
+    Returns:
+        The keys of the one kind and of the other. There is one of each at least, and one is left.
+
+    """
+    order = sorted(set(keys))
+    n_judging = min(max(bisect_left(order, share / 2), 1), len(order) - 2)
+    n_held = min(max(bisect_left(order, share), n_judging + 1), len(order) - 1)
+    return set(order[n_judging:n_held]), set(order[:n_judging])

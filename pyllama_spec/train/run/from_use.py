@@ -1,0 +1,467 @@
+"""Goes on with a draft from its owner's use: what was said, and where the draft was wrong.
+
+The texts are those of a draft memory, ids and no more; what the target makes of them is computed
+again, into files without a name. So nothing is left of a run but the draft, which takes the place
+of the one before only where it is better on texts that it did not learn from. The one before stays
+under another name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.engine import Model, default_n_threads
+from pyllama_spec.gguf.reader import read_gguf, read_key
+from pyllama_spec.gguf.target import read_target
+from pyllama_spec.train.config import CorpusConfig, RunConfig
+from pyllama_spec.train.corpus.draft_vocab import known_draft_vocab
+from pyllama_spec.train.corpus.features import LiveFeatures
+from pyllama_spec.train.corpus.generate import Generator, TargetFeatures
+from pyllama_spec.train.corpus.quality import is_repetitive
+from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
+from pyllama_spec.train.corpus.tasks import make_source
+from pyllama_spec.train.corpus.use import (
+    Piece,
+    apart,
+    newest_with_answers,
+    pieces_of,
+    threads_of,
+)
+from pyllama_spec.train.errors import TrainError, writing
+from pyllama_spec.train.files import keep_old, locked_file, scratch_array
+from pyllama_spec.train.interrupt import interruptions
+from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.checkpoint import KeptInMemory
+from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.fit import Fit, Text
+from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.kind import H, Kind, Start
+from pyllama_spec.train.run.objective import Acceptance
+from pyllama_spec.train.run.pipeline import try_precisions
+from pyllama_spec.train.run.provenance import record
+from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
+
+# Tokens that are read at once: what came before them does not change what is learned by much.
+_PIECE_TOKENS = 2048
+# Sequences of other text that are written at once, and after how many without use it is given up.
+_PARALLEL, _MAX_VAIN = 16, 64
+# Of types of matrices the names by their numbers in a file; the first that it has is the draft's.
+_TYPES = {8: "q8_0", 30: "bf16", 1: "f16", 0: "f32"}
+
+
+@dataclass(frozen=True, slots=True)
+class UseReport:
+    """What came out of a run from use.
+
+    Attributes:
+        path: the draft's file.
+        kept: where the one before is now; None where there was none, or it stays in its place.
+        is_replaced: whether the file is the new one.
+        why_not: why it is not; "" where it is.
+        before, after: acceptance of both drafts on conversations that none was fitted to.
+        others_before, others_after: the same on other text, which the target has just written.
+        n_conversations, n_answer_tokens: what was learned from.
+        n_missed: answer tokens among them that a draft had been wrong about.
+        n_tokens_seen: answer tokens, every pass counted.
+        seconds: of each stage.
+        notes: what the user should know.
+
+    """
+
+    path: Path
+    kept: Path | None
+    is_replaced: bool
+    why_not: str
+    before: Acceptance
+    after: Acceptance
+    others_before: Acceptance
+    others_after: Acceptance
+    n_conversations: int
+    n_answer_tokens: int
+    n_missed: int
+    n_tokens_seen: int
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+
+
+class _Scratch:
+    """Features of sequences in files without a name, then those of others in memory."""
+
+    def __init__(self, folder: Path, lengths: Sequence[int], width: int, n_top: int) -> None:
+        n = sum(lengths)
+        self._ends = [0, *accumulate(lengths)]
+        self._arrays = (
+            scratch_array(folder, (n, width), np.float16),
+            scratch_array(folder, (n, n_top), np.uint32),
+            scratch_array(folder, (n, n_top), np.float16),
+        )
+        self._others: list[TargetFeatures] = []
+
+    def put(self, i: int, features: TargetFeatures, begin: int) -> None:
+        """Those of sequence i, which begins at a place of what was read."""
+        first, last = self._ends[i : i + 2]
+        parts: list[npt.NDArray[Any]] = [features.rows, features.top_ids, features.top_log_p]
+        for array, part in zip(self._arrays, parts, strict=True):
+            array[first:last] = part[begin : begin + last - first]
+
+    def add(self, features: TargetFeatures) -> None:
+        """Those of one sequence more."""
+        self._others.append(features)
+
+    def get(self, i: int) -> TargetFeatures:
+        """Those of sequence i."""
+        n = len(self._ends) - 1
+        if i >= n:
+            return self._others[i - n]
+        first, last = self._ends[i : i + 2]
+        rows, ids, log_p = (array[first:last] for array in self._arrays)
+        return TargetFeatures(rows, ids, log_p)
+
+
+@dataclass(slots=True)
+class _Texts:
+    """What there is to learn from and to measure on: places in `sequences`."""
+
+    sequences: list[TextSequence]
+    features: _Scratch
+    train: list[int]
+    choosing: list[int]
+    judging: list[int]
+    others: list[int]
+    n_conversations: int
+
+
+class UseRun(Generic[H]):
+    """One run.
+
+    Args:
+        kind: of the draft.
+        config: of the run, with `use`.
+        model: the target.
+        read_draft: reads a draft's file.
+        reporter: is told how it goes.
+
+    """
+
+    def __init__(
+        self,
+        kind: Kind[H],
+        config: RunConfig,
+        model: Model,
+        read_draft: Callable[[Path], InitDraft],
+        reporter: Reporter,
+    ) -> None:
+        assert config.use is not None
+        init = read_draft(config.begun_with)
+        model.check_layer_inputs(init.shape.target_layers)
+        self._read_draft = read_draft
+        self._kind, self._config, self._use = kind, config, config.use
+        self._model, self._init, self._reporter = model, init, reporter
+        self._layers = init.shape.target_layers
+        self._seconds: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._n_threads = config.n_threads or default_n_threads()
+
+    def run(self) -> UseReport:
+        """Makes the new draft, and puts it in the place of the old one if it is better.
+
+        Raises:
+            ArgumentError: the store is of another tokenizer.
+            ModelLoadError: it cannot be read.
+            TrainError: the draft is for another target, or there is too little text.
+            KeyboardInterrupt: after Ctrl-C. The file is as it was, as after every error.
+
+        """
+        torch.set_num_threads(self._n_threads)
+        weights = read_weights(self._config.target, self._model.info)
+        _check_name(self._config.begun_with, weights)
+        with locked_file(self._config.begun_with):
+            pieces = self._pieces()
+            return self._learn(weights, self._read(pieces))
+
+    # ---- the text
+
+    def _pieces(self) -> list[Piece]:
+        use = self._use
+        store = Store(use.store, vocabulary_digest(self._model.vocab), is_read_only=True)
+        try:
+            texts = store.texts()
+            chosen = newest_with_answers(texts, use.n_tokens)
+            n_window = self._config.corpus.n_ctx
+            pieces = pieces_of(threads_of(texts, chosen), max(_PIECE_TOKENS, n_window), n_window)
+        finally:
+            store.close()
+        n_vocab = self._model.info.n_vocab
+        pieces = [p for p in pieces if p.windows and int(p.sequence.tokens.max()) < n_vocab]
+        n = len({piece.key for piece in pieces})
+        if n < 3:  # one to learn from, one to choose the best weights by, one to judge
+            raise TrainError(
+                f"the draft memory {use.store} has {n} conversations with answers, and it takes 3 "
+                "or more; go on using it (texts that `memory build` read are none)"
+            )
+        return self._bounded(pieces)
+
+    def _bounded(self, pieces: list[Piece]) -> list[Piece]:
+        """The newest of them whose features fit the disk's bound."""
+        width = len(self._layers) * self._model.info.n_embd
+        room = self._config.max_disk_bytes // (2 * width + 6 * self._config.n_top)
+        n = 0
+        for i in range(len(pieces) - 1, -1, -1):
+            n += pieces[i].n_window_tokens
+            if n > room:
+                self._notes.append(
+                    f"features of more than {n - pieces[i].n_window_tokens} tokens are above "
+                    "--max-disk: older text was left out"
+                )
+                pieces = pieces[i + 1 :]
+                break
+        if len({piece.key for piece in pieces}) < 3:
+            raise TrainError("--max-disk is too small for the features of three conversations")
+        return pieces
+
+    def _read(self, pieces: list[Piece]) -> _Texts:
+        """Computes the features of all windows, and has other text written."""
+        config, start = self._config, perf_counter()
+        sequences = [window for piece in pieces for _, window in piece.windows]
+        keys = [piece.key for piece in pieces for _ in piece.windows]
+        choosing, judging = apart(keys, self._use.held_out)
+        width = len(self._layers) * self._model.info.n_embd
+        features = _Scratch(
+            config.out.parent, [len(s.tokens) for s in sequences], width, config.n_top
+        )
+        n_missed = sum(int(np.sum(s.missed)) for s in sequences if s.missed is not None)
+        self._reporter.line(
+            f"text: {sum(s.n_answer for s in sequences)} answer tokens of {len(set(keys))} "
+            f"conversations, of which a draft had missed {n_missed}"
+        )
+        self._compute(pieces, features)
+        n_own = len(sequences)
+        sequences += self._other_text(features)
+        self._seconds["features"] = perf_counter() - start
+        held = choosing | judging
+        return _Texts(
+            sequences, features,
+            [i for i, key in enumerate(keys) if key not in held],
+            [i for i, key in enumerate(keys) if key in choosing],
+            [i for i, key in enumerate(keys) if key in judging],
+            list(range(n_own, len(sequences))), len(set(keys)),
+        )  # fmt: skip
+
+    def _compute(self, pieces: list[Piece], features: _Scratch) -> None:
+        n_piece = max(len(piece.sequence.tokens) for piece in pieces)
+        total, done, i = sum(len(piece.sequence.tokens) for piece in pieces), 0, 0
+        live = LiveFeatures(
+            self._model, self._layers, self._config.n_top, n_piece, self._n_threads, reuses=True
+        )
+        try:
+            with interruptions() as interrupted:
+                for piece in pieces:
+                    found = live.of(piece.sequence)
+                    for begin, _ in piece.windows:
+                        features.put(i, found, begin)
+                        i += 1
+                    done += len(piece.sequence.tokens)
+                    self._reporter.progress(
+                        "reading features", done / total, f"{done} of {total} tokens"
+                    )
+                    if interrupted.is_set():
+                        raise KeyboardInterrupt
+        finally:
+            live.close()
+
+    def _other_text(self, features: _Scratch) -> list[TextSequence]:
+        """Greedy answers that have nothing to do with the store."""
+        n_wanted = self._use.n_other_tokens
+        if not n_wanted:
+            return []
+        config = replace(
+            self._config.corpus, n_tokens=n_wanted, n_parallel=_PARALLEL, greedy_share=1.0
+        )
+        generator = Generator(
+            self._model, make_source(self._model, config), config, target_layers=self._layers,
+            n_top=self._config.n_top, n_threads=self._n_threads,
+        )  # fmt: skip
+        try:
+            return self._written(generator, config, features)
+        finally:
+            generator.close()
+
+    def _written(
+        self, generator: Generator, config: CorpusConfig, features: _Scratch
+    ) -> list[TextSequence]:
+        out: list[TextSequence] = []
+        n = n_vain = 0
+        with interruptions() as interrupted:
+            for done in generator.run(0):
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                if done is None:
+                    continue
+                answer = done.tokens[done.n_prompt :]
+                is_short = len(answer) < config.min_answer
+                if done.finish == "user" or is_short or is_repetitive(answer):
+                    n_vain += 1
+                elif done.features is not None:
+                    mask = np.arange(len(done.tokens)) >= max(done.n_prompt, 2)
+                    out.append(
+                        TextSequence(done.number, np.array(done.tokens, np.uint32), mask, True)
+                    )
+                    features.add(done.features)
+                    n += len(answer)
+                self._reporter.progress(
+                    "writing other text", min(n / config.n_tokens, 1.0), f"{n} tokens"
+                )
+                if n >= config.n_tokens or n_vain >= _MAX_VAIN:
+                    break
+        return out
+
+    # ---- the draft
+
+    def _learn(self, weights: TargetWeights, texts: _Texts) -> UseReport:
+        config, start = self._config, perf_counter()
+        corpus = Corpus(texts.sequences, [], hash_tokens(texts.sequences))
+        learned = [texts.sequences[i] for i in texts.train]
+        vocab = known_draft_vocab(learned, self._model.info.n_vocab, self._init.d2t)
+        begun = Start(
+            self._model, weights, self._layers, corpus, texts.features, vocab, texts.train
+        )
+        head = self._kind.known_head(begun, self._init)
+        head.load_tensors(self._init.tensors)
+        device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        head = head.to(device)
+        knows_misses = any(s.missed is not None and s.missed.any() for s in learned)
+        fit = Fit(
+            self._kind, head, Text(corpus, texts.features, vocab, texts.train, texts.choosing),
+            config.fit, KeptInMemory(), checkpoint_s=config.checkpoint_s, bf16=self._bf16(device),
+            reporter=self._reporter,
+            right_share=self._use.right_share if knows_misses else 1.0,
+        )  # fmt: skip
+        before, others_before = fit.measure(texts.judging), fit.measure(texts.others)
+        state = fit.run()
+        fit.load_best()
+        self._seconds["training"] = perf_counter() - start
+        new = config.out.with_name(f"{config.out.name}.new")
+        try:
+            self._export(new, weights, head, learned, state.n_tokens)
+            # As the file has them: its type has fewer digits.
+            head.load_tensors(self._read_draft(new).tensors)
+            after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
+            why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
+            kept = None if why_not else _put(new, config.out)
+        finally:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+        n_missed = sum(int(np.sum(s.missed)) for s in learned if s.missed is not None)
+        return UseReport(
+            config.out, kept, not why_not, why_not, before, after, others_before, others_after,
+            texts.n_conversations, sum(s.n_answer for s in learned), n_missed, state.n_tokens,
+            self._seconds, tuple(self._notes),
+        )  # fmt: skip
+
+    def _bf16(self, device: str) -> bool:
+        if self._config.fit.precision != "auto":
+            return self._config.fit.precision == "bf16"
+        if device == "cuda":
+            return bool(torch.cuda.is_bf16_supported())
+        return bool(try_precisions()["bf16"])
+
+    def _export(
+        self, path: Path, weights: TargetWeights, head: H, learned: list[TextSequence], n: int
+    ) -> None:
+        """The new draft's file, with its provenance: nothing of the texts, not even a hash."""
+        config, kind, init = self._config, self._kind, self._init
+        figures = {
+            "tokens": n, "corpus_tokens": sum(s.n_answer for s in learned),
+            "tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text,
+        }  # fmt: skip
+        export_head(
+            head, read_target(config.target), path, arch=kind.arch,
+            name=f"{weights.name} {kind.title}", n_ctx=self._model.info.n_ctx_train,
+            export_type=_type_of(config.begun_with),
+            record=record(
+                config, target_name=weights.name, figures=figures,
+                hashes={"target_sha256": weights.sha256, "init_sha256": init.sha256},
+                torch_version=str(torch.__version__),
+            ),
+            keys=kind.keys(head), extra=kind.extra_tensors(learned, init, self._reporter),
+        )  # fmt: skip
+
+
+def why_no_better(
+    before: Acceptance,
+    after: Acceptance,
+    others_before: Acceptance,
+    others_after: Acceptance,
+    max_loss: float,
+) -> str:
+    """Why a file stays as it was; "" where the new draft takes its place.
+
+    Args:
+        before: of the old draft, on held-out conversations.
+        after: of the new one.
+        others_before: of the old one, on other text.
+        others_after: of the new one.
+        max_loss: the share of the tokens per round that may be lost there.
+
+    """
+    if after.tokens_per_round <= before.tokens_per_round:
+        return (
+            f"the held-out conversations have {after.tokens_per_round:.2f} tokens per round, and "
+            f"had {before.tokens_per_round:.2f}"
+        )
+    least = (1 - max_loss) * others_before.tokens_per_round
+    if others_before.n_rounds and others_after.tokens_per_round < least:
+        return (
+            f"other text has {others_after.tokens_per_round:.2f} tokens per round, and had "
+            f"{others_before.tokens_per_round:.2f}: more than {100 * max_loss:.0f}% are lost"
+        )
+    return ""
+
+
+def _check_name(path: Path, weights: TargetWeights) -> None:
+    """Raises unless a draft was trained for a model of this name, in whatever type."""
+    key = read_key(path, "pyllama_spec.train.target")
+    name = key.value.decode("utf-8", "replace") if key and isinstance(key.value, bytes) else None
+    if name is None:
+        raise TrainError(
+            f"{path.name} does not say which model it was trained for; give a draft that train "
+            "wrote"
+        )
+    if name != weights.name:
+        raise TrainError(
+            f"{path.name} was trained for {name!r}, and this target is {weights.name!r}; give the "
+            "draft of this one, or go on with --init and text of its own"
+        )
+
+
+def _type_of(path: Path) -> str:
+    """The type of the matrices in a draft's file."""
+    tensors = read_gguf(path, lambda _: False).tensors.values()
+    types = {tensor.type_id for tensor in tensors if len(tensor.shape) == 2}
+    return next((name for number, name in _TYPES.items() if number in types), "f16")
+
+
+def _put(new: Path, path: Path) -> Path | None:
+    """Gives a new file the name of an old one, which stays under another; returns that."""
+    if path.exists():
+        new.chmod(path.stat().st_mode & 0o777)
+    kept = keep_old(path)
+    try:
+        with writing(path):
+            new.replace(path)
+    except BaseException:
+        if kept is not None:
+            kept.unlink()
+        raise
+    return kept

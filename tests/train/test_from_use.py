@@ -1,0 +1,408 @@
+"""A draft goes on from its owner's use: better where it was used, or as it was."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, ModelLoadError, PyllamaSpecError
+from pyllama_spec.cli.entry import main
+from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.reader import read_gguf, read_keys
+from pyllama_spec.train import (
+    DFlashTrainConfig,
+    DivergedError,
+    Eagle3TrainConfig,
+    TrainError,
+    UseConfig,
+    train_dflash,
+    train_eagle3,
+    train_from_use,
+)
+from pyllama_spec.train.files import keep_old
+from pyllama_spec.train.run.from_use import UseReport, why_no_better
+from pyllama_spec.train.run.objective import Acceptance
+from tests.models import model_path
+from tests.tiers import release_except
+from tests.train.tools import Interrupting, perm, quick_block_config, quick_config
+
+Config = Eagle3TrainConfig | DFlashTrainConfig
+# Letters that the first draft has hardly seen anything of: text of a kind of its own.
+PROMPTS = [f"{a}{b}" for a in "ABCDEFGH" for b in "xz"]
+
+
+def _first(folder: Path, kind: str) -> Path:
+    if kind == "eagle3":
+        return train_eagle3(quick_config(folder, epochs=2, n_ngrams=0)).path
+    return train_dflash(quick_block_config(folder, epochs=2, n_ngrams=0)).path
+
+
+def _use(draft: Path, store: Path) -> None:
+    """Somebody asks, and the store remembers."""
+    options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "controller": "fixed"}
+    with Llama(perm(), draft=draft, draft_memory=store, **options) as llm:
+        for prompt in PROMPTS:
+            llm.create_completion(prompt, max_tokens=40, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Of a kind: a folder with a draft that has learned little, and a store of its use."""
+
+    @cache
+    def make(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
+        _use(_first(folder, kind), folder / "use.memory")
+        return folder
+
+    return make
+
+
+def _copied(made: Path, folder: Path) -> None:
+    for name in ("draft.gguf", "use.memory"):
+        shutil.copy(made / name, folder / name)
+
+
+@pytest.fixture
+def eagle3(made: Callable[[str], Path], tmp_path: Path) -> Config:
+    """A run of the one kind, in a folder of its own."""
+    _copied(made("eagle3"), tmp_path)
+    return config_in(tmp_path)
+
+
+def config_in(folder: Path, kind: str = "eagle3", **changes: Any) -> Config:
+    """A run from use of seconds that goes on with draft.gguf in a folder."""
+    make = quick_config if kind == "eagle3" else quick_block_config
+    found = make(folder, **{
+        "init": folder / "draft.gguf", "epochs": 10, "n_ctx": 64, "prompts": None, **changes,
+    })  # fmt: skip
+    (folder / "prompts.jsonl").unlink()
+    use = UseConfig(folder / "use.memory", n_other_tokens=150)
+    return replace(found, init=None, use=use)
+
+
+def fitted(config: Config, **changes: Any) -> Config:
+    """The same run with other settings of its fit."""
+    if isinstance(config, Eagle3TrainConfig):
+        return replace(config, fit=replace(config.fit, **changes))
+    return replace(config, fit=replace(config.fit, **changes))
+
+
+def whole(config: Config) -> dict[str, bytes]:
+    """All files of the folder."""
+    return {path.name: path.read_bytes() for path in config.out.parent.iterdir()}
+
+
+def check_untouched(config: Config, before: dict[str, bytes]) -> None:
+    after = whole(config)
+    assert sorted(after) == sorted(before)
+    assert after == before
+
+
+def per_round(draft: Path) -> float:
+    """Tokens per round of decoding on what was asked, by the draft alone."""
+    options: dict[str, Any] = {
+        "n_ctx": 128, "n_threads": 1, "controller": "fixed", "lookup": 0, "n_draft": 3,
+    }  # fmt: skip
+    with Llama(perm(), draft=draft, **options) as llm:
+        counts = [
+            llm.create_completion(prompt, max_tokens=40, temperature=0)["speculation"]
+            for prompt in PROMPTS[::4]
+        ]
+    rounds = sum(one["rounds"] for one in counts)
+    return 1 + float(sum(one["accepted"] for one in counts) / rounds)
+
+
+@pytest.mark.parametrize("kind", release_except(["eagle3", "dflash"], ["eagle3"]))
+def test_a_draft_is_better_where_it_was_used(
+    kind: str, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    _copied(made(kind), tmp_path)
+    config = config_in(tmp_path, kind)
+    (tmp_path / "draft.gguf").chmod(0o640)
+    before = whole(config)
+    report: UseReport = train_from_use(config)
+    assert report.is_replaced and not report.why_not
+    assert report.after.tokens_per_round > report.before.tokens_per_round + 0.3
+    assert report.before.n_rounds > 10
+    assert report.others_before.n_rounds > 10
+    assert report.n_conversations > 10
+    assert 0 < report.n_missed < report.n_answer_tokens
+    after = whole(config)
+    assert sorted(after) == ["draft.gguf", "draft.gguf.bak", "use.memory"]
+    assert after["draft.gguf.bak"] == before["draft.gguf"] != after["draft.gguf"]
+    assert after["use.memory"] == before["use.memory"]
+    assert report.kept == tmp_path / "draft.gguf.bak"
+    assert (tmp_path / "draft.gguf").stat().st_mode & 0o777 == 0o640
+    assert per_round(config.out) > per_round(report.kept) + 0.3
+    # It is of the same type and says what it began with, and nothing of the texts.
+    types = [
+        {t.name: t.type_id for t in read_gguf(p, lambda _: False).tensors.values()}
+        for p in (config.out, report.kept)
+    ]
+    assert all(types[1][name] == number for name, number in types[0].items() if name in types[1])
+    keys = read_keys(config.out, lambda name: name.startswith("pyllama_spec.train."))
+    values = {name.removeprefix("pyllama_spec.train."): key.value for name, key in keys.items()}
+    assert "--from-use use.memory" in values["command"].decode()
+    assert "corpus_sha256" not in values
+    assert values["tokens_before"] > 0
+
+
+def test_the_one_before_never_takes_the_place_of_another(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    assert keep_old(draft) is None
+    kept = []
+    for i in range(4):
+        draft.write_bytes(bytes([i]))
+        kept.append(keep_old(draft))
+        draft.unlink()
+    assert [path and path.name for path in kept] == [
+        "draft.gguf.bak", "draft.gguf.bak2", "draft.gguf.bak3", "draft.gguf.bak4"
+    ]  # fmt: skip
+    assert [path and path.read_bytes() for path in kept] == [bytes([i]) for i in range(4)]
+
+
+@pytest.mark.release
+def test_another_output_leaves_the_draft_alone(eagle3: Config) -> None:
+    draft = eagle3.out
+    before = draft.read_bytes()
+    report = train_from_use(replace(eagle3, init=draft, out=draft.with_name("new.gguf")))
+    assert report.is_replaced and report.kept is None
+    assert draft.read_bytes() == before
+    assert sorted(whole(eagle3)) == ["draft.gguf", "new.gguf", "use.memory"]
+
+
+@pytest.mark.release
+def test_what_is_no_better_is_not_kept(eagle3: Config) -> None:
+    before = whole(eagle3)
+    report = train_from_use(fitted(eagle3, lr=1e-12, epochs=1))
+    assert not report.is_replaced and report.kept is None
+    assert "the held-out conversations have" in report.why_not
+    check_untouched(eagle3, before)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "max_loss", "said"),
+    [
+        ((2.0, 2.3), (2.0, 1.9), 0.1, ""),
+        ((2.0, 2.0), (2.0, 2.5), 0.1, "held-out conversations have 2.00 tokens per round, and had"),
+        ((2.0, 1.9), (2.0, 2.0), 1.0, "held-out conversations have 1.90"),
+        ((2.0, 2.5), (2.0, 1.7), 0.1, "other text has 1.70 tokens per round, and had 2.00: more"),
+        ((2.0, 2.5), (2.0, 1.7), 0.2, ""),
+        ((2.0, 2.5), (2.0, 1.99), 0.0, "more than 0% are lost"),
+        ((2.0, 2.5), None, 0.0, ""),
+    ],
+)
+def test_when_a_draft_is_better(
+    own: tuple[float, float], others: tuple[float, float] | None, max_loss: float, said: str
+) -> None:
+    def acceptances(pair: tuple[float, float] | None) -> list[Acceptance]:
+        n_rounds, values = (0, (1.0, 1.0)) if pair is None else (50, pair)
+        return [Acceptance([], [], one, n_rounds) for one in values]
+
+    before, after = acceptances(own)
+    others_before, others_after = acceptances(others)
+    found = why_no_better(before, after, others_before, others_after, max_loss)
+    assert (found == "") == (said == "")
+    assert said in found
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler, which a background job does not have."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+_STAGES = [("reading features", 1), ("reading features", 9), ("writing other text", 1),
+           ("training", 3)]  # fmt: skip
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("when", release_except(_STAGES, _STAGES[-1:]))
+def test_ctrl_c_leaves_the_draft_as_it_was(eagle3: Config, when: tuple[str, int]) -> None:
+    stage, n = when
+    before = whole(eagle3)
+    reporter = Interrupting(stage, n, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train_from_use(eagle3, reporter)
+    check_untouched(eagle3, before)
+
+
+@pytest.mark.release
+def test_a_loss_that_is_no_number_leaves_it_as_it_was(eagle3: Config) -> None:
+    before = whole(eagle3)
+    config = fitted(eagle3, lr=1e30, clip=1e30, warmup=0.0)
+    with pytest.raises(DivergedError, match="The draft is as it was; begin again with a smaller"):
+        train_from_use(config)
+    check_untouched(eagle3, before)
+
+
+_ON_A_SMALL_DISK = """
+import resource, sys
+from pathlib import Path
+from pyllama_spec.train import train_from_use
+from tests.train.test_from_use import config_in
+config = config_in(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+train_from_use(config)
+"""
+
+
+@pytest.mark.release
+def test_a_full_disk_leaves_it_as_it_was(eagle3: Config) -> None:
+    """A limit on a file's size fails a write as it does."""
+    before = whole(eagle3)
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_A_SMALL_DISK, str(eagle3.out.parent)],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "TrainError: " in done.stderr, done.stderr
+    check_untouched(eagle3, before)
+
+
+@pytest.mark.release
+def test_a_new_file_that_cannot_be_written_leaves_it_as_it_was(eagle3: Config) -> None:
+    before = whole(eagle3)
+    in_its_way = eagle3.out.with_name("draft.gguf.new")
+    in_its_way.mkdir()
+    with pytest.raises(PyllamaSpecError, match=r"draft\.gguf\.new"):
+        train_from_use(eagle3)
+    in_its_way.rmdir()
+    check_untouched(eagle3, before)
+
+
+@pytest.mark.release
+def test_a_killed_run_leaves_it_as_it_was(eagle3: Config) -> None:
+    """In the middle of the training: what was computed lies in files without a name."""
+    before = whole(eagle3)
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from pyllama_spec.train import train_from_use\n"
+        "from tests.train.test_from_use import config_in\n"
+        "from tests.train.tools import Interrupting\n"
+        "kill = lambda: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "config = config_in(Path(sys.argv[1]))\n"
+        "train_from_use(config, Interrupting('training', 5, kill))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(eagle3.out.parent)],
+        capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    check_untouched(eagle3, before)
+
+
+def test_what_does_not_belong_together_is_refused_by_name(
+    eagle3: Config, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("others")
+    foreign = folder / "foreign.memory"
+    Store(foreign, bytes(32)).close()
+    empty = folder / "empty.memory"
+    with Model(perm(), vocab_only=True) as model:
+        digest = vocabulary_digest(model.vocab)
+    Store(empty, digest).write_all([list(range(40, 90)), list(range(100, 160))])
+    few = folder / "few.memory"
+    store = Store(few, digest)
+    for i in range(2):
+        store.add([*range(40 + 60 * i, 90 + 60 * i)], [0] * 10 + [1] * 40)
+    (folder / "junk").write_bytes(b"junk" * 5000)
+    renamed = folder / "renamed.gguf"
+    renamed.write_bytes(perm().read_bytes().replace(b"tiny test model", b"some other name"))
+    alien = model_path("eagle3", n_embd=320, target_n_embd=320)
+    before = whole(eagle3)
+    cases: list[tuple[Config, type[Exception], str]] = [
+        (with_store(eagle3, foreign), ArgumentError, r"foreign\.memory was made with another voc"),
+        (with_store(eagle3, empty), TrainError, r"empty\.memory has 0 conversations with answers"),
+        (with_store(eagle3, few), TrainError, r"few\.memory has 2 conversations .* takes 3"),
+        (with_store(eagle3, folder / "none"), ModelLoadError, "none cannot be opened"),
+        (with_store(eagle3, folder / "junk"), ModelLoadError, "junk is not a draft memory"),
+        (replace(eagle3, target=renamed), TrainError, "trained for '.*', and this target is 'some"),
+        (replace(eagle3, init=model_path("eagle3")), TrainError, "rows of 64, this one has 320"),
+        (replace(eagle3, init=alien), TrainError, "is not a head as train makes"),
+        (replace(eagle3, init=model_path("eagle3", n_vocab=512)), TrainError, "512"),
+        (replace(eagle3, init=perm()), TrainError, "is a llama, not a draft of kind eagle3"),
+        (replace(eagle3, init=folder / "no.gguf"), TrainError, r"no\.gguf: there is no such draft"),
+        (replace(eagle3, max_disk_bytes=1000), TrainError, "--max-disk is too small"),
+    ]
+    for config, error, reason in cases:
+        with pytest.raises(error, match=reason):
+            train_from_use(config)
+    with pytest.raises(ArgumentError, match="use is None"):
+        train_from_use(replace(eagle3, use=None))
+    with pytest.raises(ArgumentError, match="for train_from_use"):
+        train_eagle3(eagle3)  # type: ignore[arg-type]
+    check_untouched(eagle3, before)
+
+
+def with_store(config: Config, store: Path) -> Config:
+    assert config.use is not None
+    return replace(config, use=replace(config.use, store=store))
+
+
+@pytest.mark.release
+def test_two_runs_do_not_take_the_same_draft(eagle3: Config) -> None:
+    errors: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(TrainError, match=r"training in .*draft\.gguf"):
+            train_from_use(eagle3)
+        errors.append("refused")
+
+    train_from_use(eagle3, Interrupting("training", 2, second))
+    assert errors == ["refused"]
+
+
+@pytest.mark.parametrize("is_better", release_except([False, True], [False]))
+def test_the_command(eagle3: Config, is_better: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert eagle3.use is not None
+    words = ["train", "eagle3", "-m", perm(), "-o", eagle3.out, "--from-use", eagle3.use.store,
+             "--n-ctx", 64, "--batch-tokens", 256, "-t", 1, "--precision", "fp32"]  # fmt: skip
+    words += ["--lr", "3e-3", "--epochs", 10] if is_better else ["--lr", "1e-12", "--epochs", 0.5]
+    before = whole(eagle3)
+    assert main(list(map(str, words))) == (0 if is_better else 1)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "held-out conversations: " in said and "other text: " in said
+    if is_better:
+        assert "draft.gguf is the new draft; the one before is draft.gguf.bak" in said
+        assert whole(eagle3)["draft.gguf.bak"] == before["draft.gguf"]
+    else:
+        assert "draft.gguf is as it was: the held-out" in said
+        check_untouched(eagle3, before)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_drafts_with_a_miss_are_all_learned_from(share: float) -> None:
+    import torch
+
+    from pyllama_spec.train.run.texts import Texts, with_fewer_right
+
+    lengths, missed = [30, 12, 40], np.zeros(82, bool)
+    missed[[5, 29, 30, 60]] = True
+    none, starts = torch.zeros(0), [i for i in range(82) if i not in (28, 29, 40, 41, 80, 81)]
+    texts = Texts(
+        torch.zeros(82), none, lengths, none, torch.tensor(starts), none, none, none, none, none,
+        torch.from_numpy(missed),
+    )  # fmt: skip
+    found = with_fewer_right(texts, 3, share, torch.Generator().manual_seed(1)).starts.tolist()
+    ends = [30] * 30 + [42] * 12 + [82] * 40
+    must = [s for s in starts if missed[s + 2 : min(s + 5, ends[s])].any()]
+    assert set(must) <= set(found)
+    assert len(must) == 3 + 3 + 0 + 3
+    extra = len(found) - len(must)
+    assert extra == 0 if share == 0.0 else 8 < extra < 35
