@@ -2,12 +2,15 @@
 
     python benchmarks/suffix_traces.py record -m TARGET.gguf [--only agent]
     python benchmarks/suffix_traces.py measure
+    python benchmarks/suffix_traces.py beside -m TARGET.gguf -d HEAD.gguf
+    python benchmarks/suffix_traces.py use -m TARGET.gguf -d HEAD.gguf --only records STORE
 
 A trace is a list of requests: what was asked, and the greedy answer of a model, as ids. The prompts
 are made by this script: an agent's sessions with tool calls and contents of files, edits of one
 source file, records extracted by one schema. Greedy text is what it is, whoever drafts, so that
 tokens per round are counted by playing the answers to a drafter: no clock is in them. A drafter
 that remembers is first told a number of earlier requests; what is measured is always the same rest.
+A head reads rows of the target, which decodes each text once for them; all else is as without one.
 """
 
 from __future__ import annotations
@@ -17,19 +20,34 @@ import gzip
 import json
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyllama_spec.drafters import Drafter, PromptLookup, Suffix
-from pyllama_spec.drafters.suffix.upkeep import play, play_all
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.drafters import (
+    Committed,
+    Drafter,
+    DraftOptions,
+    DraftRequest,
+    PromptLookup,
+    Suffix,
+)
+from pyllama_spec.drafters.registry import open_draft
+from pyllama_spec.drafters.suffix.upkeep import Played, play, play_all
+from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative.sequence import n_common
 
 FOLDER = Path(__file__).parent / "traces"
 # How many requests of each trace are measured: the last ones.
 N_MEASURED = {"agent": 40, "edits": 20, "records": 50}
 N_EARLIER = (0, 10, 100)
+# Of the context that rows are made in, and how many tokens it reads at once.
+_N_CTX, _CHUNK = 4096, 512
 
 
 class Recorded(NamedTuple):
@@ -290,6 +308,139 @@ def measure(args: argparse.Namespace) -> None:
             )
 
 
+# ---- beside a head
+
+
+class Rows:
+    """What a target makes of the tokens of the measured requests.
+
+    Args:
+        target: the model that gave the answers.
+        layers: layer inputs to keep.
+        n_threads: CPU threads.
+
+    """
+
+    def __init__(self, target: Model, layers: Sequence[int], n_threads: int | None) -> None:
+        self.context = Context(
+            target, n_ctx=_N_CTX, n_batch=_CHUNK, n_ubatch=_CHUNK, n_threads=n_threads,
+            target_layers=tuple(layers),
+        )  # fmt: skip
+        self._layers, self._batch = layers, Batch(_CHUNK)
+        self._tokens: list[int] = []
+        self._rows: list[npt.NDArray[np.float16]] = []
+
+    def of(self, tokens: list[int]) -> list[npt.NDArray[np.float16]]:
+        """Of each layer [len(tokens), n_embd]; what the text before had as well is kept."""
+        n = min(n_common(self._tokens, tokens), len(tokens) - 1)
+        self.context.memory.remove(0, n)
+        parts = [[rows[:n]] for rows in self._rows] or [[] for _ in self._layers]
+        for at in range(n, len(tokens), _CHUNK):
+            self._batch.clear()
+            self._batch.extend(tokens[at : at + _CHUNK], at)
+            self.context.decode(self._batch)
+            for part, layer in zip(parts, self._layers, strict=True):
+                part.append(self.context.layer_input(layer).astype(np.float16))
+        self._tokens, self._rows = tokens, [np.concatenate(part) for part in parts]
+        return self._rows
+
+
+def replay(drafter: Drafter, one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Played:
+    """As play(), for a drafter that reads rows: each commit has those that a round would have."""
+    prompt, answer = one
+    text, at = [*prompt, answer[0]], 1
+    drafter.begin_request(0, remember=True, user="")
+    drafter.truncate(0, 0)
+
+    def commit(tokens: list[int], start: int, first_row: int, n_rows: int) -> None:
+        part = [layer[first_row : first_row + n_rows].astype(np.float32) for layer in rows]
+        n_chosen = max(start + len(tokens) - max(start, len(prompt)), 0)
+        drafter.commit([Committed(0, tokens, start, part, first_row, n_chosen=n_chosen)])
+
+    for first in range(0, len(prompt), _CHUNK):
+        n = min(_CHUNK, len(prompt) - first)
+        is_last = first + n == len(prompt)
+        commit(text[first : first + n + is_last], first, first, n)
+    n_rounds = n_drafted = n_accepted = 0
+    while at < len(answer):
+        n = min(drafter.max_draft, len(answer) - at)
+        [draft] = drafter.propose([DraftRequest(0, text, n, n_lookup=n)])
+        ids, right = draft.ids[: len(answer) - at - 1], 0
+        while right < len(ids) and ids[right] == answer[at + right]:
+            right += 1
+        new = list(answer[at : at + right + 1])
+        commit(new, len(text), len(text) - 1, len(new))
+        text += new
+        at += len(new)
+        n_rounds, n_drafted, n_accepted = n_rounds + 1, n_drafted + len(ids), n_accepted + right
+    drafter.end_request(0)
+    return Played(n_rounds, n_drafted, n_accepted)
+
+
+def beside(args: argparse.Namespace) -> None:
+    """Prints tokens per round of a head alone, with copies of the text, and with a store."""
+    print("trace     drafter                       tokens/round  drafted/round  us/round  copied")
+    target = Model(args.model)
+    for name, n_measured in N_MEASURED.items():
+        if args.only not in (None, name):
+            continue
+        trace = read_trace(name)
+        rest, earlier = trace[-n_measured:], trace[:-n_measured]
+        head = open_draft(args.draft, DraftOptions(lookup=0, max_draft=args.n_draft))
+        head.check(target)
+        source = Rows(target, head.target_layers, args.threads)
+        rows = [list(source.of([*one.prompt, *one.answer])) for one in rest]
+        head.close()
+        kinds: list[tuple[str, int | None]] = [("head alone", None), ("head, own copies", None)]
+        kinds += [(f"head, a store, after {n}", n) for n in N_EARLIER]
+        for words, n in kinds:
+            with tempfile.TemporaryDirectory() as folder:
+                store = None if n is None else Path(folder, "store.memory")
+                lookup = 0 if words == "head alone" else None
+                options = DraftOptions(lookup=lookup, max_draft=args.n_draft, memory=store)
+                drafter = open_draft(args.draft, options)
+                drafter.attach(source.context)
+                if store is not None:
+                    _tell(store, target, earlier[len(earlier) - min(n or 0, len(earlier)) :])
+                    drafter.begin_request(0, remember=True, user="")  # sees what was written
+                begin, played = time.process_time(), Played()
+                for one, its in zip(rest, rows, strict=True):
+                    played = Played(*map(sum, zip(played, replay(drafter, one, its), strict=True)))
+                micros = 1e6 * (time.process_time() - begin) / played.n_rounds
+                copied = getattr(drafter, "n_lookups", 0) / played.n_rounds
+                print(
+                    f"{name:9} {words:29} {played.tokens_per_round:12.2f} "
+                    f"{played.n_drafted / played.n_rounds:14.2f} {micros:9.0f} {copied:7.0%}",
+                    flush=True,
+                )
+                drafter.close()
+        source.context.close()
+
+
+def use(args: argparse.Namespace) -> None:
+    """Writes all of a trace into a store as if it were asked with a head, and where that missed."""
+    target = Model(args.model)
+    drafter = open_draft(args.draft, DraftOptions(max_draft=args.n_draft, memory=args.store))
+    drafter.check(target)
+    source = Rows(target, drafter.target_layers, args.threads)
+    drafter.attach(source.context)
+    played = Played()
+    for one in read_trace(args.only):
+        rows = source.of([*one.prompt, *one.answer])
+        played = Played(*map(sum, zip(played, replay(drafter, one, rows), strict=True)))
+    drafter.close()
+    print(f"{args.only}: {played.tokens_per_round:.2f} tokens per round, into {args.store}")
+
+
+def _tell(store: Path, target: Model, requests: Sequence[Recorded]) -> None:
+    """Writes earlier requests into a store."""
+    teller = Suffix(store=store)
+    teller.check(target)
+    for one in requests:
+        play(teller, *one)
+    teller.close()
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -301,6 +452,18 @@ def main() -> None:
     recording.set_defaults(run=record)
     measuring = commands.add_parser("measure", help="count what drafters make of it")
     measuring.set_defaults(run=measure)
+    both = commands.add_parser("beside", help="the same for a head, without and with a store")
+    both.add_argument("--only", default=None, choices=tuple(N_MEASURED))
+    both.set_defaults(run=beside)
+    used = commands.add_parser("use", help="write a trace into a store, and where a head missed")
+    used.add_argument("store")
+    used.add_argument("--only", required=True, choices=tuple(N_MEASURED))
+    used.set_defaults(run=use)
+    for command in (both, used):
+        command.add_argument("-m", "--model", required=True)
+        command.add_argument("-d", "--draft", required=True)
+        command.add_argument("-n", "--n-draft", type=int, default=8)
+        command.add_argument("-t", "--threads", type=int, default=None)
     args = parser.parse_args()
     args.run(args)
 
