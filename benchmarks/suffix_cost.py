@@ -1,8 +1,10 @@
-"""What a store costs by its size: to open, to look up, to write a text to.
+"""What a store costs by its size: to open, to look up, to write a text to, and in memory.
 
-    python benchmarks/suffix_cost.py [--megabytes 0.001 1 100]
+    python benchmarks/suffix_cost.py [--megabytes 0.001 1 100 1000]
 
 Times are the processor's, of this process: other programs disturb them less than the clock's.
+Memory is what the process has of its own, beside the pages of the file that it has looked at, which
+the system can take back.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ def measure(path: Path, n_bytes: float) -> None:
     """Prints a line."""
     rng = np.random.default_rng(1)
     filled(path, n_bytes, rng).close()
-    begin = time.perf_counter()
+    own, of_libraries = _memory()
+    begin = time.process_time()
     store = Store(path, None)
-    opened = time.perf_counter() - begin
+    opened = time.process_time() - begin
     drafter = Suffix(store=store)
     drafter.begin_request(0, remember=False)
     text = [int(store.index.tokens[4 + i % 8]) for i in range(8)]
@@ -57,6 +60,7 @@ def measure(path: Path, n_bytes: float) -> None:
         text += new
         n_tokens += len(new)
     spent = time.process_time() - begin
+    now, of_file = _memory()
     begin = time.process_time()
     for _ in range(20):
         store.add(rng.integers(0, _VOCABULARY, 500).tolist())
@@ -65,8 +69,18 @@ def measure(path: Path, n_bytes: float) -> None:
     print(
         f"{size / 1e6:9.3f} MB  {store.index.n:9} tokens  open {1e3 * opened:6.2f} ms  "
         f"round {1e6 * spent / n_rounds:5.0f} us  committed token {1e6 * spent / n_tokens:4.0f} us"
-        f"  drafted {n_drafted / n_rounds:.1f}  a text of 500 tokens {1e3 * added:5.2f} ms"
+        f"  drafted {n_drafted / n_rounds:.1f}  a text of 500 tokens {1e3 * added:5.2f} ms  "
+        f"memory {max(now - own, 0):.1f} MB, of the file {max(of_file - of_libraries, 0):.1f} MB",
+        flush=True,
     )
+
+
+def _memory() -> tuple[float, float]:
+    """MB of this process's own, and of files that are mapped."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    own, of_files = (int(facts[name].split()[0]) / 1e3 for name in ("RssAnon", "RssFile"))
+    return own, of_files
 
 
 def main() -> None:
