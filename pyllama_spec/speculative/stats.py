@@ -210,11 +210,14 @@ class SpeculationStats:
 
     @property
     def drafted_by(self) -> dict[str, int]:
-        """How many rounds had a draft of each kind: see RoundCounts.who."""
-        n_rounds = {"model": 0, "copy": 0, "memory": 0, "grammar": 0, "nobody": 0}
+        """How many of the tokens that the rounds committed each kind of draft gave.
+
+        `nobody` are the target's own choices, one a round. Together they are accepted + rounds.
+        """
+        n_tokens = {"model": 0, "copy": 0, "memory": 0, "grammar": 0, "nobody": self.rounds}
         for counts in self.round_counts:
-            n_rounds[counts.who] += 1
-        return n_rounds
+            n_tokens[counts.who] += counts.n_accepted
+        return n_tokens
 
     def as_dict(self) -> dict[str, Any]:
         """The `speculation` object of the JSON face."""

@@ -93,7 +93,8 @@ def test_it_is_a_copy_in_the_figures() -> None:
     sources = {one["source"] for one in answer["choices"][0]["token_sources"]}
     assert sources == {"copy", "target"}
     speculation = answer["speculation"]
-    assert speculation["copied"] == speculation["drafted_by"]["copy"] > 5
+    assert speculation["copied"] > 5
+    assert speculation["drafted_by"]["copy"] == speculation["accepted"] > 5
 
 
 def test_chats_choices_and_long_texts_have_it() -> None:

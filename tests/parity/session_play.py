@@ -495,7 +495,8 @@ def check_counts(outcome: Outcome, n_prompt: int, drafting: Drafting | None) -> 
                              (counts["verified_histogram"], drafted)):  # fmt: skip
         assert sum(histogram) == rounds
         assert sum(i * n for i, n in enumerate(histogram)) == total
-    assert sum(counts["drafted_by"].values()) in (rounds, 0)
+    assert counts["drafted_by"]["grammar"] == counts["forced_accepted"]
+    assert sum(counts["drafted_by"].values()) == accepted + rounds, "each token has its drafter"
     assert max(counts["copied"], counts["probes"]) <= counts["asked"] <= rounds
     # What the rounds committed, and the prompt's token: a stop string may cut the last one.
     assert usage is None or usage["completion_tokens"] <= accepted + rounds + 1

@@ -43,7 +43,9 @@ def test_no_more_is_verified_than_was_proposed(draft: str, grammar: str, control
     assert stats.forced_accepted <= stats.forced <= stats.drafted
     assert counts["forced"] == stats.forced
     rounds = stats.round_counts
-    assert len(rounds) == stats.rounds == sum(counts["drafted_by"].values())
+    assert len(rounds) == stats.rounds == counts["drafted_by"]["nobody"]
+    assert sum(counts["drafted_by"].values()) == stats.accepted + stats.rounds
+    assert counts["drafted_by"]["grammar"] == stats.forced_accepted
     assert sum(one.n_proposed for one in rounds) == stats.proposed
     assert sum(one.n_verified for one in rounds) == stats.drafted
     assert sum(one.n_accepted for one in rounds) == stats.accepted
