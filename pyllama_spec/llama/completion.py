@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypedDict
 
@@ -14,8 +12,8 @@ from pyllama_spec.engine.checks import boolean, instance
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
-from pyllama_spec.llama.caches import BaseLlamaCache, StateKey, longest_token_prefix
 from pyllama_spec.llama.choices import choice_chunks, options_of_choices
+from pyllama_spec.llama.kept_states import KeptState, KeptStates, n_alike
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Overridable, is_overridden
@@ -31,7 +29,6 @@ from pyllama_spec.llama.responses import (
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
-from pyllama_spec.speculative import SequenceState
 
 # One prompt, as text or as ids; or a list of them.
 Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequence[int]]
@@ -84,8 +81,7 @@ class Completions:
 
     def __init__(self, opened: OpenModel, low_level: LowLevel) -> None:
         self._opened, self._low_level = opened, low_level
-        # Caches are of anyone's making; several threads come to them.
-        self._cache_lock = threading.Lock()
+        self._states = KeptStates(opened)
         self._thoughts = ThoughtTags(opened.model)
 
     def create(
@@ -189,7 +185,7 @@ class Completions:
             raise ArgumentError("give options or keywords, not both")
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
-        tokens = prompt_tokens(self._opened.model.vocab, prompt)
+        tokens = self._tokens(llm, prompt, None)
         request = self._thoughts.of_text(llm, tokens, request)
         return self._low_level.generation(llm, tokens, request)
 
@@ -215,14 +211,15 @@ class Completions:
             report: what it tells beside the text.
 
         """
-        kept: list[_Cached | None] = [None for _ in generations]
+        kept: list[KeptState | None] = [None for _ in generations]
         if llm.cache is not None:
-            state = self._cached(llm.cache, generations[0].record.prompt_tokens)
+            prompt = generations[0].record.prompt_tokens
+            state = self._states.find(llm.cache, prompt)
             if state is not None and is_overridden(llm, "load_state"):
-                self._load(llm, state, generations[0].record.prompt_tokens)
+                self._load(llm, state, prompt)
                 state = None
             for i, generation in enumerate(generations):
-                kept[i] = one = _Cached(self._opened, state)
+                kept[i] = one = self._states.of_request(prompt, state)
                 generation.look_after(one)
 
         def note() -> None:
@@ -246,29 +243,19 @@ class Completions:
 
         return Stream(generations, noting(), report.of_whole(noted, generations), envelope.id)
 
-    def _cached(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
-        """The state of the cache that holds most of a prompt; one that does not fit is none."""
-        owner = self._opened.owner
-        try:
-            with self._cache_lock:
-                state = cache[StateKey(prompt, owner)]
-        except KeyError:
-            return None
-        return state if state.owner == owner else None
-
     def _load(self, llm: Overridable, state: LlamaState, prompt: Sequence[int]) -> None:
         """Has the caller's own load_state() go back to a state that holds more of a prompt."""
         with self._opened.runtime.runner.visit() as sequence:
-            n_held = longest_token_prefix(sequence.tokens[: sequence.n_decoded], prompt)
-        if longest_token_prefix(state.tokens[: state.n_decoded], prompt) > n_held:
+            n_held = n_alike(sequence.tokens[: sequence.n_decoded], prompt)
+        if n_alike(state.tokens[: state.n_decoded], prompt) > n_held:
             llm.load_state(state)
 
-    def _note(self, llm: Overridable, generation: Generation, kept: _Cached | None) -> None:
+    def _note(self, llm: Overridable, generation: Generation, kept: KeptState | None) -> None:
         """Puts the state behind a request into the cache, and says what it took."""
         record = generation.record
         if llm.cache is not None and kept is not None and kept.behind_it is not None:
-            with self._cache_lock:
-                llm.cache[[*record.prompt_tokens, *record.tokens]] = kept.behind_it
+            tokens = [*record.prompt_tokens, *record.tokens]
+            self._states.keep(llm.cache, tokens, kept.behind_it)
         if llm.verbose:
             timing, usage = record.timing.as_dict(), record.usage
             sys.stderr.write(
@@ -277,36 +264,3 @@ class Completions:
                 f"({timing['decode_tps']:.1f} per second), "
                 f"{record.stats.tokens_per_round:.2f} per round\n"
             )
-
-
-class _Cached:
-    """What the cache has for a request, and will have of it.
-
-    Args:
-        opened: the model.
-        state: what the cache had for its prompt.
-
-    Attributes:
-        behind_it: what its own sequence held when its text had come to its end; None before.
-
-    """
-
-    def __init__(self, opened: OpenModel, state: LlamaState | None) -> None:
-        self._opened, self._state = opened, state
-        # Those of the state and of the request, whatever is set before its turn comes.
-        self._adapters = opened.adapters
-        self.behind_it: LlamaState | None = None
-
-    def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
-        """Goes back to the cache's state if that holds more of the prompt than the sequence."""
-        cached, self._state = self._state, None
-        if cached is None:
-            return
-        n_held = longest_token_prefix(state.tokens[: state.n_decoded], prompt)
-        if longest_token_prefix(cached.tokens[: cached.n_decoded], prompt) > n_held:
-            with suppress(ArgumentError):  # damaged, or too long for this context: it is read
-                self._opened.restore(state, cached, self._adapters)
-
-    def behind(self, state: SequenceState) -> None:
-        """Copies what the sequence holds."""
-        self.behind_it = self._opened.state_of(state)

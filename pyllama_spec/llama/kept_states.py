@@ -1,0 +1,135 @@
+"""What requests take from a cache of states, and what they put there."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.llama.caches import BaseLlamaCache, StateKey
+from pyllama_spec.llama.open_model import LlamaState, OpenModel
+from pyllama_spec.speculative import SequenceState
+
+
+def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning; quick for long ones."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tuple(a[low:middle]) == tuple(b[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class KeptStates:
+    """The states of one model's requests, in whatever cache its Llama has.
+
+    Args:
+        opened: the model.
+
+    """
+
+    def __init__(self, opened: OpenModel) -> None:
+        self._opened = opened
+        # Caches are of anyone's making; several threads come to them.
+        self._cache_lock = threading.Lock()
+        self._waiting: weakref.WeakSet[KeptState] = weakref.WeakSet()
+        self._waiting_lock = threading.Lock()
+
+    def find(self, cache: BaseLlamaCache, prompt: Sequence[int]) -> LlamaState | None:
+        """The state of a cache that holds most of a prompt; one that does not fit is none."""
+        owner = self._opened.owner
+        try:
+            with self._cache_lock:
+                state = cache[StateKey(prompt, owner)]
+        except KeyError:
+            return None
+        return state if state.owner == owner else None
+
+    def keep(self, cache: BaseLlamaCache, tokens: Sequence[int], state: LlamaState) -> None:
+        """Puts a state into a cache."""
+        with self._cache_lock:
+            cache[tokens] = state
+
+    def of_request(self, prompt: Sequence[int], state: LlamaState | None) -> KeptState:
+        """What a request has of a cache that was asked already; it has not begun.
+
+        Args:
+            prompt: of the request.
+            state: what the cache had for it.
+
+        """
+        kept = KeptState(self, self._opened, prompt, state)
+        with self._waiting_lock:
+            self._waiting.add(kept)
+        return kept
+
+    def begun(self, kept: KeptState) -> None:
+        """A request waits no longer."""
+        with self._waiting_lock:
+            self._waiting.discard(kept)
+
+    def offer(self, state: LlamaState) -> None:
+        """Hands a state to those who wait and have less: they asked the cache before it was made.
+
+        They need not ask again, which could read a file where all requests wait for it.
+        """
+        with self._waiting_lock:
+            waiting = list(self._waiting)
+        for kept in waiting:
+            kept.take(state)
+
+
+class KeptState:
+    """What the cache has for a request, and will have of it: its keeper.
+
+    Args:
+        all_: told when it begins, and what it leaves.
+        opened: the model.
+        prompt: its tokens.
+        state: what the cache had for them.
+
+    Attributes:
+        behind_it: what its own sequence held when its text had come to its end; None before.
+
+    """
+
+    def __init__(
+        self,
+        all_: KeptStates,
+        opened: OpenModel,
+        prompt: Sequence[int],
+        state: LlamaState | None,
+    ) -> None:
+        self._all, self._opened, self._prompt, self._state = all_, opened, tuple(prompt), state
+        # Those of the state and of the request, whatever is set before its turn comes.
+        self._adapters, self._owner = opened.adapters, opened.owner
+        self.behind_it: LlamaState | None = None
+
+    def take(self, state: LlamaState) -> None:
+        """Takes another request's state in the place of its own, where that holds more of it."""
+        known = self._state
+        n = 0 if known is None else n_alike(known.tokens[: known.n_decoded], self._prompt)
+        is_mine = state.owner is not None and state.owner == self._owner
+        if is_mine and n_alike(state.tokens[: state.n_decoded], self._prompt) > n:
+            self._state = state
+
+    def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
+        """Goes back to the cache's state if that holds more of the prompt than the sequence."""
+        self._all.begun(self)
+        cached, self._state = self._state, None
+        if cached is None:
+            return
+        n_held = n_alike(state.tokens[: state.n_decoded], prompt)
+        if n_alike(cached.tokens[: cached.n_decoded], prompt) > n_held:
+            with suppress(ArgumentError):  # damaged, or too long for this context: it is read
+                self._opened.restore(state, cached, self._adapters)
+
+    def behind(self, state: SequenceState) -> None:
+        """Copies what the sequence holds."""
+        self.behind_it = self._opened.state_of(state)
+        self._all.offer(self.behind_it)
