@@ -47,6 +47,9 @@ _ROLES = ("system", "user", "assistant", "tool")
 Message = Mapping[str, Any]
 
 
+TOOLS_UNSHOWN = "the chat template knows no tools: the model is not told what they are"
+
+
 @dataclass(frozen=True, slots=True)
 class ChatPart:
     """A stretch of a rendered chat: the template's own, or the caller's, such as a message."""
@@ -65,6 +68,8 @@ class RenderedChat:
             known.
         starts_with_bos: whether the text begins with the name of the BOS token already.
         caller: what is known of the caller's text in it.
+        note: what whoever asked should know of it: tools that the template left out; "" for
+            nothing.
 
     """
 
@@ -72,6 +77,7 @@ class RenderedChat:
     parts: tuple[ChatPart, ...]
     starts_with_bos: bool
     caller: PromptProvenance = field(default=PromptProvenance("nothing"), repr=False)
+    note: str = ""
 
     @property
     def is_split(self) -> bool:
@@ -117,7 +123,7 @@ class RenderedChat:
             lookups=tuple((a, min(b, at)) for a, b in caller.lookups if a < at),
         )  # fmt: skip
         text = self.text[:at]
-        return RenderedChat(text, _parts(text, clipped), self.starts_with_bos, clipped)
+        return RenderedChat(text, _parts(text, clipped), self.starts_with_bos, clipped, self.note)
 
     def followed_by(self, text: str) -> RenderedChat:
         """The chat with a text of the caller's behind it."""
@@ -127,7 +133,8 @@ class RenderedChat:
             caller_strings=(*caller.caller_strings, text),
             blank=None if caller.blank is None else caller.blank + text,
         )  # fmt: skip
-        return RenderedChat(whole, _parts(whole, extended), self.starts_with_bos, extended)
+        parts = _parts(whole, extended)
+        return RenderedChat(whole, parts, self.starts_with_bos, extended, self.note)
 
 
 class ChatTemplate:
@@ -270,7 +277,19 @@ class ChatTemplate:
         """
         caller = self._locate(text, messages, caller_variables, run, form)
         starts_with_bos = bool(self._bos_token) and text.startswith(self._bos_token)
-        return RenderedChat(text, _parts(text, caller), starts_with_bos, caller)
+        note = "" if self._shows_tools(text, caller_variables.get("tools")) else TOOLS_UNSHOWN
+        return RenderedChat(text, _parts(text, caller), starts_with_bos, caller, note)
+
+    def _shows_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> bool:
+        """Whether a chat has tools in it that it was rendered with; a name may be there by chance.
+
+        Args:
+            text: of the chat.
+            tools: what the template was given.
+
+        """
+        names = [_name_of(tool) for tool in tools or ()]
+        return not names or ("tool" in self.source and any(name in text for name in names))
 
     def _locate(
         self,
@@ -318,6 +337,12 @@ class ChatTemplate:
             return _CANARY in self._program.run([message], variables)
         except (ArgumentError, UnsupportedError):
             return False
+
+
+def _name_of(tool: Mapping[str, Any]) -> str:
+    """What a model has to be told of a tool at least."""
+    inner = tool.get("function", tool)
+    return str(inner.get("name", "")) if isinstance(inner, Mapping) else ""
 
 
 def template_names(model: Model) -> list[str]:

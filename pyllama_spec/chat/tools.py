@@ -208,12 +208,9 @@ class ToolChats:
         except ArgumentError as error:
             raise self._refusal(error, checked, caller_variables) from None
         rendered = chat.located(self._template, session, checked, caller_variables)
-        if offered and "tool" not in self._template.source:
-            warnings.warn(
-                "the chat template knows no tools: the model is not told what they are; "
-                'chat_format="chatml-function-calling" of Llama() tells it',
-                stacklevel=6,
-            )
+        if rendered.note:
+            remedy = 'chat_format="chatml-function-calling" of Llama() tells it'
+            warnings.warn(f"{rendered.note}; {remedy}", stacklevel=6)
         if wants_call and not session.grammar:
             return rendered, ForcedReader(offered[0]) if request.forced else AnyReader(offered)
         reader = chat.reader(session, checked, caller_variables)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
 from pyllama_spec.chat.messages import check_messages
 from pyllama_spec.chat.prompts import chat_top_logprobs, template_variables
-from pyllama_spec.chat.template import ChatTemplate, Message
+from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
@@ -297,14 +297,14 @@ class ChatCompletions:
         rendered, reader = form.tools.begin(messages, request, variables, schema, name)
         if name:
             check_continued(rendered.text, messages, name)
-        tokens, options_ = rendered.tokenize(model.vocab), _merged(own, reader)
+        options_ = _merged(own, reader)
         options_ = self._thoughts.of_chat(
             llm, options_, unread, own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
             answer=_begun_answer(
                 llm.template, messages, request.offered, variables, rendered.text, bool(name)
             ),
         )  # fmt: skip
-        return self._low_level.generation(llm, tokens, options_), reader
+        return self._generation(llm, rendered, options_), reader
 
     def generate_chat_steps(
         self,
@@ -337,8 +337,16 @@ class ChatCompletions:
         if unread is not None or request.thinking_token_budget is not None:
             answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
             request = self._thoughts.of_chat(llm, request, unread, answer=answer, own_grammar=True)
+        return self._generation(llm, rendered, request)
+
+    def _generation(
+        self, llm: Overridable, rendered: RenderedChat, request: RequestOptions
+    ) -> Generation:
+        """A generation for a chat, which has not begun."""
         tokens = rendered.tokenize(self._opened.model.vocab)
-        return self._low_level.generation(llm, tokens, request)
+        generation = self._low_level.generation(llm, tokens, request)
+        generation.record.note = rendered.note
+        return generation
 
     def close(self) -> None:
         """Frees what chats with tools hold."""

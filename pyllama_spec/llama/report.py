@@ -76,6 +76,8 @@ class Report:
                 choice["prompt_token_ids"] = list(record.prompt_tokens)
             if self.token_sources:
                 choice["token_sources"] = _sources(record.token_sources)
+        if records and records[0].note:
+            response["note"] = records[0].note
         return response
 
     def chunks(
@@ -105,6 +107,8 @@ class Report:
                 n_sources = len(record.token_sources)
             if choice["finish_reason"] is not None:
                 self._end(choice, record)
+                if record.note:
+                    chunk["note"] = record.note
             elif self.usage_apart:
                 chunk["usage"] = record.usage if self.usage_in_each else None
             is_first = False

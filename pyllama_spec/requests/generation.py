@@ -58,6 +58,8 @@ class GenerationRecord:
         stats: counts of all rounds, also of tokens behind a stop string.
         timing: seconds.
         n_cached: tokens of the prompt that were not read: another request had read them.
+        note: what whoever asked should know of the prompt, such as tools that a chat template left
+            out; "" for nothing.
         token_sources: the text in pieces, each with who drafted its tokens: "model", "copy" of
             the text itself, "memory" for a copy of an earlier one, "grammar", or
             "target" for the target's own choice, and where not all were drafted.
@@ -75,6 +77,7 @@ class GenerationRecord:
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     timing: Timing = field(default_factory=Timing)
     n_cached: int = 0
+    note: str = ""
     token_sources: list[tuple[str, str]] = field(default_factory=list)
 
     @property

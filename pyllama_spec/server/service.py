@@ -60,6 +60,7 @@ class Service:
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
+        self._noted = set[str]()
         self.is_stopping = self.is_cutting = self._is_hurried = False
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
         running, waiting = self._n_running, self._n_waiting
@@ -232,6 +233,12 @@ class Service:
         """Has stop() wait no longer; from any thread, and from a signal's handler."""
         self._is_hurried = True
 
+    def log_once(self, note: str) -> None:
+        """Logs what answers tell, which is the library's and nobody's text, the first time."""
+        if note not in self._noted:
+            self._noted.add(note)
+            log.warning("%s", note)
+
     def note_failure(self, error: BaseException) -> None:
         """Logs what nobody foresaw: its kind and place. Its words may be a client's text."""
         if isinstance(error, (ApiError, PyllamaSpecError)):
@@ -338,6 +345,8 @@ class Answer:
     def _told(self, response: Response) -> Response:
         """With what clients of other servers look for in an answer, or in a chunk of one."""
         told: Response = {**response, "system_fingerprint": self._service.fingerprint}
+        if note := response.get("note"):
+            self._service.log_once(note)
         usage = response.get("usage")
         timing, speculation = response.get("timing"), response.get("speculation")
         if usage and timing and speculation and "decode_s" in timing:

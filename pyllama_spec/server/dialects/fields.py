@@ -13,6 +13,11 @@ Json = dict[str, Any]
 _T = TypeVar("_T")
 
 
+def own_figures(answer: Json) -> Json:
+    """What an answer has of the library's own, or a chunk of one."""
+    return {name: answer[name] for name in ("speculation", "note") if answer.get(name)}
+
+
 class Fields:
     """An object of a request, and where it stands.
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from pyllama_spec.server.dialects.fields import Json
+from pyllama_spec.server.dialects.fields import Json, own_figures
 
 # The name of an event, and its JSON.
 Event = tuple[str, Json]
@@ -71,7 +71,7 @@ def message(answer: Json, *, shows_thoughts: bool = True) -> Json:
         "content": content,
         **_stop(choice),
         "usage": _usage(answer.get("usage")),
-        **_own(answer),
+        **own_figures(answer),
     }
 
 
@@ -97,7 +97,7 @@ class MessageEvents:
         """The events of the next chunk."""
         if chunk.get("usage"):
             self._usage = chunk["usage"]
-        self._figures.update(_own(chunk))
+        self._figures.update(own_figures(chunk))
         if not self._is_begun:
             self._is_begun = True
             yield _event(
@@ -180,11 +180,6 @@ def _head(answer: Json) -> Json:
     number = str(answer["id"]).rpartition("-")[2]
     model = answer["model"]
     return {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": model}
-
-
-def _own(answer: Json) -> Json:
-    """The library's own figures of an answer."""
-    return {"speculation": answer["speculation"]} if answer.get("speculation") else {}
 
 
 def _stop(choice: Json) -> Json:

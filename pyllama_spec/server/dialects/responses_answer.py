@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pyllama_spec.server.dialects.fields import Json
+from pyllama_spec.server.dialects.fields import Json, own_figures
 from pyllama_spec.server.dialects.responses_request import offered_tools
 
 # The name of an event, and its JSON.
@@ -63,8 +63,7 @@ class ResponseEvents:
         """The events of the next chunk."""
         if chunk.get("usage"):
             self._usage = chunk["usage"]
-        if chunk.get("speculation"):
-            self._figures = {"speculation": chunk["speculation"]}
+        self._figures.update(own_figures(chunk))
         if not self._answer:
             self._answer = {key: chunk[key] for key in ("id", "created", "model")}
             yield self._event("response.created", response=self._response("in_progress"))
