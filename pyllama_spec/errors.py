@@ -101,6 +101,21 @@ def too_long(n_tokens: int, n_ctx: int) -> str:
     return f"Requested tokens ({n_tokens}) exceed context window of {n_ctx}"
 
 
+def prompt_too_long(n_tokens: int, n_ctx: int, how: str = "") -> ContextFullError:
+    """What a prompt is told that leaves no room for a token.
+
+    Args:
+        n_tokens: of the prompt.
+        n_ctx: of the context.
+        how: where the number is known from, if it was not counted.
+
+    """
+    return ContextFullError(
+        f"{too_long(n_tokens, n_ctx)}, which leaves none for an answer{how}; shorten the prompt or "
+        "choose a larger n_ctx"
+    )
+
+
 class ClosedError(PyllamaSpecError):
     """The object was used after close()."""
 

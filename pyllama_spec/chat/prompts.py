@@ -8,7 +8,30 @@ from typing import Any
 
 from pyllama_spec.engine import Vocab
 from pyllama_spec.engine.checks import count
-from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.errors import ArgumentError, UnsupportedError, prompt_too_long, shown
+
+# Characters of a text whose tokens take a moment.
+LONG_TEXT = 1 << 16
+
+
+def check_fits(vocab: Vocab, text: object, n_ctx: int) -> None:
+    """Refuses a text that is too long by its bytes alone, before seconds go into its tokens.
+
+    Args:
+        vocab: of the model.
+        text: of a prompt; what is no text is left alone.
+        n_ctx: tokens of the context.
+
+    Raises:
+        ContextFullError: it leaves no room for a token.
+
+    """
+    if not isinstance(text, (str, bytes)) or len(text) < LONG_TEXT:
+        return
+    # One more: what stands around a text may lose a token of it.
+    n = vocab.fewest_tokens(text) - 1
+    if n >= n_ctx:
+        raise prompt_too_long(n, n_ctx, " (at least so many by its bytes: it was not tokenized)")
 
 
 def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:

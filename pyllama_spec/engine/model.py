@@ -129,7 +129,7 @@ class Model(Closeable):
         self.placement = placement(self._handle.pointer)
         n_layers = sum(self.placement.values())
         warn_of_fewer(self.path.name, n_gpu_layers, self.info.n_device_layers, n_layers)
-        self.vocab = Vocab(self._handle, self.info.n_vocab)
+        self.vocab = Vocab(self._handle, self.info.n_vocab, keeps_all=self._keeps_text())
 
     def _load(self, params: Any, progress: Progress | None) -> Any:
         out = ffi.new("llama_spec_model **")
@@ -197,6 +197,13 @@ class Model(Closeable):
             key = self._text(lib.llama_spec_model_meta_key, i)
             out[key] = self._text(lib.llama_spec_model_meta_value, i)
         return out
+
+    def _keeps_text(self) -> bool:
+        """Whether the tokenizer leaves out nothing of a text but white space.
+
+        "bert" and "t5" make one token of what they do not know, however long it is.
+        """
+        return self.metadata.get("tokenizer.ggml.model") in ("llama", "gpt2")
 
     @cached_property
     def identity(self) -> str:

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
-from pyllama_spec.engine.binding import check, ffi, lib
+from pyllama_spec.engine.binding import check, ffi, last_error, lib
 from pyllama_spec.engine.checks import flag, instance, int32
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.errors import ArgumentError, shown
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1
+# What the engine says of a text that would fill its stack.
+_OF_TEXT = "the text has too long a stretch"
+# Ids that become Python's integers in one go.
+_TOGETHER = 1 << 16
+# What the engine takes away beside control tokens of some vocabularies: C's isspace().
+_SPACES = tuple(bytes((one,)) for one in b" \t\n\v\f\r")
+# Characters that have each byte of UTF-8 in them, but for white space.
+_EACH_BYTE = tuple(
+    map(
+        chr,
+        (
+            *(i for i in range(0xC0) if bytes((i,)) not in _SPACES),
+            *(i << 6 for i in range(3, 0x20)), 0x800, *(i << 12 for i in range(1, 16) if i != 13),
+            0xD000, 0x10000, *(i << 18 for i in range(1, 5)),
+        ),
+    )
+)  # fmt: skip
 _SPECIAL = (
     "bos", "eos", "eot", "sep", "nl", "pad", "mask", "fim_pre", "fim_suf", "fim_mid",
 )  # fmt: skip
 
 
 class Vocab:
-    """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads."""
+    """Tokenizes, detokenizes, and knows the special tokens. Thread-safe: it only reads.
 
-    def __init__(self, handle: Handle, n_tokens: int) -> None:
-        self._handle = handle  # of a model
-        self.n_tokens = n_tokens
+    Args:
+        handle: of a model.
+        n_tokens: how many ids there are.
+        keeps_all: whether tokens keep each byte of a text but white space.
+
+    """
+
+    def __init__(self, handle: Handle, n_tokens: int, *, keeps_all: bool = False) -> None:
+        self._handle = handle
+        self.n_tokens, self._keeps_all = n_tokens, keeps_all
         self._pieces: dict[int, bytes] = {}
         self._special_pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
@@ -51,7 +76,9 @@ class Vocab:
                 users, who could otherwise write control tokens into a chat.
 
         Raises:
-            ArgumentError: the text has more than 2**31 - 1 bytes.
+            ArgumentError: the text has more than 2**31 - 1 bytes, or a stretch that is too long for
+                what cuts it into words.
+            EngineError: the vocabulary has no token for a part of it.
 
         """
         instance(text, (str, bytes, bytearray), "the text")
@@ -67,11 +94,37 @@ class Vocab:
                 self._handle.pointer, data, len(data), out, capacity, add_special, parse_special
             )
             # In any case: Ctrl-C may have come though the text was read to its end.
-            check(lib.LLAMA_SPEC_ENGINE if n == _INT32_MIN else 0, "cannot tokenize the text")
+            check(_code_of_failure() if n == _INT32_MIN else 0, "cannot tokenize the text")
             if n >= 0:
-                return list(ffi.unpack(out, n)) if n else []
+                return _unpacked(out, n)
             capacity = -n
         raise ArgumentError("the text could not be tokenized")
+
+    def fewest_tokens(self, text: str | bytes) -> int:
+        """The least number of tokens that a text can have, by its bytes; it takes milliseconds.
+
+        White space does not count, since tokens of some vocabularies swallow it. 0 where a
+        vocabulary may leave out other text, or make one token of any number of bytes.
+
+        Args:
+            text: as tokenize() takes it; a long one has the longest token looked for, once.
+
+        """
+        data = text.encode("utf-8", errors="replace") if isinstance(text, str) else bytes(text)
+        n_bytes = len(data) - sum(map(data.count, _SPACES))
+        longest = self._longest if n_bytes else 0
+        return -(-n_bytes // longest) if longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token; 0 where a text may have fewer tokens than that would say."""
+        if not (self._keeps_all and all(map(self._keeps, _EACH_BYTE))):
+            return 0
+        return max(len(self._read_piece(i, special=True)) for i in range(self.n_tokens))
+
+    def _keeps(self, char: str) -> bool:
+        """Whether a character has tokens with all of its bytes: what has none is left out."""
+        return self.detokenize(self.tokenize(char, add_special=False)).endswith(char.encode())
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one token: often not whole characters.
@@ -141,3 +194,18 @@ class Vocab:
                 token = int32(token, f"{what}: the id at index {i}")
             if not 0 <= token < n:
                 raise ArgumentError(f"{what}: id {token} at index {i} is outside 0 .. {n - 1}")
+
+
+def _code_of_failure() -> int:
+    """Whether it was the text that could not be tokenized, or the vocabulary."""
+    is_of_text = _OF_TEXT in last_error()
+    code: int = lib.LLAMA_SPEC_ARGUMENT if is_of_text else lib.LLAMA_SPEC_ENGINE
+    return code
+
+
+def _unpacked(ids: Any, n: int) -> list[int]:
+    """The first n ids; in parts, as other threads wait while one is made."""
+    tokens: list[int] = []
+    for at in range(0, n, _TOGETHER):
+        tokens += ffi.unpack(ids + at, min(_TOGETHER, n - at))
+    return tokens

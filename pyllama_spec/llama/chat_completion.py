@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyllama_spec.chat.continued import check_continued, field_to_continue, render_continued
 from pyllama_spec.chat.messages import check_messages
-from pyllama_spec.chat.prompts import chat_top_logprobs, template_variables
+from pyllama_spec.chat.prompts import chat_top_logprobs, check_fits, template_variables
 from pyllama_spec.chat.template import ChatTemplate, Message, RenderedChat
 from pyllama_spec.constraints import schema_of
 from pyllama_spec.engine import Model
@@ -295,6 +295,7 @@ class ChatCompletions:
             )
         name = field_to_continue(messages, which) if which else None
         rendered, reader = form.tools.begin(messages, request, variables, schema, name)
+        self._check_fits(rendered)
         if name:
             check_continued(rendered.text, messages, name)
         options_ = _merged(own, reader)
@@ -334,6 +335,7 @@ class ChatCompletions:
             rendered = render_continued(template, messages, name, tools, variables)
         else:
             rendered = template.render(messages, tools=tools, **variables)
+        self._check_fits(rendered)
         if unread is not None or request.thinking_token_budget is not None:
             answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
             request = self._thoughts.of_chat(llm, request, unread, answer=answer, own_grammar=True)
@@ -347,6 +349,9 @@ class ChatCompletions:
         generation = self._low_level.generation(llm, tokens, request)
         generation.record.note = rendered.note
         return generation
+
+    def _check_fits(self, rendered: RenderedChat) -> None:
+        check_fits(self._opened.model.vocab, rendered.text, self._opened.runtime.context.n_ctx_seq)
 
     def close(self) -> None:
         """Frees what chats with tools hold."""

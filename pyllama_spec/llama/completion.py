@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypedDict
 
-from pyllama_spec.chat.prompts import fim_tokens, prompt_tokens
+from pyllama_spec.chat.prompts import check_fits, fim_tokens, prompt_tokens
 from pyllama_spec.engine.checks import boolean, instance
 from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
@@ -149,9 +149,11 @@ class Completions:
         return completions
 
     def _tokens(self, llm: Overridable, prompt: object, suffix: str | None) -> list[int]:
-        vocab = self._opened.model.vocab
+        vocab, n_ctx = self._opened.model.vocab, self._opened.runtime.context.n_ctx_seq
+        check_fits(vocab, prompt, n_ctx)
         if suffix is None:
             return prompt_tokens(vocab, prompt)
+        check_fits(vocab, suffix, n_ctx)
         return fim_tokens(vocab, prompt, suffix, is_spm=llm.spm_infill)
 
     def _completion(

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.chat.prompts import LONG_TEXT
 from pyllama_spec.engine import Batch, Context, ContextParams, Model
 from pyllama_spec.engine.context_params import POOLING
 from pyllama_spec.errors import (
@@ -105,6 +106,9 @@ class Embedder:
 
     def _tokens(self, text: object, truncate: bool) -> list[int]:
         if isinstance(text, str):
+            if not truncate and len(text) >= LONG_TEXT:
+                n = self._vocab.fewest_tokens(text)
+                self._check_length(n, " (at least so many by its bytes: it was not tokenized)")
             tokens = self._vocab.tokenize(text)
         elif is_ids(text):
             tokens = [int(token) for token in text]
@@ -113,12 +117,16 @@ class Embedder:
             raise ArgumentError(f"embed takes texts, or lists of token ids, not {shown(text)}")
         if not tokens:
             raise ArgumentError("a text to embed has no tokens, and the model adds none")
-        if len(tokens) > self.n_batch and not truncate:
-            raise ContextFullError(
-                f"a text has {len(tokens)} tokens, more than the {self.n_batch} that n_ctx and "
-                "n_batch have room for; choose larger ones, or truncate=True"
-            )
+        if not truncate:
+            self._check_length(len(tokens))
         return tokens[: self.n_batch]
+
+    def _check_length(self, n: int, how: str = "") -> None:
+        if n > self.n_batch:
+            raise ContextFullError(
+                f"a text has {n} tokens, more than the {self.n_batch} that n_ctx and n_batch have "
+                f"room for{how}; choose larger ones, or truncate=True"
+            )
 
     def _rows(self, group: Sequence[Sequence[int]], normalize: bool) -> list[Any]:
         if not group:

@@ -92,7 +92,11 @@ async def _made(work: Future[Any], timeout_s: object) -> Any:
     if not done:
         work.add_done_callback(_give_up)
         raise DeadlineError(f"timeout_s={timeout_s} is over, and the request was not made yet")
-    return work.result()
+    try:
+        return work.result()
+    finally:
+        # An error knows this frame, which would know it: a prompt of megabytes stayed with it.
+        del work, done
 
 
 def _give_up(work: Future[Any]) -> None:

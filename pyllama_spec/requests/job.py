@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler
-from pyllama_spec.errors import ArgumentError, ContextFullError, too_long
+from pyllama_spec.errors import ArgumentError, prompt_too_long
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
@@ -300,10 +300,7 @@ class Job:
         """
         n_ctx = self._context.n_ctx_seq
         if len(self.prompt) >= n_ctx:
-            raise ContextFullError(
-                f"{too_long(len(self.prompt), n_ctx)}, which leaves none for an answer; shorten "
-                "the prompt or choose a larger n_ctx"
-            )
+            raise prompt_too_long(len(self.prompt), n_ctx)
         n_history = self._sampler.params.n_history if self._options.sees_prompt else 0
         n_seen = len(self.prompt) if n_history < 0 else min(n_history, len(self.prompt))
         for token in self.prompt[len(self.prompt) - n_seen :]:

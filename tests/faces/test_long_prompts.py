@@ -1,0 +1,120 @@
+"""Prompts that are too long by their bytes are refused before they are tokenized, in one way."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyllama_spec import ContextFullError, Llama
+from pyllama_spec.chat.prompts import LONG_TEXT
+from pyllama_spec.engine import Vocab
+from tests.faces.tools import open_tiny
+
+# Too long by its bytes for 256 tokens of at most 13.
+LONG = "ab " * LONG_TEXT
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": LONG}]
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[Llama]:
+    with open_tiny(embedding=True, pooling_type="mean", max_waiting=4) as llm:
+        yield llm
+
+
+async def _read(llm: Llama) -> None:
+    async for _ in await llm.acreate_completion(LONG, stream=True):
+        pass
+
+
+CALLS: dict[str, Callable[[Llama], Any]] = {
+    "text": lambda llm: llm.create_completion(LONG),
+    "bytes": lambda llm: llm.create_completion(LONG.encode()),
+    "stream": lambda llm: list(llm.create_completion(LONG, stream=True)),
+    "shifted": lambda llm: llm.create_completion(LONG, context_shift=True),
+    "list": lambda llm: llm.create_completion(["a", LONG]),
+    "choices": lambda llm: llm.create_completion(LONG, n=2),
+    "steps": lambda llm: list(llm.generate_steps(LONG)),
+    "chat": lambda llm: llm.create_chat_completion(CHAT),
+    "chat with tools": lambda llm: llm.create_chat_completion(CHAT, tools=[TOOL]),
+    "chat steps": lambda llm: list(llm.generate_chat_steps(CHAT)),
+    "in a loop": lambda llm: asyncio.run(llm.acreate_completion(LONG)),
+    "in a loop, streamed": lambda llm: asyncio.run(_read(llm)),
+    "embedding": lambda llm: llm.embed(LONG, truncate=False),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_refused_before_it_is_tokenized(
+    llm: Llama, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    lengths: list[int] = []
+    tokenize = Vocab.tokenize
+
+    def seen(self: Vocab, text: str | bytes, **options: bool) -> list[int]:
+        lengths.append(len(text))
+        return tokenize(self, text, **options)
+
+    monkeypatch.setattr(Vocab, "tokenize", seen)
+    with pytest.raises(ContextFullError, match="it was not tokenized"):
+        CALLS[name](llm)
+    assert max(lengths, default=0) < LONG_TEXT
+    monkeypatch.undo()
+    # As the late one, but for where the number is from.
+    words = "more than the 256" if name == "embedding" else "exceed context window of 256"
+    with pytest.raises(ContextFullError, match=words) as early:
+        CALLS[name](llm)
+    monkeypatch.setattr(Vocab, "fewest_tokens", lambda self, text: 0)
+    with pytest.raises(ContextFullError, match=words) as late:
+        CALLS[name](llm)
+    known = str(early.value).replace(" (at least so many by its bytes: it was not tokenized)", "")
+    # Of a list the late one says it in other words, behind the tokens of all of them.
+
+    assert name == "list" or _without_numbers(known) == _without_numbers(str(late.value))
+    assert type(early.value) is type(late.value)
+    n_early, n_late = (int(_numbers(str(one.value))[0]) for one in (early, late))
+    assert 256 <= n_early <= n_late
+
+
+def _numbers(text: str) -> list[str]:
+    return re.findall(r"\d{3,}", text)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d{3,}", "N", text, count=1)
+
+
+def test_what_may_fit_is_tokenized(llm: Llama) -> None:
+    """White space may be swallowed, and a text below the bound is left to the tokenizer."""
+    assert llm.embed("ab " * 50, truncate=False)
+    with pytest.raises(ContextFullError) as error:
+        llm.create_completion(" " * (2 * LONG_TEXT))
+    assert "not tokenized" not in str(error.value)
+    assert llm.embed(LONG, truncate=True)
+
+
+async def _refused(llm: Llama) -> None:
+    with pytest.raises(ContextFullError):
+        await llm.acreate_completion(LONG)
+
+
+def test_a_refusal_in_a_loop_holds_nothing(llm: Llama) -> None:
+    """An error whose frames hold it keeps the prompt until the collector comes."""
+    asyncio.run(_refused(llm))
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        asyncio.run(_refused(llm))
+        gc.collect()
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    errors = [one for one in gc.garbage if isinstance(one, ContextFullError)]
+    gc.garbage.clear()
+    assert not errors
