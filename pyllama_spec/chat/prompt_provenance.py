@@ -248,9 +248,9 @@ class StandIns:
         before, core, after = _split_space(text)
         out, at = [before], 0
         for start, end in joined(list(occurrences(core, self._lookups))):
-            out += [core[at:start].translate(alphabet), core[start:end]]
+            out += [_exchanged(core[at:start], alphabet), core[start:end]]
             at = end
-        return "".join([*out, core[at:].translate(alphabet), after])
+        return "".join([*out, _exchanged(core[at:], alphabet), after])
 
     def json(self, text: str, *, ensure_ascii: bool) -> str:
         """JSON text made of values with stand-ins, escaped as the characters themselves are."""
@@ -260,7 +260,7 @@ class StandIns:
             real = chars.get(char)
             if real is not None:
                 escaped = json.dumps(real, ensure_ascii=ensure_ascii)[1:-1]
-                out.append(escaped.translate(self._alphabet))
+                out.append(_exchanged(escaped, self._alphabet))
             elif ensure_ascii and not char.isascii():
                 out.append(json.dumps(char)[1:-1])
             else:
@@ -302,15 +302,25 @@ class StandIns:
                 return None
             else:
                 if begin is None:
-                    runs = (match.span() for match in re.finditer("1+", piece.translate(mask)))
+                    runs = (match.span() for match in re.finditer("1+", _exchanged(piece, mask)))
                     spans += [(at + a, at + b) for a, b in runs]
-                texts.append(piece.translate(chars))
+                texts.append(_exchanged(piece, chars))
                 at += len(piece)
         return None if begin is not None else ("".join(texts), joined(spans))
 
 
+# Characters that are exchanged in one go.
+_TOGETHER = 1 << 16
 # A character outside of the basic plane, in JSON that is ASCII alone.
 _ESCAPED_PAIR = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+
+
+def _exchanged(text: str, table: Mapping[int, str | int]) -> str:
+    """The text with its characters exchanged; in parts, as other threads wait for each of them."""
+    if len(text) <= _TOGETHER:
+        return text.translate(table)
+    starts = range(0, len(text), _TOGETHER)
+    return "".join([text[at : at + _TOGETHER].translate(table) for at in starts])
 
 
 def _split_space(text: str) -> tuple[str, str, str]:

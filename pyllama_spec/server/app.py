@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyllama_spec.llama import Llama
 from pyllama_spec.server import (
+    bodies,
     routes_dialects,
     routes_native,
     routes_openai,
@@ -109,6 +110,8 @@ class _Endpoint:
             await _told(exchange, error, form)
         finally:
             self._service.tasks.discard(task)
+            if exchange.is_large:
+                bodies.give_back_soon()
             log.info(
                 "%s %s %d %.3f s%s", exchange.method, _logged(exchange.path), exchange.status,
                 perf_counter() - begin, "".join(f" {k}={v}" for k, v in exchange.note.items()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from pyllama_spec.server.api_errors import ApiError, api_error, invalid_type, openai_error
+from pyllama_spec.server import bodies
+from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
 
 if TYPE_CHECKING:
     from pyllama_spec.server.service import Service
@@ -21,8 +22,6 @@ _JSON = b"application/json"
 _PING = b": ping\n\n"
 # So many events are sent together at most.
 _MAX_HELD = 64
-# Of JSON in JSON; a parser that recurses would go no deeper either.
-_TOO_DEEP = "the body nests its lists and objects too deep"
 
 
 class ClientGone(Exception):  # noqa: N818 - nothing went wrong here
@@ -55,6 +54,7 @@ class Exchange:
         path, method: of the request.
         status: of the answer, once it has begun; 0 before.
         note: figures of the answer for the log: counts, never text.
+        is_large: whether its body was read, and is one that is gone through in a thread.
 
     """
 
@@ -69,7 +69,7 @@ class Exchange:
         for name, value in scope["headers"]:
             self._headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
         self.extra_headers: list[tuple[bytes, bytes]] = []
-        self._body_is_read = self._has_left = self._has_given_up = False
+        self._body_is_read = self._has_left = self._has_given_up = self.is_large = False
         # Of a stream: who makes it, what of it is to be sent, and how often something was.
         self._task: asyncio.Task[Any] | None = None
         self._held: list[bytes] = []
@@ -131,20 +131,17 @@ class Exchange:
         """The body as a msgspec.Struct, or any other type of msgspec's.
 
         Raises:
-            ApiError: it is no such thing, with the field that is at fault.
+            ApiError: it is no such thing, with the field that is at fault; or it has more values
+                than a request needs.
 
         """
         raw = await self.body()
-        try:
-            return msgspec.json.decode(raw, type=shape)
-        except msgspec.ValidationError as error:
-            raise invalid_type(error) from None
-        except msgspec.DecodeError as error:
-            raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
-        except UnicodeDecodeError:
-            raise ApiError(400, "the body is no UTF-8", "invalid_json") from None
-        except RecursionError:
-            raise ApiError(400, _TOO_DEEP, "invalid_json") from None
+        self.is_large = len(raw) >= bodies.LARGE
+        return await bodies.read(raw, shape, self.service.settings.max_inputs)
+
+    async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
+        """What a call gives that goes through the body: here, or in a thread for a large one."""
+        return await bodies.apart(call, *given) if self.is_large else call(*given)
 
     # ---- what goes out
 
@@ -174,6 +171,21 @@ class Exchange:
         more.append((b"content-length", str(len(raw)).encode()))
         await self._begin(status, kind, more)
         await self._deliver({"type": "http.response.body", "body": raw})
+
+    async def send_parts(self, parts: Sequence[bytes], kind: bytes) -> None:
+        """A whole answer of many megabytes: others are answered between its parts.
+
+        Args:
+            parts: of its body, in their order.
+            kind: its content type.
+
+        """
+        length = str(sum(map(len, parts))).encode()
+        await self._begin(200, kind, [(b"content-length", length)])
+        for part in parts:
+            await self._deliver({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)
+        await self._deliver({"type": "http.response.body", "body": b""})
 
     async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
         headers = [(b"content-type", kind), *more, *self.extra_headers]
@@ -306,6 +318,7 @@ class Exchange:
         service.note_failure(error)
         self.note["error"] = code = told.code or told.type
         service.metrics.note_error(code)
+        _let_go(error)
         return told
 
     async def send_error(
@@ -379,6 +392,15 @@ def stopped() -> ApiError:
     return ApiError(
         503, "the server has stopped before the answer was whole: ask again", "stopping"
     )
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Has an error that was told hold no frames: they hold the body, and often the error itself.
+
+    The collector of such circles comes seldom, as megabytes are to it one object like any other.
+    """
+    while error is not None and error.__traceback__ is not None:
+        error.__traceback__, error = None, error.__context__
 
 
 async def _ended(*tasks: asyncio.Future[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.bodies import MAX_VALUES, too_many_values
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Speculation
 
@@ -17,8 +18,6 @@ from pyllama_spec.server.shapes import Bias, ChatRequest, Json, Sampling, Specul
 CALLER: ContextVar[str] = ContextVar("CALLER", default="")
 # What the log says of a request of HTTP, in the task that answers it.
 NOTE: ContextVar[dict[str, Any] | None] = ContextVar("NOTE", default=None)
-# In lists and objects of one request: 2,048 messages with many parts each have fewer.
-_MAX_VALUES = 100_000
 # What a body calls otherwise than RequestOptions.
 _RENAMED = {
     "repetition_penalty": "repeat_penalty",
@@ -92,11 +91,8 @@ def check_values(body: object) -> None:
         one = left.pop()
         inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
         n += len(inner)
-        if n > _MAX_VALUES:
-            raise ApiError(
-                400, f"the body has more than the {_MAX_VALUES} values in lists and objects that "
-                "this server takes: send fewer messages, parts or tools", "beyond_bound",
-            )  # fmt: skip
+        if n > MAX_VALUES:
+            raise too_many_values()
         left.extend(inner)
 
 

@@ -47,13 +47,13 @@ async def _chat(
     for name in ("messages", "input"):
         service.check_n_messages(name, body.get(name))
 
-    def translated() -> Json:
+    def translated() -> ChatRequest:
         check_values(body)
-        return translate(body, thoughts_of(service))
+        return msgspec.convert(translate(body, thoughts_of(service)), ChatRequest)
 
-    chat = await service.in_thread(translated)
     try:
-        return body, msgspec.convert(chat, ChatRequest)
+        # A thread in any case: what a template knows of thoughts takes a moment the first time.
+        return body, await service.in_thread(translated)
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
 
@@ -88,7 +88,7 @@ def _messages_error(error: ApiError) -> Json:
 async def messages(exchange: Exchange) -> None:
     """POST /v1/messages."""
     body, request = await _chat(exchange, messages_request.chat_request)
-    answer = exchange.service.chat(request)
+    answer = await exchange.prepared(exchange.service.chat, request)
     shows = messages_request.shows_thoughts(body)
     if request.stream:
         events = messages_answer.MessageEvents(shows_thoughts=shows)
@@ -125,7 +125,7 @@ async def count_input_tokens(exchange: Exchange) -> None:
 async def responses(exchange: Exchange) -> None:
     """POST /v1/responses."""
     body, request = await _chat(exchange, responses_request.chat_request)
-    answer = exchange.service.chat(request)
+    answer = await exchange.prepared(exchange.service.chat, request)
     if request.stream:
         events = responses_answer.ResponseEvents(body)
         made = _events(answer, events.of, events.end)

@@ -30,6 +30,8 @@ from pyllama_spec.server.shapes import (
 
 # What llama-server's texts do where nothing is said: they go on up to the context.
 _NO_LIMIT = -1
+# Tokens that are written as JSON in one go.
+_TOGETHER = 1 << 16
 _STOPS = {"length": "limit", "stop": "eos"}
 
 
@@ -71,7 +73,7 @@ async def _respond(
     service = exchange.service
     if translated.max_tokens == 0:  # read the prompt, and write nothing: one token is the least
         translated.max_tokens = 1
-    answer = service.complete(translated)
+    answer = await exchange.prepared(service.complete, translated)
     if request.stream:
         await exchange.send_events(_events(answer, service.name, request), error_event)
         return
@@ -164,21 +166,38 @@ async def tokenize(exchange: Exchange) -> None:
         vocab.tokenize, request.content, add_special=request.add_special,
         parse_special=request.parse_special,
     )  # fmt: skip
-    if not request.with_pieces:
-        await exchange.send_json({"tokens": ids})
-        return
-    await exchange.send_bytes(
-        await exchange.service.in_thread(_with_pieces, vocab, ids), b"application/json"
-    )
+    written = _with_pieces if request.with_pieces else _bare
+    parts = await exchange.service.in_thread(written, vocab, ids)
+    await exchange.service.in_thread(_forget, ids)
+    between = [part if i == 0 else b"," + part for i, part in enumerate(parts)]
+    await exchange.send_parts([b'{"tokens":[', *between, b"]}"], b"application/json")
 
 
-def _with_pieces(vocab: Vocab, ids: list[int]) -> bytes:
-    """The answer as JSON, of which each token is written once, however often it stands there."""
-    each = {
-        one: msgspec.json.encode({"id": one, "piece": _piece(vocab.piece(one, special=True))})
-        for one in set(ids)
-    }
-    return b'{"tokens":[' + b",".join([each[one] for one in ids]) + b"]}"
+def _forget(ids: list[int]) -> None:
+    """Empties a list in parts: to free millions at once would let nobody else compute either."""
+    while ids:
+        del ids[-_TOGETHER:]
+
+
+def _bare(vocab: Vocab, ids: list[int]) -> list[bytes]:
+    """The ids as JSON, in parts: to write millions at once would let nobody else compute."""
+    return [
+        msgspec.json.encode(ids[at : at + _TOGETHER])[1:-1]
+        for at in range(0, len(ids), _TOGETHER)
+    ]  # fmt: skip
+
+
+def _with_pieces(vocab: Vocab, ids: list[int]) -> list[bytes]:
+    """The same with texts; each token is written once, however often it stands there."""
+    each: dict[int, bytes] = {}
+    parts = []
+    for at in range(0, len(ids), _TOGETHER):
+        part = ids[at : at + _TOGETHER]
+        for one in set(part) - each.keys():
+            shown = {"id": one, "piece": _piece(vocab.piece(one, special=True))}
+            each[one] = msgspec.json.encode(shown)
+        parts.append(b",".join([each[one] for one in part]))
+    return parts
 
 
 def _piece(raw: bytes) -> str | list[int]:

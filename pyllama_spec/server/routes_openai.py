@@ -37,14 +37,14 @@ async def _respond(exchange: Exchange, answer: Answer, *, stream: bool) -> None:
 async def chat_completions(exchange: Exchange) -> None:
     """POST /v1/chat/completions."""
     request = await exchange.read(ChatRequest)
-    answer = exchange.service.chat(request)
+    answer = await exchange.prepared(exchange.service.chat, request)
     await _respond(exchange, answer, stream=bool(request.stream))
 
 
 async def completions(exchange: Exchange) -> None:
     """POST /v1/completions."""
     request = await exchange.read(CompletionRequest)
-    answer = exchange.service.complete(request)
+    answer = await exchange.prepared(exchange.service.complete, request)
     await _respond(exchange, answer, stream=bool(request.stream))
 
 

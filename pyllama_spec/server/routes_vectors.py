@@ -19,7 +19,7 @@ async def embeddings(exchange: Exchange) -> None:
     """POST /v1/embeddings: a vector of length 1 for each text."""
     request = await exchange.read(EmbeddingRequest)
     service = exchange.service
-    texts, most = _texts(request.input), service.settings.max_inputs
+    texts, most = await exchange.prepared(_texts, request.input), service.settings.max_inputs
     if len(texts) > most:
         raise beyond("input", f"has {len(texts)} entries", most)
     if not texts:

@@ -1,0 +1,167 @@
+"""Bodies as values: small ones at once, large ones in a thread, one after the other.
+
+A decoder in C holds the interpreter's lock until it is done, so that a thread alone frees nobody. A
+large body is therefore looked at before: what would take long to decode is many small values, and
+more of them than a request needs are refused by their signs alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from functools import lru_cache, partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from pyllama_spec.server.api_errors import ApiError, invalid_type
+
+_T = TypeVar("_T")
+# Bytes of a body that is decoded in a thread: fewer take less time than a thread's turn.
+LARGE = 1 << 16
+# In lists and objects of one request: 2,048 messages with many parts each have fewer.
+MAX_VALUES = 100_000
+# Ids of prompts, which count by themselves: the longest contexts have as many.
+_MAX_NUMBERS = 1 << 20
+_THREAD = "pyllama_spec-bodies"
+# A moment after a large body, so that several are given back together.
+_QUIET_S = 1.0
+_waiting: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+_QUOTE, _BACKSLASH = b'"', ord("\\")
+
+
+@lru_cache(maxsize=1)
+def _executor(pid: int) -> ThreadPoolExecutor:
+    """One thread, or the event loop would wait for the turns of all of them; of this process."""
+    return ThreadPoolExecutor(1, _THREAD)
+
+
+async def apart(call: Callable[..., _T], *given: Any) -> _T:
+    """What a call gives that goes through a large body; the event loop answers meanwhile."""
+    whole = partial(copy_context().run, call, *given)
+    return await asyncio.get_running_loop().run_in_executor(_executor(os.getpid()), whole)
+
+
+async def read(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
+    """A body as a msgspec.Struct, or any other type of msgspec's.
+
+    Args:
+        raw: the body.
+        shape: the type.
+        max_inputs: see ServerSettings.
+
+    Raises:
+        ApiError: it is no such thing, with the field that is at fault; or it has more values than
+            a request needs.
+
+    """
+    if len(raw) < LARGE:
+        return decoded(raw, shape)
+    return await apart(_decoded_large, raw, shape, max_inputs)
+
+
+def give_back_soon() -> None:
+    """Has the C heap give back what is free in it, once large bodies have come and gone.
+
+    Texts of megabytes, their copies and their tokens leave holes behind, which glibc keeps. From
+    the event loop's thread.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _waiting:
+        _waiting.add(loop)
+        loop.call_later(_QUIET_S, _give_back, loop)
+
+
+def _give_back(loop: asyncio.AbstractEventLoop) -> None:
+    _waiting.discard(loop)
+    _executor(os.getpid()).submit(_trim)
+
+
+def _trim() -> None:
+    """Does nothing where the C library has no such call."""
+    import ctypes
+
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
+
+
+def _decoded_large(raw: bytes, shape: type[_T], max_inputs: int) -> _T:
+    check_signs(raw, max_inputs)
+    return decoded(raw, shape)
+
+
+def decoded(raw: bytes, shape: type[_T]) -> _T:
+    """See read()."""
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except msgspec.ValidationError as error:
+        raise invalid_type(error) from None
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"the body is no JSON: {error}", "invalid_json") from None
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is no UTF-8", "invalid_json") from None
+    except RecursionError:
+        raise ApiError(
+            400, "the body nests its lists and objects too deep", "invalid_json"
+        ) from None
+
+
+def check_signs(raw: bytes, max_inputs: int) -> None:
+    """Refuses what has more values than a request needs, by the signs outside of its texts.
+
+    Nothing is refused that check_values() would take. What is no JSON is the decoder's to say.
+
+    Args:
+        raw: the body.
+        max_inputs: texts of one request, which no other bound counts.
+
+    Raises:
+        ApiError: there are more.
+
+    """
+    n_parts = n_commas = at = 0
+    # An object has two texts for a value, its name and itself; the body is no value of one.
+    max_parts = 2 * MAX_VALUES + 1 + max_inputs
+    while True:
+        quote = raw.find(_QUOTE, at)
+        between = raw[at:] if quote < 0 else raw[at:quote]
+        n_commas += between.count(b",")
+        n_parts += between.count(b"[") + between.count(b"{")
+        if n_parts > max_parts:
+            raise too_many_values()
+        if n_commas > _MAX_NUMBERS:
+            raise ApiError(
+                400, f"the body has more than the {_MAX_NUMBERS} values, numbers too, that this "
+                "server takes: send fewer ids", "beyond_bound",
+            )  # fmt: skip
+        if quote < 0:
+            return
+        n_parts += 1
+        at = _behind_text(raw, quote + 1)
+
+
+def _behind_text(raw: bytes, at: int) -> int:
+    """Where a text of JSON has ended, whose first character stands at a place."""
+    while True:
+        end = raw.find(_QUOTE, at)
+        if end < 0:
+            return len(raw)
+        before = end - 1
+        while before >= at and raw[before] == _BACKSLASH:
+            before -= 1
+        if (end - before) % 2:  # an even number of backslashes: the quote is no part of the text
+            return end + 1
+        at = end + 1
+
+
+def too_many_values() -> ApiError:
+    """What a body is told that has more values than a request needs."""
+    return ApiError(
+        400, f"the body has more than the {MAX_VALUES} values in lists and objects that this "
+        "server takes: send fewer messages, parts or tools", "beyond_bound",
+    )  # fmt: skip

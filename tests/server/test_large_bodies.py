@@ -1,0 +1,263 @@
+"""Large bodies: gone through in a thread while the loop answers, and refused by their signs."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from pyllama_spec.engine import Vocab
+from pyllama_spec.server import bodies, keywords
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.service import Service
+from tests.faces.tools import open_tiny
+from tests.server.test_noise import value
+from tests.server.world import PATIENCE_S, Client, is_idle, served, until
+from tests.tiers import release_except
+
+CHAT, TEXT, MESSAGES, RESPONSES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
+)  # fmt: skip
+# Above the bound from which on a body is large, and too long for the context.
+WORDS = "the cat sat " * (bodies.LARGE // 8)
+IDS = [97] * (bodies.LARGE // 2)
+USER = [{"role": "user", "content": WORDS}]
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": USER}),
+    "text": (TEXT, {"prompt": WORDS}),
+    "ids": (TEXT, {"prompt": IDS}),
+    "messages": (MESSAGES, {"max_tokens": 1, "messages": USER}),
+    "count_tokens": (MESSAGES + "/count_tokens", {"messages": USER}),
+    "responses": (RESPONSES, {"input": WORDS}),
+    "embeddings": ("/v1/embeddings", {"input": WORDS}),
+    "rerank": ("/v1/rerank", {"query": "a", "documents": [WORDS]}),
+    "completion": ("/completion", {"prompt": WORDS}),
+    "infill": ("/infill", {"input_prefix": WORDS, "input_suffix": ""}),
+    "tokenize": ("/tokenize", {"content": WORDS}),
+    "detokenize": ("/detokenize", {"tokens": IDS}),
+    "template": ("/apply-template", {"messages": USER}),
+}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with served(open_tiny(embedding=True, pooling_type="mean", max_waiting=8)) as client:
+        yield client
+        until(lambda: is_idle(client))
+
+
+class Threads:
+    """The threads in which calls are made that go through a request."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.of: dict[str, set[str]] = {}
+        for owner, name in ((bodies, "decoded"), (bodies, "check_signs"), (Vocab, "tokenize"),
+                            (Service, "chat"), (Service, "complete"), (keywords, "check_values"),
+                            (Vocab, "fewest_tokens")):  # fmt: skip
+            monkeypatch.setattr(owner, name, self._seen(name, getattr(owner, name)))
+
+    def _seen(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(*given: Any, **more: Any) -> Any:
+            self.of.setdefault(name, set()).add(threading.current_thread().name)
+            return call(*given, **more)
+
+        return seen
+
+
+def loop_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The thread of the event loop: a small body is decoded there."""
+    with monkeypatch.context() as patch:
+        threads = Threads(patch)
+        client.right(TEXT, {"prompt": "a", "max_tokens": 1})
+        assert "check_signs" not in threads.of
+        (name,) = threads.of["decoded"]
+        assert threads.of["complete"] == {name}
+    return name
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_nothing_goes_through_a_large_body_in_the_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    loop = loop_thread(client, monkeypatch)
+    path, body = BODIES[name]
+    with monkeypatch.context() as patch:
+        threads = Threads(patch)
+        status, answer = client.post(path, body)
+        assert status in (200, 400), answer
+    assert len(threads.of["decoded"]) == 1
+    assert threads.of["decoded"] == threads.of["check_signs"]
+    assert not any(loop in names for names in threads.of.values()), threads.of
+    assert len(threads.of) > 2 or name in ("detokenize", "template", "rerank"), threads.of
+
+
+def test_others_are_answered_meanwhile(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one body is decoded, for as long as that takes, and large ones wait behind it."""
+    inside, go_on = threading.Event(), threading.Event()
+    decoded = bodies.decoded
+
+    def held(raw: bytes, shape: type[Any]) -> Any:
+        if len(raw) >= bodies.LARGE:
+            inside.set()
+            assert go_on.wait(PATIENCE_S)
+        return decoded(raw, shape)
+
+    monkeypatch.setattr(bodies, "decoded", held)
+    statuses: list[int] = []
+
+    def send() -> None:
+        statuses.append(client.post(TEXT, {"prompt": WORDS})[0])
+
+    senders = [threading.Thread(target=send) for _ in range(3)]
+    for sender in senders:
+        sender.start()
+    try:
+        assert inside.wait(PATIENCE_S)
+        assert client.get("/health")[0] == 200
+        client.right(TEXT, {"prompt": "a", "max_tokens": 2})
+        client.right("/tokenize", {"content": "the cat"})
+        assert not statuses
+    finally:
+        go_on.set()
+        for sender in senders:
+            sender.join(PATIENCE_S)
+    assert statuses == [400] * 3
+
+
+MANY = bodies.MAX_VALUES * 3
+BOMBS = {
+    "keys": b"{%s}" % b",".join(b'"%d":0' % i for i in range(MANY)),
+    "equal keys": b"{%s}" % b",".join([b'"a":0'] * MANY),
+    "lists": b'{"messages": [%s]}' % b",".join([b"[]"] * MANY),
+    "depth": b'{"messages": %s' % (b"[" * 300_000),
+    "depth of objects": b'{"a":' * 300_000,
+    "texts": b'{"messages": [%s]}' % b",".join([b'"a"'] * MANY),
+    "numbers": b'{"prompt": [%s7]}' % (b"7," * (5 << 18)),
+    "a number": b'{"prompt": "a", "max_tokens": %s}' % (b"9" * 300_000),
+    "a fraction": b'{"prompt": "a", "temperature": 0.%s}' % (b"9" * 300_000),
+    "an exponent": b'{"prompt": "a", "temperature": 1e%s}' % (b"9" * 300_000),
+    "an unknown number": b'{"prompt": [%s]}' % (b"9" * 300_000),
+    "no end of a text": b'{"prompt": "' + b"a" * 300_000,
+    "backslashes": b'{"prompt": "' + b"\\" * 300_001,
+    "quotes": b'{"prompt": ' + b'"' * 300_001,
+    "nothing": b" " * 300_000,
+    "a stretch": b'{"prompt": "%s", "content": "%s"}' % (b" " * 3_000_000, b" " * 3_000_000),
+    "no UTF-8": b'{"prompt": "' + b"\xff" * 300_000 + b'"}',
+}
+
+
+PATHS = (CHAT, TEXT, MESSAGES, RESPONSES, "/tokenize")
+CASES = [(name, path) for name in BOMBS for path in PATHS]
+
+
+@pytest.mark.parametrize("case", release_except(CASES, CASES[:: len(PATHS) + 1]))
+def test_a_bomb_is_a_400_of_its_kind(client: Client, case: tuple[str, str]) -> None:
+    name, path = case
+    status, answer = client.post(path, BOMBS[name])
+    if name == "a fraction" and path == TEXT:  # a number as any other
+        assert status in (200, 400)
+        return
+    assert status == 400, answer
+    error = answer["error"]
+    if path != MESSAGES:
+        assert error["code"] in (
+            "invalid_json", "invalid_type", "invalid_value", "beyond_bound", "unsupported",
+        )  # fmt: skip
+    assert error["message"]
+    assert not client.service.answers
+
+
+@pytest.mark.parametrize("name", ["keys", "equal keys", "lists", "depth", "texts", "numbers"])
+def test_many_values_are_refused_before_they_are_decoded(
+    client: Client, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Only then is the loop free: a decoder of C lets nobody else compute until it is done."""
+    with monkeypatch.context() as patch:
+        threads = Threads(patch)
+        status, answer = client.post(TEXT, BOMBS[name])
+        assert (status, answer["error"]["code"]) == (400, "beyond_bound")
+        assert "decoded" not in threads.of
+
+
+def test_signs_in_texts_do_not_count() -> None:
+    texts = ['[{",' * 60_000, "\\" * 60_000, '"' * 60_000, '\\"' * 20_000 + "[[" * 220_000, ""]
+    for text in texts:
+        bodies.check_signs(json.dumps({"a": text, "b": [text, {text[:50]: 1}]}).encode(), 0)
+    ids = b'{"prompt": [%s7]}' % (b"7," * ((1 << 20) - 1))
+    bodies.check_signs(ids, 0)  # as many as the longest context has
+
+
+def test_what_the_bound_takes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs alone never refuse a body whose values are few enough."""
+    n_taken = n_refused = 0
+    for most in (4, 12):
+        monkeypatch.setattr(bodies, "MAX_VALUES", most)
+        monkeypatch.setattr(keywords, "MAX_VALUES", most)
+        rng = random.Random(most)
+        for _ in range(1500):
+            body = {"a": value(rng), "b": [value(rng)]}
+            raw = json.dumps(body).encode()
+            try:
+                keywords.check_values(body)
+            except ApiError:
+                n_refused += 1
+                continue
+            n_taken += 1
+            bodies.check_signs(raw, 0)
+    assert min(n_taken, n_refused) > 100
+
+
+def test_of_equal_names_the_last_one_counts(client: Client) -> None:
+    for filler in ("", "x" * bodies.LARGE):
+        raw = b'{"content": "a", "content": "bc", "%s": 1}' % filler.encode()
+        assert client.right("/tokenize", raw) == client.right("/tokenize", {"content": "bc"})
+
+
+def test_large_answers_are_those_of_small_ones(client: Client) -> None:
+    """Ids are written in parts."""
+    text = WORDS[: 3 * bodies.LARGE]
+    ids = client.right("/tokenize", {"content": text})["tokens"]
+    vocab = client.service.llm.model.vocab
+    assert ids == vocab.tokenize(text, add_special=False, parse_special=True)
+    shown = client.right("/tokenize", {"content": text, "with_pieces": True})["tokens"]
+    assert [one["id"] for one in shown] == ids
+    assert "".join(one["piece"] for one in shown) == text
+    assert client.right("/detokenize", {"tokens": ids})["content"] == text
+
+
+REFUSED = {
+    **{one: BODIES[one] for one in (
+        "chat", "text", "ids", "messages", "responses", "embeddings")},
+    "stream": (TEXT, {"prompt": WORDS, "stream": True}),
+    "ids, streamed": (TEXT, {"prompt": IDS, "stream": True}),
+    "tools": (CHAT, {"messages": USER, "tools": [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:the chat template knows no tools")
+def test_a_refused_body_is_let_go_at_once(client: Client, name: str) -> None:
+    """And not when the collector of circles comes, who counts megabytes as one object."""
+    path, body = REFUSED[name]
+    assert client.post(path, body)[0] == 400
+    until(lambda: is_idle(client))
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        client.post(path, body)
+        until(lambda: is_idle(client))
+        gc.collect()
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    frames = [one.f_code for one in gc.garbage if isinstance(one, FrameType)]
+    gc.garbage.clear()
+    assert not [one.co_name for one in frames if "pyllama_spec" in one.co_filename]
