@@ -5,114 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
-import socket
-import threading
-from collections import Counter
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.faces.tools import open_tiny
-from tests.server.test_noise import _FIELDS, body
-from tests.server.world import PATIENCE_S, Client, events_of, is_idle, served, until
-
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-N_CLIENTS, N_KINDS = 8, 12
-
-
-def asked(i: int) -> dict[str, Any]:
-    """One of some requests; equal ones have equal texts."""
-    rng = random.Random(i)
-    given: dict[str, Any] = {
-        "prompt": [97 + rng.randrange(26) for _ in range(rng.choice([3, 20, 90]))],
-        "max_tokens": rng.randrange(1, 60), "temperature": rng.choice([0, 0.8]), "seed": i,
-    }  # fmt: skip
-    if rng.random() < 0.3:
-        given["logit_bias"] = {"97": 50.0}
-    if rng.random() < 0.3:
-        given["speculation"] = {"draft": False}
-    return given
-
-
-class Clients:
-    """Clients that come and go; what they saw is counted."""
-
-    def __init__(self, client: Client) -> None:
-        self.client, self.seen = client, Counter[str]()
-        self.alone = [client.right(TEXT, asked(i))["choices"][0]["text"] for i in range(N_KINDS)]
-        self._lock = threading.Lock()
-
-    def note(self, what: str) -> None:
-        with self._lock:
-            self.seen[what] += 1
-
-    def come(self, seed: int) -> None:
-        """One of them, from its coming to its leaving."""
-        rng = random.Random(seed)
-        act = rng.choice([self.whole, self.stream, self.leaves, self.mute, self.noise, self.looks])
-        act(rng)
-
-    def whole(self, rng: random.Random) -> None:
-        i = rng.randrange(N_KINDS)
-        status, answer = self.client.post(TEXT, asked(i))
-        if status == 429:
-            self.note("told to come again")
-            return
-        assert status == 200, answer
-        assert answer["choices"][0]["text"] == self.alone[i]
-        self.note("whole")
-
-    def stream(self, rng: random.Random) -> None:
-        i = rng.randrange(N_KINDS)
-        connection, response = self.client.send("POST", TEXT, {**asked(i), "stream": True})
-        if response.status == 200:
-            text, is_slow = "", rng.random() < 0.2
-            for event in events_of(response):
-                if is_slow:
-                    threading.Event().wait(0.01)
-                if event != "[DONE]":
-                    text += event["choices"][0]["text"]
-            assert text == self.alone[i]
-            self.note("streamed")
-        else:
-            assert response.status == 429
-            self.note("told to come again")
-        connection.close()
-
-    def leaves(self, rng: random.Random) -> None:
-        """In the middle of a stream without an end."""
-        endless = {**asked(rng.randrange(N_KINDS)), "max_tokens": 10**6, "context_shift": True,
-                   "ignore_eos": True, "stream": True}  # fmt: skip
-        connection, response = self.client.send("POST", TEXT, endless)
-        if response.status == 200:
-            events = events_of(response)
-            for _ in range(rng.randrange(1, 30)):
-                next(events)
-        response.close()
-        connection.close()
-        self.note("left")
-
-    def mute(self, rng: random.Random) -> None:
-        """Leaves before anything was said, at any place of its request."""
-        raw = json.dumps({**asked(rng.randrange(N_KINDS)), "stream": rng.random() < 0.5}).encode()
-        head = f"POST {TEXT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(raw)}\r\n\r\n".encode()
-        with socket.create_connection((self.client.host, self.client.port), PATIENCE_S) as sock:
-            sock.sendall((head + raw)[: rng.randrange(len(head) + len(raw) + 1)])
-        self.note("mute")
-
-    def noise(self, rng: random.Random) -> None:
-        path = rng.choice(sorted(_FIELDS))
-        status, answer = self.client.post(path, body(rng, path))
-        assert status < 500, answer
-        self.note("noise")
-
-    def looks(self, rng: random.Random) -> None:
-        path = rng.choice(["/metrics", "/slots", "/health", "/ready", "/v1/models", "/props"])
-        assert self.client.get(path)[0] == 200
-        self.note("looked")
+from tests.server.soak import N_CLIENTS, TEXT, Clients, asked
+from tests.server.world import is_idle, served, until
 
 
 def open_files() -> int:
@@ -147,3 +49,15 @@ def test_clients_of_every_temper(n: int) -> None:
         # And it is as it was.
         assert client.right(TEXT, asked(3))["choices"][0]["text"] == clients.alone[3]
         assert not llm.context.is_closed
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_in_the_middle() -> None:
+    """The soak's own command, for some seconds."""
+    command = [sys.executable, "-m", "tests.server.soak", "--seconds", "12", "--kill-every", "4",
+               "--share", "1.5"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["acts"] > 10
+    assert [how for how, _ in found["ends"][:1]] == ["SIGKILL"]
