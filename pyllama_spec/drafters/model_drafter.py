@@ -354,6 +354,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             "architecture": info.arch,
             "n_params": info.n_params,
             "size_bytes": info.size_bytes,
+            "memory_bytes": 0 if self._memory is None else self._memory.context.memory_bytes,
             "n_layer": info.n_layer,
             "n_embd": info.n_embd,
             "placement": self.model.placement,

@@ -592,6 +592,15 @@ class Llama(Closeable):
         return self._opened.drafter_name
 
     @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and of the memory of past tokens, on all devices.
+
+        Those of a draft count that was opened with the model. Buffers of a decode, and copies that
+        prefix_cache_bytes bounds, come on top.
+        """
+        return self._opened.memory_bytes
+
+    @property
     def n_parallel(self) -> int:
         """How many requests are computed side by side."""
         return self._runtime.context.n_seq_max
@@ -821,17 +830,30 @@ class Llama(Closeable):
             BusyError: called by a callback of a running request.
 
         """
-        try:
-            pairs = [(one, scale) for one, scale in adapters]
-        except (TypeError, ValueError):
-            raise ArgumentError(
-                f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
-            ) from None
         loaded = [
             (one if isinstance(one, Adapter) else Adapter(self._opened.model, one), scale)
-            for one, scale in pairs
+            for one, scale in _pairs(adapters)
         ]
         self._opened.set_adapters(loaded)
+
+    def with_adapters(
+        self, adapters: Sequence[tuple[Adapter, float]]
+    ) -> contextlib.AbstractContextManager[None]:
+        """Around requests that have LoRA adapters of their own, whatever set_adapters() says.
+
+        Those that are made within it, in this thread or asyncio task alone, keep them to their
+        end. It changes nothing for others and waits for nothing, so that each request of a server
+        may have its own.
+
+        Args:
+            adapters: each with its scale; () for none. Load one once: Adapter(llm.model, path).
+
+        Raises:
+            ArgumentError: these are no pairs of an Adapter and a scale. One of another model is
+                an error of the request.
+
+        """
+        return self._opened.with_adapters(_pairs(adapters))
 
     # ---- the end
 
@@ -868,6 +890,15 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, An
     vars(llm).update(own)
     Llama.__init__(llm, **keywords)
     return llm
+
+
+def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(one, scale) for one, scale in adapters]
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
+        ) from None
 
 
 def _or_none(token: int | None) -> int:

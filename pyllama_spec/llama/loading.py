@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,21 @@ from pyllama_spec.terminal import ProgressBar
 
 # The engine's LLAMA_MAX_SEQ.
 _MAX_PARALLEL = 256
+# Told how far it is, 0.0 to 1.0, while a file is loaded in this context; what it raises ends that.
+WATCH: ContextVar[Progress | None] = ContextVar("WATCH", default=None)
 
 
 def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None:
-    """What shows the loading of a file on a terminal; None for nothing."""
-    return ProgressBar(f"loading {Path(path).name}") if verbose else None
+    """What follows the loading of a file, on a terminal or as WATCH; None for nobody."""
+    watch, bar = WATCH.get(), ProgressBar(f"loading {Path(path).name}") if verbose else None
+    if watch is None or bar is None:
+        return watch or bar
+
+    def both(fraction: float) -> None:
+        bar(fraction)
+        watch(fraction)
+
+    return both
 
 
 def check_target(model: Model) -> None:

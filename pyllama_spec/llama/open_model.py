@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter, Model
+from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.identity import Settings, first_difference
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
@@ -164,7 +165,24 @@ class OpenModel(Closeable):
 
     def pin(self) -> None:
         """Lets what is called in this context see the adapters of now."""
-        _PINNED.set((self, self._adapters))
+        _PINNED.set((self, self.adapters))
+
+    @contextlib.contextmanager
+    def with_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> Iterator[None]:
+        """Around calls that have these adapters, in this thread or task alone.
+
+        Raises:
+            ArgumentError: one is no Adapter, or a scale is no number.
+
+        """
+        for adapter, scale in adapters:
+            instance(adapter, Adapter, "an adapter", "; load one with Adapter(llm.model, path)")
+            real(scale, "the scale")
+        before = _PINNED.set((self, tuple((one, float(scale)) for one, scale in adapters)))
+        try:
+            yield
+        finally:
+            _PINNED.reset(before)
 
     @property
     def runtime(self) -> Runtime:
@@ -196,6 +214,17 @@ class OpenModel(Closeable):
     def drafter_name(self) -> str:
         """What the statistics call the drafter."""
         return self.runtime.round.drafter.name
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of weights, and of past tokens where it generates; the draft's too."""
+        n = self.model.info.size_bytes
+        if self.generating is not None:
+            n += self.generating.context.memory_bytes
+        if self._own_drafter is not None:
+            about = self._own_drafter.describe()
+            n += about.get("size_bytes", 0) + about.get("memory_bytes", 0)
+        return n
 
     def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
         """The adapters of the requests from here on; the idle sequences are emptied.

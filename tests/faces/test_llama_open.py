@@ -12,6 +12,7 @@ import pytest
 import pyllama_spec
 from pyllama_spec import (
     ArgumentError,
+    CancelledError,
     Llama,
     ModelLoadError,
     NoDrafter,
@@ -19,6 +20,7 @@ from pyllama_spec import (
     PromptLookup,
     UnsupportedError,
 )
+from pyllama_spec.llama.loading import WATCH
 from tests.faces.tools import PROMPT, open_tiny
 from tests.models import model_path
 from tests.models.sketch import Sketch
@@ -183,3 +185,32 @@ def test_the_package_names_what_it_offers() -> None:
     for name in pyllama_spec.__all__:
         assert getattr(pyllama_spec, name) is not None
     assert pyllama_spec.__version__
+
+
+@pytest.mark.parametrize("draft", [None, "eagle3"])
+def test_a_load_can_be_ended_wherever_it_is(draft: str | None) -> None:
+    """Of the target's file and of the draft's; what is opened then is whole."""
+
+    def open_it(n: int) -> int:
+        """Loads, and ends it at the n-th call, if it comes so far; gives how many came."""
+        calls: list[float] = []
+
+        def watch(fraction: float) -> None:
+            calls.append(fraction)
+            if len(calls) == n:
+                raise CancelledError("enough")
+
+        before = WATCH.set(watch)
+        try:
+            with open_tiny(None if draft is None else str(model_path(draft))) as llm:
+                assert llm(PROMPT, max_tokens=1)["choices"]
+        finally:
+            WATCH.reset(before)
+        return len(calls)
+
+    n_calls = open_it(0)
+    assert n_calls >= (2 if draft is None else 4)
+    for n in {1, 2, n_calls // 2, n_calls // 2 + 1, n_calls - 1, n_calls}:
+        with pytest.raises(CancelledError, match="enough"):
+            open_it(n)
+    assert open_it(n_calls + 1) == n_calls

@@ -12,6 +12,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.engine import Adapter
+from pyllama_spec.errors import ArgumentError
 from tests.faces.parallel_tools import nothing_stays_behind, open_wide
 from tests.faces.tools import GREEDY, PROMPT, SAMPLED, open_tiny, text_of
 from tests.models import model_path
@@ -146,3 +147,54 @@ def test_calls_in_an_event_loop_have_the_adapters_of_their_moment(
             return await asyncio.gather(*map(client, names))
 
         assert asyncio.run(all_of_them()) == [texts[name] for name in names]
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+def test_each_request_of_a_loop_has_its_own(
+    n_parallel: int, files: list[Path], texts: dict[str, str]
+) -> None:
+    """Made side by side, whole and as streams; the others keep what set_adapters() says."""
+
+    async def ask(llm: Llama, chosen: list[tuple[Adapter, float]], *, stream: bool) -> str:
+        with llm.with_adapters(chosen):
+            if not stream:
+                return text_of(await llm.acreate_completion(PROMPT, **ASKED))
+            handle: Any = await llm.acreate_completion(PROMPT, stream=True, **ASKED)
+        async with handle:  # outside: it has what it was made with
+            return "".join([text_of(chunk) async for chunk in handle])
+
+    async def all_of(llm: Llama, chosen: dict[str, list[tuple[Adapter, float]]]) -> None:
+        names = [name for name in SETS for _ in range(2)]
+        asked = [ask(llm, chosen[name], stream=i % 2 == 0) for i, name in enumerate(names)]
+        rest = llm.acreate_completion(PROMPT, **ASKED)
+        *found, other = await asyncio.gather(*asked, rest)
+        assert found == [texts[name] for name in names]
+        assert text_of(other) == texts["B"]
+
+    with open_wide(n_parallel=n_parallel) as llm:
+        chosen = sets(llm, files)
+        llm.set_adapters(chosen["B"])
+        asyncio.run(all_of(llm, chosen))
+        for name in ("A", "none", "A and B"):
+            with llm.with_adapters(chosen[name]):
+                stream = llm(PROMPT, stream=True, **ASKED)
+                assert text_of(llm(PROMPT, **ASKED)) == texts[name]
+                with llm.with_adapters(chosen["half of A"]):
+                    assert text_of(llm(PROMPT, **ASKED)) == texts["half of A"]
+                assert text_of(llm(PROMPT, **ASKED)) == texts[name]
+            assert text_of(llm(PROMPT, **ASKED)) == texts["B"]
+            assert "".join(map(text_of, stream)) == texts[name]
+
+
+def test_adapters_of_a_block_that_cannot_be(files: list[Path], texts: dict[str, str]) -> None:
+    with open_tiny() as llm, open_tiny() as other:
+        bad: list[Any] = [1, [1], [(files[0], 1.0)], [(Adapter(llm.model, files[0]), "x")]]
+        for one in bad:
+            with pytest.raises(ArgumentError), llm.with_adapters(one):
+                pass
+        of_other = sets(other, files)["A"]
+        with llm.with_adapters(of_other), pytest.raises(ArgumentError, match="another model"):
+            llm(PROMPT, **ASKED)
+        assert text_of(llm(PROMPT, **ASKED)) == texts["none"]
+        with llm.with_adapters(sets(llm, files)["A"]):  # of one model they are not another's
+            assert text_of(other(PROMPT, **ASKED)) == texts["none"]
