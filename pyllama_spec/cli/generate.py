@@ -55,9 +55,21 @@ def add_generate(commands: _Commands) -> None:
     parser.set_defaults(run=run_generate)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what says which model is opened, and how."""
-    parser.add_argument("-m", "--model", type=file_name, required=True, help="the target's GGUF")
+def add_model_options(
+    parser: argparse.ArgumentParser, instead: argparse._MutuallyExclusiveGroup | None = None
+) -> None:
+    """Adds what says which model is opened, and how.
+
+    Args:
+        parser: of the command.
+        instead: of what may be given in the place of a model, if anything may.
+
+    """
+    how: dict[str, Any] = {"type": file_name, "help": "the target's GGUF"}
+    if instead is None:
+        parser.add_argument("-m", "--model", required=True, **how)
+    else:
+        instead.add_argument("-m", "--model", **how)
     parser.add_argument(
         "-d",
         "--draft",

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,6 +21,7 @@ from pyllama_spec.terminal import dim
 if TYPE_CHECKING:
     from pyllama_spec.server import ServerSettings
     from pyllama_spec.server.prefix_folder import PrefixFolder
+    from pyllama_spec.server.process import Listening
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EPILOG = (
@@ -28,6 +30,9 @@ _EPILOG = (
     "runs comes to its end first, or is cut after --stop-timeout."
 )
 
+# Beside --config: what is said of the server, and of a model in its own lines.
+_OF_SERVER = ("help", "config", "model", "quiet")
+_OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
 # What clients are told in the place of keywords of Llama().
 FLAGS = {
     "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
@@ -40,7 +45,13 @@ def add_serve(commands: _Commands) -> None:
     parser = commands.add_parser(
         "serve", help="answer over HTTP, as OpenAI's API does", epilog=_EPILOG
     )
-    add_model_options(parser)
+    models = parser.add_mutually_exclusive_group(required=True)
+    models.add_argument(
+        "--config", type=Path, default=None, metavar="TOML",
+        help="a file of several models, each loaded when a request asks for it; in the place of -m",
+    )  # fmt: skip
+    add_model_options(parser, models)
+    of_models = {one.dest: one.default for one in parser._actions if one.dest not in _OF_SERVER}
     _add_address(parser)
     _add_bounds(parser)
     add = parser.add_argument
@@ -57,7 +68,8 @@ def add_serve(commands: _Commands) -> None:
     add("--slots", action="store_true", help="show what is computed now, at /slots")
     add("--metrics", action=argparse.BooleanOptionalAction, default=True,
         help="figures for Prometheus, at /metrics")  # fmt: skip
-    parser.set_defaults(run=run_serve)
+    of_models |= {name: parser.get_default(name) for name in _OF_MODELS}
+    parser.set_defaults(run=run_serve, of_models=of_models)
 
 
 def _no_key(_text: str) -> None:
@@ -112,16 +124,42 @@ def run_serve(args: argparse.Namespace) -> int:
     level = logging.WARNING if args.quiet else logging.INFO
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("pyllama_spec.server").setLevel(level)
-    more = {"lora_path": args.lora, "pooling_type": args.pooling}
-    with open_llama(
-        args, n_parallel=args.parallel, max_waiting=args.max_waiting,
-        embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
-    ) as llama:  # fmt: skip
-        _warn(args, settings)
-        with _prefixes(args) as llama.cache:
-            n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
+    if args.config is not None:
+        n, n_cut = _serve_several(args, settings, listening)
+    else:
+        more = {"lora_path": args.lora, "pooling_type": args.pooling}
+        with open_llama(
+            args, n_parallel=args.parallel, max_waiting=args.max_waiting,
+            embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
+        ) as llama:  # fmt: skip
+            _warn(args, settings)
+            with _prefixes(args) as llama.cache:
+                n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
     print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")
     return 0
+
+
+def _serve_several(
+    args: argparse.Namespace, settings: ServerSettings, listening: Listening
+) -> tuple[int, int]:
+    """Serves the models of a file; what serve() returns."""
+    from pyllama_spec.server import read_models, serve
+
+    for name, default in args.of_models.items():
+        if getattr(args, name) != default:
+            raise ArgumentError(
+                f"--{name.replace('_', '-')} is of one model: with --config it stands in the file, "
+                "under the name that Llama() has for it"
+            )
+    models = read_models(args.config)
+    _warn(args, settings)
+
+    def say(url: str) -> None:
+        n = len(models.specs)
+        print(f"{n} model{'s' * (n != 1)} of {args.config.name} answer at {url}", flush=True)
+
+    with _prefixes(args) as cache:
+        return serve(replace(models, cache=cache), settings, listening, on_start=say)
 
 
 @contextlib.contextmanager
@@ -158,7 +196,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         stop_timeout_s=args.stop_timeout,
         has_slots=args.slots,
         has_metrics=args.metrics,
-        flags=FLAGS,
+        flags=FLAGS if args.config is None else {},
     )
 
 

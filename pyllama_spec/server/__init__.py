@@ -17,14 +17,19 @@ How it is built, from the ground up:
     shapes      the bodies that are taken, as msgspec.Struct
     keywords    from such a body to the keywords of Llama's calls
     metrics     figures for Prometheus
-    service     Service: begins requests on the Llama; Answer: one of them, in chunks or as a whole
+    serving     Serving: what all requests of a run share, and how it ends
+    service     Service: begins requests on a Llama; Answer: one of them, in chunks or as a whole
+    model_list  ModelList: which models there are, as a TOML file says
+    loader      what a load needs of the machine
+    served_model  ServedModel: how it is with one of them now
+    models      Models: which of them are loaded, and for whom room is made
     routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
     access      who may call: the Host header, the Origin of a page, the key
     app         create_app(): finds the route, asks for the key, gives errors their form
     process     serve(): uvicorn, signals, TLS, how it ends
 
 A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
-ChatRequest, `answer = await exchange.service.chat(request)`, then either
+ChatRequest, `answer = (await exchange.use(request.model)).chat(request)`, then either
 
     await exchange.send_json(translated(await exchange.watched(answer.whole())))
     await exchange.send_events(translated_events(answer), error_event)
@@ -46,14 +51,18 @@ from pyllama_spec.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from pyllama_spec.server.app import create_app
+    from pyllama_spec.server.model_list import ModelList, ModelSpec, read_models
     from pyllama_spec.server.process import serve
     from pyllama_spec.server.settings import ServerSettings
 else:
     _get, __dir__ = lazy_names(
         __name__,
         {
+            "ModelList": "pyllama_spec.server.model_list",
+            "ModelSpec": "pyllama_spec.server.model_list",
             "ServerSettings": "pyllama_spec.server.settings",
             "create_app": "pyllama_spec.server.app",
+            "read_models": "pyllama_spec.server.model_list",
             "serve": "pyllama_spec.server.process",
         },
     )
@@ -69,4 +78,4 @@ else:
             raise
 
 
-__all__ = ["ServerSettings", "create_app", "serve"]
+__all__ = ["ModelList", "ModelSpec", "ServerSettings", "create_app", "read_models", "serve"]

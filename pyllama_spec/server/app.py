@@ -26,7 +26,9 @@ from pyllama_spec.server.access import answer_preflight, check_key, check_page
 from pyllama_spec.server.api_errors import ApiError, openai_error
 from pyllama_spec.server.exchange import ClientGone, Exchange, Route, stopped, stopping
 from pyllama_spec.server.keywords import NOTE
-from pyllama_spec.server.service import Service, log
+from pyllama_spec.server.model_list import ModelList
+from pyllama_spec.server.models import Models
+from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 
 # Characters of a path in the log.
@@ -42,39 +44,42 @@ _ROUTES: Sequence[Route] = (
 )
 
 
-def create_app(llm: Llama, settings: ServerSettings | None = None) -> App:
-    """An ASGI application that answers with a Llama.
+def create_app(llm: Llama | ModelList, settings: ServerSettings | None = None) -> App:
+    """An ASGI application that answers with a Llama, or with several models.
 
     Args:
         llm: opened with n_parallel and max_waiting as many clients need; the caller closes it,
-            after the server has ended.
+            after the server has ended. A list of models loads and closes them by itself; at its
+            end `await app.models.close()` does.
         settings: bounds, keys and defaults.
 
     """
-    return App(Service(llm, settings or ServerSettings()))
+    return App(Models(llm, settings or ServerSettings()))
 
 
 class App:
     """See create_app().
 
     Attributes:
-        service: what answers. await service.stop() before the server ends.
+        models: what answers.
+        serving: await serving.stop() before the server ends.
 
     """
 
-    def __init__(self, service: Service) -> None:
-        self.service = service
+    def __init__(self, models: Models) -> None:
+        self.models, self.serving = models, models.serving
         paths: dict[str, dict[str, Route]] = {}
         for route in _ROUTES:
             paths.setdefault(route.path, {}).setdefault(route.method, route)
         routes: list[BaseRoute] = [
-            StarletteRoute(path, endpoint=_Endpoint(service, by_method))
+            StarletteRoute(path, endpoint=_Endpoint(models, by_method))
             for path, by_method in paths.items()
         ]
-        self._router = Router(routes, default=_Endpoint(service, {}), redirect_slashes=False)
+        self._router = Router(routes, default=_Endpoint(models, {}), redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
+        self.models.start()
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1003})
             return
@@ -84,32 +89,33 @@ class App:
 class _Endpoint:
     """The routes of one path, by method; none for a path that there is not."""
 
-    def __init__(self, service: Service, by_method: dict[str, Route]) -> None:
-        self._service, self._by_method = service, by_method
+    def __init__(self, models: Models, by_method: dict[str, Route]) -> None:
+        self._models, self._serving, self._by_method = models, models.serving, by_method
         self._methods = ", ".join(sorted(by_method))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI, for a request of HTTP."""
-        exchange = Exchange(self._service, scope, receive, send)
+        exchange = Exchange(self._models, scope, receive, send)
         method = "GET" if exchange.method == "HEAD" else exchange.method
         route = self._by_method.get(method)
         form = openai_error if route is None else route.error_form
         NOTE.set(exchange.note)
         begin, task = perf_counter(), asyncio.current_task()
         assert task is not None
-        self._service.tasks.add(task)
+        self._serving.tasks.add(task)
         try:
             await self._answer(exchange, route)
         except ClientGone:
             exchange.note["left"] = True
         except asyncio.CancelledError:
-            if not self._service.is_cutting:
+            if not self._serving.is_cutting:
                 raise
             await _told(exchange, stopped(), form)
         except Exception as error:  # noqa: BLE001 - told to the client in its form, and logged
             await _told(exchange, error, form)
         finally:
-            self._service.tasks.discard(task)
+            exchange.release()
+            self._serving.tasks.discard(task)
             if exchange.is_large:
                 bodies.give_back_soon()
             log.info(
@@ -119,7 +125,7 @@ class _Endpoint:
 
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
         """Raises ApiError where a request is not to be answered."""
-        settings = self._service.settings
+        settings = self._serving.settings
         check_page(exchange, settings)
         if exchange.method == "OPTIONS" and self._by_method and exchange.header("origin"):
             await answer_preflight(exchange, self._methods)
@@ -133,7 +139,7 @@ class _Endpoint:
                 405, f"{exchange.path} takes {self._methods}", "unknown_method",
                 headers={"Allow": self._methods},
             )  # fmt: skip
-        if self._service.is_stopping and not route.is_open:
+        if self._serving.is_stopping and not route.is_open:
             raise stopping()
         await route.handler(exchange)
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs
 
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from pyllama_spec.server import bodies
 from pyllama_spec.server.api_errors import ApiError, api_error, openai_error
+from pyllama_spec.server.serving import note_failure
 
 if TYPE_CHECKING:
+    from pyllama_spec.server.models import Models
+    from pyllama_spec.server.served_model import Found
     from pyllama_spec.server.service import Service
 
 _T = TypeVar("_T")
+# An error as an event of a stream.
+_LateError = Callable[[ApiError], bytes]
 _JSON = b"application/json"
 _PING = b": ping\n\n"
 # So many events are sent together at most.
@@ -46,11 +52,12 @@ class Exchange:
     """See the module's docstring.
 
     Args:
-        service: what the request is answered with.
+        models: of the server; use() chooses one.
         scope, receive, send: of ASGI.
 
     Attributes:
-        service: see above.
+        models: see above.
+        serving: the run of the server.
         path, method: of the request.
         status: of the answer, once it has begun; 0 before.
         note: figures of the answer for the log: counts, never text.
@@ -58,8 +65,11 @@ class Exchange:
 
     """
 
-    def __init__(self, service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-        self.service, self._receive, self._send = service, receive, send
+    def __init__(self, models: Models, scope: Scope, receive: Receive, send: Send) -> None:
+        self.models, self.serving, self._receive, self._send = models, models.serving, receive, send
+        self._used: Found | None = None
+        self._with_adapters = ExitStack()
+        self._late_error: _LateError | None = None
         self._scope = scope
         self.path: str = scope["path"]
         self.method: str = scope["method"]
@@ -79,11 +89,82 @@ class Exchange:
         """The first header of a name, in small letters; None without one."""
         return self._headers.get(name)
 
+    def query(self, name: str) -> str | None:
+        """The first value of a name in the address; None without one."""
+        query: bytes = self._scope.get("query_string", b"")
+        return parse_qs(query.decode("latin-1")).get(name, [None])[0]
+
     @property
     def path_params(self) -> Mapping[str, str]:
         """What stands in the places of the route's path."""
         params: Mapping[str, str] = self._scope.get("path_params", {})
         return params
+
+    # ---- what it is answered with
+
+    async def use(
+        self,
+        name: str | None = None,
+        *,
+        needs_base: bool = False,
+        late_error: _LateError | None = None,
+    ) -> Service:
+        """What answers with the model of a name; it stays loaded until release().
+
+        Args:
+            name: that a request has for its model, or None.
+            needs_base: whether an adapter would change nothing, and is refused.
+            late_error: of what will be a stream, an error as an event: where the load takes long
+                the stream begins with pings, and what fails then is its last event.
+
+        Raises:
+            ApiError: there is no such model, or it cannot be loaded now.
+            ClientGone: the client has left meanwhile.
+
+        """
+        models = self.models
+        found = models.find(name)
+        if needs_base and found.adapter is not None:
+            raise ApiError(
+                400, f"{found.adapter!r} is an adapter, which counts for texts alone: ask "
+                f"{found.model.name!r}", "unsupported", "model",
+            )  # fmt: skip
+        self.release()
+        if found.model.service is not None:
+            self._used = await models.use(name)
+        else:
+            self._used = await self._loaded(name, late_error)
+        service = self.service
+        if models.only is None:
+            self.note["model"] = service.name
+        if found.adapter is not None:
+            self.note["adapter"] = found.adapter
+            self._with_adapters.enter_context(service.llm.with_adapters(models.adapters(found)))
+        return service
+
+    async def _loaded(self, name: str | None, late_error: _LateError | None) -> Found:
+        """See use()."""
+        self._late_error = late_error
+        calls = (self._ping, self._send_held) if late_error is not None else ()
+        beside = [asyncio.ensure_future(call()) for call in calls]
+        try:
+            return await self.watched(self.models.use(name))
+        finally:
+            await _ended(*beside)
+
+    @property
+    def service(self) -> Service:
+        """What use() gave."""
+        assert self._used is not None
+        assert self._used.model.service is not None
+        return self._used.model.service
+
+    def release(self) -> None:
+        """The request is over, or is answered with another model. May be called twice."""
+        used, self._used = self._used, None
+        self._with_adapters.close()
+        if used is not None:
+            self.models.done_with(used.model)
 
     # ---- what comes in
 
@@ -95,7 +176,7 @@ class Exchange:
             ClientGone: the client has left before its end.
 
         """
-        settings = self.service.settings
+        settings = self.serving.settings
         most, parts, n = settings.max_body_bytes, list[bytes](), 0
         too_large = ApiError(
             413, f"the body has more than the {most} bytes that this server takes", "too_large"
@@ -137,7 +218,7 @@ class Exchange:
         """
         raw = await self.body()
         self.is_large = len(raw) >= bodies.LARGE
-        return await bodies.read(raw, shape, self.service.settings.max_inputs)
+        return await bodies.read(raw, shape, self.serving.settings.max_inputs)
 
     async def prepared(self, call: Callable[..., _T], *given: Any) -> _T:
         """What a call gives that goes through the body: here, or in a thread for a large one."""
@@ -199,7 +280,7 @@ class Exchange:
             ClientGone: it has left, or took too long.
 
         """
-        limit = self.service.settings.send_timeout_s
+        limit = self.serving.settings.send_timeout_s
         timer = asyncio.get_running_loop().call_later(limit, self._give_up)
         try:
             await self._send(message)
@@ -247,7 +328,7 @@ class Exchange:
     async def send_events(
         self,
         events: AsyncGenerator[bytes, None],
-        error_event: Callable[[ApiError], bytes],
+        error_event: _LateError,
     ) -> None:
         """A stream of events; what fails before the first of them is an error of its own.
 
@@ -263,7 +344,7 @@ class Exchange:
             ApiError: there was an error before the first event.
 
         """
-        self._task = asyncio.current_task()
+        self._task, self._late_error = asyncio.current_task(), None
         beside = [
             asyncio.ensure_future(one)
             for one in (self._end_with_client(), self._ping(), self._send_held())
@@ -281,7 +362,7 @@ class Exchange:
         except asyncio.CancelledError:
             if self._has_left:
                 raise ClientGone from None
-            if not (self.status and self.service.is_cutting):
+            if not (self.status and self.serving.is_cutting):
                 raise
             await self._send_now(error_event(self._told(stopped())))
             await self._deliver({"type": "http.response.body", "body": b""})
@@ -304,20 +385,20 @@ class Exchange:
         """Says something where the stream is silent, so that nobody between takes it for dead."""
         while True:
             n_sent = self._n_sent
-            await asyncio.sleep(self.service.settings.ping_s)
+            await asyncio.sleep(self.serving.settings.ping_s)
             if n_sent == self._n_sent and not self._held:
                 self._held.append(_PING)
                 self._has_held.set()
 
     def _told(self, error: BaseException) -> ApiError:
         """An error as the client is told it, and what is noted of it."""
-        service = self.service
-        told = api_error(error, service.settings.retry_after_s, service.settings.flags)
-        # Where the file lies is nobody's business.
-        told.message = told.message.replace(str(service.llm.model_path), service.name)
-        service.note_failure(error)
+        settings = self.serving.settings
+        told = api_error(error, settings.retry_after_s, settings.flags)
+        told.message = self.models.without_paths(told.message)
+        note_failure(error)
         self.note["error"] = code = told.code or told.type
-        service.metrics.note_error(code)
+        used = self._used.model if self._used is not None else self.models.only
+        self.serving.metrics.note_error("" if used is None else used.name, code)
         _let_go(error)
         return told
 
@@ -328,6 +409,9 @@ class Exchange:
         told = self._told(error)
         if not self.status:
             await self.send_json(form(told), told.status, told.headers)
+        elif self._late_error is not None:
+            await self._send_now(self._late_error(told))
+            await self._deliver({"type": "http.response.body", "body": b""})
 
     async def _hold(self, event: bytes) -> None:
         """Sends an event with those that come at once, as the tokens of one round do."""

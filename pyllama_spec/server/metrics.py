@@ -1,40 +1,91 @@
 """Figures for Prometheus, under the names that vLLM and llama-server give them.
 
 Two families, so that dashboards of either read them: `vllm:...` and `llamacpp:...`. Nothing of a
-request's text is there, and no label but the kind of its end and a position in a draft.
+request's text is there, and no label but the model, the kind of an end and a position in a draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+# By name: what it is, and what gives its figures now, each with its labels' values.
+Gauges = Mapping[str, tuple[str, Callable[[], Iterable[tuple[Sequence[str], float]]]]]
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _WAITS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _PER_TOKEN = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Metrics:
-    """See the module's docstring.
+    """See the module's docstring. of() gives those of one model."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        self._by_model: dict[str, ModelMetrics] = {}
+
+    def add_gauges(self, labels: Sequence[str], gauges: Gauges) -> None:
+        """Has figures looked up when they are asked for.
+
+        Args:
+            labels: the names of their labels.
+            gauges: name -> what it is, and what gives its figures now by the labels' values.
+
+        """
+        self._registry.register(_Collector(labels, gauges))
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """The counter of a name, with a label for the model before others."""
+        if name not in self._counters:
+            self._counters[name] = Counter(name, text, ("model", *labels), registry=self._registry)
+        return self._counters[name]
+
+    def histogram(self, name: str, text: str, buckets: Sequence[float] = _WAITS) -> Histogram:
+        """The histogram of a name, with a label for the model."""
+        if name not in self._histograms:
+            self._histograms[name] = Histogram(
+                name, text, ("model",), registry=self._registry, buckets=buckets
+            )
+        return self._histograms[name]
+
+    def note_error(self, model: str, code: str) -> None:
+        """A request was answered with an error; to a model, or "" for none."""
+        text = "Requests that were answered with an error."
+        self.counter("pyllama_spec:request_errors", text, "code").labels(model, code).inc()
+
+    def of(self, model: str) -> ModelMetrics:
+        """Those of one model."""
+        if model not in self._by_model:
+            self._by_model[model] = ModelMetrics(self, model)
+        return self._by_model[model]
+
+    def text(self) -> bytes:
+        """All figures, as Prometheus reads them."""
+        return generate_latest(self._registry)
+
+
+class ModelMetrics:
+    """What is counted of one model's requests.
 
     Args:
-        gauges: name -> what gives its figure now.
+        metrics: of the server.
+        model: its name.
 
     """
 
-    def __init__(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
-        self._registry = registry = CollectorRegistry()
-        registry.register(_Gauges(gauges))
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._model = model
 
-        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(name, text, labels, registry=registry)
+        def counter(name: str, text: str) -> Counter:
+            return metrics.counter(name, text).labels(model)
 
         def histogram(name: str, text: str, buckets: Sequence[float] = _WAITS) -> Histogram:
-            return Histogram(name, text, registry=registry, buckets=buckets)
+            return metrics.histogram(name, text, buckets).labels(model)
 
         self._prompt = [
             counter(f"{family}:prompt_tokens", "Tokens of prompts, those from memory too.")
@@ -52,17 +103,14 @@ class Metrics:
         self._drafts = counter("vllm:spec_decode_num_drafts", "Rounds that verified a draft.")
         self._drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
         self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted ones.")
-        self._by_position = counter(
+        self._by_position = metrics.counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Accepted tokens by their place in a draft, from 0.", ("position",),
+            "Accepted tokens by their place in a draft, from 0.", "position",
         )  # fmt: skip
-        self._ended = counter(
+        self._ended = metrics.counter(
             "vllm:request_success", "Requests that came to an end, by what it was.",
-            ("finished_reason",),
+            "finished_reason",
         )  # fmt: skip
-        self._failed = counter(
-            "pyllama_spec:request_errors", "Requests that were answered with an error.", ("code",)
-        )
         self._first_s = histogram("vllm:time_to_first_token_seconds", "From call to first token.")
         self._queue_s = histogram("vllm:request_queue_time_seconds", "From call to first work.")
         self._whole_s = histogram("vllm:e2e_request_latency_seconds", "From call to end.")
@@ -80,7 +128,7 @@ class Metrics:
         """
         for part in parts:
             for choice in part["choices"]:
-                self._ended.labels(choice["finish_reason"] or "stop").inc()
+                self._ended.labels(self._model, choice["finish_reason"] or "stop").inc()
             self._note_rounds(part["speculation"])
             self._note_timing(part["timing"])
         self._note_tokens(usage["prompt_tokens"], usage["completion_tokens"])
@@ -90,12 +138,8 @@ class Metrics:
 
     def note_aborted(self, n_prompt: int, n_generated: int) -> None:
         """A request ended before its time, with so many tokens computed."""
-        self._ended.labels("abort").inc()
+        self._ended.labels(self._model, "abort").inc()
         self._note_tokens(n_prompt, n_generated)
-
-    def note_error(self, code: str) -> None:
-        """A request was answered with an error."""
-        self._failed.labels(code).inc()
 
     def note_seconds(self, seconds: float) -> None:
         """From a request's call to its end."""
@@ -116,7 +160,7 @@ class Metrics:
         for position in range(len(n_rounds) - 1):
             n = sum(n_rounds[position + 1 :])
             if n:
-                self._by_position.labels(str(position)).inc(n)
+                self._by_position.labels(self._model, str(position)).inc(n)
 
     def _note_timing(self, timing: Mapping[str, Any]) -> None:
         if first_s := timing.get("first_token_s"):
@@ -128,17 +172,16 @@ class Metrics:
         self._prompt_s.inc(timing.get("prompt_s", 0.0))
         self._decode_s.inc(timing.get("decode_s", 0.0))
 
-    def text(self) -> bytes:
-        """All figures, as Prometheus reads them."""
-        return generate_latest(self._registry)
 
+class _Collector(Collector):
+    """Figures that are looked up when they are asked for; see Metrics.add_gauges()."""
 
-class _Gauges(Collector):
-    """Figures that are looked up when they are asked for."""
-
-    def __init__(self, gauges: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
-        self._gauges = dict(gauges)
+    def __init__(self, labels: Sequence[str], gauges: Gauges) -> None:
+        self._labels, self._gauges = tuple(labels), dict(gauges)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, (text, read) in self._gauges.items():
-            yield GaugeMetricFamily(name, text, value=read())
+            family = GaugeMetricFamily(name, text, labels=self._labels)
+            for values, figure in read():
+                family.add_metric(values, figure)
+            yield family

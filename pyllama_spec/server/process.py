@@ -22,7 +22,8 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
-from pyllama_spec.server.service import log
+from pyllama_spec.server.model_list import ModelList
+from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 
 _MAX_HEADER_BYTES = 64 << 10
@@ -52,7 +53,7 @@ class Listening:
 
 
 def serve(
-    llm: Llama,
+    llm: Llama | ModelList,
     settings: ServerSettings,
     listening: Listening,
     *,
@@ -63,7 +64,7 @@ def serve(
     Python's warnings are off meanwhile, in all of the process.
 
     Args:
-        llm: the model; the caller closes it.
+        llm: the model, which the caller closes; or a list of models.
         settings: the bounds.
         listening: where.
         on_start: told the address, once it listens.
@@ -121,7 +122,7 @@ def _config(app: App, listening: Listening) -> uvicorn.Config:
         access_log=False, proxy_headers=False, server_header=False,
         limit_concurrency=listening.max_connections,
         h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-        timeout_graceful_shutdown=int(app.service.settings.stop_timeout_s) + _LAST_WORDS_S,
+        timeout_graceful_shutdown=int(app.serving.settings.stop_timeout_s) + _LAST_WORDS_S,
         ssl_certfile=listening.certificate, ssl_keyfile=listening.key,
     )  # fmt: skip
     try:
@@ -186,12 +187,13 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first one stops it, a further one cuts what still runs."""
         if self.should_exit:
-            self._app.service.cut_now()
+            self._app.serving.cut_now()
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begins to listen, and says where."""
         await super().startup(sockets)
+        self._app.models.start()
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
@@ -200,9 +202,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes nothing new, and waits for what runs."""
-        stopping = asyncio.ensure_future(self._app.service.stop())
+        stopping = asyncio.ensure_future(self._app.serving.stop())
         await super().shutdown(sockets)
         self.ended = await stopping
+        await self._app.models.close()
 
 
 class _Protocol(H11Protocol):

@@ -39,11 +39,24 @@ def thoughts_of(service: Service) -> Thoughts:
 
 
 async def _chat(
-    exchange: Exchange, translate: Callable[[object, Thoughts], Json]
+    exchange: Exchange,
+    translate: Callable[[object, Thoughts], Json],
+    failed: Callable[[Json], Callable[[int, str], Iterable[Event]]] | None = None,
 ) -> tuple[Json, ChatRequest]:
-    """The body, and the chat request that it means."""
+    """The body, and the chat request that it means.
+
+    Args:
+        exchange: has the body.
+        translate: it.
+        failed: of the body of what may be a stream: an error as its events.
+
+    """
     body = await exchange.read(dict)
-    service = exchange.service
+    name = body.get("model")  # of another type it is refused below
+    late_error = None
+    if failed is not None and body.get("stream") is True:
+        late_error = _last_event(failed(body))
+    service = await exchange.use(name if isinstance(name, str) else None, late_error=late_error)
     for name in ("messages", "input"):
         service.check_n_messages(name, body.get(name))
 
@@ -87,7 +100,9 @@ def _messages_error(error: ApiError) -> Json:
 
 async def messages(exchange: Exchange) -> None:
     """POST /v1/messages."""
-    body, request = await _chat(exchange, messages_request.chat_request)
+    body, request = await _chat(
+        exchange, messages_request.chat_request, lambda _: messages_answer.MessageEvents().failed
+    )
     answer = await exchange.prepared(exchange.service.chat, request)
     shows = messages_request.shows_thoughts(body)
     if request.stream:
@@ -124,7 +139,10 @@ async def count_input_tokens(exchange: Exchange) -> None:
 
 async def responses(exchange: Exchange) -> None:
     """POST /v1/responses."""
-    body, request = await _chat(exchange, responses_request.chat_request)
+    body, request = await _chat(
+        exchange, responses_request.chat_request,
+        lambda body: responses_answer.ResponseEvents(body).failed,
+    )  # fmt: skip
     answer = await exchange.prepared(exchange.service.chat, request)
     if request.stream:
         events = responses_answer.ResponseEvents(body)

@@ -15,7 +15,7 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route, sse, stopping
 from pyllama_spec.server.metrics import CONTENT_TYPE
-from pyllama_spec.server.routes_openai import error_event
+from pyllama_spec.server.routes_openai import error_event, late_error_of
 from pyllama_spec.server.service import Answer, Service, timings
 from pyllama_spec.server.shapes import (
     ChatRequest,
@@ -70,7 +70,7 @@ def _translated(request: NativeSampling, prompt: Any) -> CompletionRequest:
 async def _respond(
     exchange: Exchange, request: NativeSampling, translated: CompletionRequest
 ) -> None:
-    service = exchange.service
+    service = await exchange.use(request.model, late_error=late_error_of(request))
     if translated.max_tokens == 0:  # read the prompt, and write nothing: one token is the least
         translated.max_tokens = 1
     answer = await exchange.prepared(service.complete, translated)
@@ -161,14 +161,15 @@ async def _events(
 async def tokenize(exchange: Exchange) -> None:
     """POST /tokenize."""
     request = await exchange.read(TokenizeRequest)
-    vocab = exchange.service.llm.model.vocab
-    ids = await exchange.service.in_thread(
+    service = await exchange.use(request.model)
+    vocab = service.llm.model.vocab
+    ids = await service.in_thread(
         vocab.tokenize, request.content, add_special=request.add_special,
         parse_special=request.parse_special,
     )  # fmt: skip
     written = _with_pieces if request.with_pieces else _bare
-    parts = await exchange.service.in_thread(written, vocab, ids)
-    await exchange.service.in_thread(_forget, ids)
+    parts = await service.in_thread(written, vocab, ids)
+    await service.in_thread(_forget, ids)
     between = [part if i == 0 else b"," + part for i, part in enumerate(parts)]
     await exchange.send_parts([b'{"tokens":[', *between, b"]}"], b"application/json")
 
@@ -211,16 +212,16 @@ def _piece(raw: bytes) -> str | list[int]:
 async def detokenize(exchange: Exchange) -> None:
     """POST /detokenize."""
     request = await exchange.read(DetokenizeRequest)
-    raw = await exchange.service.in_thread(
-        exchange.service.llm.detokenize, request.tokens, special=True
-    )
+    service = await exchange.use(request.model)
+    raw = await service.in_thread(service.llm.detokenize, request.tokens, special=True)
     await exchange.send_json({"content": raw.decode(errors="replace")})
 
 
 async def apply_template(exchange: Exchange) -> None:
     """POST /apply-template: a chat as the text that the model would read."""
     request = await exchange.read(ChatRequest)
-    text = await exchange.service.in_thread(_rendered, exchange.service, request)
+    service = await exchange.use(request.model)
+    text = await service.in_thread(_rendered, service, request)
     await exchange.send_json({"prompt": text})
 
 
@@ -251,23 +252,34 @@ async def health(exchange: Exchange) -> None:
 
 
 async def ready(exchange: Exchange) -> None:
-    """GET /ready: it takes requests."""
-    if exchange.service.is_stopping:
+    """GET /ready: it takes requests, and what is to be there from the start is loaded."""
+    models = exchange.models
+    if exchange.serving.is_stopping:
         raise stopping()
-    await exchange.send_json({"status": "ready"})
+    if not models.is_ready:
+        raise ApiError(503, "models are being loaded", "loading")
+    # Without a key: how many there are, and not which.
+    more = {} if models.only is not None else {"models": models.counts()}
+    await exchange.send_json({"status": "ready", **more})
 
 
 async def metrics(exchange: Exchange) -> None:
     """GET /metrics."""
-    service = exchange.service
-    if not service.settings.has_metrics:
+    serving = exchange.serving
+    if not serving.settings.has_metrics:
         raise ApiError(501, "this server gives no metrics: --no-metrics", "unsupported")
-    await exchange.send_bytes(service.metrics.text(), CONTENT_TYPE)
+    await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
 
 
 async def props(exchange: Exchange) -> None:
-    """GET /props: what is served, without its place on the disk."""
-    await exchange.send_json(await exchange.service.in_thread(_props, exchange.service))
+    """GET /props?model=NAME: what is served, without its place on the disk; it loads nothing."""
+    one = exchange.models.find(exchange.query("model")).model
+    if one.service is None:
+        shown = {"model_alias": one.name, "build_info": _build_info(), "total_slots": 0}
+        await exchange.send_json({**shown, "state": one.state})
+        return
+    service = await exchange.use(exchange.query("model"))
+    await exchange.send_json(await service.in_thread(_props, service))
 
 
 def _props(service: Service) -> dict[str, Any]:
@@ -280,7 +292,7 @@ def _props(service: Service) -> dict[str, Any]:
             "size": info.size,
             "type": llm.model.metadata.get("general.name"),
         },
-        "build_info": f"pyllama_spec, llama.cpp {engine_version()}",
+        "build_info": _build_info(),
         "modalities": {"vision": False, "audio": False},
         "bos_token": _token(llm, vocab.bos),
         "eos_token": _token(llm, vocab.eos),
@@ -302,6 +314,10 @@ def _props(service: Service) -> dict[str, Any]:
     return shown
 
 
+def _build_info() -> str:
+    return f"pyllama_spec, llama.cpp {engine_version()}"
+
+
 def _token(llm: Llama, token: int | None) -> str:
     if token is None:
         return ""
@@ -309,10 +325,13 @@ def _token(llm: Llama, token: int | None) -> str:
 
 
 async def slots(exchange: Exchange) -> None:
-    """GET /slots: what is computed now, without anything of its text."""
-    service = exchange.service
-    if not service.settings.has_slots:
+    """GET /slots?model=NAME: what is computed now, without anything of its text."""
+    if not exchange.serving.settings.has_slots:
         raise ApiError(501, "this server does not show its slots: --slots", "unsupported")
+    if exchange.models.find(exchange.query("model")).model.service is None:
+        await exchange.send_json([])
+        return
+    service = await exchange.use(exchange.query("model"))
     begun = [answer.status() for answer in service.answers]
     computed = [one for one in begun if one["stage"] in ("reading", "generating")]
     n_idle = max(service.llm.n_parallel - len(computed), 0)

@@ -7,25 +7,27 @@ from msgspec import Struct
 from pyllama_spec.server.exchange import Exchange, Route
 from pyllama_spec.server.routes_dialects import count_input_tokens, n_prompt, responses
 from pyllama_spec.server.routes_openai import chat_completions, models
-from pyllama_spec.server.shapes import ChatRequest
+from pyllama_spec.server.shapes import ChatRequest, Name
 
 
 class ExtrasText(Struct, kw_only=True):
     """The body of /extras/tokenize and /extras/tokenize/count."""
 
     input: str
+    model: Name | None = None
 
 
 class ExtrasTokens(Struct, kw_only=True):
     """The body of /extras/detokenize."""
 
     tokens: list[int]
+    model: Name | None = None
 
 
 async def _tokens(exchange: Exchange) -> list[int]:
     request = await exchange.read(ExtrasText)
-    llm = exchange.service.llm
-    return await exchange.service.in_thread(llm.tokenize, request.input.encode(), special=True)
+    service = await exchange.use(request.model)
+    return await service.in_thread(service.llm.tokenize, request.input.encode(), special=True)
 
 
 async def extras_tokenize(exchange: Exchange) -> None:
@@ -41,15 +43,16 @@ async def extras_count(exchange: Exchange) -> None:
 async def extras_detokenize(exchange: Exchange) -> None:
     """POST /extras/detokenize."""
     request = await exchange.read(ExtrasTokens)
-    llm = exchange.service.llm
-    raw = await exchange.service.in_thread(llm.detokenize, request.tokens)
+    service = await exchange.use(request.model)
+    raw = await service.in_thread(service.llm.detokenize, request.tokens)
     await exchange.send_json({"text": raw.decode(errors="replace")})
 
 
 async def count_chat_tokens(exchange: Exchange) -> None:
     """POST /v1/chat/completions/input_tokens."""
     request = await exchange.read(ChatRequest)
-    n = await exchange.watched(exchange.service.in_thread(n_prompt, exchange.service, request))
+    service = await exchange.use(request.model)
+    n = await exchange.watched(service.in_thread(n_prompt, service, request))
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": n})
 
 

@@ -18,7 +18,7 @@ from pyllama_spec.server.shapes import EmbeddingRequest, Prompt, RerankRequest
 async def embeddings(exchange: Exchange) -> None:
     """POST /v1/embeddings: a vector of length 1 for each text."""
     request = await exchange.read(EmbeddingRequest)
-    service = exchange.service
+    service = await exchange.use(request.model, needs_base=True)
     texts, most = await exchange.prepared(_texts, request.input), service.settings.max_inputs
     if len(texts) > most:
         raise beyond("input", f"has {len(texts)} entries", most)
@@ -84,7 +84,7 @@ def _encoded(vector: list[float], request: EmbeddingRequest) -> Any:
 async def rerank(exchange: Exchange) -> None:
     """POST /v1/rerank: the documents by how well they answer the query, the best first."""
     request = await exchange.read(RerankRequest)
-    service = exchange.service
+    service = await exchange.use(request.model, needs_base=True)
     given = request.texts if request.documents is None else request.documents
     if given is None:
         raise ApiError(400, "documents is missing", "invalid_value", "documents")

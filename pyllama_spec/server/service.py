@@ -3,73 +3,55 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-import traceback
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any, TypeVar
 
 from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
-from pyllama_spec.errors import CancelledError, PyllamaSpecError, QueueFullError, UnsupportedError
+from pyllama_spec.errors import CancelledError, QueueFullError, UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.keywords import NOTE, beyond, keywords_of
-from pyllama_spec.server.metrics import Metrics
+from pyllama_spec.server.metrics import ModelMetrics
+from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
 from pyllama_spec.server.shapes import ChatRequest, CompletionRequest
 
 _T = TypeVar("_T")
-log = logging.getLogger("pyllama_spec.server")
-# How often a running stop looks whether all have ended.
-_LOOK_S = 0.05
 
 
 class Service:
-    """What the endpoints share: the model, the bounds, and what runs.
+    """What answers with one model: the model, the bounds, and what runs on it.
 
     Args:
         llm: the model; it stays the caller's to close.
-        settings: the bounds.
+        settings: the bounds, and the defaults of the model's requests.
+        name: what answers call the model.
+        metrics: its figures.
 
     Attributes:
-        llm, settings: see above.
+        llm, settings, name, metrics: see above.
         thought_tags: those of thoughts in the model's answers.
-        name: what answers call the model.
         fingerprint: of the build.
-        created: when it began, in seconds since 1970, for lists of models.
-        metrics: figures of all requests.
         answers: requests to the model that were begun and have not ended.
-        tasks: those that answer a request of HTTP now.
-        is_stopping: whether nothing new is taken.
-        is_cutting: whether what still runs is ended, since the time for it is over.
 
     """
 
-    def __init__(self, llm: Llama, settings: ServerSettings) -> None:
-        self.llm, self.settings = llm, settings
+    def __init__(
+        self, llm: Llama, settings: ServerSettings, name: str, metrics: ModelMetrics
+    ) -> None:
+        self.llm, self.settings, self.name, self.metrics = llm, settings, name, metrics
         self.thought_tags = ThoughtTags(llm.model)
-        self.name = settings.alias or Path(llm.model_path).name
-        self.created = int(time())
         # Of OpenAI's shape: what an answer with a seed depends on beside it.
         self.fingerprint = f"build-{__version__}-{engine_version()}"
         self.answers: set[Answer] = set()
-        self.tasks: set[asyncio.Task[Any]] = set()
         self._noted = set[str]()
-        self.is_stopping = self.is_cutting = self._is_hurried = False
         self._one_beside, self._n_beside = asyncio.Semaphore(1), 0
-        running, waiting = self._n_running, self._n_waiting
-        self.metrics = Metrics({
-            "vllm:num_requests_running": ("Requests that are computed.", running),
-            "llamacpp:requests_processing": ("Requests that are computed.", running),
-            "vllm:num_requests_waiting": ("Requests in line.", waiting),
-            "llamacpp:requests_deferred": ("Requests in line.", waiting),
-        })  # fmt: skip
 
     @property
     def draft_name(self) -> str | None:
@@ -200,52 +182,19 @@ class Service:
     def _stages(self) -> list[str]:
         return [answer.stage for answer in self.answers]
 
-    def _n_running(self) -> int:
+    def n_running(self) -> int:
+        """How many requests are computed."""
         return sum(stage not in ("new", "queued", "ended") for stage in self._stages())
 
-    def _n_waiting(self) -> int:
+    def n_waiting(self) -> int:
+        """How many requests wait in line."""
         return sum(stage in ("new", "queued") for stage in self._stages())
-
-    async def stop(self) -> tuple[int, int]:
-        """Takes nothing new, and waits until what runs has ended, its time is over or cut_now().
-
-        Returns:
-            How many requests ran, and how many of them were ended before their end.
-
-        """
-        self.is_stopping = True
-        running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
-        if running:
-            log.info(
-                "stopping: %d running, cut in %g s; a second signal cuts now",
-                len(running), self.settings.stop_timeout_s,
-            )  # fmt: skip
-        while (left := [task for task in running if not task.done()]) and monotonic() < until:
-            if self._is_hurried:
-                break
-            await asyncio.sleep(_LOOK_S)
-        self.is_cutting = True
-        for task in left:
-            task.cancel()
-        return len(running), len(left)
-
-    def cut_now(self) -> None:
-        """Has stop() wait no longer; from any thread, and from a signal's handler."""
-        self._is_hurried = True
 
     def log_once(self, note: str) -> None:
         """Logs what answers tell, which is the library's and nobody's text, the first time."""
         if note not in self._noted:
             self._noted.add(note)
             log.warning("%s", note)
-
-    def note_failure(self, error: BaseException) -> None:
-        """Logs what nobody foresaw: its kind and place. Its words may be a client's text."""
-        if isinstance(error, (ApiError, PyllamaSpecError)):
-            return
-        frames = traceback.extract_tb(error.__traceback__)
-        places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
-        log.error("%s in %s", type(error).__name__, places)
 
 
 class Answer:

@@ -156,6 +156,7 @@ class TokenizeRequest(Struct, kw_only=True):
     """The body of /tokenize."""
 
     content: str
+    model: Name | None = None
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -165,6 +166,7 @@ class DetokenizeRequest(Struct, kw_only=True):
     """The body of /detokenize."""
 
     tokens: list[int]
+    model: Name | None = None
 
 
 class NativeSampling(Sampling, kw_only=True):

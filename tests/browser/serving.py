@@ -30,7 +30,7 @@ class Server:
     """`pyllama-spec serve`; it listens when the constructor returns.
 
     Args:
-        model, draft: as -m and -d take them.
+        model, draft: as -m and -d take them; or a file of models, as --config does, and "".
         options: further ones of the command line.
         port: a free one by default.
         key: an API key that it asks for, in its environment.
@@ -43,9 +43,10 @@ class Server:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._key = key
+        served = ["-m", str(model), "-d", draft] if draft else ["--config", str(model)]
         self._command = [
-            sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model), "-d", draft,
-            "--port", str(self.port), *options,
+            sys.executable, "-m", "pyllama_spec.cli", "serve", *served, "--port", str(self.port),
+            *options,
         ]  # fmt: skip
         self.start()
 

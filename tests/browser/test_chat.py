@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import expect
 
 from tests.browser.chat_page import NARROW, WIDE
-from tests.browser.conftest import Open
+from tests.browser.conftest import DRAFT, Open
 from tests.browser.serving import Server
 
 COUNT = "Count from 1 to 20, with commas."
@@ -282,3 +283,37 @@ def test_stopping_the_first_of_two_leaves_out_the_second(open_page: Open) -> Non
     page.wait_for_end(timeout_s=30)
     assert page.answers.count() == 1 and len(page.bodies()) == 1
     expect(page.comparison).to_have_count(0)
+
+
+def test_one_of_several_models_answers_and_is_loaded_for_it(
+    open_page: Open, smollm2_q4_0: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "models.toml"
+    file.write_text(f"""
+        [defaults]
+        model_path = "{smollm2_q4_0}"
+        n_ctx = 2048
+        controller = "fixed"
+        [models.plain]
+        [models.drafted]
+        draft = "{DRAFT}"
+    """)  # fmt: skip
+    server = Server(file, "")
+    try:
+        page = open_page(url=server.url)
+        facts = page.page.locator("#facts")
+        expect(facts).to_have_text("plain, no draft; it is loaded for its first answer")
+        page.page.locator("#settings summary").click()
+        page.page.get_by_role("combobox", name="Model").select_option("drafted")
+        expect(facts).to_have_text(
+            f"drafted, draft: {DRAFT.name}; it is loaded for its first answer"
+        )
+        page.set(max_tokens="24")
+        assert page.answered(COUNT) == server.text(COUNT, max_tokens=24, model="drafted")
+        assert page.bodies()[0]["model"] == "drafted"
+        assert {"model", "copy"} & {source for _, source in page.tokens()}
+        expect(facts).to_have_text("drafted, draft: eagle3")
+        page.page.reload()
+        expect(facts).to_have_text("drafted, draft: eagle3")
+    finally:
+        server.kill()

@@ -242,7 +242,10 @@ def test_a_client_that_leaves_ends_its_request(thinker: Served, path: str) -> No
     body = {"messages": _ASK, "input": _ASK, "stream": True, "max_tokens": 12_000}
     body["max_output_tokens"] = body["max_tokens"]
     headers = {"x-api-key": _KEY}
-    answers = thinker.app.service.answers
+    only = thinker.app.models.only
+    assert only is not None
+    assert only.service is not None
+    answers = only.service.answers
     with httpx.stream("POST", thinker.url + path, json=body, headers=headers) as response:
         assert response.status_code == 200
         assert any("delta" in line for line in response.iter_lines())

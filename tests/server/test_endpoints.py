@@ -170,11 +170,16 @@ def test_a_gap_is_filled() -> None:
 
 
 def figures(client: Client) -> dict[str, float]:
-    """What /metrics says, by name and labels."""
+    """What /metrics says of the one model, by name and the labels beside it."""
     status, text = client.get("/metrics")
     assert status == 200
+    model = f'model="{client.service.name}"'
     pairs = (line.rpartition(" ")[::2] for line in text.splitlines() if not line.startswith("#"))
-    return {name: float(value) for name, value in pairs}
+    found = {name: float(value) for name, value in pairs}
+    assert all(model in name for name in found)
+    return {
+        re.sub(rf"{model},?|,{model}", "", name).replace("{}", ""): n for name, n in found.items()
+    }
 
 
 def test_metrics_are_the_sums_of_what_was_answered() -> None:
@@ -295,14 +300,14 @@ def test_health_and_readiness_are_apart() -> None:
     with served(open_tiny()) as client:
         assert client.get("/health") == (200, {"status": "ok"})
         assert client.get("/ready") == (200, {"status": "ready"})
-        client.service.is_stopping = True
+        client.serving.is_stopping = True
         assert client.get("/health")[0] == 200
         assert client.get("/ready")[0] == 503
         status, answer = client.post(TEXT, {"prompt": "a"})
         assert (status, answer["error"]["code"]) == (503, "stopping")
         assert client.ask("HEAD", "/health")[0] == 200
         assert client.get("/v1/models/other")[0] == 503
-        client.service.is_stopping = False
+        client.serving.is_stopping = False
         assert client.get("/v1/models/other")[0] == 404
         status, answer = client.post("/health", {})
         assert status == 405

@@ -200,7 +200,7 @@ def test_the_end_of_the_server_lets_what_runs_end() -> None:
         kept.request("GET", "/ready")
         assert kept.getresponse().read()
         client.server.stop()
-        until(lambda: client.service.is_stopping)
+        until(lambda: client.serving.is_stopping)
         assert list(events_of(response))[-1] == "[DONE]"
         connection.close()
         kept.close()
@@ -233,12 +233,12 @@ def test_who_comes_at_the_end_is_told_to_come_again(path: str) -> None:
             cut = client.connect()
             cut.request("POST", TEXT, json.dumps(ENDLESS))
             until(lambda: "queued" in stages(client))
-            client.service.is_stopping = True  # as it says first, of one that was connected before
+            client.serving.is_stopping = True  # as it says first, of one that was connected before
             kept.request("POST" if path == TEXT else "GET", path, b"{}" if path == TEXT else None)
             for name, connection in (("late", kept), ("cut", cut)):
                 if name == "cut":
                     client.server.stop()
-                    client.service.cut_now()
+                    client.serving.cut_now()
                 response = connection.getresponse()
                 answers[name] = response.status, response.getheader("retry-after")
                 assert json.loads(response.read())["error"]["code"] == "stopping"

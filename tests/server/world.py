@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pyllama_spec import Llama
 from pyllama_spec.server import ServerSettings, create_app
+from pyllama_spec.server.app import App
 from pyllama_spec.server.process import HttpServer, Listening
 from pyllama_spec.server.service import Service
 
@@ -31,16 +32,23 @@ class Client:
 
     Attributes:
         url: of the server.
-        service: its inside, for what cannot be seen from outside.
+        models, serving: its inside, for what cannot be seen from outside.
         server: for its end.
         key: sent with each request, if there is one.
 
     """
 
-    def __init__(self, url: str, service: Service, server: HttpServer) -> None:
-        self.url, self.service, self.server = url, service, server
+    def __init__(self, url: str, app: App, server: HttpServer) -> None:
+        self.url, self.models, self.serving, self.server = url, app.models, app.serving, server
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
         self.key: str | None = None
+
+    @property
+    def service(self) -> Service:
+        """What answers with the one model."""
+        assert self.models.only is not None
+        assert self.models.only.service is not None
+        return self.models.only.service
 
     def connect(self) -> HTTPConnection:
         """A new connection."""
@@ -108,25 +116,30 @@ def events_of(response: HTTPResponse) -> Iterator[Any]:
 @contextmanager
 def served(llm: Llama, **settings: Any) -> Iterator[Client]:
     """A server on a Llama, which is closed with it."""
-    with llm:
-        app = create_app(llm, ServerSettings(**settings))
-        started = threading.Event()
-        urls: list[str] = []
+    with llm, run(create_app(llm, ServerSettings(**settings))) as client:
+        yield client
 
-        def on_start(url: str) -> None:
-            urls.append(url)
-            started.set()
 
-        server = HttpServer(app, Listening(port=0), on_start)
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        try:
-            assert started.wait(PATIENCE_S)
-            yield Client(urls[0], app.service, server)
-        finally:
-            server.stop()
-            thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "the server did not stop"
+@contextmanager
+def run(app: App) -> Iterator[Client]:
+    """A server of an application."""
+    started = threading.Event()
+    urls: list[str] = []
+
+    def on_start(url: str) -> None:
+        urls.append(url)
+        started.set()
+
+    server = HttpServer(app, Listening(port=0), on_start)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert started.wait(PATIENCE_S)
+        yield Client(urls[0], app, server)
+    finally:
+        server.stop()
+        thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "the server did not stop"
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -144,7 +157,8 @@ def stages(client: Client) -> list[str]:
 
 def is_idle(client: Client) -> bool:
     """Whether nothing is answered or computed any more."""
-    return not client.service.answers and not client.service.tasks
+    services = [one.service for one in client.models.all if one.service is not None]
+    return not any(one.answers for one in services) and not client.serving.tasks
 
 
 def raw_exchange(client: Client, data: bytes, *, leaves: bool = True) -> bytes:

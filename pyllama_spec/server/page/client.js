@@ -62,13 +62,15 @@ async function readEvents(reader, signal, onChunk, onSign) {
 /**
  * What the server has.
  *
- * @returns {Promise<{name: string, draft: string|null}[]>} its models, each with its draft.
+ * @returns {Promise<{name: string, draft: string|null, isLoaded: boolean}[]>} its models, each with
+ *   its draft, and whether it answers at once or is loaded first.
  */
 export async function serverModels(key) {
   const listed = await (await send("v1/models", key, {})).json();
   return (listed.data ?? []).map((one) => ({
     name: String(one.id),
     draft: typeof one.meta?.draft === "string" ? one.meta.draft : null,
+    isLoaded: (one.state ?? "loaded") === "loaded",
   }));
 }
 

@@ -26,7 +26,7 @@ const controls = {
 
 let conversation = Conversation.fromText(sessionStorage.getItem(CONVERSATION) ?? "");
 let views = [];
-/** @type {{name: string, draft: string|null}[]} what the server has. */
+/** @type {{name: string, draft: string|null, isLoaded: boolean}[]} what the server has. */
 let models = [];
 /** @type {AbortController|null} the run that goes on. */
 let running = null;
@@ -81,8 +81,8 @@ async function run(question, index = conversation.exchanges.length) {
   showRunning();
   say(outcome(exchange, view));
   save();
-  // It was not there when the page was opened.
-  if (!models.length) showServer();
+  // It was not there when the page was opened, or was loaded since.
+  if (!chosenModel()?.isLoaded) showServer();
   return true;
 }
 
@@ -207,10 +207,15 @@ async function showServer() {
   showFacts();
 }
 
+function chosenModel() {
+  return models.find(({ name }) => name === controls.model.value);
+}
+
 function showFacts() {
-  const chosen = models.find(({ name }) => name === controls.model.value);
+  const chosen = chosenModel();
   const draft = chosen?.draft ? `draft: ${chosen.draft}` : "no draft";
-  at("facts").textContent = chosen ? `${chosen.name}, ${draft}` : "The server has no model.";
+  const wait = chosen?.isLoaded === false ? "; it is loaded for its first answer" : "";
+  at("facts").textContent = chosen ? `${chosen.name}, ${draft}${wait}` : "The server has no model.";
 }
 
 function say(text) {

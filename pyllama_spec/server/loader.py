@@ -1,0 +1,130 @@
+"""What a load needs: the memory that the model will take, and a thread that holds up no end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, MutableSet
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pyllama_spec.drafters import needs_file
+from pyllama_spec.engine.identity import parts_of
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.gguf.reader import GgufKey, read_keys
+
+_T = TypeVar("_T")
+# Bytes of a number in the KV cache, by its type's name.
+_TYPE_BYTES = {
+    "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+    "q4_1": 20 / 32, "q4_0": 18 / 32,
+}  # fmt: skip
+_ENDS = (
+    ".block_count", ".embedding_length", ".context_length", ".attention.head_count",
+    ".attention.head_count_kv", ".attention.key_length", ".attention.value_length",
+)  # fmt: skip
+
+
+class Expected(NamedTuple):
+    """Bytes that a model will take.
+
+    Attributes:
+        least: its files, and what its copies of prompts may take.
+        likely: with its memory of past tokens, as if each layer kept all of them.
+
+    """
+
+    least: int
+    likely: int
+
+
+def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
+    """What a Llama of these keywords will take, by its files alone; nothing is loaded.
+
+    What cannot be read counts nothing: whoever loads it says what is wrong with it.
+    """
+    path, draft = Path(keywords["model_path"]), keywords.get("draft")
+    least = _file_bytes(path) + (keywords.get("prefix_cache_bytes") or 0)
+    if isinstance(draft, (str, Path)) and needs_file(str(draft)):
+        least += _file_bytes(Path(draft))
+    likely = least
+    with suppress(PyllamaSpecError):
+        likely += _past_bytes(read_keys(path, lambda name: name.endswith(_ENDS)), keywords)
+    return Expected(least, likely)
+
+
+def _file_bytes(path: Path) -> int:
+    with suppress(OSError, ValueError):
+        return sum(part.stat().st_size for part in parts_of(path))
+    return 0
+
+
+def _past_bytes(keys: Mapping[str, GgufKey], keywords: Mapping[str, Any]) -> int:
+    """Bytes of the KV cache of a file's keys."""
+
+    def value(end: str) -> Any:
+        return next((key.value for name, key in keys.items() if name.endswith(end)), None)
+
+    def number(end: str) -> int:
+        found = value(end)
+        return found if isinstance(found, int) else 0
+
+    n_layer, n_embd = number(".block_count"), number(".embedding_length")
+    heads = value(".attention.head_count_kv") or value(".attention.head_count") or 0
+    n_heads = sum(heads) if isinstance(heads, list) else heads * n_layer
+    each = value(".attention.head_count")
+    of_head = n_embd // each if isinstance(each, int) and each > 0 else 0
+    width = sum(
+        (number(end) or of_head) * _TYPE_BYTES.get(str(keywords.get(kind) or "f16"), 2.0)
+        for end, kind in (
+            (".attention.key_length", "type_k"),
+            (".attention.value_length", "type_v"),
+        )
+    )
+    n_ctx = keywords.get("n_ctx") or number(".context_length")
+    return int(n_heads * width * n_ctx * (keywords.get("n_parallel") or 1))
+
+
+async def in_daemon(
+    call: Callable[[], _T], drop: Callable[[_T], None], threads: MutableSet[threading.Thread]
+) -> _T:
+    """What a call gives that may take long, made in a thread that the process does not wait for.
+
+    Args:
+        call: it.
+        drop: what becomes of its result if nobody waits for it any more.
+        threads: the thread is among them while it runs.
+
+    """
+    loop = asyncio.get_running_loop()
+    made: asyncio.Future[_T] = loop.create_future()
+
+    def give(result: _T) -> None:
+        if made.cancelled():
+            drop(result)
+        else:
+            made.set_result(result)
+
+    def fail(error: BaseException) -> None:
+        if not made.cancelled():
+            made.set_exception(error)
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(fail, error)
+        else:
+            try:
+                loop.call_soon_threadsafe(give, result)
+            except RuntimeError:
+                drop(result)
+        finally:
+            threads.discard(thread)
+
+    thread = threading.Thread(target=run, name="pyllama_spec-load", daemon=True)
+    threads.add(thread)
+    thread.start()
+    return await made

@@ -1,0 +1,244 @@
+"""The list of a server's models, and the TOML file that says it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pyllama_spec.drafters import needs_file
+from pyllama_spec.engine.checks import count, meant, real
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from pyllama_spec.files import read_text
+from pyllama_spec.llama.caches import BaseLlamaCache
+from pyllama_spec.llama.loading import check_parallel
+from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
+from pyllama_spec.requests.options import RequestOptions
+
+# What `serve` has for its flags; copies of prompts count among what a model takes.
+_DEFAULTS: Mapping[str, Any] = {
+    "n_ctx": 4096, "n_parallel": 4, "max_waiting": 64, "prefix_cache_bytes": 256 << 20,
+}  # fmt: skip
+# Objects of Python.
+_NOT_IN_FILE = ("chat_handler", "draft_model", "tokenizer")
+# Of chats alone; all else of a request is RequestOptions'.
+_OF_CHATS = ("reasoning_format", "reasoning_effort", "chat_template_kwargs")
+_PATHS = ("lora_path", "draft_memory")
+_Name = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model that a server may load.
+
+    Attributes:
+        name: what requests call it.
+        keywords: of Llama(), with model_path.
+        aliases: further names of it.
+        adapters: LoRA files by names of their own, each with its scale: models that share its
+            weights, places and draft.
+        defaults: options of its requests that a request does not say, by RequestOptions' names.
+        chat_defaults: the same of chats alone, by the names of create_chat_completion().
+        keep_alive_s: seconds without a request after which it is closed; None for never.
+        is_preloaded: whether it is loaded when the server starts.
+
+    """
+
+    name: str
+    keywords: Mapping[str, Any]
+    aliases: tuple[str, ...] = ()
+    adapters: Mapping[str, tuple[Path, float]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    chat_defaults: Mapping[str, Any] = field(default_factory=dict)
+    keep_alive_s: float | None = None
+    is_preloaded: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that requests may call: it, its aliases, its adapters."""
+        return (self.name, *self.aliases, *self.adapters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelList:
+    """The models of a server, and what they may take together.
+
+    Attributes:
+        specs: one for each.
+        default: the name for requests that have none.
+        memory_bytes: the most that loaded models take together: weights, past tokens, drafts and
+            prefix_cache_bytes; None for no bound.
+        max_loaded: the most that are loaded at once; None for no bound.
+        load_timeout_s: seconds that a request waits for its model at most.
+        cache: where what was read is kept, for all of them.
+        takes_any_name: whether the default one answers to names that there are not.
+
+    Raises:
+        ArgumentError: there is none, two have one name, or `default` is no name.
+
+    """
+
+    specs: tuple[ModelSpec, ...]
+    default: str
+    memory_bytes: int | None = None
+    max_loaded: int | None = None
+    load_timeout_s: float = 300.0
+    cache: BaseLlamaCache | None = None
+    takes_any_name: bool = False
+
+    def __post_init__(self) -> None:
+        names = [name for spec in self.specs for name in spec.names]
+        if not names:
+            raise ArgumentError("there are no models: give at least one")
+        for name in {one for one in names if names.count(one) > 1}:
+            raise ArgumentError(f"two models, aliases or adapters are called {name!r}: rename one")
+        if self.default not in names:
+            raise ArgumentError(
+                f"default={self.default!r:.100} is no model{meant(self.default, names)}"
+            )
+
+
+class _Adapter(Struct, kw_only=True, forbid_unknown_fields=True):
+    path: str
+    scale: float = 1.0
+
+
+class _Own(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a model's table has beside the keywords of Llama() that may be left out."""
+
+    model_path: str
+    aliases: list[_Name] = []
+    adapters: dict[_Name, str | _Adapter] = {}
+    requests: dict[str, Any] = {}
+    keep_alive_s: float | None = None
+    preload: bool = False
+
+
+class _File(Struct, kw_only=True, forbid_unknown_fields=True):
+    models: dict[_Name, dict[str, Any]]
+    defaults: dict[str, Any] = {}
+    default: str | None = None
+    memory_mib: int | None = None
+    max_loaded: int | None = None
+    load_timeout_s: float = 300.0
+
+
+def read_models(path: str | os.PathLike[str]) -> ModelList:
+    """The models of a TOML file; docs/server-models.md says what stands in it.
+
+    Nothing is loaded, and whether the files are there is looked at when they are.
+
+    Args:
+        path: of the file, from whose folder the paths in it go.
+
+    Raises:
+        ArgumentError: it cannot be read, or says what there is not.
+
+    """
+    file = Path(path)
+    text = read_text(file, "the models' file")
+    with _told(str(path)):
+        found = _decoded(text)
+        for name in found.defaults:
+            if name in ("aliases", "adapters"):
+                raise ArgumentError(f"{name} is of one model: it cannot stand in [defaults]")
+        specs = []
+        for name, table in found.models.items():
+            with _told(f"models.{name}"):
+                specs.append(_spec(name, {**found.defaults, **table}, file.parent))
+        memory, most = found.memory_mib, found.max_loaded
+        return ModelList(
+            specs=tuple(specs),
+            default=next(iter(found.models), "") if found.default is None else found.default,
+            memory_bytes=None if memory is None else count(memory, "memory_mib", 1) << 20,
+            max_loaded=None if most is None else count(most, "max_loaded", 1),
+            load_timeout_s=real(found.load_timeout_s, "load_timeout_s", 0),
+        )
+
+
+def _decoded(text: str) -> _File:
+    try:
+        return msgspec.toml.decode(text, type=_File)
+    except msgspec.ValidationError as error:
+        raise ArgumentError(f"{error}") from None
+    except ImportError:
+        raise UnsupportedError(
+            "Python 3.10 reads TOML by the package tomli: pip install tomli"
+        ) from None
+    except ValueError as error:  # of tomllib
+        raise ArgumentError(f"it is no TOML: {error}") from None
+
+
+@contextmanager
+def _told(place: str) -> Iterator[None]:
+    """Around what reads a part of the file: its errors say which part."""
+    try:
+        yield
+    except UnsupportedError:
+        raise
+    except PyllamaSpecError as error:
+        raise ArgumentError(f"{place}: {error}") from None
+
+
+def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:
+    named = {key: value for key, value in table.items() if key in _Own.__struct_fields__}
+    rest = {key: value for key, value in table.items() if key not in named}
+    known = [*_Own.__struct_fields__, *(key for key in KEYWORDS if key not in _NOT_IN_FILE)]
+    for key in rest:
+        if key not in known:
+            raise ArgumentError(f"there is no {key!r:.60}{meant(key, known)}")
+    try:
+        own = msgspec.convert(named, _Own)
+    except msgspec.ValidationError as error:
+        raise ArgumentError(str(error)) from None
+    keep = own.keep_alive_s
+    defaults, chats = _requests(own.requests)
+    return ModelSpec(
+        name=name, keywords=_keywords(own.model_path, rest, folder), aliases=tuple(own.aliases),
+        adapters={key: _adapter(one, folder) for key, one in own.adapters.items()},
+        defaults=defaults, chat_defaults=chats,
+        keep_alive_s=None if keep is None else real(keep, "keep_alive_s", 0),
+        is_preloaded=own.preload,
+    )  # fmt: skip
+
+
+def _adapter(given: str | _Adapter, folder: Path) -> tuple[Path, float]:
+    if isinstance(given, str):
+        return folder / given, 1.0
+    return folder / given.path, real(given.scale, "scale")
+
+
+def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The keywords of Llama() for a model, of which all that needs no file has been checked."""
+    keywords = {**_DEFAULTS, **given}
+    draft = keywords.get("draft")
+    if isinstance(draft, str) and needs_file(draft):
+        keywords["draft"] = str(folder / draft)
+    for key in _PATHS:
+        if isinstance(keywords.get(key), str):
+            keywords[key] = str(folder / keywords[key])
+    path = str(folder / model)
+    options, _ = OpenOptions.from_keywords(path, keywords)
+    options.check()
+    check_parallel(options.n_parallel, options.context_params())
+    options.penalty_window()
+    options.queue_limit()
+    options.store_bytes()
+    options.adapters()
+    options.model_arguments()
+    options.draft_options(progress=None, is_adaptive=True)
+    return {"model_path": path, **keywords}
+
+
+def _requests(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The defaults of requests, and those of chats alone."""
+    chats = {key: value for key, value in given.items() if key in _OF_CHATS}
+    defaults = {key: value for key, value in given.items() if key not in chats}
+    RequestOptions.from_keywords(defaults)
+    return defaults, chats

@@ -1,0 +1,464 @@
+"""The models of a server: which there are, which of them are loaded, and for whom room is made.
+
+A model is loaded when a request asks for it, one at a time, in a thread of its own; requests for it
+wait meanwhile, within bounds, and all others go on. Where the memory that is allowed would be
+exceeded, the one that was not used for longest is closed first, and never one that answers or is
+waited for. All of it but loading and closing happens in the event loop, so that nothing is locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pyllama_spec.errors import CancelledError, OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.llama import Llama
+from pyllama_spec.llama.loading import WATCH
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.loader import expected_bytes, in_daemon
+from pyllama_spec.server.model_list import ModelList, ModelSpec
+from pyllama_spec.server.served_model import (
+    STATES,
+    Adapters,
+    Found,
+    Opened,
+    ServedModel,
+    load_adapters,
+)
+from pyllama_spec.server.service import Service
+from pyllama_spec.server.serving import Serving, log, note_failure
+from pyllama_spec.server.settings import ServerSettings
+
+# Of names in a message.
+_MAX_NAMED = 20
+# How long an end waits for a load that was told to stop.
+_LAST_LOAD_S, _LOOK_S = 5.0, 0.02
+_MIB = 1 << 20
+
+
+class Models:
+    """See the module's docstring.
+
+    Args:
+        listed: the models; or one that is open, which answers to any name and stays its caller's
+            to close.
+        settings: of the server.
+
+    Attributes:
+        all: each model.
+        serving: the run of the server that they belong to.
+
+    """
+
+    def __init__(self, listed: ModelList | Llama, settings: ServerSettings) -> None:
+        self.serving = serving = Serving(settings)
+        self._only: ServedModel | None = None
+        if isinstance(listed, Llama):
+            name = settings.alias or Path(listed.model_path).name
+            self._only = only = ServedModel(name, None)
+            only.service = Service(listed, settings, name, serving.metrics.of(name))
+            only.n_bytes = listed.memory_bytes
+            spec = ModelSpec(name=name, keywords={})
+            self._listed, self.all = ModelList(specs=(spec,), default=name), [only]
+        else:
+            self._listed = listed
+            self.all = [ServedModel(spec.name, spec) for spec in listed.specs]
+        self._by_name = {name: found for one in self.all for name, found in one.names()}
+        self._one_load = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads: set[threading.Thread] = set()
+        self._preloads: list[ServedModel] | None = None
+        self._is_ending = False
+        serving.on_stop.append(self._stop_loading)
+        self._add_gauges()
+
+    def _add_gauges(self) -> None:
+        def of_services(count: Callable[[Service], int]) -> list[tuple[tuple[str], float]]:
+            return [((m.name,), count(m.service) if m.service else 0) for m in self.all]
+
+        def running() -> list[tuple[tuple[str], float]]:
+            return of_services(Service.n_running)
+
+        def waiting() -> list[tuple[tuple[str], float]]:
+            in_line = of_services(Service.n_waiting)
+            return [(k, n + m.n_waiting) for (k, n), m in zip(in_line, self.all, strict=True)]
+
+        metrics = self.serving.metrics
+        metrics.add_gauges(("model",), {
+            "vllm:num_requests_running": ("Requests that are computed.", running),
+            "llamacpp:requests_processing": ("Requests that are computed.", running),
+            "vllm:num_requests_waiting": ("Requests in line, or for a load.", waiting),
+            "llamacpp:requests_deferred": ("Requests in line, or for a load.", waiting),
+            "pyllama_spec:model_memory_bytes": (
+                "What a loaded model takes.",
+                lambda: [((m.name,), m.n_bytes if m.service else 0) for m in self.all],
+            ),
+        })  # fmt: skip
+        metrics.add_gauges(("model", "state"), {
+            "pyllama_spec:model_state": (
+                "1 for the state that a model is in.",
+                lambda: [((m.name, s), float(m.state == s)) for m in self.all for s in STATES],
+            ),
+        })  # fmt: skip
+
+    # ---- for requests
+
+    @property
+    def only(self) -> ServedModel | None:
+        """The one model of a server that has no list of them."""
+        return self._only
+
+    def find(self, name: str | None) -> Found:
+        """What a request's name for its model means; None for the one of no name.
+
+        Raises:
+            ApiError: there is no such model.
+
+        """
+        if self._only is not None:
+            return Found(self._only, None)
+        default = self._listed.default
+        found = self._by_name.get(default if name is None else name)
+        if found is None and self._listed.takes_any_name:
+            found = self._by_name[default]
+        if found is None:
+            names = list(self._by_name)
+            more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+            raise ApiError(
+                404, f"there is no model {name!r:.100} here; there are "
+                f"{', '.join(names[:_MAX_NAMED])}{more}", "model_not_found", "model",
+            )  # fmt: skip
+        return found
+
+    async def use(self, name: str | None) -> Found:
+        """Waits until a model is loaded, and keeps it so until done_with() is called.
+
+        Raises:
+            ApiError: there is no such model, it cannot be loaded, too many wait for it, or it took
+                too long.
+
+        """
+        found = self.find(name)
+        one = found.model
+        if one.service is None:
+            await self._wait_for(one)
+        if found.adapter is not None:
+            assert one.opened is not None
+            why = one.opened.failures.get(found.adapter)
+            if why is not None:
+                raise _not_loaded(found.adapter, why)
+        one.n_users += 1
+        one.stay()
+        return found
+
+    def done_with(self, one: ServedModel) -> None:
+        """Ends a use()."""
+        one.n_users -= 1
+        self._rest(one)
+
+    def _rest(self, one: ServedModel) -> None:
+        """A request leaves a model: it may be closed, or is after its time."""
+        one.last_used = monotonic()
+        self._note_change()
+        after = None if one.spec is None else one.spec.keep_alive_s
+        if after is not None and one.is_idle and not self._is_ending:
+            one.stay()
+            loop = asyncio.get_running_loop()
+            one.expiry = loop.call_later(after, self._begin, self._expire, one, one.last_used)
+
+    def adapters(self, found: Found) -> Adapters:
+        """What a loaded model is computed with under a name."""
+        opened = found.model.opened
+        return () if found.adapter is None or opened is None else opened.adapters[found.adapter]
+
+    def without_paths(self, message: str) -> str:
+        """A message to a client: where files lie is nobody's business."""
+        if self._only is not None and self._only.service is not None:
+            return message.replace(str(self._only.service.llm.model_path), self._only.name)
+        places = [place for one in self.all for place in one.places()]
+        for path, name in sorted(places, key=lambda place: -len(place[0])):
+            message = message.replace(path, name)
+        return message
+
+    async def _wait_for(self, one: ServedModel) -> None:
+        """Waits until a model is loaded; has it loaded if nobody has yet."""
+        most = one.max_waiting
+        if most is not None and one.n_waiting >= most:
+            raise ApiError(
+                429, f"{one.n_waiting} requests wait until the model {one.name!r} is loaded, as "
+                f"many as max_waiting={most} allows: try again later", "queue_full",
+            )  # fmt: skip
+        limit = self._listed.load_timeout_s
+        until = monotonic() + limit
+        one.n_waiting += 1
+        try:
+            while one.service is None:
+                self._check(one)
+                if one.loading is None:
+                    one.loading = asyncio.ensure_future(self._load(one))
+                await asyncio.wait({one.loading}, timeout=max(until - monotonic(), 0))
+                if one.service is None and monotonic() >= until:
+                    raise ApiError(
+                        503, f"the model {one.name!r} is not loaded after {limit:g} s: "
+                        f"{self._why_not_yet(one)}", "model_loading", "model",
+                    )  # fmt: skip
+        finally:
+            one.n_waiting -= 1
+            self._rest(one)
+
+    def _check(self, one: ServedModel) -> None:
+        """Raises where waiting for a model is of no use."""
+        if self._is_ending:
+            raise ApiError(503, "the server is stopping: it loads no model", "stopping")
+        if one.failure is None:
+            return
+        why, at = one.failure
+        # A file may be there a moment later; until then nobody waits for the same error again.
+        if monotonic() < at + self.serving.settings.retry_after_s:
+            raise _not_loaded(one.name, why)
+        one.failure = None
+
+    def _why_not_yet(self, one: ServedModel) -> str:
+        if not one.waits_for_room:
+            return "it is still being loaded"
+        others = (m.name for m in self.all if m.service is not None and not m.is_idle)
+        return f"requests to {', '.join(others)} hold the memory"
+
+    # ---- loading
+
+    async def _load(self, one: ServedModel, *, may_close_others: bool = True) -> None:
+        """Loads a model, or notes why that failed."""
+        metrics, begin = self.serving.metrics, monotonic()
+        try:
+            async with self._one_load:
+                opened = await self._opened(one, may_close_others)
+            assert one.spec is not None
+            defaults = {**self.serving.settings.defaults, **one.spec.defaults}
+            chats = {**self.serving.settings.chat_defaults, **one.spec.chat_defaults}
+            settings = replace(self.serving.settings, defaults=defaults, chat_defaults=chats)
+            told = {name: self.without_paths(why) for name, why in opened.failures.items()}
+            one.opened, one.failure = opened._replace(failures=told), None
+            one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
+            self._rest(one)
+            seconds = one.last_used - begin
+            metrics.counter("pyllama_spec:model_loads", "Loads of a model.").labels(one.name).inc()
+            metrics.histogram(
+                "pyllama_spec:model_load_seconds", "From asked for to loaded."
+            ).labels(one.name).observe(seconds)
+            log.info(
+                "%s was loaded in %.1f s and takes %d MiB", one.name, seconds, one.n_bytes // _MIB
+            )
+            for name, why in opened.failures.items():
+                log.warning("the adapter %s cannot be loaded: %s", name, why)
+        except _UnwantedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - told to whoever asks for the model, and logged
+            self._note_failure(one, error)
+        finally:
+            one.loading = None
+            self._note_change()
+
+    def _note_failure(self, one: ServedModel, error: Exception) -> None:
+        if self._is_ending:
+            return
+        note_failure(error)
+        is_ours = isinstance(error, PyllamaSpecError)
+        why = str(error) if is_ours else "it failed inside; the server's log says where"
+        one.failure = self.without_paths(why), monotonic()
+        counter = self.serving.metrics.counter(
+            "pyllama_spec:model_load_failures", "Loads of a model that failed."
+        )
+        counter.labels(one.name).inc()
+        if is_ours:
+            log.warning("%s cannot be loaded: %s", one.name, why)
+
+    async def _opened(self, one: ServedModel, may_close_others: bool) -> Opened:
+        """A model, within what models may take together."""
+        spec = one.spec
+        assert spec is not None
+        while True:
+            # What it took the last time, or what its files say.
+            n_bytes = one.n_bytes or await self._expected_bytes(spec)
+            await self._make_room(one, n_bytes, may_close_others)
+            try:
+                opened = await in_daemon(
+                    lambda: self.open(spec), lambda made: made.llm.close(), self._threads
+                )
+            except OutOfMemoryError:
+                if not (may_close_others and await self._close_oldest()):
+                    raise
+                continue
+            one.n_bytes = opened.n_bytes
+            # More than was expected: others make room for it, or it for them.
+            while not self._fits(one, one.n_bytes):
+                if not (may_close_others and await self._close_oldest()):
+                    break
+            if self._fits(one, one.n_bytes):
+                return opened
+            await in_daemon(opened.llm.close, lambda _: None, self._threads)
+
+    async def _expected_bytes(self, spec: ModelSpec) -> int:
+        """What a model takes that was never loaded: no more than is allowed, if it may be less."""
+        expected = await asyncio.to_thread(expected_bytes, spec.keywords)
+        most = self._listed.memory_bytes
+        return expected.likely if most is None else min(expected.likely, max(expected.least, most))
+
+    def open(self, spec: ModelSpec) -> Opened:
+        """Loads a model, in a thread that nobody waits for at the end.
+
+        Raises:
+            PyllamaSpecError: whatever Llama() raises.
+            CancelledError: the server stops.
+
+        """
+        WATCH.set(self._watch)
+        llm = Llama(**spec.keywords)
+        try:
+            adapters, failures = load_adapters(llm, spec)
+            self._watch(1.0)
+        except BaseException:
+            llm.close()
+            raise
+        llm.cache = self._listed.cache
+        n_bytes = llm.memory_bytes + spec.keywords.get("prefix_cache_bytes", 0)
+        return Opened(llm, adapters, failures, n_bytes)
+
+    def _watch(self, _fraction: float) -> None:
+        if self._is_ending:
+            raise CancelledError("the server stops: the load is ended")
+
+    # ---- room
+
+    def _fits(self, one: ServedModel, n_bytes: int) -> bool:
+        """Whether a model fits beside those that are loaded."""
+        others = [m for m in self.all if m is not one and m.service is not None]
+        most, n_most = self._listed.memory_bytes, self._listed.max_loaded
+        if n_most is not None and len(others) >= n_most:
+            return False
+        return most is None or n_bytes + sum(m.n_bytes for m in others) <= most
+
+    async def _make_room(self, one: ServedModel, n_bytes: int, may_close_others: bool) -> None:
+        """Closes what is idle until a model fits; waits until something is.
+
+        Raises:
+            OutOfMemoryError: it would not fit alone.
+            _UnwantedError: nobody waits for it any more.
+
+        """
+        most = self._listed.memory_bytes
+        if most is not None and n_bytes > most:
+            raise OutOfMemoryError(
+                f"it takes {-(-n_bytes // _MIB)} MiB, and all models together may take "
+                f"{most // _MIB} (memory_mib): allow more, or give it a smaller n_ctx, n_parallel "
+                "or prefix_cache_bytes"
+            )
+        while not self._fits(one, n_bytes):
+            self._watch(0.0)
+            if not may_close_others:
+                raise OutOfMemoryError("there is no room for it beside those before it")
+            if await self._close_oldest():
+                continue
+            if not one.n_waiting:
+                raise _UnwantedError
+            self._changed.clear()
+            one.waits_for_room = True
+            try:
+                await self._changed.wait()
+            finally:
+                one.waits_for_room = False
+
+    async def _close_oldest(self) -> bool:
+        """Closes what is idle and was not used for longest; False where all are in use."""
+        idle = [one for one in self.all if one.spec is not None and one.is_idle]
+        if not idle:
+            return False
+        await self._close(min(idle, key=lambda one: one.last_used), "memory")
+        return True
+
+    async def _expire(self, one: ServedModel, last_used: float) -> None:
+        """Closes a model that was not used for its time."""
+        async with self._one_load:
+            if one.is_idle and one.last_used == last_used:
+                await self._close(one, "idle")
+
+    async def _close(self, one: ServedModel, reason: str) -> None:
+        opened = one.opened
+        if opened is None:
+            return
+        one.service = one.opened = None
+        one.stay()
+        await in_daemon(opened.llm.close, lambda _: None, self._threads)
+        counter = self.serving.metrics.counter(
+            "pyllama_spec:model_unloads", "Models that were closed, by why.", "reason"
+        )
+        counter.labels(one.name, reason).inc()
+        log.info("%s was closed: %s", one.name, reason)
+        self._note_change()
+
+    def _note_change(self) -> None:
+        """Something may fit now, or nobody wants it any more."""
+        self._changed.set()
+
+    # ---- the beginning and the end
+
+    def start(self) -> None:
+        """Begins to load what is to be there from the start, in the file's order; once."""
+        if self._preloads is None:
+            self._preloads = [one for one in self.all if one.spec and one.spec.is_preloaded]
+            self._begin(self._preload)
+
+    async def _preload(self) -> None:
+        for one in list(self._preloads or ()):
+            if one.service is None and one.loading is None and not self._is_ending:
+                one.loading = asyncio.ensure_future(self._load(one, may_close_others=False))
+            if one.loading is not None:
+                await asyncio.wait({one.loading})
+        self._preloads = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what is to be there from the start was loaded, or could not be."""
+        return self._preloads == []
+
+    def counts(self) -> dict[str, int]:
+        """How many models are in each state."""
+        states = [one.state for one in self.all]
+        return {state: states.count(state) for state in STATES}
+
+    def _begin(self, call: Callable[..., Any], *given: Any) -> None:
+        task = asyncio.ensure_future(call(*given))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stop_loading(self) -> None:
+        """Ends what is being loaded: whoever waits for it is told that the server stops."""
+        self._is_ending = True
+        for one in self.all:
+            if one.loading is not None:
+                one.loading.cancel()
+
+    async def close(self) -> None:
+        """Closes what was loaded here, when nothing is answered any more."""
+        self._stop_loading()
+        loads = {one.loading for one in self.all if one.loading is not None} | self._tasks
+        if loads:
+            await asyncio.wait(loads)
+        for one in self.all:
+            await self._close(one, "end")
+        until = monotonic() + _LAST_LOAD_S  # a load ends with its next part of a file
+        while self._threads and monotonic() < until:
+            await asyncio.sleep(_LOOK_S)
+
+
+class _UnwantedError(Exception):
+    """Nobody waits any more for what is loaded."""
+
+
+def _not_loaded(name: str, why: str) -> ApiError:
+    return ApiError(503, f"the model {name!r} cannot be loaded: {why}", "model_not_loaded", "model")

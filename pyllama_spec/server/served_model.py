@@ -1,0 +1,161 @@
+"""One model of a server: how it is loaded, and how it is with it now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import monotonic, time
+from typing import NamedTuple
+
+from pyllama_spec.engine import Adapter
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.llama import Llama
+from pyllama_spec.server.model_list import ModelSpec
+from pyllama_spec.server.service import Service
+
+Adapters = Sequence[tuple[Adapter, float]]
+STATES = ("loaded", "loading", "unloaded", "failed")
+
+
+class Opened(NamedTuple):
+    """A model that was loaded.
+
+    Attributes:
+        llm: the model.
+        adapters: those of its adapters that could be loaded, by name.
+        failures: why the others could not.
+        n_bytes: what it takes, see ModelList.memory_bytes.
+
+    """
+
+    llm: Llama
+    adapters: dict[str, Adapters]
+    failures: dict[str, str]
+    n_bytes: int
+
+
+class ServedModel:
+    """A model of a server, and how it is with it now.
+
+    Args:
+        name: what requests call it.
+        spec: how it is loaded; None for one that its caller has loaded.
+
+    Attributes:
+        name, spec: see above.
+        created: since when the server has it, in seconds since 1970.
+        service: what answers with it; None while it is not loaded.
+        opened: the same model with its adapters.
+        failure: why it could not be loaded, and when that was, on the clock of monotonic().
+        n_users: requests that it answers.
+        n_waiting: requests that wait until it is loaded.
+        n_bytes: what it takes, loaded; before it ever was, 0.
+        waits_for_room: whether others are in use whose memory it needs.
+
+    """
+
+    def __init__(self, name: str, spec: ModelSpec | None) -> None:
+        self.name, self.spec, self.created = name, spec, int(time())
+        self.service: Service | None = None
+        self.opened: Opened | None = None
+        self.failure: tuple[str, float] | None = None
+        self.n_users = self.n_waiting = self.n_bytes = 0
+        self.waits_for_room = False
+        self.last_used = monotonic()
+        self.loading: asyncio.Task[None] | None = None
+        self.expiry: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> str:
+        """One of STATES."""
+        if self.service is not None:
+            return "loaded"
+        if self.loading is not None:
+            return "loading"
+        return "unloaded" if self.failure is None else "failed"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded, and nobody uses it or is about to."""
+        return self.service is not None and not (self.n_users or self.n_waiting)
+
+    @property
+    def aliases(self) -> Sequence[str]:
+        """Further names of it."""
+        return () if self.spec is None else self.spec.aliases
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of its adapters."""
+        return () if self.spec is None else tuple(self.spec.adapters)
+
+    @property
+    def draft_asked_for(self) -> str | None:
+        """What is to draft once it is loaded: the name of a drafter, or of a file."""
+        draft = None if self.spec is None else self.spec.keywords.get("draft")
+        return None if draft in (None, "none") else Path(draft).name
+
+    def failure_of(self, adapter: str | None) -> str | None:
+        """Why it could not be loaded the last time, or one of its adapters; None where it was."""
+        if self.opened is not None:
+            return None if adapter is None else self.opened.failures.get(adapter)
+        return None if self.failure is None else self.failure[0]
+
+    @property
+    def max_waiting(self) -> int | None:
+        """The most requests that may wait until it is loaded; None for any number."""
+        most: int | None = None if self.spec is None else self.spec.keywords.get("max_waiting")
+        return most
+
+    def names(self) -> Iterator[tuple[str, Found]]:
+        """What it is called, and its adapters."""
+        for name in (self.name, *self.aliases):
+            yield name, Found(self, None)
+        for name in self.adapters:
+            yield name, Found(self, name)
+
+    def places(self) -> Iterator[tuple[str, str]]:
+        """Paths of its files, and what stands for each in a message."""
+        if self.spec is None:
+            return
+        keywords = self.spec.keywords
+        path = Path(keywords["model_path"])
+        yield str(path), self.name
+        if path.is_absolute() and len(path.parts) > 2:  # further parts of a split model
+            yield f"{path.parent}{os.sep}", ""
+        for name, (file, _) in self.spec.adapters.items():
+            yield str(file), name
+        for word in ("draft", "lora_path", "draft_memory"):
+            if keywords.get(word) is not None:
+                yield str(keywords[word]), Path(keywords[word]).name
+
+    def stay(self) -> None:
+        """Is not closed for having no requests."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+            self.expiry = None
+
+
+class Found(NamedTuple):
+    """What a name means: a model, and one of its adapters or None."""
+
+    model: ServedModel
+    adapter: str | None
+
+
+def load_adapters(llm: Llama, spec: ModelSpec) -> tuple[dict[str, Adapters], dict[str, str]]:
+    """The adapters of a model by name, and why some could not be loaded."""
+    loaded: dict[str, Adapters] = {}
+    failures: dict[str, str] = {}
+
+    def load(name: str, path: Path, scale: float) -> None:
+        try:
+            loaded[name] = [(Adapter(llm.model, path), scale)]
+        except PyllamaSpecError as error:
+            failures[name] = str(error)
+
+    for name, place in spec.adapters.items():
+        load(name, *place)
+    return loaded, failures

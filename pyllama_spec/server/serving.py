@@ -1,0 +1,81 @@
+"""One run of a server: its bounds, its figures, what it answers now, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.metrics import Metrics
+from pyllama_spec.server.settings import ServerSettings
+
+log = logging.getLogger("pyllama_spec.server")
+# How often a running stop looks whether all have ended.
+_LOOK_S = 0.05
+
+
+class Serving:
+    """See the module's docstring.
+
+    Args:
+        settings: the bounds.
+
+    Attributes:
+        settings: see above.
+        metrics: figures of all requests.
+        tasks: those that answer a request of HTTP now.
+        is_stopping: whether nothing new is taken.
+        is_cutting: whether what still runs is ended, since the time for it is over.
+        on_stop: called when it begins to stop.
+
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings, self.metrics = settings, Metrics()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.is_stopping = self.is_cutting = self._is_hurried = False
+        self.on_stop: list[Callable[[], None]] = []
+
+    async def stop(self) -> tuple[int, int]:
+        """Takes nothing new, and waits until what runs has ended, its time is over or cut_now().
+
+        Returns:
+            How many requests ran, and how many of them were ended before their end.
+
+        """
+        self.is_stopping = True
+        for call in self.on_stop:
+            call()
+        running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
+        if running:
+            log.info(
+                "stopping: %d running, cut in %g s; a second signal cuts now",
+                len(running), self.settings.stop_timeout_s,
+            )  # fmt: skip
+        while (left := [task for task in running if not task.done()]) and monotonic() < until:
+            if self._is_hurried:
+                break
+            await asyncio.sleep(_LOOK_S)
+        self.is_cutting = True
+        for task in left:
+            task.cancel()
+        return len(running), len(left)
+
+    def cut_now(self) -> None:
+        """Has stop() wait no longer; from any thread, and from a signal's handler."""
+        self._is_hurried = True
+
+
+def note_failure(error: BaseException) -> None:
+    """Logs what nobody foresaw: its kind and place. Its words may be a client's text."""
+    if isinstance(error, (ApiError, PyllamaSpecError)):
+        return
+    frames = traceback.extract_tb(error.__traceback__)
+    places = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames[::-1])
+    log.error("%s in %s", type(error).__name__, places)

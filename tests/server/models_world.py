@@ -1,0 +1,127 @@
+"""Servers of several models, whose loads a test can hold up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec.server import ModelList, ModelSpec, ServerSettings
+from pyllama_spec.server.app import App
+from pyllama_spec.server.models import Models
+from pyllama_spec.server.served_model import Opened, ServedModel
+from tests.models import model_path
+from tests.server.world import PATIENCE_S, Client, run
+
+TEXT = "/v1/completions"
+ASKED: dict[str, Any] = {"prompt": "the cat", "max_tokens": 12, "temperature": 0}
+# Nothing ends it but its reader, or the server.
+ENDLESS: dict[str, Any] = {
+    "prompt": "the cat", "temperature": 0, "ignore_eos": True, "context_shift": True,
+    "max_tokens": 10**9, "stream": True,
+}  # fmt: skip
+SEEDS = {"a": 0, "b": 1, "c": 2}
+
+
+def keywords(name: str, **more: Any) -> dict[str, Any]:
+    """Of Llama(), for a model that says other things than those of other names."""
+    return {
+        "model_path": str(model_path("llama", seed=SEEDS[name])), "n_ctx": 256, "n_threads": 1,
+        "n_parallel": 2, "max_waiting": 20, "controller": "fixed", "prefix_cache_bytes": 0, **more,
+    }  # fmt: skip
+
+
+def spec(name: str, more: Mapping[str, Any] | None = None, **options: Any) -> ModelSpec:
+    """One of SEEDS; `more` are keywords of Llama()."""
+    return ModelSpec(name=name, keywords=keywords(name, **(more or {})), **options)
+
+
+class Held(Models):
+    """Its loads wait until the test lets them go on.
+
+    Attributes:
+        opened: the names of what was begun to be loaded, in order.
+        may_go_on: of all loads; set unless a test clears it.
+
+    """
+
+    def __init__(self, listed: ModelList, settings: ServerSettings) -> None:
+        super().__init__(listed, settings)
+        self.begun: list[str] = []
+        self.made: list[Opened] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def open(self, spec: ModelSpec) -> Opened:
+        self.begun.append(spec.name)
+        assert self.may_go_on.wait(PATIENCE_S)
+        made = super().open(spec)
+        self.made.append(made)
+        return made
+
+    def named(self, name: str) -> ServedModel:
+        """A model."""
+        return self.find(name).model
+
+
+@contextmanager
+def several(
+    *specs: ModelSpec, settings: Mapping[str, Any] | None = None, held: bool = False, **limits: Any
+) -> Iterator[tuple[Client, Held]]:
+    """A server of models; `held`: no load goes on before the test says so."""
+    listed = ModelList(specs=specs, default=specs[0].name, **limits)
+    models = Held(listed, ServerSettings(**(settings or {})))
+    if held:
+        models.may_go_on.clear()
+    try:
+        with run(App(models)) as client:
+            try:
+                yield client, models
+            finally:
+                models.may_go_on.set()
+    finally:
+        models.may_go_on.set()
+
+
+def asked(client: Client, name: str | None, **more: Any) -> tuple[int, Any]:
+    """What a model of a name answers."""
+    return client.post(TEXT, {**ASKED, **({} if name is None else {"model": name}), **more})
+
+
+class Asking:
+    """A request in a thread of its own.
+
+    Attributes:
+        status, answer: once it was answered.
+
+    """
+
+    def __init__(self, client: Client, name: str, **more: Any) -> None:
+        self.status, self.answer = 0, None
+        self._thread = threading.Thread(target=self._ask, args=(client, name), kwargs=more)
+        self._thread.start()
+
+    def _ask(self, client: Client, name: str, **more: Any) -> None:
+        self.status, self.answer = asked(client, name, **more)
+
+    def result(self) -> tuple[int, Any]:
+        """Waits for the answer."""
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        return self.status, self.answer
+
+
+def states(client: Client) -> dict[str, str]:
+    """The state of each model, as a client is told it."""
+    status, answer = client.get("/v1/models")
+    assert status == 200
+    return {one["id"]: one["state"] for one in answer["data"]}
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file of models."""
+    path = folder / "models.toml"
+    path.write_text(text, encoding="utf-8")
+    return path

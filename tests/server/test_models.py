@@ -1,0 +1,518 @@
+"""Several models: which answers, when each is loaded and closed, and what others notice of it.
+
+Loads are held up by the test, so that no clock decides what is asserted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.server import ModelSpec
+from pyllama_spec.server.app import _ROUTES
+from pyllama_spec.server.loader import expected_bytes
+from pyllama_spec.server.prefix_folder import PrefixFolder
+from tests.models import model_path
+from tests.models.adapter import write_adapter
+from tests.server.models_world import (
+    ASKED,
+    ENDLESS,
+    TEXT,
+    Asking,
+    asked,
+    keywords,
+    several,
+    spec,
+    states,
+)
+from tests.server.world import Client, events_of, is_idle, served, until
+from tests.tiers import release_except
+
+MESSAGES = [{"role": "user", "content": "the cat"}]
+
+
+def own_text(name: str, adapter: Path | None = None, **more: Any) -> str:
+    """What the library says with a model alone."""
+    with Llama(**keywords(name, **more)) as llm:
+        if adapter is not None:
+            llm.set_adapters([(adapter, 1.0)])
+        answer: Any = llm.create_completion("the cat", max_tokens=12, temperature=0.0)
+        text: str = answer["choices"][0]["text"]
+        return text
+
+
+def text_of(answer: tuple[int, Any]) -> str:
+    status, body = answer
+    assert status == 200, body
+    text: str = body["choices"][0]["text"]
+    return text
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two of the model a."""
+    folder, target = tmp_path_factory.mktemp("adapters"), model_path("llama", seed=0)
+    return [write_adapter(target, folder / f"{seed}.gguf", seed=seed) for seed in (1, 2)]
+
+
+def test_the_model_of_the_request_answers_with_its_own_text(adapters: list[Path]) -> None:
+    wanted = {
+        "a": own_text("a"), "alias": own_text("a"), "b": own_text("b"),
+        "poet": own_text("a", adapters[0]), "clerk": own_text("a", adapters[1]),
+    }  # fmt: skip
+    assert len(set(wanted.values())) == 4
+    of_a = spec(
+        "a", {"draft": "prompt-lookup"}, aliases=("alias",),
+        adapters={"poet": (adapters[0], 1.0), "clerk": (adapters[1], 1.0)},
+    )  # fmt: skip
+    with several(of_a, spec("b")) as (client, models):
+        assert states(client) == dict.fromkeys(("a", "poet", "clerk", "b"), "unloaded")
+        assert client.get("/v1/models/poet")[1]["parent"] == "a"
+        assert client.get("/v1/models/alias")[1]["id"] == "a"
+        for name, text in wanted.items():
+            status, answer = asked(client, name)
+            assert text_of((status, answer)) == text
+            assert answer["model"] == name
+        assert text_of(asked(client, None)) == wanted["a"]
+        # Side by side, those with other adapters too.
+        begun = {name: Asking(client, name) for _ in range(2) for name in wanted}
+        assert {name: text_of(one.result()) for name, one in begun.items()} == wanted
+        assert states(client) == dict.fromkeys(("a", "poet", "clerk", "b"), "loaded")
+        assert sorted(models.begun) == ["a", "b"]
+        shown = {one["id"]: one for one in client.get("/v1/models")[1]["data"]}
+        assert shown["a"]["meta"]["draft"] == "prompt-lookup"
+        assert shown["b"]["meta"]["draft"] is None
+        assert shown["a"]["meta"]["memory_bytes"] == models.made[0].llm.memory_bytes
+
+
+# What each endpoint needs beside the name of its model.
+BODIES: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": "a", "max_tokens": 1}, "completion": {"prompt": "a", "n_predict": 1},
+    "infill": {"input_prefix": "a", "input_suffix": "b"}, "chat": {"messages": MESSAGES},
+    "messages": {"messages": MESSAGES, "max_tokens": 1}, "responses": {"input": "a"},
+    "embeddings": {"input": "a"}, "rerank": {"query": "a", "documents": ["b"]},
+    "tokenize": {"content": "a", "input": "a"}, "detokenize": {"tokens": [97]},
+    "apply-template": {"messages": MESSAGES},
+}  # fmt: skip
+
+
+def body_of(path: str) -> dict[str, Any]:
+    words = set(re.split(r"[/_]", path))
+    known = {**BODIES, "count": BODIES["tokenize"], "reranking": BODIES["rerank"]}
+    body = next(known[word] for word in (*known, "") if word in words)
+    return {**body, **({"messages": MESSAGES} if "chat" in words else {})}
+
+
+def test_every_endpoint_with_a_body_goes_by_its_model() -> None:
+    paths = sorted({route.path for route in _ROUTES if route.method == "POST"})
+    assert len(paths) > 20
+    with several(spec("a"), spec("b")) as (client, models):
+        for path in paths:
+            status, answer = client.post(path, {**body_of(path), "model": "c"})
+            message = answer["error"]["message"]
+            assert status == 404, (path, answer)
+            assert "'c'" in message
+            assert "there are a, b" in message
+        assert models.begun == []
+        for path in paths:
+            status, answer = client.post(path, {**body_of(path), "model": "b"})
+            assert status in (200, 400), (path, answer)
+        assert models.begun == ["b"]
+        assert client.get("/v1/models/c")[0] == 404
+        assert client.get("/props?model=c")[0] == 404
+        assert client.get("/props?model=a")[1]["state"] == "unloaded"
+        assert client.get("/props?model=b")[1]["model_alias"] == "b"
+        assert models.begun == ["b"]
+
+
+def test_one_model_without_a_list_takes_any_name() -> None:
+    with served(Llama(**keywords("a")), alias="mine") as client:
+        assert asked(client, "whatever")[1]["model"] == "whatever"
+        assert client.get("/v1/models/whatever")[0] == 404
+        assert states(client) == {"mine": "loaded"}
+
+
+def test_a_list_may_take_any_name() -> None:
+    with several(spec("a"), spec("b"), takes_any_name=True) as (client, models):
+        status, answer = asked(client, "whatever")
+        assert (text_of((status, answer)), answer["model"]) == (own_text("a"), "whatever")
+        assert text_of(asked(client, "b")) == own_text("b")
+        assert models.begun == ["a", "b"]
+
+
+def test_vectors_have_no_adapter(adapters: list[Path]) -> None:
+    more = {"embedding": True, "pooling_type": "mean"}
+    with several(spec("a", more, adapters={"poet": (adapters[0], 1.0)})) as (client, _):
+        assert client.post("/v1/embeddings", {"input": "a", "model": "a"})[0] == 200
+        for path, body in (("/v1/embeddings", {"input": "a"}),
+                           ("/v1/rerank", {"query": "a", "documents": ["b"]})):  # fmt: skip
+            status, answer = client.post(path, {**body, "model": "poet"})
+            assert status == 400
+            assert "ask 'a'" in answer["error"]["message"]
+
+
+# ---- while a model is loaded
+
+
+def test_a_load_is_one_for_all_who_wait_and_holds_up_nobody() -> None:
+    with several(spec("a"), spec("b")) as (client, models):
+        assert asked(client, "a")[0] == 200
+        models.may_go_on.clear()
+        waiting = [Asking(client, "b") for _ in range(2)]
+        until(lambda: models.named("b").n_waiting == 2)
+        assert states(client) == {"a": "loaded", "b": "loading"}
+        assert client.get("/health")[0] == 200
+        assert client.get("/ready")[1]["models"] == {
+            "loaded": 1, "loading": 1, "unloaded": 0, "failed": 0,
+        }  # fmt: skip
+        figures = client.get("/metrics")[1]
+        assert 'pyllama_spec:model_state{model="b",state="loading"} 1.0' in figures
+        assert 'vllm:num_requests_waiting{model="b"} 2.0' in figures
+        assert asked(client, "a")[0] == 200  # others go on
+        models.may_go_on.set()
+        texts = {text_of(one.result()) for one in waiting}
+        assert texts == {own_text("b")}
+        assert models.begun == ["a", "b"]
+        figures = client.get("/metrics")[1]
+        assert 'pyllama_spec:model_loads_total{model="b"} 1.0' in figures
+        assert 'vllm:request_success_total{finished_reason="length",model="b"} 2.0' in figures
+        assert 'vllm:request_success_total{finished_reason="length",model="a"} 2.0' in figures
+
+
+def test_waiting_for_a_load_has_bounds() -> None:
+    with several(spec("a", {"max_waiting": 3}), held=True) as (client, models):
+        waiting = [Asking(client, "a") for _ in range(3)]
+        until(lambda: models.named("a").n_waiting == 3)
+        connection, response = client.send("POST", TEXT, {**ASKED, "model": "a"})
+        assert response.status == 429
+        assert response.getheader("retry-after")
+        assert "max_waiting=3" in response.read().decode()
+        connection.close()
+        models.may_go_on.set()
+        assert [one.result()[0] for one in waiting] == [200] * 3
+    with several(spec("a"), held=True, load_timeout_s=0.05) as (client, models):
+        status, answer = asked(client, "a")
+        assert (status, answer["error"]["code"]) == (503, "model_loading")
+        assert "after 0.05 s: it is still being loaded" in answer["error"]["message"]
+        models.may_go_on.set()
+        until(lambda: models.named("a").service is not None)
+        assert asked(client, "a")[0] == 200
+        assert models.begun == ["a"]
+
+
+def test_a_client_that_leaves_waits_no_more_and_the_load_goes_on() -> None:
+    with several(spec("a"), held=True) as (client, models):
+        connection = client.connect()
+        connection.request("POST", TEXT, json.dumps(ASKED))
+        until(lambda: models.named("a").n_waiting == 1)
+        connection.close()
+        until(lambda: models.named("a").n_waiting == 0 and is_idle(client))
+        models.may_go_on.set()
+        until(lambda: models.named("a").state == "loaded")
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    TEXT: {"prompt": "a", "max_tokens": 2}, "/completion": {"prompt": "a", "n_predict": 2},
+    "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
+}  # fmt: skip
+
+
+def kinds(events: str) -> list[Any]:
+    """What the data of events have, one after the other."""
+    data = [line[6:] for line in events.splitlines() if line.startswith("data: ")]
+    return [sorted(json.loads(one)) if one.startswith("{") else one for one in data]
+
+
+@pytest.mark.parametrize("path", release_except(STREAMS, (TEXT, "/v1/messages")))
+def test_a_stream_that_waits_for_a_load_is_not_silent(path: str) -> None:
+    """Its end is the one it has elsewhere, and an error is its last event."""
+    body = {**STREAMS[path], "stream": True}
+    gone = spec("b", {"model_path": "/no/such/private.gguf"})
+    for name, end in (("a", ""), ("b", "cannot be loaded: ")):
+        with several(spec("a"), gone, settings={"ping_s": 0.01}, held=True) as (client, models):
+            connection, response = client.send("POST", path, {**body, "model": name})
+            assert response.status == 200
+            assert [response.readline() for _ in range(4)] == [b": ping\n", b"\n"] * 2
+            models.may_go_on.set()
+            rest = response.read().decode()
+            connection.close()
+            assert end in rest
+            assert "private" not in rest
+            if name == "a":  # the events are those of a model that was there
+                again = client.send("POST", path, {**body, "model": name})[1].read().decode()
+                assert kinds(rest) == kinds(again)
+            until(lambda: is_idle(client))
+
+
+@pytest.mark.parametrize("fault", ["missing", "no model", "keyword"])
+def test_a_load_that_fails_is_told_and_others_go_on(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "private" / "b.gguf"
+    path.parent.mkdir()
+    if fault == "no model":
+        path.write_bytes(b"no model at all")
+    more: dict[str, Any] = {"model_path": str(path)}
+    if fault == "keyword":
+        path.symlink_to(model_path("llama"))
+        more["draft"] = str(tmp_path / "private" / "no-draft.gguf")
+    with several(spec("a"), spec("b", more)) as (client, models):
+        for _ in range(2):
+            connection, response = client.send("POST", TEXT, {**ASKED, "model": "b"})
+            answer = json.loads(response.read())
+            connection.close()
+            assert response.status == 503
+            assert response.getheader("retry-after")
+            assert answer["error"]["code"] == "model_not_loaded"
+            assert "private" not in str(answer)
+            assert "'b' cannot be loaded: " in answer["error"]["message"]
+        assert models.begun == ["b"]  # not once more for each
+        assert states(client)["b"] == "failed"
+        assert "private" not in str(client.get("/v1/models")[1])
+        assert 'pyllama_spec:model_load_failures_total{model="b"} 1.0' in client.get("/metrics")[1]
+        assert asked(client, "a")[0] == 200
+        if fault == "missing":  # and it is there after all
+            path.symlink_to(model_path("llama"))
+            failure = models.named("b").failure
+            assert failure is not None
+            models.named("b").failure = (failure[0], failure[1] - 3600)
+            assert asked(client, "b")[0] == 200
+
+
+def test_an_adapter_that_fails_takes_nothing_else_along(adapters: list[Path]) -> None:
+    wrong = {"gone": (Path("/no/such/private.gguf"), 1.0), "model": (model_path("llama"), 1.0)}
+    with several(spec("a", adapters={**wrong, "poet": (adapters[0], 1.0)})) as (client, _):
+        for name in wrong:
+            status, answer = asked(client, name)
+            assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+            assert "private" not in str(answer)
+        assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
+        assert states(client) == {"a": "loaded", "gone": "failed", "model": "failed",
+                                  "poet": "loaded"}  # fmt: skip
+
+
+# ---- memory
+
+
+def test_what_was_not_used_for_longest_makes_room() -> None:
+    with several(spec("a"), spec("b"), spec("c"), max_loaded=2) as (client, models):
+        for name in ("a", "b", "a", "c"):
+            assert text_of(asked(client, name)) == own_text(name)
+        assert states(client) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+        assert models.made[1].llm.model.is_closed
+        assert text_of(asked(client, "b")) == own_text("b")
+        assert models.begun == ["a", "b", "c", "b"]
+        assert states(client)["a"] == "unloaded"
+        figures = client.get("/metrics")[1]
+        assert 'pyllama_spec:model_unloads_total{model="b",reason="memory"} 1.0' in figures
+
+
+def test_a_model_in_use_is_never_closed() -> None:
+    with several(spec("a"), spec("b"), max_loaded=1) as (client, models):
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        assert response.status == 200
+        events = events_of(response)
+        next(events)
+        waiting = Asking(client, "b")
+        until(lambda: models.named("b").n_waiting == 1)
+        for _ in range(20):
+            next(events)  # it goes on meanwhile
+        assert models.begun == ["a"]
+        assert models.named("a").service is not None
+        response.close()
+        connection.close()
+        assert text_of(waiting.result()) == own_text("b")
+        assert states(client) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_who_waits_for_room_in_vain_is_told_who_has_it() -> None:
+    with several(spec("a"), spec("b"), max_loaded=1, load_timeout_s=0.05) as (client, models):
+        until(lambda: asked(client, "a")[0] == 200)
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        assert response.readline()
+        status, answer = asked(client, "b")
+        assert (status, answer["error"]["code"]) == (503, "model_loading")
+        assert "requests to a hold the memory" in answer["error"]["message"]
+        until(lambda: models.named("b").state == "unloaded")  # nobody wants it any more
+        response.close()
+        connection.close()
+
+
+def test_bytes_of_weights_and_past_tokens_and_drafts_are_the_bound() -> None:
+    draft = {"draft": str(model_path("llama", seed=3)), "n_ctx": 4096}
+    with Llama(**keywords("a")) as plain, Llama(**keywords("a", **draft)) as drafted:
+        of_a, with_draft = plain.memory_bytes, drafted.memory_bytes
+        assert of_a == plain.model.info.size_bytes + plain.context.memory_bytes
+        past = drafted.context.memory_bytes  # of a draft some tokens more
+        twice = 2 * (drafted.model.info.size_bytes + past)
+        assert twice <= with_draft < twice + past // 4
+        # A file has its keys too, which count before it was ever loaded.
+        keys = model_path("llama", seed=0).stat().st_size - plain.model.info.size_bytes
+    cache = {"prefix_cache_bytes": 1000}
+    specs = (spec("a", cache), spec("b", cache), spec("c", {**cache, **draft}))
+    both = 2 * (of_a + 1000)
+    for bytes_, kept in ((both + keys, ["a", "b"]), (both - 1, ["b"])):
+        with several(*specs, memory_bytes=bytes_) as (client, models):
+            assert [asked(client, name)[0] for name in ("a", "b")] == [200, 200]
+            assert models.named("b").n_bytes == of_a + 1000
+            assert [name for name, state in states(client).items() if state == "loaded"] == kept
+    # Its draft's past tokens are seen when it is loaded; then it is known not to fit.
+    with several(*specs, memory_bytes=with_draft + 999) as (client, models):
+        assert asked(client, "a")[0] == 200
+        for _ in range(2):
+            models.named("c").failure = None
+            status, answer = asked(client, "c")
+            assert status == 503
+            assert "memory_mib" in answer["error"]["message"]
+        assert models.begun == ["a", "c"]
+        assert models.made[-1].llm.model.is_closed
+        assert text_of(asked(client, "a")) == own_text("a")
+    with several(*specs, memory_bytes=with_draft + 1000) as (client, models):
+        assert [asked(client, name)[0] for name in "abc"] == [200] * 3
+        assert states(client) == {"a": "unloaded", "b": "unloaded", "c": "loaded"}
+
+
+def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
+    for kind in ("llama", "qwen3", "gemma3", "starcoder2"):
+        for more in ({}, {"type_k": "f32", "type_v": "f32"}):
+            given: dict[str, Any] = {
+                "model_path": str(model_path(kind)), "n_ctx": 256, "n_parallel": 3, **more,
+            }  # fmt: skip
+            with Llama(n_threads=1, **given) as llm:
+                past = llm.context.memory_bytes
+            least, likely = expected_bytes({**given, "prefix_cache_bytes": 10})
+            assert least == model_path(kind).stat().st_size + 10
+            assert likely - least == past, kind
+    nothing = expected_bytes({"model_path": str(tmp_path / "none"), "draft": "none"})
+    assert nothing == (0, 0)
+
+
+def test_keep_alive_closes_what_nobody_asks_for() -> None:
+    with several(spec("a", keep_alive_s=0), spec("b")) as (client, models):
+        for _ in range(2):
+            assert asked(client, "a")[0] == asked(client, "b")[0] == 200
+            until(lambda: models.named("a").state == "unloaded")
+            assert models.named("b").state == "loaded"
+        assert models.begun == ["a", "b", "a"]
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        assert response.readline()
+        assert asked(client, "a")[0] == 200  # whose end closes nothing: another one is there
+        assert models.named("a").service is not None
+        response.close()
+        connection.close()
+        until(lambda: models.named("a").state == "unloaded")
+        closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
+        until(lambda: closed in client.get("/metrics")[1])
+
+
+# ---- the beginning and the end
+
+
+def test_what_is_preloaded_is_waited_for_by_ready() -> None:
+    gone = ModelSpec(name="gone", keywords=keywords("b", model_path="/none"), is_preloaded=True)
+    with several(spec("a", is_preloaded=True), gone, spec("b"), held=True) as (client, models):
+        until(lambda: models.begun == ["a"])
+        status, answer = client.get("/ready")
+        assert (status, answer["error"]["code"]) == (503, "loading")
+        assert client.get("/health")[0] == 200
+        models.may_go_on.set()
+        until(lambda: client.get("/ready")[0] == 200)
+        assert states(client) == {"a": "loaded", "gone": "failed", "b": "unloaded"}
+
+
+def test_what_is_preloaded_closes_nothing() -> None:
+    specs = [spec(name, is_preloaded=True) for name in "ab"]
+    with several(*specs, max_loaded=1) as (client, models):
+        until(lambda: client.get("/ready")[0] == 200)
+        assert models.named("a").state == "loaded"
+        assert models.named("b").state == "failed"
+
+
+@pytest.mark.parametrize("is_preloaded", [False, True])
+def test_an_end_in_the_middle_of_a_load(is_preloaded: bool) -> None:
+    with several(spec("a", is_preloaded=is_preloaded), held=True) as (client, models):
+        waiting = Asking(client, "a")
+        until(lambda: models.named("a").n_waiting == 1)
+        client.server.stop()
+        status, answer = waiting.result()
+        assert (status, answer["error"]["code"]) == (503, "stopping")
+        models.may_go_on.set()
+    until(lambda: not models._threads)
+    assert models.named("a").service is None
+    assert all(one.llm.model.is_closed for one in models.made)
+
+
+def test_an_end_closes_what_was_loaded_and_cuts_what_runs() -> None:
+    with several(spec("a"), spec("b"), settings={"stop_timeout_s": 0.0}) as (client, models):
+        assert asked(client, "b")[0] == 200
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        events = events_of(response)
+        next(events)
+        client.server.stop()
+        *_, last = events
+        assert last["error"]["code"] == "stopping"
+        connection.close()
+    assert [one.llm.model.is_closed for one in models.made] == [True, True]
+
+
+def test_what_was_read_is_kept_for_each_model_in_one_folder(tmp_path: Path) -> None:
+    long = {"prompt": "the cat sat on the mat " * 3, "max_tokens": 2, "temperature": 0}
+
+    def cached(client: Client, name: str) -> int:
+        answer = client.right(TEXT, {**long, "model": name})
+        n: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return n
+
+    for is_second in (False, True):
+        folder = PrefixFolder(tmp_path / "kept", 1 << 30, min_tokens=16)
+        with several(spec("a"), spec("b"), cache=folder) as (client, _):
+            found = [cached(client, name) for name in "ab"]
+        folder.close()
+        assert all(found) == is_second
+        assert any(found) == is_second
+
+
+@pytest.mark.parametrize(
+    ("seed", "n_requests"), [(1, 25), pytest.param(2, 400, marks=pytest.mark.slow)]
+)
+def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> None:
+    """Whoever asks, leaves, and makes room for whom: each text is that of its model alone."""
+    specs = [
+        spec("a", adapters={"poet": (adapters[0], 1.0), "clerk": (adapters[1], 1.0)}),
+        spec("b", {"draft": "prompt-lookup"}, keep_alive_s=0),
+        spec("c", {"n_parallel": 1}, aliases=("d",)),
+    ]
+    wanted = {name: own_text(name) for name in "abc"}
+    wanted |= {"poet": own_text("a", adapters[0]), "clerk": own_text("a", adapters[1])}
+    wanted["d"] = wanted["c"]
+    rng = random.Random(seed)
+    plans = [(rng.choice(list(wanted)), rng.choice(("whole", "stream", "leave")))
+             for _ in range(n_requests)]  # fmt: skip
+    with several(*specs, max_loaded=2) as (client, models):
+
+        def one(plan: tuple[str, str]) -> None:
+            name, way = plan
+            if way == "whole":
+                assert text_of(asked(client, name)) == wanted[name]
+            elif way == "stream":
+                chunks = client.chunks(TEXT, {**ASKED, "model": name})
+                text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+                assert text == wanted[name]
+            else:
+                connection = client.connect()
+                connection.request("POST", TEXT, json.dumps({**ENDLESS, "model": name}))
+                connection.close()
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(one, plans))
+        until(lambda: is_idle(client))
+        assert all(one.n_users == one.n_waiting == 0 for one in models.all)
+        assert sum(one.service is not None for one in models.all) <= 2
+    assert all(made.llm.model.is_closed for made in models.made)

@@ -1,0 +1,203 @@
+"""The file that lists a server's models, and the command line that takes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pyllama_spec.cli.entry import main as command_line
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.server import ModelList, read_models
+from tests.models import model_path
+from tests.server.models_world import spec, written
+
+WHOLE = """
+memory_mib = 6000
+max_loaded = 3
+load_timeout_s = 20
+default = "small"
+
+[defaults]
+n_ctx = 2048
+keep_alive_s = 600
+requests.temperature = 0.5
+
+[models.large]
+model_path = "files/large.gguf"
+draft = "drafts/eagle3.gguf"
+n_parallel = 2
+type_k = "q8_0"
+kv_overrides = {"llama.context_length" = 512}
+
+[models.small]
+model_path = "/elsewhere/small.gguf"
+aliases = ["gpt-4o-mini", "any/thing"]
+draft = "auto"
+n_ctx = 4096
+keep_alive_s = 0
+preload = true
+requests = {max_tokens = 99, stop = ["END"], reasoning_format = "none"}
+[models.small.adapters]
+poet = "poet.gguf"
+clerk = {path = "clerk.gguf", scale = 0.5}
+"""
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    found = read_models(written(tmp_path, WHOLE))
+    assert (found.memory_bytes, found.max_loaded, found.load_timeout_s, found.default) == (
+        6000 << 20, 3, 20.0, "small",
+    )  # fmt: skip
+    large, small = found.specs
+    assert large.keywords == {
+        "model_path": str(tmp_path / "files/large.gguf"), "n_ctx": 2048, "n_parallel": 2,
+        "draft": str(tmp_path / "drafts/eagle3.gguf"), "max_waiting": 64, "type_k": "q8_0",
+        "prefix_cache_bytes": 256 << 20, "kv_overrides": {"llama.context_length": 512},
+    }  # fmt: skip
+    assert (large.keep_alive_s, large.is_preloaded, large.defaults) == (
+        600, False, {"temperature": 0.5},
+    )  # fmt: skip
+    assert small.keywords["model_path"] == "/elsewhere/small.gguf"
+    assert (small.keywords["draft"], small.keywords["n_ctx"]) == ("auto", 4096)
+    assert small.names == ("small", "gpt-4o-mini", "any/thing", "poet", "clerk")
+    assert small.adapters == {
+        "poet": (tmp_path / "poet.gguf", 1.0), "clerk": (tmp_path / "clerk.gguf", 0.5),
+    }  # fmt: skip
+    assert small.defaults == {"max_tokens": 99, "stop": ["END"]}
+    assert small.chat_defaults == {"reasoning_format": "none"}
+    assert (small.keep_alive_s, small.is_preloaded) == (0, True)
+
+
+def test_the_shortest_file(tmp_path: Path) -> None:
+    found = read_models(written(tmp_path, '[models.a]\nmodel_path = "a.gguf"\n'))
+    assert (found.default, found.memory_bytes, found.max_loaded) == ("a", None, None)
+    assert found.specs[0].keep_alive_s is None
+
+
+A = '[models.a]\nmodel_path = "a.gguf"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "models"),
+        ("[models]", "there are no models"),
+        ("models = 1", "object"),
+        ("[models.a", "no TOML"),
+        ("[models.a]\nn_ctx = 1", "models.a: .*model_path"),
+        (A + "n_ctc = 4", "models.a: there is no 'n_ctc'; did you mean n_ctx"),
+        (A + "chat_handler = 'f'", "there is no 'chat_handler'"),
+        (A + "n_ctx = 'many'", "models.a: .*n_ctx"),
+        (A + "n_parallel = 0", "n_parallel"),
+        (A + "n_parallel = 1000", "n_parallel"),
+        (A + "max_waiting = -1", "max_waiting"),
+        (A + "verbose = 1", "verbose"),
+        (A + "type_k = 99", "type_k"),
+        (A + "split_mode = 9", "split_mode"),
+        (A + "lora_scale = 'x'\nlora_path = 'b'", "lora_scale"),
+        (A + "prefix_cache_bytes = -5", "prefix_cache_bytes"),
+        (A + "keep_alive_s = -1", "keep_alive_s"),
+        (A + "keep_alive_s = 'long'", "keep_alive_s"),
+        (A + "preload = 1", "preload"),
+        (A + "aliases = 'b'", "aliases"),
+        (A + "aliases = ['']", "aliases"),
+        (A + "aliases = ['a']", "two models, aliases or adapters are called 'a'"),
+        (A + "adapters = {a = 'x'}", "two models, aliases or adapters are called 'a'"),
+        (A + "adapters = {b = {scale = 1}}", "path"),
+        (A + "adapters = {b = {path = 'x', scale = inf}}", "scale"),
+        (A + "requests = {temperatur = 1}", "temperatur"),
+        (A + "requests = {temperature = 'hot'}", "temperature"),
+        ("default = 'b'\n" + A, "default='b' is no model"),
+        ("memory_mib = 0\n" + A, "memory_mib"),
+        ("memory_mib = 'all'\n" + A, "memory_mib"),
+        ("max_loaded = 0\n" + A, "max_loaded"),
+        ("load_timeout_s = -1\n" + A, "load_timeout_s"),
+        ("what = 1\n" + A, "what"),
+        ("[defaults]\naliases = ['b']\n" + A, "aliases is of one model"),
+        ("[defaults]\nn_ctc = 1\n" + A, "n_ctc"),
+    ],
+)  # fmt: skip
+def test_what_a_file_cannot_say(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=rf"models\.toml: .*{said}"):
+        read_models(written(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(ArgumentError, match="the models' file"):
+            read_models(path)
+    broken = tmp_path / "broken.toml"
+    broken.write_bytes(b"\xff")
+    with pytest.raises(ArgumentError, match="not UTF-8"):
+        read_models(broken)
+
+
+def test_a_list_in_a_program() -> None:
+    with pytest.raises(ArgumentError, match="no models"):
+        ModelList(specs=(), default="a")
+    with pytest.raises(ArgumentError, match="two models"):
+        ModelList(specs=(spec("a"), spec("a")), default="a")
+
+
+@pytest.mark.parametrize("words", [
+    "-c 5", "-d auto", "--parallel 2", "--alias x", "--lora x", "--embeddings", "--max-waiting 9",
+    "-ngl 3", "--draft-memory s", "--flash-attn on",
+])  # fmt: skip
+def test_what_is_of_one_model_stands_in_the_file(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(tmp_path, A)
+    assert command_line(["serve", "--config", str(file), *words.split()]) == 1
+    assert "with --config it stands in the file" in capsys.readouterr().err
+
+
+def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(written(tmp_path, A))
+    for words in ([], ["-m", "a.gguf", "--config", file]):
+        assert command_line(["serve", *words]) == 2
+        assert "--config" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_serves_the_models_of_a_file(tmp_path: Path) -> None:
+    file = written(tmp_path, f"""
+        [defaults]
+        n_ctx = 256
+        n_threads = 1
+        [models.a]
+        model_path = "{model_path("llama")}"
+        draft = "prompt-lookup"
+        preload = true
+        [models."b/c"]
+        model_path = "{model_path("llama", seed=1)}"
+        requests = {{max_tokens = 3}}
+    """)  # fmt: skip
+    words = ["-m", "pyllama_spec.cli", "serve", "--config", str(file), "--port", "0"]
+    environment = {**os.environ, "PYLLAMA_SPEC_API_KEY": ""}
+    with subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            line = next(one for one in process.stdout if "http://" in one)
+            assert line.startswith("2 models of models.toml answer at ")
+            url = line.split()[-1]
+            asked: dict[str, Any] = {"prompt": "abc", "temperature": 0, "ignore_eos": True}
+            answer = httpx.post(f"{url}/v1/completions", json={**asked, "model": "b/c"}, timeout=60)
+            assert answer.json()["usage"]["completion_tokens"] == 3, answer.text
+            listed = httpx.get(f"{url}/v1/models/b/c", timeout=60).json()
+            assert listed["state"] == "loaded"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            rest = process.stdout.read() if process.stdout else ""
+        assert process.wait(60) == 0, rest
+        assert "model=b/c" in rest
+        assert "abc" not in rest
