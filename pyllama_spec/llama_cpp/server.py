@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 
 if TYPE_CHECKING:
-    from pyllama_spec.server import ServerSettings
+    from pyllama_spec.server import ModelList, ServerSettings
     from pyllama_spec.server.process import Listening
 
 _TRUE, _FALSE = ("1", "on", "t", "true", "y", "yes"), ("0", "off", "f", "false", "n", "no")
@@ -105,15 +105,18 @@ class Plan(NamedTuple):
     """What the options mean.
 
     Attributes:
-        keywords: of Llama().
+        keywords: of Llama(), for the first model.
         settings: of the server.
         listening: where it listens.
+        models: of a file with several; one of them is loaded at a time, as with llama-cpp-python,
+            and the first one answers to names that there are not.
 
     """
 
     keywords: dict[str, Any]
     settings: ServerSettings
     listening: Listening
+    models: ModelList | None = None
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
@@ -132,33 +135,60 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
     around, given = _environment(environment), _arguments(arguments)
     path = given.get("config_file") or around.get("config_file")
-    filed = _file(path) if path else {}
+    filed = _file(path) if path else [{}]
     address: dict[str, Any] = {name: around[name] for name in ("host", "port") if name in around}
-    values = dict(_DEFAULTS)
-    for one in (around, filed, address, given):
-        values |= _with_our_names(one)
-    if not values.get("model"):
-        raise ArgumentError("no model is given: --model FILE.gguf, or MODEL=FILE.gguf")
-    keywords = {name: values[name] for name in _OF_LLAMA if name in values}
-    keywords["model_path"] = values["model"]
-    keywords |= _translated(values)
+    each = [_merged(around, one, address, given) for one in filed]
+    values, keywords = each[0], [_keywords(one) for one in each]
     certificate, key = values.get("ssl_certfile"), values.get("ssl_keyfile")
     if (certificate is None) != (key is None):
         raise ArgumentError("ssl_certfile and ssl_keyfile belong together: give both")
-    host = values["host"]
-    chats = values.get("chat_template_kwargs")
+    host, is_one = values["host"], len(each) == 1
     settings = ServerSettings(
         alias=values.get("model_alias"),
         api_keys=(values["api_key"],) if values.get("api_key") else (),
         allowed_hosts=LOOPBACK if host in LOOPBACK else (),
-        chat_defaults={"chat_template_kwargs": chats} if chats else {},
+        chat_defaults=_chat_defaults(values) if is_one else {},
         flags=_TOLD,
     )
     listening = Listening(
         host=host, port=values["port"],
         certificate=Path(certificate) if certificate else None, key=Path(key) if key else None,
     )  # fmt: skip
-    return Plan(keywords, settings, listening)
+    models = None if is_one else _models(each, keywords)
+    return Plan(keywords[0], settings, listening, models)
+
+
+def _merged(*places: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a model, of which each place counts before those in front of it."""
+    values = dict(_DEFAULTS)
+    for one in places:
+        values |= _with_our_names(one)
+    if not values.get("model"):
+        raise ArgumentError("no model is given: --model FILE.gguf, or MODEL=FILE.gguf")
+    return values
+
+
+def _keywords(values: Mapping[str, Any]) -> dict[str, Any]:
+    keywords = {name: values[name] for name in _OF_LLAMA if name in values}
+    return {**keywords, "model_path": values["model"], **_translated(values)}
+
+
+def _chat_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    chats = values.get("chat_template_kwargs")
+    return {"chat_template_kwargs": chats} if chats else {}
+
+
+def _models(each: Sequence[Mapping[str, Any]], keywords: Sequence[dict[str, Any]]) -> ModelList:
+    from pyllama_spec.server import ModelList, ModelSpec
+
+    specs = tuple(
+        ModelSpec(
+            name=values.get("model_alias") or values["model"], keywords=of_llama,
+            chat_defaults=_chat_defaults(values), is_preloaded=values is each[0],
+        )
+        for values, of_llama in zip(each, keywords, strict=True)
+    )  # fmt: skip
+    return ModelList(specs=specs, default=specs[0].name, max_loaded=1, takes_any_name=True)
 
 
 def _read(name: str, text: str, place: str) -> Any:
@@ -200,8 +230,8 @@ def _arguments(arguments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _file(path: str) -> dict[str, Any]:
-    """The options of a file, whose values have their types already."""
+def _file(path: str) -> list[dict[str, Any]]:
+    """The options of each model of a file, whose values have their types already."""
     if not path.endswith(".json"):
         raise UnsupportedError(f"config_file={path!r:.200}: write it as .json")
     try:
@@ -211,12 +241,14 @@ def _file(path: str) -> dict[str, Any]:
     models = whole.get("models") if isinstance(whole, dict) else None
     if not isinstance(models, list) or not all(isinstance(one, dict) for one in models):
         raise ArgumentError(f"config_file={path!r:.200} has no list of models")
-    if len(models) != 1:
-        raise UnsupportedError(
-            f"config_file={path!r:.200} has {len(models)} models, and one server has one here: "
-            "start one for each"
-        )
-    found = {name: value for name, value in {**whole, **models[0]}.items() if name != "models"}
+    if not models:
+        raise ArgumentError(f"config_file={path!r:.200} has no model in its list")
+    of_all = {name: value for name, value in whole.items() if name != "models"}
+    return [_checked({**of_all, **one}, path) for one in models]
+
+
+def _checked(found: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The options of a model that say something."""
     for name, value in found.items():
         if name in _REFUSED and value is not None:
             raise UnsupportedError(f"{name} in {path}: {_REFUSED[name]}")
@@ -283,8 +315,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from pyllama_spec.server import serve
 
     try:
-        with Llama(**meant.keywords) as llm:
-            serve(llm, meant.settings, meant.listening, on_start=_say)
+        if meant.models is not None:
+            serve(meant.models, meant.settings, meant.listening, on_start=_say)
+        else:
+            with Llama(**meant.keywords) as llm:
+                serve(llm, meant.settings, meant.listening, on_start=_say)
     except PyllamaSpecError as error:
         print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -279,7 +279,7 @@ def test_options_that_are_refused(line: str, words: str, kind: type[PyllamaSpecE
         llama_cpp_server.plan(line.split(), {})
 
 
-@pytest.mark.parametrize("models", [None, [], [1], [{"model": "a"}, {"model": "b"}],
+@pytest.mark.parametrize("models", [None, [], [1], [{"model": "a"}, {"model": "b", "what": 1}],
                                     [{"model": "a", "what": 1}],
                                     [{"model": "a", "clip_model_path": "c"}]])  # fmt: skip
 def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
@@ -287,6 +287,32 @@ def test_a_config_file_that_is_refused(models: Any, tmp_path: Path) -> None:
     file.write_text(json.dumps({"models": models}))
     with pytest.raises(PyllamaSpecError, match=r"config\.json"):
         llama_cpp_server.plan(["--config_file", str(file)], {})
+
+
+def test_a_config_file_of_several_models(tmp_path: Path) -> None:
+    """Of which one is loaded at a time, the first one from the start and for unknown names."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({
+        "n_ctx": 64, "port": 1,
+        "models": [
+            {"model": "a.gguf", "model_alias": "a", "n_ctx": 32, "chat_template_kwargs": {"x": 1}},
+            {"model": "b.gguf", "draft_model": "prompt-lookup-decoding"},
+        ],
+    }))  # fmt: skip
+    meant = llama_cpp_server.plan(["--config_file", str(file), "--n_batch", "99"], {"SEED": "7"})
+    assert (meant.listening.port, meant.settings.chat_defaults) == (1, {})
+    assert meant.models is not None
+    first, second = meant.models.specs
+    assert (first.name, second.name, meant.models.default) == ("a", "b.gguf", "a")
+    assert (first.is_preloaded, second.is_preloaded, meant.models.max_loaded) == (True, False, 1)
+    assert first.keywords == meant.keywords
+    assert [one.keywords["n_ctx"] for one in (first, second)] == [32, 64]
+    assert all(
+        one.keywords["n_batch"] == 99 and one.keywords["seed"] == 7 for one in (first, second)
+    )
+    assert second.keywords["draft"] == "prompt-lookup"
+    assert first.chat_defaults == {"chat_template_kwargs": {"x": 1}}
+    assert meant.models.takes_any_name
 
 
 _PROGRAMS = [
