@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     address = config.stash[_SERVER].address
     modules: set[ModuleType] = {item.module for item in items if isinstance(item, pytest.Function)}
     for module in modules:
-        for name in ("Model", "Eagle3"):
+        for name in ("Model", "Eagle3", "DFlash"):
             if hasattr(module, name):
                 setattr(module, name, partial(_with_layers, getattr(module, name), address))
         for name, value in (("N_ROUNDS", _N_ROUNDS), ("N_CHAINS", _N_CHAINS), ("N_THREADS", 1)):

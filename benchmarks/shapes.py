@@ -1,0 +1,282 @@
+"""Random weights in the shapes of published models: what a round costs, without a download.
+
+    python -m benchmarks.shapes qwen3.5-4b OUT.gguf [--vocab 248320]
+    python -m benchmarks.shapes llama-3.1-8b OUT.gguf
+    python -m benchmarks.shapes llama-3.1-8b-eagle3 OUT.gguf
+
+Types as in Q4_K_M, of the EAGLE-3 head Q8_0. The weights are blocks of random bits with mean 0, so
+that gigabytes are there in seconds. Behind each token stands the one that is STRIDE ids further on,
+by far the likeliest: no rounding changes a text, and `bench --synthetic-acceptance` can follow it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+
+from tests.models import SPECIAL_IDS, TinyConfig, dense, mtp, parts, recurrent
+from tests.models.eagle3 import Eagle3Config, _Draft
+from tests.models.sketch import Sketch
+from tests.models.vocab import write_tokenizer
+
+STRIDE = 1009
+# Of numbers in an embedding row: the layers add about 1 each, and must not hide it.
+_EMBEDDING_STD = 16.0
+# Of logits but the likeliest, which is 45 of these and more.
+_OUTPUT_GAIN = 2.0
+_SPECIAL_SCALE = 1.0 / 64.0
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where the scales of a block stand, and what makes of its random bits numbers of mean 0.
+
+    Attributes:
+        scale_at: of the float16 that all numbers are multiplied by.
+        least_at: of the float16 of the least number, for types that have one, and its multiple of
+            the scale; None for the others.
+        scales: the bytes of the parts' scales, and where they begin.
+        std: of the numbers with a scale of 1.
+
+    """
+
+    scale_at: int
+    least: tuple[int, float] | None
+    scales: tuple[int, bytes]
+    std: float
+
+
+def _part_scales(scale: int, least: int) -> bytes:
+    """Twelve bytes in which eight parts have the same two numbers of six bits, as of Q4_K."""
+    low = [(scale & 63) | (scale >> 4) << 6] * 4 + [(least & 63) | (least >> 4) << 6] * 4
+    return bytes(low + [(scale & 15) | (least & 15) << 4] * 4)
+
+
+# A part of Q4_K is scale * 32 * n - least * 60, n of 0 .. 15 and 7.5 on average; Q5_K likewise.
+_LAYOUTS = {
+    "Q4_K": _Layout(0, (2, 4.0), (4, _part_scales(32, 60)), 32 * 4.61),
+    "Q5_K": _Layout(0, (2, 8.0), (4, _part_scales(32, 62)), 32 * 9.23),
+    "Q6_K": _Layout(208, None, (192, bytes([4] * 16)), 4 * 18.47),
+    "Q8_0": _Layout(0, None, (2, b""), 73.9),
+}
+
+
+def blocks(shape: tuple[int, ...], kind: str, gain: float, seed: int) -> Bytes:
+    """Random blocks [rows, bytes]: unit-RMS input gives RMS `gain` output."""
+    layout, (n_weights, n_bytes) = _LAYOUTS[kind], GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    rows, columns = shape
+    n = rows * columns // n_weights
+    rng = np.random.Generator(np.random.SFC64(seed))
+    bits = rng.integers(0, 2**64 - 1, n * n_bytes // 8 + 1, np.uint64, endpoint=True)
+    out = bits.view(np.uint8)[: n * n_bytes].reshape(n, n_bytes)
+    scale = gain / np.sqrt(columns) / layout.std
+    _set_half(out, layout.scale_at, scale)
+    if layout.least is not None:
+        _set_half(out, layout.least[0], scale * layout.least[1])
+    at, scales = layout.scales
+    out[:, at : at + len(scales)] = np.frombuffer(scales, np.uint8)
+    return out.reshape(rows, -1)
+
+
+def _set_half(out: Bytes, at: int, value: float) -> None:
+    out[:, at : at + 2] = np.frombuffer(struct.pack("<e", value), np.uint8)
+
+
+class Shape(Sketch):
+    """A model whose matrices are never there in whole numbers: their shapes and gains alone."""
+
+    def __init__(self, cfg: TinyConfig) -> None:
+        super().__init__(cfg)
+        self.large: dict[str, tuple[tuple[int, ...], float]] = {}
+
+    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        """Noted."""
+        cfg = self.cfg
+        width = cfg.n_head * cfg.head_dim  # of the queries; in some models not that of the rows
+        if name.endswith("attn_q.weight"):
+            shape = (shape[0] // cfg.n_embd * width, shape[1])
+        elif name.endswith("attn_output.weight"):
+            shape = (shape[0], width)
+        self.large[name] = shape, gain
+
+    def embedding(self, std: float = _EMBEDDING_STD) -> None:
+        """Noted."""
+        cfg = self.cfg
+        gain = std * float(np.sqrt(cfg.n_embd))
+        self.large["token_embd.weight"] = (cfg.n_vocab, cfg.n_embd), gain
+
+    def output(self, gain: float = 1.0, norm: str = "output_norm", *, bias: bool = False) -> None:
+        """Noted, but for the norm: the embedding's rows, each STRIDE ids further on."""
+        self.norm(norm, self.cfg.n_embd, bias=bias)
+        self.large["output.weight"] = (self.cfg.n_vocab, self.cfg.n_embd), _OUTPUT_GAIN
+
+    def kind(self, name: str) -> str:
+        """The type of a matrix in Q4_K_M."""
+        if name in ("token_embd.weight", "output.weight"):
+            return "Q6_K"
+        if name.endswith("attn_qkv.weight"):
+            return "Q5_K"
+        n, layer = self.cfg.n_layer, int(name.split(".")[1])
+        is_finer = layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2
+        return "Q6_K" if is_finer and ("ffn_down" in name or "attn_v" in name) else "Q4_K"
+
+    def write(self, path: Path) -> Path:
+        """The file."""
+        writer = GGUFWriter(path, self.cfg.arch)
+        writer.add_name("random weights")
+        self._write_meta(writer)
+        write_tokenizer(writer, self.cfg.n_vocab, None)
+        for name, array in self.tensors.items():
+            writer.add_tensor(name, array)
+        for name, (shape, gain) in self.large.items():
+            kind = self.kind(name)
+            writer.add_tensor(
+                name, self._blocks(name, shape, kind, gain), raw_dtype=GGMLQuantizationType[kind]
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _blocks(self, name: str, shape: tuple[int, ...], kind: str, gain: float) -> Bytes:
+        if name != "output.weight" or "token_embd.weight" not in self.large:
+            return blocks(shape, kind, gain, zlib.crc32(name.encode()))
+        out = blocks(shape, kind, gain, zlib.crc32(b"token_embd.weight"))
+        out = np.roll(out, STRIDE, axis=0)
+        special = blocks((len(SPECIAL_IDS), shape[1]), kind, gain * _SPECIAL_SCALE, 0)
+        out[list(SPECIAL_IDS)] = special
+        return out
+
+
+class _WideHeads(TinyConfig):
+    """Heads of 256 numbers, whatever the width."""
+
+    @property
+    def head_dim(self) -> int:
+        return 256
+
+
+def qwen35_4b(n_vocab: int, n_layer: int) -> Shape:
+    """Qwen3.5-4B with its MTP head: 24 of 32 layers are gated delta nets."""
+    m = Shape(
+        _WideHeads(
+            "qwen35", 0, n_layer, n_vocab, n_embd=2560, n_head=16, n_head_kv=4, n_ff=9216,
+            attention_interval=4, n_heads=1, rope_freq_base=1e7,
+        )
+    )  # fmt: skip
+    cfg = m.cfg
+    state, k_heads, v_heads = 128, 16, 32
+    parts.header(m)
+    recurrent.ssm_header(m, inner=state * v_heads, state=state, rank=v_heads, groups=k_heads)
+    m.key("full_attention_interval", cfg.attention_interval)
+    m.key("attention.key_length", cfg.head_dim)
+    m.key("attention.value_length", cfg.head_dim)
+    m.key("rope.dimension_count", 64)
+    m.key("rope.dimension_sections", [11, 11, 10, 0])
+    m.embedding()
+    for index, blk in parts.layers(m):
+        parts.norms(m, blk, "attn_norm", "post_attention_norm")
+        if (index + 1) % cfg.attention_interval == 0:
+            recurrent.gated_attention(m, blk)
+        else:
+            recurrent.delta_net(m, blk, state, k_heads, v_heads)
+        parts.gated_ffn(m, blk)
+    m.output()
+    mtp.add_heads(m)
+    return m
+
+
+def llama_8b(n_vocab: int, n_layer: int) -> Shape:
+    """Llama 3.1 8B."""
+    m = Shape(
+        TinyConfig(
+            "llama", 0, n_layer, n_vocab, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336,
+            rope_freq_base=5e5,
+        )
+    )  # fmt: skip
+    dense.llama(m)
+    return m
+
+
+class _Eagle3(_Draft):
+    """A head for Llama 3.1 8B, which has the target's embedding and 32,000 of its ids."""
+
+    def __init__(self, cfg: Eagle3Config) -> None:
+        super().__init__(cfg)
+        self.large: dict[str, tuple[tuple[int, ...], float]] = {}
+
+    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        """Noted."""
+        self.large[name] = shape, gain
+
+    def write(self, path: Path) -> Path:
+        """The file."""
+        cfg = self.draft
+        self.fill()
+        n_ids = cfg.n_draft_vocab or cfg.n_vocab
+        self.matrix("output.weight", n_ids, cfg.n_embd, gain=_OUTPUT_GAIN)
+        tensors: dict[str, npt.NDArray[Any]] = dict(self.tensors)
+        tensors["d2t"] = np.arange(n_ids, dtype=np.int64) * (cfg.n_vocab // n_ids)
+        writer = GGUFWriter(path, "eagle3")
+        writer.add_name("random weights")
+        self.keys()
+        self._write_meta(writer)
+        write_tokenizer(writer, cfg.n_vocab, None)
+        for name, array in tensors.items():
+            writer.add_tensor(name, array)
+        for name, (shape, gain) in self.large.items():
+            raw = blocks(shape, "Q8_0", gain, zlib.crc32(name.encode()))
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.Q8_0)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+def llama_8b_eagle3(n_vocab: int, n_layer: int) -> _Eagle3:
+    """A head of one layer for the model of llama_8b() with so many layers."""
+    return _Eagle3(
+        Eagle3Config(
+            n_vocab=n_vocab, n_draft_vocab=n_vocab // 4, target_n_embd=4096,
+            target_layers=(2, n_layer // 2, n_layer - 3), n_embd=4096, n_head=32, n_head_kv=8,
+            n_ff=14336, own_embedding=False, own_output=False, rope_freq_base=5e5,
+        )
+    )  # fmt: skip
+
+
+SHAPES: dict[str, tuple[Callable[[int, int], Shape | _Eagle3], int]] = {
+    "qwen3.5-4b": (qwen35_4b, 248320),
+    "llama-3.1-8b": (llama_8b, 128256),
+    "llama-3.1-8b-eagle3": (llama_8b_eagle3, 128256),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Writes a file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--vocab", type=int, help="ids [the model's own]")
+    parser.add_argument("--layers", type=int, default=32, help="of the target [32]")
+    args = parser.parse_args(argv)
+    make, n_vocab = SHAPES[args.shape]
+    path = make(args.vocab or n_vocab, args.layers).write(args.path)
+    print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
