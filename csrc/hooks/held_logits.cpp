@@ -2,14 +2,18 @@
 // each stays where it was computed. The graph of a model whose logits are computed on a device ends with the likeliest
 // id of each row, its logit, and how many logits are lower, and those come to the host; the logits follow when somebody
 // reads a row of them, until the next graph is computed. Where two tokens are equally likely, devices differ in which one
-// they choose, so the row itself is read. On the CPU nothing is different.
+// they choose, so the row itself is read. Of an MTP head the two likeliest ids and their probabilities come instead, which
+// is all that a draft reads. On the CPU nothing is different.
 
 #include "hooks/held_logits.h"
+
+#include "base/candidates.h"
 
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama-model.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
@@ -19,6 +23,8 @@ namespace {
 
 constexpr const char * NAME = "spec_likeliest";
 constexpr int64_t N_NUMBERS = 3;    // of each row
+constexpr const char * CANDIDATES = "spec_candidates";
+constexpr int N_CANDIDATES = 2;     // of each row of a head: an id and its probability
 // Counting what is lower takes as much memory as the logits. Rows of a verify batch are few; of more rows, as where a
 // whole prompt's logits are wanted, all are read anyway.
 constexpr int64_t MAX_ROWS = 64;
@@ -27,34 +33,50 @@ bool is_device(ggml_backend_dev_t device) {
     return device != nullptr && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
+// What a graph ends with: of a head the rows that it hands on may come behind it (hooks/layer_inputs.cpp).
+ggml_tensor * chosen_in(ggml_cgraph * gf) {
+    const int n = std::min(ggml_graph_n_nodes(gf), 4);
+    for (int i = 1; i <= n; ++i) {
+        ggml_tensor * node = ggml_graph_node(gf, -i);
+        if (std::strcmp(node->name, NAME) == 0 || std::strcmp(node->name, CANDIDATES) == 0) {
+            return node;
+        }
+    }
+    return nullptr;
+}
+
 } // namespace
 
 struct llama_spec_held_logits {
     const ggml_tensor * logits = nullptr;   // not fetched yet
     ggml_backend_t backend = nullptr;
     int64_t first = 0, n = 0;               // rows of the batch's outputs
+    int64_t n_numbers = 0;                  // of each of them
     bool    is_under_way = false;
-    std::vector<float> likeliest;           // of each of them: the id, its logit, and how many are lower
+    bool    are_candidates = false;
+    std::vector<float> numbers;             // the id, its logit, and how many are lower; or candidates
 
     bool hold(llama_context & ctx, const llm_graph_result & res, ggml_backend_t on, int64_t first_output) {
-        ggml_tensor * chosen = ggml_graph_node(res.get_gf(), -1);
-        if (std::strcmp(chosen->name, NAME) != 0 || !is_device(ggml_backend_get_device(on))) {
+        ggml_tensor * chosen = chosen_in(res.get_gf());
+        if (chosen == nullptr || !is_device(ggml_backend_get_device(on))) {
             return false;
         }
         ggml_backend_t at = ggml_backend_sched_get_tensor_backend(ctx.sched.get(), chosen);
         if (at == nullptr) {
             return false;
         }
-        n = chosen->ne[1];
-        if (likeliest.size() < (size_t) (N_NUMBERS * n)) {
+        n_numbers = chosen->ne[0];
+        n         = chosen->ne[1];
+        if (numbers.size() < (size_t) (n_numbers * n)) {
             ggml_backend_synchronize(at);   // an earlier copy may be under way to where they are now
-            likeliest.resize((size_t) (N_NUMBERS * n));
+            numbers.resize((size_t) (n_numbers * n));
         }
-        ggml_backend_tensor_get_async(at, chosen, likeliest.data(), 0, ggml_nbytes(chosen));
-        logits       = res.t_logits;
-        backend      = on;
-        first        = first_output;
-        is_under_way = true;
+        ggml_backend_tensor_get_async(at, chosen, numbers.data(), 0, ggml_nbytes(chosen));
+        logits         = res.t_logits;
+        backend        = on;
+        first          = first_output;
+        is_under_way   = true;
+        are_candidates = std::strcmp(chosen->name, CANDIDATES) == 0;
         return true;
     }
 
@@ -72,9 +94,10 @@ struct llama_spec_held_logits {
         n      = 0;
     }
 
-    int32_t choice(llama_context & ctx, int32_t i) {
+    // What came of token i; NULL where nothing did.
+    const float * of_token(llama_context & ctx, int32_t i) {
         if (n == 0) {
-            return -1;
+            return nullptr;
         }
         if (is_under_way) {
             ctx.synchronize();
@@ -84,17 +107,29 @@ struct llama_spec_held_logits {
         try {
             row = ctx.output_resolve_row(i) - first;
         } catch (const std::runtime_error &) {
+            return nullptr;
+        }
+        return row < 0 || row >= n ? nullptr : numbers.data() + n_numbers * row;
+    }
+
+    int32_t choice(llama_context & ctx, int32_t i) {
+        const float * found = are_candidates ? nullptr : of_token(ctx, i);
+        if (found == nullptr) {
             return -1;
         }
-        if (row < 0 || row >= n) {
-            return -1;
-        }
-        const float * found = likeliest.data() + N_NUMBERS * row;
         const float id = found[0], logit = found[1], n_lower = found[2], n_vocab = (float) ctx.model.vocab.n_tokens();
         // A NaN is not lower either.
         const bool is_choice = id >= 0.0f && id < n_vocab && logit > -std::numeric_limits<float>::infinity() &&
             n_lower == n_vocab - 1.0f;
         return is_choice ? (int32_t) id : -1;
+    }
+
+    int32_t candidates(llama_context & ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities) {
+        const float * found = are_candidates ? of_token(ctx, i) : nullptr;
+        if (found == nullptr) {
+            return -1;
+        }
+        return llama_spec::read_candidates(found, N_CANDIDATES, (int32_t) ctx.model.vocab.n_tokens(), {}, n_max, ids, probabilities);
     }
 
     static llama_spec_held_logits & of(llama_context & ctx) {
@@ -105,10 +140,10 @@ struct llama_spec_held_logits {
     }
 };
 
-void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res) {
+void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res, bool is_head) {
     ggml_tensor * logits = res.t_logits;
     ggml_backend_dev_t device = model.dev_output();
-    // A draft's candidates are chosen where they are as well: drafts/candidates.cpp.
+    // A draft's candidates are chosen where they are as well: base/candidates.cpp.
     const bool is_draft = model.arch == LLM_ARCH_EAGLE3 || model.arch == LLM_ARCH_DFLASH;
     if (logits == nullptr || is_draft || !is_device(device) || model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         return;
@@ -119,6 +154,13 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res)
         return;
     }
     ggml_context * ctx = res.get_ctx();
+    if (is_head) {
+        ggml_tensor * packed = llama_spec::build_candidates(ctx, res.get_gf(), logits, N_CANDIDATES, nullptr).packed;
+        ggml_set_name(packed, CANDIDATES);
+        ggml_set_output(packed);
+        ggml_build_forward_expand(res.get_gf(), packed);
+        return;
+    }
     ggml_tensor * id     = ggml_argmax(ctx, logits);
     // Of a row without numbers some devices choose -1, which must not become a place to read from.
     ggml_tensor * number = ggml_clamp(ctx, ggml_cast(ctx, id, GGML_TYPE_F32), 0.0f, (float) (n_vocab - 1));
@@ -160,4 +202,8 @@ void llama_spec_drop_logits(llama_context & ctx) {
 
 int32_t llama_spec_likeliest(llama_context * ctx, int32_t i) {
     return llama_spec_held_logits::of(*ctx).choice(*ctx, i);
+}
+
+int32_t llama_spec::held_candidates(llama_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities) {
+    return llama_spec_held_logits::of(*ctx).candidates(*ctx, i, n_max, ids, probabilities);
 }

@@ -15,8 +15,9 @@ int32_t llama_spec_likeliest(llama_context * ctx, int32_t i);
 
 // ---- call sites
 
-// Of logits that are computed on a device, the likeliest id of each row becomes a part of the graph.
-void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res);
+// Of logits that are computed on a device, the likeliest id of each row becomes a part of the graph; of an MTP head's, the
+// likeliest two and their probabilities.
+void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res, bool is_head);
 
 // Whether the logits of a batch's last part, rows `first` and on of its outputs, can wait until they are read.
 bool llama_spec_hold_logits(llama_context & ctx, const llm_graph_result & res, ggml_backend_t backend, int64_t first);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyllama_spec.drafters import Drafter, Eagle3, NoDrafter
+from pyllama_spec.drafters import Drafter, Eagle3, Mtp, NoDrafter
 from pyllama_spec.engine import Batch, Context, Model, Sampler, SamplerParams, Transfers
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
 from tests.models import model_path, perm_continuation, perm_next
@@ -13,14 +13,24 @@ from tests.oracles import GREEDY
 
 ALL, NONE, OUTPUT = -1, 0, 1
 N_DRAFT, N_ROUNDS = 4, 6
+# Of the largest logit of a row, between a batch of five and a row alone.
+LOGIT_BOUND = 1e-2
 
 
 def rounds_of(
     target: int, drafter: Drafter, params: SamplerParams = GREEDY
 ) -> tuple[Context, Transfers, Transfers]:
     """A context, and what crossed in N_ROUNDS rounds: of the target, and of its draft."""
-    model = Model(model_path("perm"), n_gpu_layers=target)
-    context = Context(model, n_ctx=512, n_threads=1, target_layers=drafter.target_layers)
+    return rounds_on(Model(model_path("perm"), n_gpu_layers=target), drafter, params)
+
+
+def rounds_on(
+    model: Model, drafter: Drafter, params: SamplerParams = GREEDY
+) -> tuple[Context, Transfers, Transfers]:
+    """The same of a model that is PERM, in whatever architecture."""
+    context = Context(
+        model, n_ctx=512, n_threads=1, n_rs_seq=N_DRAFT + 2, target_layers=drafter.target_layers
+    )
     loop, state = SpeculativeLoop(context, drafter), SequenceState()
     prompt = [int(i) for i in np.random.default_rng(1).integers(0, 256, size=20)]
     loop.prefill(state, prompt)
@@ -50,6 +60,36 @@ def test_a_chain_of_four(target: int, head: int) -> None:
     row = 4 * (drafter.model.info.n_embd + 4)  # with two candidates and their probabilities
     assert draft.bytes_to_host == (0 if head == NONE else N_ROUNDS * N_DRAFT * row)
     assert draft.graphs == (0 if head == NONE else N_ROUNDS * N_DRAFT)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "glm4moe", "deepseek2"])
+@pytest.mark.parametrize("target", [ALL, NONE])
+def test_a_chain_of_a_head(arch: str, target: int) -> None:
+    """Of each drafted token its row and two candidates, and no logits."""
+    model = Model(model_path("perm_mtp", arch=arch), load_mtp=True, n_gpu_layers=target)
+    drafter = Mtp(max_draft=N_DRAFT)
+    _, _, draft = rounds_on(model, drafter)
+    row = 4 * (model.info.n_embd_out + 4)
+    assert draft.bytes_to_host == (0 if target == NONE else N_ROUNDS * N_DRAFT * row)
+    drafter.close()
+
+
+def test_candidates_of_a_head_are_those_of_its_logits() -> None:
+    """Whoever reads the logits as well finds the same two, with the same probabilities."""
+    model = Model(model_path("qwen35", n_heads=1), load_mtp=True, n_gpu_layers=ALL)
+    context = Context(model, n_ctx=64, n_threads=1, is_head=True)
+    batch, rng = Batch(4, n_row=context.n_row), np.random.default_rng(2)
+    for i in range(4):
+        row = rng.standard_normal(context.n_row).astype(np.float32)
+        batch.add(40 + i, i, output=i != 1, row=row)
+    context.decode(batch)
+    for i in (3, 0, 2):
+        ids, chances, _ = context.draft_candidates(i)
+        logits = context.logits(i).astype(np.float64)
+        best = np.argsort(-logits)[:2]
+        p = np.exp(logits - logits.max())
+        assert list(ids) == best.tolist()
+        assert np.allclose(chances, p[best] / p.sum(), rtol=1e-4)
 
 
 def test_plain_rounds_bring_an_id() -> None:
@@ -82,4 +122,5 @@ def test_logits_come_when_they_are_read() -> None:
         batch.clear()
         batch.add(i + 1, i, output=True)
         alone.decode(batch)
-        assert np.allclose(alone.logits(0), rows[i], rtol=0, atol=0.1)
+        worst = np.abs(alone.logits(0) - rows[i]).max() / np.abs(rows[i]).max()
+        assert worst < LOGIT_BOUND

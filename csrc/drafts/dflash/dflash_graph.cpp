@@ -1,4 +1,4 @@
-#include "drafts/candidates.h"
+#include "base/candidates.h"
 #include "drafts/dflash/dflash_graph.h"
 #include "drafts/draft_pair.h"
 

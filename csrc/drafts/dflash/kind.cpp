@@ -1,7 +1,7 @@
 // DFlash as a kind of draft, its forms with a Markov head (DSpark) and with a selector (DFlash2) too: whether a draft
 // goes with a target, and its part of a context.
 
-#include "drafts/candidates.h"
+#include "base/candidates.h"
 #include "drafts/dflash/spec-dflash.h"
 #include "drafts/draft_kind.h"
 #include "drafts/draft_pair.h"

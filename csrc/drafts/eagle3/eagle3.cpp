@@ -2,8 +2,8 @@
 // There is one graph and no encoder: the rows of a batch are features of the target, or the head's own from the
 // step before, so that the call that feeds accepted rows is the first step of the next draft.
 
+#include "base/candidates.h"
 #include "base/draft_output.h"
-#include "drafts/candidates.h"
 #include "drafts/draft_pair.h"
 #include "drafts/eagle3/spec-eagle3.h"
 

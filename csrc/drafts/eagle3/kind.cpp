@@ -1,6 +1,6 @@
 // EAGLE-3 as a kind of draft: whether a head goes with a target, and a head's part of a context.
 
-#include "drafts/candidates.h"
+#include "base/candidates.h"
 #include "drafts/draft_kind.h"
 #include "drafts/draft_pair.h"
 #include "drafts/eagle3/spec-eagle3.h"

@@ -2,6 +2,7 @@
 // a context. Its graph is the engine's own, and reads a token together with a row: the target's row of the token before,
 // or the head's own one.
 
+#include "base/candidates.h"
 #include "drafts/draft_kind.h"
 #include "drafts/draft_pair.h"
 #include "kernels/likeliest.h"
@@ -116,12 +117,14 @@ public:
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
                  const float ** row) const override {
-        const float * logits = llama_get_logits_ith(ctx, i);
-        *row = logits != nullptr ? llama_get_embeddings_nextn_ith(ctx, i) : nullptr;
+        n_max = std::min(n_max, N_CANDIDATES);
+        const int32_t n_held = held_candidates(ctx, i, n_max, ids, probabilities);
+        const float * logits = n_held < 0 ? llama_get_logits_ith(ctx, i) : nullptr;
+        *row = n_held >= 0 || logits != nullptr ? llama_get_embeddings_nextn_ith(ctx, i) : nullptr;
         if (*row == nullptr) {
             return 0;
         }
-        return pyllama_spec::likeliest(logits, n_vocab, nullptr, std::min(n_max, N_CANDIDATES), ids, probabilities);
+        return n_held >= 0 ? n_held : pyllama_spec::likeliest(logits, n_vocab, nullptr, n_max, ids, probabilities);
     }
 
 private:

@@ -8,6 +8,7 @@
 struct ggml_cgraph;
 struct ggml_context;
 struct ggml_tensor;
+struct llama_context;
 
 namespace llama_spec {
 
@@ -45,5 +46,9 @@ struct draft_ids {
 // a broken result.
 int32_t read_candidates(const float * packed, int32_t n, const draft_ids & known, int32_t n_max, int32_t * ids,
                         float * probabilities);
+
+// Of token i of a head's last batch those that a device chose, as ids of the target: read_candidates() of them. Negative
+// where logits are computed on the CPU: then the row says. hooks/held_logits.cpp.
+int32_t held_candidates(llama_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities);
 
 } // namespace llama_spec

@@ -1,4 +1,4 @@
-#include "drafts/candidates.h"
+#include "base/candidates.h"
 
 #include "base/draft_output.h"
 
