@@ -12,6 +12,7 @@ from pyllama_spec.engine import Context, ContextParams, Model, devices, supports
 from pyllama_spec.engine.context import _flash_attn
 from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.placement import in_words, warn_of_fewer
+from pyllama_spec.engine.system import system_info
 from pyllama_spec.errors import ArgumentError
 from tests.models import model_path
 from tests.oracles import tiny
@@ -27,6 +28,11 @@ def test_no_layers_are_on_no_device(split_mode: SplitMode, vocab_only: bool) -> 
     with Model(path, n_gpu_layers=0, split_mode=split_mode, vocab_only=vocab_only) as model:
         assert model.info.n_device_layers == 0 and not model.is_on_gpu
         assert _flash_attn(model, ContextParams()) == 0
+
+
+def test_no_build_uses_the_matrix_unit() -> None:
+    """It rounds a row by its neighbours: native builds leave it out where there is one."""
+    assert "AMX_INT8 = 1" not in system_info()
 
 
 def test_layers_that_nothing_could_take_stay() -> None:
