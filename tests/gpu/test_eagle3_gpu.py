@@ -27,8 +27,9 @@ N_ROUNDS = 25 if IS_SOFTWARE else 1000
 N_CHAINS = 5 if IS_SOFTWARE else 100
 # Threads of the CPU beside it would wait for those that it computes with.
 N_THREADS = 1 if IS_SOFTWARE else None
-# Of the largest logit of a row: what other kernels and other orders of summing may change.
-LOGIT_BOUND = 1e-2
+# Of the largest logit of a row: what other kernels and other orders of summing change as a rule,
+# and at most. Of thousands of rows one may be near the second; another pair's row is far beyond.
+USUAL_BOUND, LOGIT_BOUND = 5e-3, 5e-2
 
 ALL, NONE, SOME = -1, 0, 1
 
@@ -131,7 +132,9 @@ def test_draft_logits_are_the_cpus(kind: str) -> None:
     heads = [opened(draft, 0), opened(draft, -1)]
     rng = np.random.default_rng(3)
     n_features = heads[0].batch.n_row
-    worst, first = 0.0, 0
+    differences: list[float] = []
+    others: list[float] = []  # between rows that belong to other tokens
+    first = 0
     for _ in range(N_ROUNDS):
         n = int(rng.integers(1, 6))
         if first + n > 1500:
@@ -140,10 +143,16 @@ def test_draft_logits_are_the_cpus(kind: str) -> None:
         chain = [int(i) for i in rng.integers(0, 256, size=4)]
         rows = rng.standard_normal((n, n_features), dtype=np.float32)
         cpu, gpu = (head.round(first, tokens, rows, chain) for head in heads)
-        worst = max(worst, *(difference(a, b) for a, b in zip(cpu, gpu, strict=True)))
-        assert worst < LOGIT_BOUND
+        differences += [difference(a, b) for a, b in zip(cpu, gpu, strict=True)]
+        others += [difference(a, b) for a, b in zip(cpu[1:], gpu, strict=False)]
         first += n
-    print(f"{kind}: {N_ROUNDS} rounds, logits differ by {worst:.2e} of a row's largest one")
+    usual, worst = float(np.median(differences)), max(differences)
+    print(
+        f"{kind}: {N_ROUNDS} rounds, logits differ by {usual:.2e} of a row's largest one, and by "
+        f"{worst:.2e} at most; those of other rows by {min(others):.2e} at least"
+    )
+    assert usual < USUAL_BOUND
+    assert worst < LOGIT_BOUND < min(others)
 
 
 def difference(expected: Rows, got: Rows) -> float:
