@@ -36,6 +36,8 @@ from tests.server.world import PATIENCE_S, Client, events_of
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 N_CLIENTS, N_KINDS = 8, 12
+# What was in the works a moment ago is no leak.
+_QUIET_S = 3.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -324,11 +326,13 @@ class Soak:
         self.wrong += [f"{i} differs afterwards" for i in range(N_KINDS)
                        if texts[i] != self.clients.alone[i]]  # fmt: skip
         cpu_s, took_s = self._cpu_s(), self._elapsed()
+        time.sleep(_QUIET_S)
+        idle = self.server.figures(took_s, self.n_acts)
         self.ends.append(("SIGTERM", self.server.end(signal.SIGTERM)))
         return {
             "seconds": round(took_s), "processor_s": round(cpu_s), "acts": self.n_acts,
             "seen": dict(self.clients.seen), "cut_by_an_end": self.n_cut, "hung": n_hung,
-            "ends": self.ends, "wrong": self.wrong,
+            "ends": self.ends, "wrong": self.wrong, "rss_mib_idle_at_the_end": idle.rss >> 20,
             "lives": [_of_life(figures, i) for i in range(1, self.server.life + 1)],
         }  # fmt: skip
 

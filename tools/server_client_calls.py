@@ -1,0 +1,568 @@
+"""What clients of others are asked to do against a server; run by the Python that has the client.
+
+    ENV/bin/python tools/server_client_calls.py CLIENT http://127.0.0.1:8080 MODEL OUT.json
+
+Nothing of this repository is imported: it runs where only the client is installed. Each call gives
+what came, in a few words, or fails with what the client raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+QUESTION = "Name three fruits, in a few words."
+WEATHER = "What is the weather in Paris? Use the tool."
+PERSON = "Ada is 36 years old. Give her name and her age."
+MOST = 60
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather", "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}},
+                       "required": ["city"]},
+    },
+}  # fmt: skip
+SCHEMA = {
+    "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"], "additionalProperties": False,
+}  # fmt: skip
+FORM = {"type": "json_schema", "json_schema": {"name": "p", "schema": SCHEMA, "strict": True}}
+Calls = dict[str, Callable[[], str]]
+
+
+def told(text: object, least: int = 1) -> str:
+    """A text that has to be there."""
+    assert isinstance(text, str), f"no text: {text!r:.200}"
+    assert len(text) >= least, f"too short: {text!r}"
+    return f"{len(text)} characters"
+
+
+def called(calls: list[tuple[str, Any]]) -> str:
+    """Calls of tools, of which one has to be there that can be made."""
+    assert calls, "no call"
+    name, arguments = calls[0]
+    given = json.loads(arguments) if isinstance(arguments, str) else arguments
+    assert name == "get_weather", name
+    assert isinstance(given["city"], str), given
+    return f"get_weather({json.dumps(given)})"
+
+
+def person(one: Any) -> str:
+    """An object of the form that was asked for."""
+    given = one if isinstance(one, dict) else one.model_dump()
+    assert isinstance(given["name"], str), given
+    assert isinstance(given["age"], int), given
+    return json.dumps(given)
+
+
+def vector(row: Any) -> str:
+    """An embedding of length 1."""
+    assert len(row) > 8, row
+    assert abs(sum(float(x) * float(x) for x in row) - 1) < 1e-3
+    return f"{len(row)} numbers"
+
+
+def in_pieces(pieces: list[str]) -> str:
+    """A stream that came in pieces."""
+    assert len(pieces) > 2, pieces
+    return f"{len(pieces)} pieces, {told(''.join(pieces))}"
+
+
+def unheld(call: Callable[[], str]) -> Callable[[], str]:
+    """An object of JSON without a schema that holds it: a small model may come to no end."""
+
+    def asked() -> str:
+        try:
+            return call()
+        except Exception as error:
+            if type(error).__name__ not in ("LengthFinishReasonError", "IncompleteOutputException"):
+                raise
+            return "the model came to no end, and the client says so"
+
+    return asked
+
+
+def langchain_openai(url: str, model: str) -> Calls:
+    """LangChain over OpenAI's API."""
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+    from pydantic import BaseModel, SecretStr
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    @tool
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"sunny in {city}"
+
+    key = SecretStr("none")
+    llm: Any = ChatOpenAI(
+        base_url=f"{url}/v1", api_key=key, model=model, temperature=0, max_completion_tokens=MOST
+    )
+    vectors = OpenAIEmbeddings(
+        base_url=f"{url}/v1", api_key=key, model=model, check_embedding_ctx_length=False
+    )
+
+    def structured(how: str) -> Callable[[], str]:
+        return lambda: person(llm.with_structured_output(Person, method=how).invoke(PERSON))
+
+    def streamed_call() -> str:
+        chunks = list(llm.bind_tools([get_weather], tool_choice="get_weather").stream(WEATHER))
+        whole = chunks[0]
+        for chunk in chunks[1:]:
+            whole += chunk
+        return called([(one["name"], one["args"]) for one in whole.tool_calls])
+
+    return {
+        "chat": lambda: told(llm.invoke(QUESTION).content),
+        "stream": lambda: in_pieces([one.content for one in llm.stream(QUESTION) if one.content]),
+        **_langchain_figures(llm),
+        "tool, required": lambda: called([
+            (one["name"], one["args"])
+            for one in llm.bind_tools([get_weather], tool_choice="required")
+            .invoke(WEATHER).tool_calls
+        ]),
+        "tool, streamed": streamed_call,
+        "result of a tool": lambda: _langchain_round_trip(llm, get_weather, "required"),
+        "structured, json_schema": structured("json_schema"),
+        "structured, function_calling": structured("function_calling"),
+        "structured, json_mode": unheld(lambda: json.dumps(
+            llm.with_structured_output(None, method="json_mode").invoke(PERSON + " As JSON.")
+        )),
+        **_langchain_responses(llm.model_copy(update={"use_responses_api": True}), Person),
+        "embeddings": lambda: vector(vectors.embed_documents(["a cat", "a dog"])[1]),
+    }  # fmt: skip
+
+
+def _langchain_round_trip(llm: Any, tool: Any, choice: str) -> str:
+    """A call, and what comes of its result."""
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    asked = HumanMessage(WEATHER)
+    answer = llm.bind_tools([tool], tool_choice=choice).invoke([asked])
+    one = answer.tool_calls[0]
+    result = ToolMessage(tool.invoke(one["args"]), tool_call_id=one["id"])
+    return told(llm.bind_tools([tool]).invoke([asked, answer, result]).text, 0)
+
+
+def _langchain_figures(llm: Any) -> Calls:
+    """What it tells of an answer, and several at once."""
+
+    def usage() -> str:
+        chunks = list(llm.stream(QUESTION, stream_usage=True))
+        counts = [one.usage_metadata for one in chunks if one.usage_metadata]
+        return f"{counts[-1]['output_tokens']} tokens"
+
+    async def many() -> str:
+        answers = await llm.abatch([QUESTION] * 4)
+        assert len({one.content for one in answers}) == 1
+        return told(answers[0].content)
+
+    def logprobs() -> str:
+        told_of = llm.bind(logprobs=True).invoke(QUESTION).response_metadata
+        return f"{len(told_of['logprobs']['content'])} tokens"
+
+    return {
+        "usage of a stream": usage,
+        "batch, async": lambda: asyncio.run(many()),
+        "log-probabilities": logprobs,
+    }
+
+
+def _langchain_responses(llm: Any, form: Any) -> Calls:
+    """The same over OpenAI's responses."""
+    return {
+        "responses": lambda: told(llm.invoke(QUESTION).text),
+        "responses, streamed": lambda: in_pieces(
+            [one.text for one in llm.stream(QUESTION) if one.text]
+        ),
+        "responses, structured": lambda: person(
+            llm.with_structured_output(form, method="json_schema").invoke(PERSON)
+        ),
+    }
+
+
+def langchain_anthropic(url: str, model: str) -> Calls:
+    """LangChain over Anthropic's messages."""
+    from langchain_anthropic import ChatAnthropic
+    from langchain_core.messages import HumanMessage
+    from langchain_core.tools import tool
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    @tool
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"sunny in {city}"
+
+    given: dict[str, Any] = {
+        "base_url": url, "api_key": "none", "model": model, "temperature": 0, "max_tokens": MOST,
+    }  # fmt: skip
+    llm: Any = ChatAnthropic(**given)
+
+    return {
+        "chat": lambda: told(llm.invoke(QUESTION).text),
+        "stream": lambda: in_pieces([one.text for one in llm.stream(QUESTION) if one.text]),
+        "count of tokens": lambda: (
+            f"{llm.get_num_tokens_from_messages([HumanMessage(QUESTION)])} tokens"
+        ),
+        "tool, any": lambda: called(
+            [
+                (one["name"], one["args"])
+                for one in llm.bind_tools([get_weather], tool_choice="any")
+                .invoke(WEATHER)
+                .tool_calls
+            ]
+        ),
+        "result of a tool": lambda: _langchain_round_trip(llm, get_weather, "any"),
+        "structured, function_calling": lambda: person(
+            llm.with_structured_output(Person, method="function_calling").invoke(PERSON)
+        ),
+        "structured, json_schema": lambda: person(
+            llm.with_structured_output(Person, method="json_schema").invoke(PERSON)
+        ),
+    }
+
+
+def llama_index(url: str, model: str) -> Calls:
+    """LlamaIndex over OpenAI's API."""
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.tools import FunctionTool
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+    from llama_index.llms.openai_like import OpenAILike
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        """A person."""
+
+        name: str
+        age: int
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"sunny in {city}"
+
+    given: dict[str, Any] = {
+        "model": model, "api_base": f"{url}/v1", "api_key": "none", "temperature": 0,
+        "max_tokens": MOST, "context_window": 2048,
+    }  # fmt: skip
+    llm: Any = OpenAILike(**given, is_chat_model=True, is_function_calling_model=True)
+    texts: Any = OpenAILike(**given)
+    tool = FunctionTool.from_defaults(get_weather)
+    asked = [ChatMessage(role="user", content=QUESTION)]
+    vectors = OpenAILikeEmbedding(model_name=model, api_base=f"{url}/v1", api_key="none")
+
+    def tools() -> str:
+        answer = llm.chat_with_tools([tool], user_msg=WEATHER, tool_required=True)
+        found = llm.get_tool_calls_from_response(answer)
+        return called([(one.tool_name, one.tool_kwargs) for one in found])
+
+    return {
+        "chat": lambda: told(llm.chat(asked).message.content),
+        "stream": lambda: in_pieces([one.delta for one in llm.stream_chat(asked) if one.delta]),
+        "completion": lambda: told(texts.complete("One, two, three,").text),
+        "completion, streamed": lambda: in_pieces(
+            [one.delta for one in texts.stream_complete("One, two, three,") if one.delta]
+        ),
+        "tool, required": tools,
+        "structured": lambda: person(llm.as_structured_llm(Person).complete(PERSON).raw),
+        "embeddings": lambda: vector(vectors.get_text_embedding("a cat")),
+    }
+
+
+def llm_tool(url: str, model: str) -> Calls:
+    """The command llm, and its Python."""
+    folder = tempfile.mkdtemp()
+    os.environ["LLM_USER_PATH"] = folder
+    (Path(folder) / "extra-openai-models.yaml").write_text(
+        f"- model_id: ours\n  model_name: {model}\n  api_base: {url}/v1\n  supports_tools: true\n"
+        "  supports_schema: true\n"
+    )
+    import llm
+
+    ours = llm.get_model("ours")
+    ours.key = "none"
+
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        return f"sunny in {city}"
+
+    def command(*words: str) -> str:
+        done = subprocess.run(
+            [str(Path(sys.executable).parent / "llm"), "-m", "ours", "--key", "none", *words],
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-300:]
+        return done.stdout
+
+    def tools() -> str:
+        answer = ours.prompt(WEATHER, tools=[get_weather], temperature=0, max_tokens=MOST)
+        text, found = answer.text(), answer.tool_calls()
+        return called([(one.name, one.arguments) for one in found]) if found else f"text: {text!r}"
+
+    options = ["-o", "max_tokens", str(MOST), "-o", "temperature", "0"]
+    return {
+        "chat": lambda: told(command(QUESTION, "--no-stream", *options)),
+        "stream": lambda: told(command(QUESTION, *options)),
+        "stream in Python": lambda: in_pieces(
+            list(ours.prompt(QUESTION, temperature=0, max_tokens=MOST))
+        ),
+        "conversation": lambda: told(command("And one more?", "-c", *options)),
+        "structured": lambda: person(
+            json.loads(command(PERSON, "--schema", json.dumps(SCHEMA), *options))
+        ),
+        "tool, its own choice": tools,
+    }
+
+
+def litellm(url: str, model: str) -> Calls:
+    """LiteLLM over each of the three APIs."""
+    import litellm as lite
+
+    lite.suppress_debug_info = True
+
+    def ask(kind: str = "openai", text: str = QUESTION, **more: Any) -> Any:
+        base = f"{url}/v1" if kind == "openai" else url
+        return lite.completion(
+            model=f"{kind}/{model}", api_base=base, api_key="none", temperature=0,
+            max_tokens=MOST, messages=[{"role": "user", "content": text}], **more,
+        )  # fmt: skip
+
+    def pieces(kind: str) -> list[str]:
+        deltas = [one.choices[0].delta.content for one in ask(kind, stream=True)]
+        return [one for one in deltas if one]
+
+    def tools(kind: str) -> str:
+        calls = ask(kind, WEATHER, tools=[TOOL], tool_choice="required").choices[0].message
+        return called([(one.function.name, one.function.arguments) for one in calls.tool_calls])
+
+    return {
+        "chat": lambda: told(ask().choices[0].message.content),
+        "stream": lambda: in_pieces(pieces("openai")),
+        "tool, required": lambda: tools("openai"),
+        "structured": lambda: person(
+            json.loads(ask(text=PERSON, response_format=FORM).choices[0].message.content)
+        ),
+        "completion": lambda: told(
+            lite.text_completion(
+                model=f"text-completion-openai/{model}", prompt="One, two,", max_tokens=20,
+                api_base=f"{url}/v1", api_key="none",
+            ).choices[0].text
+        ),
+        "embeddings": lambda: vector(
+            lite.embedding(
+                model=f"openai/{model}", input=["a cat"], api_base=f"{url}/v1", api_key="none"
+            ).data[0]["embedding"]
+        ),
+        "responses": lambda: told(
+            lite.responses(
+                model=f"openai/{model}", input=QUESTION, api_base=f"{url}/v1", api_key="none",
+                max_output_tokens=MOST,
+            ).output[0].content[0].text
+        ),
+        "messages": lambda: told(ask("anthropic").choices[0].message.content),
+        "messages, streamed": lambda: in_pieces(pieces("anthropic")),
+        "messages, tool": lambda: tools("anthropic"),
+    }  # fmt: skip
+
+
+def instructor(url: str, model: str) -> Calls:
+    """Instructor in each way that it asks for a form."""
+    import instructor as ins
+    import openai
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+
+    def ask(mode: str, made: Any = None, **more: Any) -> Callable[[], str]:
+        def asked() -> str:
+            patched = made or ins.from_openai(client, mode=ins.Mode[mode])
+            given: dict[str, Any] = {
+                "model": model, "messages": [{"role": "user", "content": PERSON}],
+                "response_model": Person, "max_tokens": 100, "max_retries": 0, **more,
+            }  # fmt: skip
+            return person(patched.chat.completions.create(**given))
+
+        return asked
+
+    def partial() -> str:
+        patched: Any = ins.from_openai(client, mode=ins.Mode.JSON_SCHEMA)
+        *_, last = patched.chat.completions.create_partial(
+            model=model, messages=[{"role": "user", "content": PERSON}], response_model=Person,
+            max_tokens=100, temperature=0,
+        )  # fmt: skip
+        return person(last)
+
+    def of_messages(mode: str) -> str:
+        import anthropic
+
+        theirs = anthropic.Anthropic(base_url=url, api_key="none")
+        return ask("", ins.from_anthropic(theirs, mode=ins.Mode[mode]))()
+
+    return {
+        "tools": ask("TOOLS", temperature=0),
+        "tools, strict": ask("TOOLS_STRICT", temperature=0),
+        "json": unheld(ask("JSON", temperature=0)),
+        "json_schema": ask("JSON_SCHEMA", temperature=0),
+        "partial, streamed": partial,
+        "messages, tools": lambda: of_messages("ANTHROPIC_TOOLS"),
+        "messages, json": unheld(lambda: of_messages("ANTHROPIC_JSON")),
+    }
+
+
+def pydantic_ai(url: str, model: str) -> Calls:
+    """Pydantic AI over each of the three APIs."""
+    from pydantic import BaseModel
+    from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers import anthropic, openai
+
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    openais = openai.OpenAIProvider(base_url=f"{url}/v1", api_key="none")
+    theirs = anthropic.AnthropicProvider(base_url=url, api_key="none")
+    chat: Any = OpenAIChatModel(model, provider=openais)
+    newer: Any = OpenAIResponsesModel(model, provider=openais)
+    messages: Any = AnthropicModel(model, provider=theirs)
+    bounds: Any = {"max_tokens": 100, "temperature": 0.0}
+
+    def agent(of: Any, form: Any = str) -> Any:
+        return Agent(of, output_type=form, model_settings=bounds, retries=2)
+
+    async def pieces(of: Any) -> list[str]:
+        async with agent(of).run_stream(QUESTION) as result:
+            return [one async for one in result.stream_text(delta=True, debounce_by=None)]
+
+    def tools() -> str:
+        seen: list[str] = []
+        mine = Agent(chat, model_settings=bounds)
+
+        @mine.tool_plain
+        def get_weather(city: str) -> str:
+            """The weather in a city."""
+            seen.append(city)
+            return f"sunny in {city}"
+
+        answer = mine.run_sync(WEATHER).output
+        return f"called for {seen}, {told(answer, 0)}"
+
+    return {
+        "chat": lambda: told(agent(chat).run_sync(QUESTION).output),
+        "stream": lambda: in_pieces(asyncio.run(pieces(chat))),
+        "tool, its own choice": tools,
+        "structured, by a tool": lambda: person(
+            agent(chat, ToolOutput(Person)).run_sync(PERSON).output
+        ),
+        "structured, native": lambda: person(
+            agent(chat, NativeOutput(Person)).run_sync(PERSON).output
+        ),
+        "structured, prompted": lambda: person(
+            agent(chat, PromptedOutput(Person)).run_sync(PERSON).output
+        ),
+        "responses": lambda: told(agent(newer).run_sync(QUESTION).output),
+        "responses, streamed": lambda: in_pieces(asyncio.run(pieces(newer))),
+        "messages": lambda: told(agent(messages).run_sync(QUESTION).output),
+        "messages, streamed": lambda: in_pieces(asyncio.run(pieces(messages))),
+        "messages, structured": lambda: person(
+            agent(messages, ToolOutput(Person)).run_sync(PERSON).output
+        ),
+    }
+
+
+def aider(url: str, model: str) -> Calls:
+    """The command aider in a folder of its own."""
+
+    def command(*words: str, text: str) -> tuple[str, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "hello.py"
+            path.write_text("def hello():\n    print('hello')\n")
+            variables = {
+                **os.environ, "HOME": folder, "OPENAI_API_BASE": f"{url}/v1",
+                "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "ANTHROPIC_BASE_URL": url,
+                "AIDER_ANALYTICS": "false",
+            }  # fmt: skip
+            done = subprocess.run(
+                [str(Path(sys.executable).parent / "aider"), "--no-git", "--yes-always",
+                 "--no-check-update", "--no-show-model-warnings", "--no-show-release-notes",
+                 "--analytics-disable", "--no-auto-lint", "--map-tokens", "0", "--message", text,
+                 *words, "hello.py"],
+                cwd=folder, env=variables, capture_output=True, text=True, timeout=580, check=False,
+            )  # fmt: skip
+            said = done.stdout + done.stderr
+            assert done.returncode == 0, said[-400:]
+            assert "Error" not in said, said[-400:]
+            assert "Tokens:" in said, said[-400:]
+            return said, path.read_text()
+
+    def asked(*words: str) -> Callable[[], str]:
+        def ask() -> str:
+            said, _ = command(*words, "--chat-mode", "ask", text="What does hello() print?")
+            return next(line for line in said.splitlines() if "Tokens:" in line)
+
+        return ask
+
+    def edited() -> str:
+        text = "Let hello() print 'bye' in place of 'hello'."
+        _, after = command("--model", f"openai/{model}", "--edit-format", "whole", text=text)
+        return "the file has changed" if "bye" in after else "answered; the model changed nothing"
+
+    return {
+        "ask": asked("--model", f"openai/{model}"),
+        "ask, not streamed": asked("--model", f"openai/{model}", "--no-stream"),
+        "ask by messages": asked("--model", f"anthropic/{model}"),
+        "edit a file": edited,
+    }
+
+
+CLIENTS: dict[str, Callable[[str, str], Calls]] = {
+    "langchain-openai": langchain_openai,
+    "langchain-anthropic": langchain_anthropic,
+    "llama-index": llama_index,
+    "llm": llm_tool,
+    "litellm": litellm,
+    "instructor": instructor,
+    "pydantic-ai": pydantic_ai,
+    "aider": aider,
+}
+
+
+def main() -> None:
+    """See the module's docstring."""
+    client, url, model, out = sys.argv[1:5]
+    results: dict[str, dict[str, Any]] = {}
+    only = sys.argv[5:]
+    for name, call in CLIENTS[client](url, model).items():
+        if only and name not in only:
+            continue
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                results[name] = {"came": call()}
+        except Exception as error:  # noqa: BLE001 - it is the result
+            results[name] = {"failed": f"{type(error).__name__}: {error!s:.600}"}
+        print(name, results[name], file=sys.stderr, flush=True)
+    Path(out).write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Clients of others against `pyllama-spec serve`, each from the index in an environment of its own.
+
+    python -m tools.server_clients -m MODEL [CLIENT ...] [--folder DIR] [-o docs/server-clients.md]
+
+The page has what each client was asked to do, and what came. Environments stay in the folder, and
+so do the results of clients that are not asked again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CALLS = ROOT / "tools" / "server_client_calls.py"
+# What is installed for each, the client itself first.
+PACKAGES = {
+    "langchain-openai": ("langchain-openai",),
+    "langchain-anthropic": ("langchain-anthropic",),
+    "llama-index": ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
+    "llm": ("llm",),
+    "litellm": ("litellm",),
+    "instructor": ("instructor", "anthropic"),
+    "pydantic-ai": ("pydantic-ai-slim[openai,anthropic]",),
+    "aider": ("aider-chat",),
+}
+HEAD = """# Clients of others
+Made by `python -m tools.server_clients`: each client from the index in an environment of its own,
+against `pyllama-spec serve -m {model} -d prompt-lookup --embeddings --pooling mean`, one call after
+the other. A small model may answer a question badly; what counts is that the client gets what its
+call promises: a text, pieces of a stream, a call of a tool with arguments of its schema, an object
+of the form, a vector.
+"""
+FOOT = """
+## What to know
+- **A key** has to be given to most clients, whatever it is, where the server asks for none.
+- **Embeddings of LangChain** are sent as ids of OpenAI's own tokenizer unless
+  `check_embedding_ctx_length=False` says otherwise: they would be other texts for this model.
+- **`Tool, its own choice`** is up to the model: where it writes a text, none is called. `required`
+  and a tool's name hold it to a call by a grammar.
+- **aider and LiteLLM** name a server's API in the model: `openai/NAME` or `anthropic/NAME`.
+- **llm** reads `extra-openai-models.yaml` in its folder, with `api_base`, and `supports_tools` and
+  `supports_schema` where they are to be used.
+"""
+
+
+def environment(client: str, folder: Path) -> Path:
+    """The Python of a client's environment, which is made where there is none."""
+    home = folder / client
+    python = home / "bin" / "python"
+    if not (home / ".made").exists():
+        subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+        command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*command, *PACKAGES[client]], check=True)
+        (home / ".made").touch()
+    return python
+
+
+def version(client: str, python: Path) -> str:
+    """Of a client's first package."""
+    name = PACKAGES[client][0].partition("[")[0]
+    code = f"import importlib.metadata as m; print(m.version({name!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
+    return f"{name} {done.stdout.strip()}"
+
+
+class Server:
+    """`pyllama-spec serve` on any free port, ended by close().
+
+    Args:
+        model: the file.
+        log: where its lines go.
+
+    """
+
+    def __init__(self, model: Path, log: Path) -> None:
+        self._log = log.open("ab")
+        command = [
+            sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model), "--port", "0",
+            "-d", "prompt-lookup", "--n-ctx", "4096", "--embeddings", "--pooling", "mean",
+            "--alias", "local",
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if " at http" not in line:
+            raise RuntimeError(f"the server did not start: {log} says why")
+        self.url = line.split(" at ")[1].split(",")[0].strip()
+
+    def close(self) -> None:
+        """Stops it."""
+        self._process.terminate()
+        self._process.wait(60)
+        self._log.close()
+
+
+def asked(client: str, python: Path, url: str, folder: Path) -> dict[str, Any]:
+    """What a client's calls gave."""
+    out = folder / f"{client}.json"
+    out.unlink(missing_ok=True)
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    command = [str(python), str(CALLS), client, url, "local", str(out)]
+    with (folder / f"{client}.log").open("wb") as log:
+        done = subprocess.run(command, env=variables, check=False, stdout=log, stderr=log)
+    if not out.exists():
+        said = (folder / f"{client}.log").read_text(errors="replace")[-600:]
+        return {"begin": {"failed": f"ended with {done.returncode}: {said}"}}
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def page(results: dict[str, Any], model: Path) -> str:
+    """The page of all results."""
+    lines = [HEAD.format(model=model.name)]
+    for client in PACKAGES:
+        if client not in results:
+            continue
+        one = results[client]
+        lines += [f"## {one['version']}", "", "| asked | came |", "|---|---|"]
+        for name, result in one["calls"].items():
+            came = result.get("came") or f"**failed**: {result['failed']:.300}"
+            cell = came.replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {name} | {cell} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n" + FOOT
+
+
+def main() -> int:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", nargs="*", choices=[[], *PACKAGES])
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "server-clients")
+    parser.add_argument("-o", "--out", type=Path)
+    options = parser.parse_args()
+    folder: Path = options.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / "results.json"
+    results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    server = Server(options.model, folder / "server.log")
+    try:
+        for client in options.clients or PACKAGES:
+            python = environment(client, folder)
+            calls = asked(client, python, server.url, folder)
+            results[client] = {"version": version(client, python), "calls": calls}
+            n_failed = sum("failed" in one for one in calls.values())
+            print(f"{client}: {len(calls) - n_failed} of {len(calls)}", flush=True)
+            kept.write_text(json.dumps(results, indent=1))
+    finally:
+        server.close()
+    if options.out is not None:
+        options.out.write_text(page(results, options.model), encoding="utf-8")
+    return int(any("failed" in one for r in results.values() for one in r["calls"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
