@@ -129,7 +129,9 @@ struct llama_spec_held_logits {
         if (found == nullptr) {
             return -1;
         }
-        return llama_spec::read_candidates(found, N_CANDIDATES, (int32_t) ctx.model.vocab.n_tokens(), {}, n_max, ids, probabilities);
+        static const std::vector<int32_t> same_ids;
+        const llama_spec::draft_ids known = { (int32_t) ctx.model.vocab.n_tokens(), same_ids, nullptr };
+        return llama_spec::read_candidates(found, N_CANDIDATES, known, n_max, ids, probabilities);
     }
 
     static llama_spec_held_logits & of(llama_context & ctx) {
