@@ -24,8 +24,11 @@ from pyllama_spec.speculative.prefix_store import (
 from pyllama_spec.speculative.rollback import Rollback
 from pyllama_spec.speculative.sequence import Adapters, SequenceRun, SequenceState, n_common
 
-# Fewer tokens are read rather than copied, waited for, or kept.
+# Fewer tokens are not waited for, kept in the store, or taken from it.
 MIN_TOKENS = 32
+# Fewer are read rather than copied from another sequence; and where that holds much more, all of
+# which is copied, those are read that are less than this part of it.
+MIN_COPIED, _COPIED_PART = 8, 64
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +118,7 @@ class Prefixes:
         mine = self._holders.get(state.seq_id)
         if mine is None or mine.run is not run:
             mine = self._begin_new(run)
-        if self.store is not None and len(run.prompt) > MIN_TOKENS and run.max_held is None:
+        if self.store is not None and len(run.prompt) > MIN_COPIED and run.max_held is None:
             self._bring(mine, run, beside)
 
     def _begin_new(self, run: SequenceRun) -> _Holder:
@@ -150,7 +153,7 @@ class Prefixes:
         n_known = max(found.n_known, n_common_own)
         if state.n_decoded - n_own >= MIN_TOKENS:
             self.shelve(state)
-        if found.n >= n_own + MIN_TOKENS:
+        if found.n > n_own:
             self._adopt(mine, found)
         self._wait(mine, wanted, max(found.n, n_own), beside)
         is_waiting = mine.source is not None
@@ -163,16 +166,17 @@ class Prefixes:
         for holder in self._others(mine):
             n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
             found.n_known = max(found.n_known, n)
-            if n < n_own + MIN_TOKENS or not self._can_copy:
+            least = n_own + max(MIN_COPIED, holder.state.n_decoded // _COPIED_PART)
+            if n < least or not self._can_copy:
                 continue
             n = self._reach_of(holder.state, n)
-            if n > found.n:
+            if n >= least and n > found.n:
                 found.n, found.holder = n, holder
         assert self.store is not None
         ids = as_ids(wanted)
         entry, n, n_known = self.store.closest(ids, mine.key, self._reach_of_entry)
         found.n_known = max(found.n_known, n_known)
-        if entry is not None and n > found.n:
+        if entry is not None and n > found.n and n >= n_own + MIN_TOKENS:
             found.n, found.holder, found.entry = n, None, entry
         return found
 

@@ -249,6 +249,26 @@ def test_who_waits_goes_on_when_the_other_does_not(arch: str, end: str) -> None:
     assert arch in STATES or served.n_read - before == 3
 
 
+@pytest.mark.parametrize(
+    ("n_same", "n_held", "n_cached"), [(28, 60, 28), (8, 60, 8), (7, 60, 0), (11, 200, 11)]
+)
+def test_a_short_beginning_is_copied(n_same: int, n_held: int, n_cached: int) -> None:
+    """The template's own words, which short chats share."""
+    served = server("llama", 2)
+    served.ask([*SYSTEM[:n_same], *prompt_tokens(n_held - n_same, seed=3)], place=1)
+    run = served.begin([*SYSTEM[:n_same], 250, *prompt_tokens(9, seed=4)], place=0)
+    assert run.n_cached == n_cached
+    served.finish([run])
+    served.check(run)
+
+
+def test_few_tokens_are_read_where_much_would_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyllama_spec.speculative.prefixes._COPIED_PART", 4)
+    served = server("llama", 2)
+    served.ask(SYSTEM, place=1)
+    assert served.begin([*SYSTEM[:20], 250, 3], place=0).n_cached == 0
+
+
 def test_nobody_waits_for_a_beginning_that_is_nearly_all_held() -> None:
     served = server("llama", 2)
     served.ask(SYSTEM[:90], place=1)
