@@ -25,7 +25,7 @@ LOG = frozenset((
     "docs/measurements.md", "docs/train-log.md", "docs/parity-table.md", "docs/apps-table.md",
     "examples/drafts/README.md",
 ))  # fmt: skip
-RUNS, TEXT = ("bash", "python"), ("text", "json", "lark", "gbnf")
+RUNS, TEXT = ("bash", "python"), ("text", "json", "toml", "lark", "gbnf")
 _MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
 _INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.docs.blocks import RUNS, TEXT, blocks_of, fate, inline_commands, is_log, pages
@@ -28,6 +29,8 @@ def test_a_block_says_what_it_is(page: Path) -> None:
         if block.language == "json":
             for line in block.code.splitlines() if "\n{" in block.code else [block.code]:
                 json.loads(line)
+        if block.language == "toml":
+            msgspec.toml.decode(block.code)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
