@@ -65,8 +65,11 @@ async def answered(  # noqa: D417 - the like share a line
         context.run(opened.pin)
         context.run(ARRIVAL.set, arrival)
         call = partial(context.run, partial(create, *options, stream=deferred, **more))
-        work = asyncio.get_running_loop().run_in_executor(_executor(os.getpid(), is_slow), call)
-        handle: Response | Stream = await _made(work, more.get("timeout_s"))
+        run_in_thread = partial(
+            asyncio.get_running_loop().run_in_executor, _executor(os.getpid(), is_slow)
+        )
+        # No name for the future: an error knows this frame, and the future knows the error.
+        handle: Response | Stream = await _made(run_in_thread(call), more.get("timeout_s"))
         if not isinstance(handle, Stream):  # of a chat handler
             return handle
         try:
