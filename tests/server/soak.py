@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -248,8 +248,7 @@ class Soak:
 
     def __init__(self, folder: Path, seed: int, share: float, kill_every: float, log: Any) -> None:
         self.server = Server(folder, [])
-        nobody = cast("Any", None)
-        self.clients = Clients(Client(self.server.url, nobody, nobody))
+        self.clients = Clients(Client(self.server.url))
         for act, n in ((self.clients.unread, 1), (self.clients.whole, 6), (self.clients.stream, 6)):
             self.clients.acts += [act] * n
         self.clients.acts += [*self.clients.acts, self.clients.large]

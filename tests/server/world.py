@@ -38,8 +38,10 @@ class Client:
 
     """
 
-    def __init__(self, url: str, app: App, server: HttpServer) -> None:
-        self.url, self.models, self.serving, self.server = url, app.models, app.serving, server
+    def __init__(self, url: str, app: App | None = None, server: HttpServer | None = None) -> None:
+        self.url = url
+        if app is not None and server is not None:  # it runs in this process
+            self.models, self.serving, self.server = app.models, app.serving, server
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
         self.key: str | None = None
 
