@@ -1,0 +1,202 @@
+"""The server beside llama-server of the same pin: many clients at once, streamed chats, greedy.
+
+    python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
+    python -m benchmarks.server_beside --python OTHER/bin/python -m MODEL.gguf -d HEAD.gguf
+
+Both have the same model, threads, places and context; drafts are ours alone. The sides take turns,
+in another order in each repeat. Each repeat has prompts of its own, so that no side remembers a
+whole one. Printed per side: tokens per second of the clock and of the processor, time to the first
+token in the median and the 95th percentile, and the prompt tokens that were computed; then each of
+our sides over theirs, by repeats. Ends with 1 where a text of ours is not that of it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+N_TOKENS = 48
+_SUBJECTS = (
+    "the tides", "bread", "a bicycle", "sleep", "volcanoes", "paper", "bees", "a lighthouse",
+    "rust", "the moon", "a violin", "salt", "maps", "glass", "rivers", "clocks",
+)  # fmt: skip
+_WAYS = ("Explain {} in two sentences.", "Write a short poem about {}.", "List facts about {}.",
+         "What would a child ask about {}?", "Why do people care about {}?")  # fmt: skip
+_THEIRS = """
+import json, os, sys
+import xllamacpp as x
+
+job = json.loads(sys.argv[1])
+p = x.CommonParams()
+p.model.path, p.port, p.verbosity, p.fit_params = job["model"], 0, 0, False
+p.n_parallel, p.n_ctx = job["places"], job["n_ctx"] * job["places"]
+p.cpuparams.n_threads = p.cpuparams_batch.n_threads = job["threads"]
+server = x.Server(p)
+print(server.listening_address, flush=True)
+os.read(0, 1)
+os._exit(0)
+"""
+
+
+@dataclass
+class Burst:
+    """What came of one repeat."""
+
+    texts: list[str] = field(default_factory=list)
+    first_s: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+    n_prompt: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+class Server:
+    """A server in a process of its own."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], address: str) -> None:
+        self.name, self.process = name, process
+        self.host, _, port = address.rpartition("//")[2].partition(":")
+        self.port = int(port)
+
+    def cpu_s(self) -> float:
+        """Seconds of the processor that it has taken."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def ask(self, question: str) -> tuple[str, float, dict[str, Any]]:
+        """One streamed chat: its text, the seconds to its first token, and its usage."""
+        body = {
+            "model": "m", "messages": [{"role": "user", "content": question}], "stream": True,
+            "max_tokens": N_TOKENS, "temperature": 0, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        begin, first, parts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise SystemExit(f"{self.name}: HTTP {response.status} {response.read()!r}")
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            for choice in event.get("choices", ()):
+                if text := choice["delta"].get("content"):
+                    first = first or time.perf_counter() - begin
+                    parts.append(text)
+        connection.close()
+        return "".join(parts), first, usage
+
+    def burst(self, questions: Sequence[str], n_clients: int) -> Burst:
+        """All questions, by so many clients at once."""
+        cpu_s, begin, out = self.cpu_s(), time.perf_counter(), Burst()
+        with ThreadPoolExecutor(n_clients) as pool:
+            for text, first_s, usage in pool.map(self.ask, questions):
+                out.texts.append(text)
+                out.first_s.append(first_s)
+                out.n_tokens += usage["completion_tokens"]
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                out.n_prompt += usage["prompt_tokens"] - cached
+        out.wall_s, out.cpu_s = time.perf_counter() - begin, self.cpu_s() - cpu_s
+        return out
+
+
+@contextlib.contextmanager
+def _running(name: str, command: Sequence[str]) -> Iterator[Server]:
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        address = next((line for line in process.stdout if "http://" in line), "")
+        if not address:
+            raise SystemExit(f"{name} did not start: {' '.join(command)}")
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield Server(name, process, re.findall(r"http://[\w.]+:\d+", address)[0])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _questions(repeat: int, n: int) -> list[str]:
+    way = _WAYS[repeat % len(_WAYS)]
+    again = "" if repeat < len(_WAYS) else f" ({repeat})"
+    return [way.format(_SUBJECTS[i % len(_SUBJECTS)]) + again + " " * (i // 16) for i in range(n)]
+
+
+def _line(name: str, bursts: Sequence[Burst]) -> str:
+    def spread(values: Sequence[float], digits: int) -> str:
+        middle, low, high = statistics.median(values), min(values), max(values)
+        return f"{middle:.{digits}f} ({low:.{digits}f}..{high:.{digits}f})"
+
+    slowest = [statistics.quantiles(one.first_s, n=20)[-1] for one in bursts]
+    return "  ".join([
+        f"{name:16}", spread([one.n_tokens / one.wall_s for one in bursts], 1),
+        spread([one.n_tokens / one.cpu_s for one in bursts], 1),
+        spread([statistics.median(one.first_s) for one in bursts], 2), spread(slowest, 2),
+        spread([one.n_prompt for one in bursts], 0),
+    ])  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--python", required=True, help="of the environment with xllamacpp")
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("-d", "--draft", action="append", default=[], help="ours alone")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("-t", "--threads", type=int, default=1)
+    parser.add_argument("-c", "--n-ctx", type=int, default=512)
+    args = parser.parse_args(argv)
+    places, n = args.clients, max(args.requests, args.clients)
+    job = {"model": args.model, "places": places, "n_ctx": args.n_ctx, "threads": args.threads}
+    serve = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", args.model, "--port", "0",
+             "-c", str(args.n_ctx), "-t", str(args.threads)]  # fmt: skip
+    commands = {"ours": [*serve, "--parallel", str(places)]}
+    for draft in args.draft:
+        commands[f"ours, {Path(draft).stem[-10:]}"] = [*commands["ours"], "-d", draft]
+    commands["llama-server"] = [args.python, "-c", _THEIRS, json.dumps(job)]
+    with contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(_running(name, one)) for name, one in commands.items()]
+        found: dict[str, list[Burst]] = {side.name: [] for side in sides}
+        for side in sides:
+            side.ask("Say hello.")
+        for repeat in range(args.repeat):
+            for side in sides if repeat % 2 == 0 else sides[::-1]:
+                found[side.name].append(side.burst(_questions(repeat, n), args.clients))
+        alone = [sides[0].ask(question)[0] for question in _questions(0, n)]
+    print("tokens/s, tokens/processor-s, first token, 95th (s), prompt tokens computed")
+    for name, bursts in found.items():
+        print(_line(name, bursts))
+    theirs, n_wrong = found.pop("llama-server"), 0
+    for name, bursts in found.items():
+        ratios = [
+            (a.n_tokens / a.wall_s) / (b.n_tokens / b.wall_s)
+            for a, b in zip(bursts, theirs, strict=True)
+        ]
+        wrong = sum(x != y for x, y in zip(bursts[0].texts, alone, strict=True))
+        n_wrong += wrong
+        print(f"{name}: {statistics.median(ratios):.2f} of llama-server's tokens per second "
+              f"({min(ratios):.2f}..{max(ratios):.2f}); {wrong} of {n} texts differ")  # fmt: skip
+    return 1 if n_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
