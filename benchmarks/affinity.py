@@ -14,7 +14,6 @@ import argparse
 import json
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from pyllama_spec.bench import beside
 
 FILES = Path(__file__).parents[1] / "examples" / "serve"
 COMMANDS = {
@@ -68,13 +69,6 @@ class Asked:
             f"{self.n_prompt} prompt tokens in memory ({share:.0%}); median request "
             f"{statistics.median(self.seconds):.2f} s; answers by server {load}"
         )
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager
@@ -222,7 +216,7 @@ def main() -> int:
         raise SystemExit(f"there is no {command[0]} here")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ports = [free_port() for _ in range(3)]
+        ports = [beside.free_port() for _ in range(3)]
         text = (FILES / name).read_text()
         for here in ("bind :8080", "listen 8080"):
             text = text.replace(here, here.replace("8080", str(ports[2])))

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec.bench import beside
+
 N_TOKENS = 48
 _SUBJECTS = (
     "the tides", "bread", "a bicycle", "sleep", "volcanoes", "paper", "bees", "a lighthouse",
@@ -36,20 +38,6 @@ _SUBJECTS = (
 )  # fmt: skip
 _WAYS = ("Explain {} in two sentences.", "Write a short poem about {}.", "List facts about {}.",
          "What would a child ask about {}?", "Why do people care about {}?")  # fmt: skip
-_THEIRS = """
-import json, os, sys
-import xllamacpp as x
-
-job = json.loads(sys.argv[1])
-p = x.CommonParams()
-p.model.path, p.port, p.verbosity, p.fit_params = job["model"], 0, 0, False
-p.n_parallel, p.n_ctx = job["places"], job["n_ctx"] * job["places"]
-p.cpuparams.n_threads = p.cpuparams_batch.n_threads = job["threads"]
-server = x.Server(p)
-print(server.listening_address, flush=True)
-os.read(0, 1)
-os._exit(0)
-"""
 
 
 @dataclass
@@ -67,7 +55,7 @@ class Burst:
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self, name: str, process: subprocess.Popen[str], address: str) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[Any], address: str) -> None:
         self.name, self.process = name, process
         self.host, _, port = address.rpartition("//")[2].partition(":")
         self.port = int(port)
@@ -144,7 +132,7 @@ def _line(name: str, bursts: Sequence[Burst]) -> str:
         middle, low, high = statistics.median(values), min(values), max(values)
         return f"{middle:.{digits}f} ({low:.{digits}f}..{high:.{digits}f})"
 
-    slowest = [statistics.quantiles(one.first_s, n=20)[-1] for one in bursts]
+    slowest = [statistics.quantiles(one.first_s, n=20, method="inclusive")[-1] for one in bursts]
     return "  ".join([
         f"{name:16}", spread([one.n_tokens / one.wall_s for one in bursts], 1),
         spread([one.n_tokens / one.cpu_s for one in bursts], 1),
@@ -166,22 +154,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-c", "--n-ctx", type=int, default=512)
     args = parser.parse_args(argv)
     places, n = args.clients, max(args.requests, args.clients)
-    job = {"model": args.model, "places": places, "n_ctx": args.n_ctx, "threads": args.threads}
+    job = {
+        "system": "llama-server", "model": str(Path(args.model).absolute()), "n_ctx": args.n_ctx,
+        "n_parallel": places, "n_threads": args.threads, "n_gpu_layers": 0, "cache_ram_mib": None,
+        "draft_kind": "none", "port": beside.free_port(),
+    }  # fmt: skip
     serve = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", args.model, "--port", "0",
              "-c", str(args.n_ctx), "-t", str(args.threads)]  # fmt: skip
     commands = {"ours": [*serve, "--parallel", str(places)]}
     for draft in args.draft:
-        commands[f"ours, {Path(draft).stem[-10:]}"] = [*commands["ours"], "-d", draft]
-    commands["llama-server"] = [args.python, "-c", _THEIRS, json.dumps(job)]
+        commands[f"ours, {Path(draft).stem}"] = [*commands["ours"], "-d", draft]
     with contextlib.ExitStack() as stack:
         sides = [stack.enter_context(_running(name, one)) for name, one in commands.items()]
+        process = stack.enter_context(beside.serving(args.python, job))
+        sides.append(Server("llama-server", process, f"http://127.0.0.1:{job['port']}"))
         found: dict[str, list[Burst]] = {side.name: [] for side in sides}
         for side in sides:
             side.ask("Say hello.")
         for repeat in range(args.repeat):
             for side in sides if repeat % 2 == 0 else sides[::-1]:
                 found[side.name].append(side.burst(_questions(repeat, n), args.clients))
-        alone = [sides[0].ask(question)[0] for question in _questions(0, n)]
+        alone = [sides[0].ask(one)[0] for r in range(args.repeat) for one in _questions(r, n)]
     print("tokens/s, tokens/processor-s, first token, 95th (s), prompt tokens computed")
     for name, bursts in found.items():
         print(_line(name, bursts))
@@ -191,10 +184,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             (a.n_tokens / a.wall_s) / (b.n_tokens / b.wall_s)
             for a, b in zip(bursts, theirs, strict=True)
         ]
-        wrong = sum(x != y for x, y in zip(bursts[0].texts, alone, strict=True))
+        texts = [text for one in bursts for text in one.texts]
+        wrong = sum(x != y for x, y in zip(texts, alone, strict=True))
         n_wrong += wrong
-        print(f"{name}: {statistics.median(ratios):.2f} of llama-server's tokens per second "
-              f"({min(ratios):.2f}..{max(ratios):.2f}); {wrong} of {n} texts differ")  # fmt: skip
+        times = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}..{max(ratios):.2f})"
+        print(f"{name}: {times} of llama-server's tokens/s; {wrong} of {len(texts)} texts differ")
     return 1 if n_wrong else 0
 
 

@@ -23,11 +23,11 @@ from typing import Any
 
 from pyllama_spec.bench.config import BESIDE, BenchConfig
 from pyllama_spec.bench.peer import PeerError
-from pyllama_spec.gguf.reader import read_key
+from pyllama_spec.gguf.reader import read_key, read_table
 
 # Which drafts have a counterpart there.
 _DRAFTS = {
-    "llama-server": ("model", "mtp", "eagle3", "dflash", "lookup"),
+    "llama-server": ("model", "mtp", "eagle3", "dflash", "dspark", "lookup"),
     "llama-cpp-python": ("lookup",),
 }
 _LOADING_S = 300.0
@@ -36,9 +36,14 @@ _LOG_HEAD = re.compile(r"^[\d.]+ [A-Z] (\w+ )?\s*\w+: ")
 _PROGRAM = Path(__file__).with_name("other_server.py")
 
 
-def draft_kind(draft: object) -> str:
-    """What a draft is in other systems: "model", "mtp", "eagle3", "dflash", "lookup", "none".
+class _EndedError(PeerError):
+    """The server ended before it served, perhaps for its draft."""
 
+
+def draft_kind(draft: object) -> str:
+    """What a draft is in other systems.
+
+    "model", "mtp", "eagle3", "dflash", "dspark" (a block with a Markov head), "lookup" or "none".
     Prompt lookup and the suffix draft are "lookup"; what is ours alone is "none".
     """
     named = {"prompt-lookup": "lookup", "suffix": "lookup", "mtp": "mtp"}
@@ -47,7 +52,10 @@ def draft_kind(draft: object) -> str:
     if not isinstance(draft, (str, os.PathLike)) or not Path(draft).is_file():
         return "none"
     key = read_key(Path(draft), "general.architecture")
-    return {b"eagle3": "eagle3", b"dflash": "dflash"}.get(key.value if key else b"", "model")
+    kind = {b"eagle3": "eagle3", b"dflash": "dflash"}.get(key.value if key else b"", "model")
+    # It has a name of its own in the engine, which lays its tokens out otherwise.
+    has_markov = kind == "dflash" and "markov_w1.weight" in read_table(Path(draft)).tensors
+    return "dspark" if has_markov else kind
 
 
 @contextlib.contextmanager
@@ -57,7 +65,7 @@ def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[tuple[s
     Where it refuses the draft's file it is started without one, and the second text says why.
 
     Args:
-        config: says which system, the interpreter that has it, the model and the draft.
+        config: says which system, the interpreter that has it, the model and the first draft.
         n_ctx: its context length.
         n_threads: its threads.
 
@@ -67,24 +75,25 @@ def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[tuple[s
     """
     kind = draft_kind(config.draft)
     kind = kind if kind in _DRAFTS[str(config.beside)] else "none"
-    is_file = kind in ("model", "eagle3", "dflash")
+    is_file = kind in ("model", "eagle3", "dflash", "dspark")
     job: dict[str, Any] = {
         "system": config.beside, "model": str(Path(config.model_path).absolute()), "n_ctx": n_ctx,
-        "n_threads": n_threads, "n_gpu_layers": config.n_gpu_layers, "n_draft": config.n_draft,
+        "n_parallel": 1, "cache_ram_mib": 0, "n_threads": n_threads,
+        "n_gpu_layers": config.n_gpu_layers, "n_draft": config.n_draft, "p_min": config.p_min,
         "draft_gpu_layers": config.n_gpu_layers
         if config.draft_gpu_layers is None else config.draft_gpu_layers,
         "draft_kind": kind,
-        "draft": str(Path(str(config.draft)).absolute()) if is_file else "", "port": _free_port(),
+        "draft": str(Path(str(config.draft)).absolute()) if is_file else "", "port": free_port(),
     }  # fmt: skip
     python = sys.executable if config.beside_python is None else os.fspath(config.beside_python)
     how = "without a draft" if kind == "none" else f"with its own draft of kind {kind!r}"
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(_serving(python, job))
-        except PeerError as error:
-            if kind == "none" or "pip install" in str(error):
+            stack.enter_context(serving(python, job))
+        except _EndedError as error:
+            if kind == "none":
                 raise
-            stack.enter_context(_serving(python, {**job, "draft_kind": "none", "draft": ""}))
+            stack.enter_context(serving(python, {**job, "draft_kind": "none", "draft": ""}))
             how = f"without a draft, since it refuses this one: {error}"
         yield (
             f"http://127.0.0.1:{job['port']}",
@@ -93,7 +102,18 @@ def running(config: BenchConfig, n_ctx: int, n_threads: int) -> Iterator[tuple[s
 
 
 @contextlib.contextmanager
-def _serving(python: str, job: dict[str, Any]) -> Iterator[None]:
+def serving(python: str, job: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts other_server.py with a job, and waits until it serves.
+
+    Args:
+        python: the interpreter that has the other system's package.
+        job: system, model, port, n_ctx (of each place), n_parallel, cache_ram_mib (None for its
+            default), n_threads, n_gpu_layers, draft_gpu_layers, draft_kind, draft, n_draft, p_min.
+
+    Raises:
+        PeerError: as of running().
+
+    """
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(
@@ -104,7 +124,7 @@ def _serving(python: str, job: dict[str, Any]) -> Iterator[None]:
             raise PeerError(f"beside_python={python!r} cannot be run: {error}") from None
         try:
             _wait_for(f"http://127.0.0.1:{job['port']}", process, said, job["system"])
-            yield
+            yield process
         finally:
             _end(process)
 
@@ -115,7 +135,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str
     while monotonic() < until:
         if process.poll() is not None:
             said.seek(0)
-            raise PeerError(_why(system, said.read().decode(errors="replace"), process.returncode))
+            raise _ended(system, said.read().decode(errors="replace"), process.returncode)
         with contextlib.suppress(OSError, urllib.error.URLError):
             opener.open(f"{url}/v1/models", timeout=5).close()
             return
@@ -123,15 +143,18 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], said: Any, system: str
     raise PeerError(f"{system} did not serve within {_LOADING_S:.0f} s")
 
 
-def _why(system: str, words: str, code: int) -> str:
+def _ended(system: str, words: str, code: int) -> PeerError:
     """Why it ended, in its own words: the first line that speaks of an error."""
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     errors = [line for line in lines if "error" in line.lower()]
     said = _LOG_HEAD.sub("", (errors or lines or [f"exit code {code}"])[0])
+    message = f"{system} did not start: {said}"
     if "ModuleNotFoundError" in said:
-        said += f'; pip install "{BESIDE[system]}", or name the Python that has it with '
-        said += "--beside-python"
-    return f"{system} did not start: {said}"
+        return PeerError(
+            f'{message}; pip install "{BESIDE[system]}", or name the Python that has it with '
+            "--beside-python"
+        )
+    return _EndedError(message)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -145,7 +168,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])

@@ -49,7 +49,7 @@ class BenchConfig:
             that those before it were: speed is measured, not the draft's quality.
         peer: the address of an OpenAI-compatible server that gets the same prompts; None for none.
         beside: "llama-server" or "llama-cpp-python": such a server is started for the same file and
-            gets the same prompts, with the same draft where it has it too; None for none.
+            gets the same prompts, with the same first draft where it has that too; None for none.
         beside_python: the interpreter that has its package; None for this one.
 
     Raises:
@@ -102,6 +102,12 @@ class BenchConfig:
         if self.beside is not None and self.peer is not None:
             raise ArgumentError(
                 "peer names a server that runs, beside starts one; give one of them"
+            )
+        if self.beside is None and self.beside_python is not None:
+            raise ArgumentError("beside_python is for beside: name the system too")
+        if self.beside is not None and (self.devices or self.rpc_servers):
+            raise ArgumentError(
+                "beside starts a server with n_gpu_layers alone; leave devices and rpc_servers out"
             )
         n = len(self.synthetic_acceptance)
         if n and self.also:

@@ -14,7 +14,7 @@ from typing import Any
 
 _TYPES = {
     "model": "DRAFT_SIMPLE", "mtp": "DRAFT_MTP", "eagle3": "DRAFT_EAGLE3",
-    "dflash": "DRAFT_DFLASH", "lookup": "NGRAM_SIMPLE",
+    "dflash": "DRAFT_DFLASH", "dspark": "DRAFT_DSPARK", "lookup": "NGRAM_SIMPLE",
 }  # fmt: skip
 
 
@@ -24,8 +24,10 @@ def serve_llama_server(job: dict[str, Any]) -> None:
 
     params = xllamacpp.CommonParams()
     params.model.path, params.port, params.verbosity = job["model"], job["port"], 3
-    params.n_ctx, params.n_parallel = job["n_ctx"], 1
-    params.n_gpu_layers, params.cache_ram_mib, params.warmup = job["n_gpu_layers"], 0, False
+    params.n_ctx, params.n_parallel = job["n_ctx"] * job["n_parallel"], job["n_parallel"]
+    params.n_gpu_layers, params.warmup = job["n_gpu_layers"], False
+    if job["cache_ram_mib"] is not None:
+        params.cache_ram_mib = job["cache_ram_mib"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = job["n_threads"]
     params.fit_params = False
     if job["draft_kind"] != "none":
@@ -36,7 +38,9 @@ def serve_llama_server(job: dict[str, Any]) -> None:
         if job["draft"]:
             draft.mparams.path = job["draft"]
         if job["n_draft"] is not None:
-            draft.n_max = job["n_draft"]
+            draft.n_max = params.speculative.ngram_simple.size_m = job["n_draft"]
+        if job["p_min"] is not None:
+            draft.p_min = job["p_min"]
         draft.n_gpu_layers = job["draft_gpu_layers"]
         draft.cpuparams.n_threads = draft.cpuparams_batch.n_threads = job["n_threads"]
     server = xllamacpp.Server(params)

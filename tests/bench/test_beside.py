@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,10 @@ def test_what_a_file_is_elsewhere(arch: str, kind: str) -> None:
     assert draft_kind(str(model_path(arch))) == kind
 
 
+def test_a_block_with_a_markov_head_is_a_kind_of_its_own() -> None:
+    assert draft_kind(model_path("dflash", variant="dspark")) == "dspark"
+
+
 def test_it_is_asked_beside_and_ends_with_the_benchmark(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, draft="prompt-lookup", beside="llama-server", beside_python=stand_in(tmp_path),
@@ -142,7 +147,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path: Path, system: str, packa
 
 def test_an_interpreter_that_is_none_is_named(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, beside="llama-server", beside_python=tmp_path / "none")
-    with pytest.raises(PeerError, match=r"beside_python=.*none' cannot be run"):
+    with pytest.raises(PeerError, match=r"^beside_python=.*none' cannot be run"):
         bench.run(config)
 
 
@@ -158,8 +163,11 @@ def test_one_that_ends_at_once_leaves_its_words(tmp_path: Path) -> None:
     [
         ({"beside": "vllm"}, "there are llama-server, llama-cpp-python"),
         ({"beside": "llama-server", "peer": "http://127.0.0.1:1"}, "give one of them"),
+        ({"beside_python": "python3"}, "name the system too"),
+        ({"beside": "llama-server", "devices": ("CPU",)}, "leave devices and rpc_servers out"),
+        ({"beside": "llama-server", "rpc_servers": ("h:1",)}, "leave devices and rpc_servers out"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, str], says: str) -> None:
+def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         tiny_config(tmp_path, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,15 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec.bench.beside import free_port
+
 _READY_S = 120.0
 _POLL_S = 0.1
-
-
-def free_port() -> int:
-    """A port of the loopback device that nobody listens at."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 class Server:
