@@ -15,7 +15,7 @@ import argparse
 import struct
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ class _Layout:
 
     Attributes:
         scale_at: of the float16 that all numbers are multiplied by.
-        least_at: of the float16 of the least number, for types that have one, and its multiple of
-            the scale; None for the others.
+        least: where the float16 of the least number stands, for types that have one, and its
+            multiple of the scale; None for the others.
         scales: the bytes of the parts' scales, and where they begin.
         std: of the numbers with a scale of 1.
 
@@ -133,22 +133,11 @@ class Shape(Sketch):
 
     def write(self, path: Path) -> Path:
         """The file."""
-        writer = GGUFWriter(path, self.cfg.arch)
-        writer.add_name("random weights")
-        self._write_meta(writer)
-        write_tokenizer(writer, self.cfg.n_vocab, None)
-        for name, array in self.tensors.items():
-            writer.add_tensor(name, array)
-        for name, (shape, gain) in self.large.items():
-            kind = self.kind(name)
-            writer.add_tensor(
-                name, self._blocks(name, shape, kind, gain), raw_dtype=GGMLQuantizationType[kind]
-            )
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        large = (
+            (name, self.kind(name), self._blocks(name, shape, self.kind(name), gain))
+            for name, (shape, gain) in self.large.items()
+        )
+        return _write(self, path, self.tensors, large)
 
     def _blocks(self, name: str, shape: tuple[int, ...], kind: str, gain: float) -> Bytes:
         if name != "output.weight" or "token_embd.weight" not in self.large:
@@ -211,7 +200,7 @@ def llama_8b(n_vocab: int, n_layer: int) -> Shape:
 
 
 class _Eagle3(_Draft):
-    """A head for Llama 3.1 8B, which has the target's embedding and 32,000 of its ids."""
+    """A head for Llama 3.1 8B, which has the target's embedding and a quarter of its ids."""
 
     def __init__(self, cfg: Eagle3Config) -> None:
         super().__init__(cfg)
@@ -225,25 +214,39 @@ class _Eagle3(_Draft):
         """The file."""
         cfg = self.draft
         self.fill()
-        n_ids = cfg.n_draft_vocab or cfg.n_vocab
+        assert cfg.n_draft_vocab is not None
+        n_ids = cfg.n_draft_vocab
         self.matrix("output.weight", n_ids, cfg.n_embd, gain=_OUTPUT_GAIN)
         tensors: dict[str, npt.NDArray[Any]] = dict(self.tensors)
         tensors["d2t"] = np.arange(n_ids, dtype=np.int64) * (cfg.n_vocab // n_ids)
-        writer = GGUFWriter(path, "eagle3")
-        writer.add_name("random weights")
         self.keys()
-        self._write_meta(writer)
-        write_tokenizer(writer, cfg.n_vocab, None)
-        for name, array in tensors.items():
-            writer.add_tensor(name, array)
-        for name, (shape, gain) in self.large.items():
-            raw = blocks(shape, "Q8_0", gain, zlib.crc32(name.encode()))
-            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType.Q8_0)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        large = (
+            (name, "Q8_0", blocks(shape, "Q8_0", gain, zlib.crc32(name.encode())))
+            for name, (shape, gain) in self.large.items()
+        )
+        return _write(self, path, tensors, large)
+
+
+def _write(
+    sketch: Sketch,
+    path: Path,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    large: Iterable[tuple[str, str, Bytes]],
+) -> Path:
+    """Writes a file; the large tensors are made one at a time."""
+    writer = GGUFWriter(path, sketch.cfg.arch)
+    writer.add_name("random weights")
+    sketch._write_meta(writer)
+    write_tokenizer(writer, sketch.cfg.n_vocab, None)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    for name, kind, raw in large:
+        writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 def llama_8b_eagle3(n_vocab: int, n_layer: int) -> _Eagle3:
