@@ -58,6 +58,24 @@ def called(calls: list[tuple[str, Any]]) -> str:
     return f"get_weather({json.dumps(given)})"
 
 
+def get_weather(city: str) -> str:
+    """The weather in a city."""
+    return f"sunny in {city}"
+
+
+def person_class() -> Any:
+    """The form as a class of pydantic, which each client that is asked for one has installed."""
+    from pydantic import BaseModel
+
+    class Person(BaseModel):
+        """A person."""
+
+        name: str
+        age: int
+
+    return Person
+
+
 def person(one: Any) -> str:
     """An object of the form that was asked for."""
     given = one if isinstance(one, dict) else one.model_dump()
@@ -97,16 +115,9 @@ def langchain_openai(url: str, model: str) -> Calls:
     """LangChain over OpenAI's API."""
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-    from pydantic import BaseModel, SecretStr
+    from pydantic import SecretStr
 
-    class Person(BaseModel):
-        name: str
-        age: int
-
-    @tool
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return f"sunny in {city}"
+    form, weather = person_class(), tool(get_weather)
 
     key = SecretStr("none")
     llm: Any = ChatOpenAI(
@@ -117,10 +128,10 @@ def langchain_openai(url: str, model: str) -> Calls:
     )
 
     def structured(how: str) -> Callable[[], str]:
-        return lambda: person(llm.with_structured_output(Person, method=how).invoke(PERSON))
+        return lambda: person(llm.with_structured_output(form, method=how).invoke(PERSON))
 
     def streamed_call() -> str:
-        chunks = list(llm.bind_tools([get_weather], tool_choice="get_weather").stream(WEATHER))
+        chunks = list(llm.bind_tools([weather], tool_choice="get_weather").stream(WEATHER))
         whole = chunks[0]
         for chunk in chunks[1:]:
             whole += chunk
@@ -132,17 +143,17 @@ def langchain_openai(url: str, model: str) -> Calls:
         **_langchain_figures(llm),
         "tool, required": lambda: called([
             (one["name"], one["args"])
-            for one in llm.bind_tools([get_weather], tool_choice="required")
+            for one in llm.bind_tools([weather], tool_choice="required")
             .invoke(WEATHER).tool_calls
         ]),
         "tool, streamed": streamed_call,
-        "result of a tool": lambda: _langchain_round_trip(llm, get_weather, "required"),
+        "result of a tool": lambda: _langchain_round_trip(llm, weather, "required"),
         "structured, json_schema": structured("json_schema"),
         "structured, function_calling": structured("function_calling"),
         "structured, json_mode": unheld(lambda: json.dumps(
             llm.with_structured_output(None, method="json_mode").invoke(PERSON + " As JSON.")
         )),
-        **_langchain_responses(llm.model_copy(update={"use_responses_api": True}), Person),
+        **_langchain_responses(llm.model_copy(update={"use_responses_api": True}), form),
         "embeddings": lambda: vector(vectors.embed_documents(["a cat", "a dog"])[1]),
     }  # fmt: skip
 
@@ -200,16 +211,8 @@ def langchain_anthropic(url: str, model: str) -> Calls:
     from langchain_anthropic import ChatAnthropic
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
-    from pydantic import BaseModel
 
-    class Person(BaseModel):
-        name: str
-        age: int
-
-    @tool
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return f"sunny in {city}"
+    form, weather = person_class(), tool(get_weather)
 
     given: dict[str, Any] = {
         "base_url": url, "api_key": "none", "model": model, "temperature": 0, "max_tokens": MOST,
@@ -225,17 +228,15 @@ def langchain_anthropic(url: str, model: str) -> Calls:
         "tool, any": lambda: called(
             [
                 (one["name"], one["args"])
-                for one in llm.bind_tools([get_weather], tool_choice="any")
-                .invoke(WEATHER)
-                .tool_calls
+                for one in llm.bind_tools([weather], tool_choice="any").invoke(WEATHER).tool_calls
             ]
         ),
-        "result of a tool": lambda: _langchain_round_trip(llm, get_weather, "any"),
+        "result of a tool": lambda: _langchain_round_trip(llm, weather, "any"),
         "structured, function_calling": lambda: person(
-            llm.with_structured_output(Person, method="function_calling").invoke(PERSON)
+            llm.with_structured_output(form, method="function_calling").invoke(PERSON)
         ),
         "structured, json_schema": lambda: person(
-            llm.with_structured_output(Person, method="json_schema").invoke(PERSON)
+            llm.with_structured_output(form, method="json_schema").invoke(PERSON)
         ),
     }
 
@@ -246,17 +247,8 @@ def llama_index(url: str, model: str) -> Calls:
     from llama_index.core.tools import FunctionTool
     from llama_index.embeddings.openai_like import OpenAILikeEmbedding
     from llama_index.llms.openai_like import OpenAILike
-    from pydantic import BaseModel
 
-    class Person(BaseModel):
-        """A person."""
-
-        name: str
-        age: int
-
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return f"sunny in {city}"
+    form = person_class()
 
     given: dict[str, Any] = {
         "model": model, "api_base": f"{url}/v1", "api_key": "none", "temperature": 0,
@@ -281,7 +273,7 @@ def llama_index(url: str, model: str) -> Calls:
             [one.delta for one in texts.stream_complete("One, two, three,") if one.delta]
         ),
         "tool, required": tools,
-        "structured": lambda: person(llm.as_structured_llm(Person).complete(PERSON).raw),
+        "structured": lambda: person(llm.as_structured_llm(form).complete(PERSON).raw),
         "embeddings": lambda: vector(vectors.get_text_embedding("a cat")),
     }
 
@@ -298,10 +290,6 @@ def llm_tool(url: str, model: str) -> Calls:
 
     ours = llm.get_model("ours")
     ours.key = "none"
-
-    def get_weather(city: str) -> str:
-        """The weather in a city."""
-        return f"sunny in {city}"
 
     def command(*words: str) -> str:
         done = subprocess.run(
@@ -386,11 +374,8 @@ def instructor(url: str, model: str) -> Calls:
     """Instructor in each way that it asks for a form."""
     import instructor as ins
     import openai
-    from pydantic import BaseModel
 
-    class Person(BaseModel):
-        name: str
-        age: int
+    form = person_class()
 
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
 
@@ -399,7 +384,7 @@ def instructor(url: str, model: str) -> Calls:
             patched = made or ins.from_openai(client, mode=ins.Mode[mode])
             given: dict[str, Any] = {
                 "model": model, "messages": [{"role": "user", "content": PERSON}],
-                "response_model": Person, "max_tokens": 100, "max_retries": 0, **more,
+                "response_model": form, "max_tokens": 100, "max_retries": 0, **more,
             }  # fmt: skip
             return person(patched.chat.completions.create(**given))
 
@@ -408,7 +393,7 @@ def instructor(url: str, model: str) -> Calls:
     def partial() -> str:
         patched: Any = ins.from_openai(client, mode=ins.Mode.JSON_SCHEMA)
         *_, last = patched.chat.completions.create_partial(
-            model=model, messages=[{"role": "user", "content": PERSON}], response_model=Person,
+            model=model, messages=[{"role": "user", "content": PERSON}], response_model=form,
             max_tokens=100, temperature=0,
         )  # fmt: skip
         return person(last)
@@ -432,15 +417,12 @@ def instructor(url: str, model: str) -> Calls:
 
 def pydantic_ai(url: str, model: str) -> Calls:
     """Pydantic AI over each of the three APIs."""
-    from pydantic import BaseModel
     from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
     from pydantic_ai.models.anthropic import AnthropicModel
     from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
     from pydantic_ai.providers import anthropic, openai
 
-    class Person(BaseModel):
-        name: str
-        age: int
+    form = person_class()
 
     openais = openai.OpenAIProvider(base_url=f"{url}/v1", api_key="none")
     theirs = anthropic.AnthropicProvider(base_url=url, api_key="none")
@@ -474,20 +456,20 @@ def pydantic_ai(url: str, model: str) -> Calls:
         "stream": lambda: in_pieces(asyncio.run(pieces(chat))),
         "tool, its own choice": tools,
         "structured, by a tool": lambda: person(
-            agent(chat, ToolOutput(Person)).run_sync(PERSON).output
+            agent(chat, ToolOutput(form)).run_sync(PERSON).output
         ),
         "structured, native": lambda: person(
-            agent(chat, NativeOutput(Person)).run_sync(PERSON).output
+            agent(chat, NativeOutput(form)).run_sync(PERSON).output
         ),
         "structured, prompted": unheld(
-            lambda: person(agent(chat, PromptedOutput(Person)).run_sync(PERSON).output)
+            lambda: person(agent(chat, PromptedOutput(form)).run_sync(PERSON).output)
         ),
         "responses": lambda: told(agent(newer).run_sync(QUESTION).output),
         "responses, streamed": lambda: in_pieces(asyncio.run(pieces(newer))),
         "messages": lambda: told(agent(messages).run_sync(QUESTION).output),
         "messages, streamed": lambda: in_pieces(asyncio.run(pieces(messages))),
         "messages, structured": lambda: person(
-            agent(messages, ToolOutput(Person)).run_sync(PERSON).output
+            agent(messages, ToolOutput(form)).run_sync(PERSON).output
         ),
     }
 

@@ -44,7 +44,7 @@ def test_a_request_that_waited_behind_an_equal_prompt(n_parallel: int, more: lis
     assert answers[3][1] >= len(LONG) - 1
 
 
-def test_a_state_of_other_adapters_or_of_less_is_none() -> None:
+def test_a_state_gives_what_is_alike_and_no_more() -> None:
     with opened() as llm:
         first, second, third = (
             llm.create_completion(one, stream=True, **OPTIONS)

@@ -74,7 +74,6 @@ def test_it_is_refused_before_it_is_tokenized(
         CALLS[name](llm)
     known = str(early.value).replace(" (at least so many by its bytes: it was not tokenized)", "")
     # Of a list the late one says it in other words, behind the tokens of all of them.
-
     assert name == "list" or _without_numbers(known) == _without_numbers(str(late.value))
     assert type(early.value) is type(late.value)
     n_early, n_late = (int(_numbers(str(one.value))[0]) for one in (early, late))

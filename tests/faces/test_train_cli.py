@@ -138,17 +138,6 @@ def test_a_run_from_use_is_told_its_store(
         assert command(seen[-1]) == " ".join(["pyllama-spec", *words[:-2], *own])
 
 
-def test_an_interrupted_run_from_use_does_not_say_that_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli_train, "train_from_use", interrupted)
-    assert train("-m", "t.gguf", "-o", tmp_path / "d.gguf", "--from-use", "s") == 130
-    assert capsys.readouterr().err == "pyllama-spec: interrupted; the draft is as it was\n"
-
-
 def test_without_pytorch_the_way_to_it_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,15 +253,30 @@ def test_every_kind_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--tokens" in text
 
 
-def test_an_interrupted_command_says_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("run", "more", "left"),
+    [
+        (
+            "train_eagle3", [],
+            "; what was made so far is kept, and the same command goes on with it",
+        ),
+        ("train_from_use", ["--from-use", "s"], "; the draft is as it was"),
+    ],
+)  # fmt: skip
+def test_an_interrupted_command_says_what_is_left(
+    run: str,
+    more: list[str],
+    left: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_train, "train_eagle3", interrupted)
-    assert train("-m", "t.gguf", "-o", tmp_path / "d.gguf") == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    monkeypatch.setattr(cli_train, run, interrupted)
+    assert train("-m", "t.gguf", "-o", tmp_path / "d.gguf", *more) == 130
+    assert capsys.readouterr().err == f"pyllama-spec: interrupted{left}\n"
 
 
 def test_contradictory_settings_are_refused() -> None:
