@@ -40,3 +40,13 @@ def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:
     two = parser.add_argument("--flash-attn", choices=("auto", "on"))
     assert command_line._row(one) == "| `--type` | without it, its own (`f32`, `f16`) |  |"
     assert command_line._row(two) == "| `--flash-attn` | `auto`, `on` |  |"
+
+
+def test_the_table_of_drafts_is_the_same_wherever_it_stands() -> None:
+    head = "| your model | write | why |"
+    tables = [
+        (results.DOCS / page).read_text(encoding="utf-8").partition(head)[2].partition("\n\n")[0]
+        for page in ("../README.md", "start.md")
+    ]
+    assert tables[0]
+    assert tables[0] == tables[1]

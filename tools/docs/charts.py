@@ -61,7 +61,7 @@ class Bar:
 
 
 def bar_of(run: Result) -> Bar:
-    """The bar of a run; synthetic runs and those that were ended early have none."""
+    """The bar of a run that is_drawn()."""
     repeats = run["summary"]["speedup_over_repeats"]
     name = run["files"]["target"]["name"].removesuffix(".gguf")
     model, _, kind = name.replace("-Instruct", "").rpartition(".")

@@ -26,7 +26,7 @@ On a terminal, drafted and accepted tokens have the colour of who drafted them: 
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-light.svg#gh-light-mode-only)
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-dark.svg#gh-dark-mode-only)
 
-A line of a `--prompts` file is a prompt or a chat; `train` needs neither id nor category:
+A line of a `--prompts` file is a prompt or a chat, which may have `tools`, a list of functions as chat completions take them; `train` needs neither id nor category:
 
 ```json
 {"id": "a", "category": "b", "prompt": "..."}
@@ -68,9 +68,9 @@ def _default(action: argparse.Action, help_text: str) -> str:
     return "off" if action.nargs == 0 and action.default is False else str(action.default)
 
 
-def _row(action: argparse.Action) -> str:
+def _row(action: argparse.Action, *, is_one_of: bool = False) -> str:
     help_text = _cell((action.help or "") % {**vars(action), "prog": "pyllama-spec"})
-    default = _default(action, help_text)
+    default = "one of these" if is_one_of else _default(action, help_text)
     if help_text.endswith("]"):
         help_text = help_text[: help_text.rindex("[")].rstrip()
     if action.choices is not None and action.nargs != 0:
@@ -88,6 +88,12 @@ def _section(help_text: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"{about[:1].upper()}{about[1:]}{'' if about.endswith('.') else '.'}\n"
     if parser.epilog:
         yield f"{parser.epilog}\n"
+    one_of = {
+        action
+        for group in parser._mutually_exclusive_groups
+        if group.required
+        for action in group._group_actions
+    }
     for group in parser._action_groups:
         actions = [
             one for one in group._group_actions
@@ -99,7 +105,7 @@ def _section(help_text: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             yield f"**{str(group.title).capitalize()}**\n"
         yield '<div class="options" markdown>\n'
         yield "| option | what | default |\n|---|---|---|"
-        yield from (_row(action) for action in actions)
+        yield from (_row(action, is_one_of=action in one_of) for action in actions)
         yield "\n</div>\n"
 
 
