@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from pyllama_spec import ArgumentError, Llama, ModelLoadError, PyllamaSpecError
 from pyllama_spec.cli.entry import main
@@ -350,6 +351,18 @@ def test_what_does_not_belong_together_is_refused_by_name(
     check_untouched(eagle3, before)
 
 
+def test_a_gpu_that_is_missing_is_said_before_anything_is_computed(
+    eagle3: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    before = whole(eagle3)
+    told = Interrupting("", 0, lambda: None)
+    with pytest.raises(TrainError, match="PyTorch sees no CUDA device; leave --device out, or use"):
+        train_from_use(replace(eagle3, device="cuda"), told)
+    assert told.lines == []
+    check_untouched(eagle3, before)
+
+
 def with_store(config: Config, store: Path) -> Config:
     assert config.use is not None
     return replace(config, use=replace(config.use, store=store))
@@ -388,8 +401,6 @@ def test_the_command(eagle3: Config, is_better: bool, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_drafts_with_a_miss_are_all_learned_from(share: float) -> None:
-    import torch
-
     from pyllama_spec.train.run.texts import Texts, with_fewer_right
 
     lengths, missed = [30, 12, 40], np.zeros(82, bool)

@@ -48,7 +48,7 @@ from pyllama_spec.train.run.fit import Fit, Text
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import H, Kind, Start
 from pyllama_spec.train.run.objective import Acceptance
-from pyllama_spec.train.run.pipeline import try_precisions
+from pyllama_spec.train.run.pipeline import device_of, try_precisions, wants_bf16
 from pyllama_spec.train.run.provenance import record
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
@@ -152,6 +152,10 @@ class UseRun(Generic[H]):
         read_draft: reads a draft's file.
         reporter: is told how it goes.
 
+    Raises:
+        TrainError: the draft cannot be gone on with, or PyTorch sees no GPU where one is asked for.
+        UnsupportedError: the target does not give the layer inputs that the draft reads.
+
     """
 
     def __init__(
@@ -163,6 +167,8 @@ class UseRun(Generic[H]):
         reporter: Reporter,
     ) -> None:
         assert config.use is not None
+        # Before hours of features.
+        self._device = device_of(config)
         init = read_draft(config.begun_with)
         model.check_layer_inputs(init.shape.target_layers)
         self._read_draft = read_draft
@@ -338,13 +344,12 @@ class UseRun(Generic[H]):
         )
         head = self._kind.known_head(begun, self._init)
         head.load_tensors(self._init.tensors)
-        device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        head = head.to(device)
+        head = head.to(self._device)
         knows_misses = any(s.missed is not None and s.missed.any() for s in learned)
         fit = Fit(
             self._kind, head, Text(corpus, texts.features, vocab, texts.train, texts.choosing),
-            config.fit, KeptInMemory(), checkpoint_s=config.checkpoint_s, bf16=self._bf16(device),
-            reporter=self._reporter,
+            config.fit, KeptInMemory(), checkpoint_s=config.checkpoint_s,
+            bf16=wants_bf16(config, self._device, try_precisions), reporter=self._reporter,
             right_share=self._use.right_share if knows_misses else 1.0,
         )  # fmt: skip
         before, others_before = fit.measure(texts.judging), fit.measure(texts.others)
@@ -368,13 +373,6 @@ class UseRun(Generic[H]):
             texts.n_conversations, sum(s.n_answer for s in learned), n_missed, state.n_tokens,
             self._seconds, tuple(self._notes),
         )  # fmt: skip
-
-    def _bf16(self, device: str) -> bool:
-        if self._config.fit.precision != "auto":
-            return self._config.fit.precision == "bf16"
-        if device == "cuda":
-            return bool(torch.cuda.is_bf16_supported())
-        return bool(try_precisions()["bf16"])
 
     def _export(
         self, path: Path, weights: TargetWeights, head: H, learned: list[TextSequence], n: int

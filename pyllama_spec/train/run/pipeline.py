@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -272,17 +272,11 @@ class Pipeline(Generic[H]):
             head.load_tensors(init.tensors)
         else:
             head = self._kind.new_head(start, self._reporter)
-        return head.to(self._device()), Text(corpus, source, vocab, train, held_out)
-
-    def _device(self) -> str:
-        wanted = self._config.device
-        if wanted == "cuda" and not torch.cuda.is_available():
-            raise TrainError("PyTorch sees no CUDA device; leave --device out, or use 'cpu'")
-        return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+        return head.to(device_of(config)), Text(corpus, source, vocab, train, held_out)
 
     def _fit(self, weights: TargetWeights, head: H, text: Text) -> TrainReport:
         config, start = self._config, perf_counter()
-        bf16 = self._wants_bf16(head.embedding.device.type)
+        bf16 = wants_bf16(config, head.embedding.device.type, self._tried)
         identity = _flat(
             {
                 "target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256,
@@ -347,23 +341,47 @@ class Pipeline(Generic[H]):
             tuple(self._notes),
         )  # fmt: skip
 
-    def _wants_bf16(self, device: str) -> bool:
-        """Whether products are computed in bfloat16; the first run decides for all that go on."""
-        if self._config.fit.precision != "auto":
-            return self._config.fit.precision == "bf16"
-        if device == "cuda":
-            return bool(torch.cuda.is_bf16_supported())
+    def _tried(self) -> dict[str, Any]:
+        """What try_precisions() found; the first run decides for all that go on."""
         path = self._work / "precision.json"
-        known = read_json(path)
+        known: dict[str, Any] | None = read_json(path)
         if known is None:
             known = try_precisions()
             write_json(path, known)
-        return bool(known["bf16"])
+        return known
 
 
 def _share(part: float) -> str:
     """A share of nearly all as a percentage that says so: 100% is all of them."""
     return "all" if part >= 1 else f"{min(100 * part, 99.99):.2f}%"
+
+
+def device_of(config: RunConfig) -> str:
+    """Where the head is trained, "cpu" or "cuda".
+
+    Raises:
+        TrainError: a GPU is asked for, and PyTorch sees none.
+
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise TrainError("PyTorch sees no CUDA device; leave --device out, or use 'cpu'")
+    return config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def wants_bf16(config: RunConfig, device: str, tried: Callable[[], dict[str, Any]]) -> bool:
+    """Whether products are computed in bfloat16.
+
+    Args:
+        config: of the run.
+        device: of the head.
+        tried: gives what try_precisions() found; called only where that decides.
+
+    """
+    if config.fit.precision != "auto":
+        return config.fit.precision == "bf16"
+    if device == "cuda":
+        return bool(torch.cuda.is_bf16_supported())
+    return bool(tried()["bf16"])
 
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
