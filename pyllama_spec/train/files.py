@@ -165,7 +165,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Holds a file until the block ends; the system lets go of it when the process dies.
+    """Holds a draft's file until the block ends; the system lets go of it when the process dies.
 
     Raises:
         TrainError: another process holds it, or it cannot be opened.
@@ -175,7 +175,7 @@ def locked_file(path: Path) -> Iterator[None]:
         file = path.open("rb")
     with file:
         if fcntl is not None:
-            _lock(fcntl, file, path)
+            _lock(fcntl, file, path, "--output")
         yield
 
 
@@ -193,15 +193,14 @@ def locked(folder: Path) -> Iterator[None]:
         file = path.open("w")
     with file:
         if fcntl is not None:
-            _lock(fcntl, file, folder)
+            _lock(fcntl, file, folder, "--work folder")
         yield
 
 
-def _lock(module: Any, file: Any, folder: Path) -> None:
+def _lock(module: Any, file: Any, path: Path, remedy: str) -> None:
     try:
         module.flock(file, module.LOCK_EX | module.LOCK_NB)
     except OSError:
         raise TrainError(
-            f"another process is training in {folder}; wait for it, or give another "
-            + ("--work folder" if folder.is_dir() else "--output")
+            f"another process is training in {path}; wait for it, or give another {remedy}"
         ) from None

@@ -381,6 +381,41 @@ def test_two_runs_do_not_take_the_same_draft(eagle3: Config) -> None:
     assert errors == ["refused"]
 
 
+class _NotRefusedError(Exception):
+    """Ends a run that nothing refused."""
+
+
+def _begin(config: Config, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Runs as far as the first features."""
+
+    def stop() -> None:
+        meanwhile()
+        raise _NotRefusedError
+
+    train_from_use(config, Interrupting("reading features", 1, stop))
+
+
+@pytest.mark.parametrize("is_same", [False, True], ids=["another output", "the same output"])
+def test_runs_refuse_each_other_for_what_they_replace(eagle3: Config, is_same: bool) -> None:
+    drafts = [eagle3.out.with_name(f"{name}.gguf") for name in ("begun", "old", "other")]
+    for path in drafts:
+        shutil.copy(eagle3.out, path)
+    begun, old, other = drafts
+    refused = r"training in .*old\.gguf; wait for it, or give another --output"
+
+    def second() -> None:
+        if is_same:
+            with pytest.raises(TrainError, match=refused):
+                _begin(replace(eagle3, init=other, out=old))
+        else:
+            for out in (other, other.with_name("new.gguf")):
+                with pytest.raises(_NotRefusedError):
+                    _begin(replace(eagle3, init=begun, out=out))
+
+    with pytest.raises(_NotRefusedError):
+        _begin(replace(eagle3, init=begun, out=old), second)
+
+
 @pytest.mark.parametrize("is_better", release_except([False, True], [False]))
 def test_the_command(eagle3: Config, is_better: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert eagle3.use is not None

@@ -192,7 +192,9 @@ class UseRun(Generic[H]):
         torch.set_num_threads(self._n_threads)
         weights = read_weights(self._config.target, self._model.info)
         _check_name(self._config.begun_with, weights)
-        with locked_file(self._config.begun_with):
+        out = self._config.out
+        # What is replaced, not what is read: of one draft several may be made.
+        with locked_file(out) if out.exists() else contextlib.nullcontext():
             pieces = self._pieces()
             return self._learn(weights, self._read(pieces))
 
