@@ -19,7 +19,11 @@ _SMALL_TORCH = (
 
 
 class TrainError(PyllamaSpecError):
-    """A draft could not be made. What was made so far is kept, and a second run goes on with it."""
+    """A draft could not be made.
+
+    What was made so far is kept, and a second run goes on with it; a run from use leaves the draft
+    as it was, and nothing else.
+    """
 
 
 class DivergedError(TrainError):
@@ -47,15 +51,22 @@ def need(*packages: str) -> None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns what the system says about a write into a TrainError that names the way out."""
+def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
+    """Turns what the system says about a write into a TrainError that names the way out.
+
+    Args:
+        path: what is written.
+        keeps: whether a run goes on with what it has made; one from use begins again.
+
+    """
     try:
         yield
     except OSError as error:
         # NumPy has no number for a write that stopped half-way.
         if error.errno in (errno.ENOSPC, errno.EDQUOT, None):
+            kept = "What was made so far is kept" if keeps else "The draft is as it was"
             raise TrainError(
-                f"the disk is full: {path} cannot be written. What was made so far is kept; free "
-                "some space, or give a smaller --max-disk, and run the same command again"
+                f"the disk is full: {path} cannot be written. {kept}; free some space, or give a "
+                "smaller --max-disk, and run the same command again"
             ) from None
         raise TrainError(f"cannot write {path}: {error}") from None

@@ -133,7 +133,7 @@ def keep_old(path: Path) -> Path | None:
         return None
     names = (f"{path.name}.bak{'' if i == 1 else i}" for i in itertools.count(1))
     for kept in map(path.with_name, names):
-        with writing(kept), contextlib.suppress(FileExistsError):
+        with writing(kept, keeps=False), contextlib.suppress(FileExistsError):
             try:
                 os.link(path, kept)
             except FileExistsError:
@@ -155,7 +155,7 @@ def scratch_array(folder: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) ->
 
     """
     n_bytes = max(int(np.prod(shape)) * np.dtype(dtype).itemsize, 1)
-    with writing(folder), tempfile.TemporaryFile(dir=folder) as file:
+    with writing(folder, keeps=False), tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):  # else a full disk ends the process where it is written
             os.posix_fallocate(file.fileno(), 0, n_bytes)
         else:
@@ -171,7 +171,7 @@ def locked_file(path: Path) -> Iterator[None]:
         TrainError: another process holds it, or it cannot be opened.
 
     """
-    with writing(path):
+    with writing(path, keeps=False):
         file = path.open("rb")
     with file:
         if fcntl is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import signal
 import subprocess
@@ -273,6 +275,23 @@ def test_a_full_disk_leaves_it_as_it_was(eagle3: Config) -> None:
     assert done.returncode == 1
     assert "TrainError: " in done.stderr, done.stderr
     check_untouched(eagle3, before)
+
+
+@pytest.mark.parametrize("what", ["features", "the one before"])
+def test_a_full_disk_is_not_said_to_keep_anything(
+    what: str, eagle3: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(TrainError, match=r"disk is full.*written\. The draft is as it was; free"):
+        if what == "features":
+            train_from_use(eagle3)
+        else:
+            keep_old(eagle3.out)
 
 
 @pytest.mark.release

@@ -458,7 +458,7 @@ def _put(new: Path, path: Path) -> Path | None:
         new.chmod(path.stat().st_mode & 0o777)
     kept = keep_old(path)
     try:
-        with writing(path):
+        with writing(path, keeps=False):
             new.replace(path)
     except BaseException:
         if kept is not None:
