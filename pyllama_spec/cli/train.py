@@ -298,7 +298,8 @@ def _print_use(report: UseReport) -> None:
     elif report.kept is None:
         _say(f"{report.path} is the new draft")
     else:
-        _say(f"{report.path} is the new draft; the one before is {report.kept.name}")
+        kept = report.kept if report.path.is_symlink() else report.kept.name
+        _say(f"{report.path} is the new draft; the one before is {kept}")
 
 
 def _print_report(report: TrainReport, work: Path) -> None:

@@ -186,6 +186,22 @@ def test_another_output_leaves_the_draft_alone(eagle3: Config) -> None:
     assert sorted(whole(eagle3)) == ["draft.gguf", "new.gguf", "use.memory"]
 
 
+def test_of_a_link_what_it_names_is_replaced(
+    eagle3: Config, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    draft, link = eagle3.out, tmp_path_factory.mktemp("linked") / "link.gguf"
+    link.symlink_to(draft)
+    before = draft.read_bytes()
+    report = train_from_use(replace(eagle3, out=link))
+    assert report.is_replaced and report.path == link
+    assert link.is_symlink() and link.samefile(draft)
+    assert list(link.parent.iterdir()) == [link]
+    assert draft.read_bytes() != before
+    assert report.kept is not None and report.kept.samefile(draft.with_name("draft.gguf.bak"))
+    assert report.kept.read_bytes() == before
+    assert sorted(whole(eagle3)) == ["draft.gguf", "draft.gguf.bak", "use.memory"]
+
+
 @pytest.mark.release
 def test_what_is_no_better_is_not_kept(eagle3: Config) -> None:
     before = whole(eagle3)

@@ -9,6 +9,7 @@ under another name.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -65,7 +66,7 @@ class UseReport:
     """What came out of a run from use.
 
     Attributes:
-        path: the draft's file.
+        path: the draft's file; of a link what it names was replaced.
         kept: where the one before is now; None where there was none, or it stays in its place.
         is_replaced: whether the file is the new one.
         why_not: why it is not; "" where it is.
@@ -174,6 +175,8 @@ class UseRun(Generic[H]):
         self._read_draft = read_draft
         self._kind, self._config, self._use = kind, config, config.use
         self._model, self._init, self._reporter = model, init, reporter
+        # Of a link what it names is replaced, and the link stays.
+        self._out = Path(os.path.realpath(config.out))
         self._layers = init.shape.target_layers
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
@@ -192,9 +195,8 @@ class UseRun(Generic[H]):
         torch.set_num_threads(self._n_threads)
         weights = read_weights(self._config.target, self._model.info)
         _check_name(self._config.begun_with, weights)
-        out = self._config.out
         # What is replaced, not what is read: of one draft several may be made.
-        with locked_file(out) if out.exists() else contextlib.nullcontext():
+        with locked_file(self._out) if self._out.exists() else contextlib.nullcontext():
             pieces = self._pieces()
             return self._learn(weights, self._read(pieces))
 
@@ -246,7 +248,7 @@ class UseRun(Generic[H]):
         choosing, judging = apart(keys, self._use.held_out)
         width = len(self._layers) * self._model.info.n_embd
         features = _Scratch(
-            config.out.parent, [len(s.tokens) for s in sequences], width, config.n_top
+            self._out.parent, [len(s.tokens) for s in sequences], width, config.n_top
         )
         n_missed = sum(int(np.sum(s.missed)) for s in sequences if s.missed is not None)
         self._reporter.line(
@@ -358,14 +360,14 @@ class UseRun(Generic[H]):
         state = fit.run()
         fit.load_best()
         self._seconds["training"] = perf_counter() - start
-        new = config.out.with_name(f"{config.out.name}.new")
+        new = self._out.with_name(f"{self._out.name}.new")
         try:
             self._export(new, weights, head, learned, state.n_tokens)
             # As the file has them: its type has fewer digits.
             head.load_tensors(self._read_draft(new).tensors)
             after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
             why_not = why_no_better(before, after, others_before, others_after, self._use.max_loss)
-            kept = None if why_not else _put(new, config.out)
+            kept = None if why_not else _put(new, self._out)
         finally:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
