@@ -1,8 +1,9 @@
 #include "base/draft_output.h"
 
+#include "base/candidates.h"
+
 #include "ggml-backend.h"
 
-#include <cmath>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -56,12 +57,8 @@ ggml_tensor * draft_output::build(ggml_context * ctx, ggml_cgraph * gf, ggml_ten
             t->nb[i] = t->nb[i - 1] * (size_t) t->ne[i - 1];
         }
     }
-    const int64_t n_slots = rows->ne[1], n_rows = logits->ne[1];
-    ggml_tensor * all = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
-    all = ggml_set_rows(ctx, all, ggml_reshape_3d(ctx, logits, 1, n_slots, n_rows), ggml_reshape_3d(ctx, ids, n_slots, 1, 1));
-    all = ggml_reshape_2d(ctx, all, n_vocab, n_rows);
-    ggml_set_output(all->view_src != nullptr ? all->view_src : all);
-    ggml_set_output(all);
+    ggml_tensor * all = spread_logits(ctx, logits, ids, n_vocab);
+    keep_logits(all);
     ggml_build_forward_expand(gf, all);
     return all;
 }
