@@ -350,11 +350,9 @@ int llama_spec_draft_output(llama_spec_context * ctx, int32_t n_slots, const cha
         // Graphs that were built otherwise are forgotten: both calls make the engine reserve anew.
         llama_set_embeddings_nextn(state.ctx, false, /* masked */ true);
         llama_set_embeddings_nextn(state.ctx, true, /* masked */ true);
-        state.draft->use(nullptr);
         state.output.reset();
         if (n_slots > 0) {
             state.output = std::make_unique<draft_output>(whole->type, whole->ne[0], n_slots);
-            state.draft->use(state.output.get());
         }
     });
 }
@@ -422,7 +420,7 @@ int llama_spec_draft_candidates(llama_spec_context * ctx, int32_t i, int32_t giv
                     "' is no draft that this version knows; it knows " + draft_kind_names());
         }
         check_row(state, i);
-        *n = state.draft->read(state.ctx, i, given, n_max, ids, probabilities, row);
+        *n = state.draft->read(state.ctx, i, given, n_max, ids, probabilities, row, state.output.get());
         if (*row == nullptr) {
             fail(LLAMA_SPEC_ARGUMENT, "no output was asked for at row " + std::to_string(i) + " of the last batch");
         }

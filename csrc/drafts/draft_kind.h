@@ -39,16 +39,12 @@ public:
     virtual const ggml_tensor * output() const { return nullptr; }
     // How many rows a part of it has at least.
     virtual int32_t least_rows() const { return 1; }
-    // The part that it uses; NULL for the whole.
-    void use(const draft_output * of_some_ids) { part = of_some_ids; }
-    // Reads them for token i of the last batch, likeliest first, as ids of the target. `given` is what was chosen
+    // Reads candidates for token i of the last batch, likeliest first, as ids of the target. `given` is what was chosen
     // after token i - 1, for kinds in which that changes what follows. Returns how many there are, at most n_max;
-    // *row is NULL where no output was asked for. Throws std::runtime_error for a broken result.
+    // *row is NULL where no output was asked for. `part` are the rows of the output matrix that the batch was decoded
+    // with; NULL for the whole. Throws std::runtime_error for a broken result.
     virtual int32_t read(llama_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids, float * probabilities,
-                         const float ** row) const = 0;
-
-protected:
-    const draft_output * part = nullptr;
+                         const float ** row, const draft_output * part) const = 0;
 };
 
 class draft_kind {

@@ -69,7 +69,7 @@ public:
     int32_t least_rows() const override { return std::max(k, 1); }  // a selector has so many choices
 
     int32_t read(llama_context * ctx, int32_t i, int32_t given, int32_t n_max, int32_t * ids, float * probabilities,
-                 const float ** row) const override {
+                 const float ** row, const draft_output * part) const override {
         const float * found = llama_get_embeddings_nextn_ith(ctx, i);
         if (found == nullptr) {
             *row = nullptr;

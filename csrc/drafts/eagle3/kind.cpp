@@ -46,7 +46,7 @@ public:
     const ggml_tensor * output() const override { return whole; }
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
-                 const float ** row) const override {
+                 const float ** row, const draft_output * part) const override {
         *row = llama_get_embeddings_nextn_ith(ctx, i);
         if (*row == nullptr) {
             return 0;

@@ -116,7 +116,7 @@ public:
     const ggml_tensor * output() const override { return shared; }
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
-                 const float ** row) const override {
+                 const float ** row, const draft_output * /* part */) const override {
         n_max = std::min(n_max, N_CANDIDATES);
         const int32_t n_held = held_candidates(ctx, i, n_max, ids, probabilities);
         const float * logits = n_held < 0 ? llama_get_logits_ith(ctx, i) : nullptr;
