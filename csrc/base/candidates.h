@@ -47,6 +47,10 @@ struct draft_ids {
 int32_t read_candidates(const float * packed, int32_t n, const draft_ids & known, int32_t n_max, int32_t * ids,
                         float * probabilities);
 
+// How many of the likeliest tokens are read of a row of an MTP head: the best one, and one beside it for who mixes
+// distributions.
+constexpr int32_t HEAD_CANDIDATES = 2;
+
 // Of token i of a head's last batch those that a device chose, as ids of the target: read_candidates() of them. Negative
 // where logits are computed on the CPU: then the row says. hooks/held_logits.cpp.
 int32_t held_candidates(llama_context * ctx, int32_t i, int32_t n_max, int32_t * ids, float * probabilities);

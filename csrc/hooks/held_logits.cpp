@@ -24,7 +24,6 @@ namespace {
 constexpr const char * NAME = "spec_likeliest";
 constexpr int64_t N_NUMBERS = 3;    // of each row
 constexpr const char * CANDIDATES = "spec_candidates";
-constexpr int N_CANDIDATES = 2;     // of each row of a head: an id and its probability
 // Counting what is lower takes as much memory as the logits. Rows of a verify batch are few; of more rows, as where a
 // whole prompt's logits are wanted, all are read anyway.
 constexpr int64_t MAX_ROWS = 64;
@@ -131,7 +130,7 @@ struct llama_spec_held_logits {
         }
         static const std::vector<int32_t> same_ids;
         const llama_spec::draft_ids known = { (int32_t) ctx.model.vocab.n_tokens(), same_ids, nullptr };
-        return llama_spec::read_candidates(found, N_CANDIDATES, known, n_max, ids, probabilities);
+        return llama_spec::read_candidates(found, llama_spec::HEAD_CANDIDATES, known, n_max, ids, probabilities);
     }
 
     static llama_spec_held_logits & of(llama_context & ctx) {
@@ -157,7 +156,7 @@ void llama_spec_add_likeliest(const llama_model & model, llm_graph_result & res,
     }
     ggml_context * ctx = res.get_ctx();
     if (is_head) {
-        ggml_tensor * packed = llama_spec::build_candidates(ctx, res.get_gf(), logits, N_CANDIDATES, nullptr).packed;
+        ggml_tensor * packed = llama_spec::build_candidates(ctx, res.get_gf(), logits, llama_spec::HEAD_CANDIDATES, nullptr).packed;
         ggml_set_name(packed, CANDIDATES);
         ggml_set_output(packed);
         ggml_build_forward_expand(res.get_gf(), packed);

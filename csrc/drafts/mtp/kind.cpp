@@ -20,9 +20,6 @@ namespace llama_spec {
 
 namespace {
 
-// How many of the likeliest tokens are read of a row: the best one, and one beside it for who mixes distributions.
-constexpr int32_t N_CANDIDATES = 2;
-
 // Architectures whose heads tests/parity/test_mtp_reference.py computes again, and whether a file may have several, of
 // which each drafts a further token. A head of another architecture is refused by name.
 constexpr struct {
@@ -110,14 +107,14 @@ public:
         llama_set_nextn_layer_offset(ctx, batch.head);
     }
 
-    int32_t n_candidates() const override { return N_CANDIDATES; }
+    int32_t n_candidates() const override { return HEAD_CANDIDATES; }
     int32_t n_row() const override { return n_embd; }
     int32_t n_row_inp() const override { return n_embd; }
     const ggml_tensor * output() const override { return shared; }
 
     int32_t read(llama_context * ctx, int32_t i, int32_t /* given */, int32_t n_max, int32_t * ids, float * probabilities,
                  const float ** row, const draft_output * /* part */) const override {
-        n_max = std::min(n_max, N_CANDIDATES);
+        n_max = std::min(n_max, HEAD_CANDIDATES);
         const int32_t n_held = held_candidates(ctx, i, n_max, ids, probabilities);
         const float * logits = n_held < 0 ? llama_get_logits_ith(ctx, i) : nullptr;
         *row = n_held >= 0 || logits != nullptr ? llama_get_embeddings_nextn_ith(ctx, i) : nullptr;
