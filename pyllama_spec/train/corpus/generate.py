@@ -55,6 +55,11 @@ def empty_features(n: int, width: int, k: int) -> TargetFeatures:
     )
 
 
+def token_bytes(width: int, k: int) -> int:
+    """Bytes of one token's TargetFeatures: float16 rows, uint32 ids, float16 log-probabilities."""
+    return 2 * width + 6 * k
+
+
 def set_top(features: TargetFeatures, i: int, top: TopK) -> None:
     """Notes the distribution after token i."""
     n = min(len(top.ids), features.top_ids.shape[1])

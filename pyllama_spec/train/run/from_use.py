@@ -28,7 +28,7 @@ from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.config import CorpusConfig, RunConfig
 from pyllama_spec.train.corpus.draft_vocab import known_draft_vocab
 from pyllama_spec.train.corpus.features import LiveFeatures
-from pyllama_spec.train.corpus.generate import Generator, TargetFeatures
+from pyllama_spec.train.corpus.generate import Generator, TargetFeatures, token_bytes
 from pyllama_spec.train.corpus.quality import is_repetitive
 from pyllama_spec.train.corpus.store import Corpus, TextSequence, hash_tokens
 from pyllama_spec.train.corpus.tasks import make_source
@@ -225,7 +225,7 @@ class UseRun(Generic[H]):
     def _bounded(self, pieces: list[Piece]) -> list[Piece]:
         """The newest of them whose features fit the disk's bound."""
         width = len(self._layers) * self._model.info.n_embd
-        room = self._config.max_disk_bytes // (2 * width + 6 * self._config.n_top)
+        room = self._config.max_disk_bytes // token_bytes(width, self._config.n_top)
         n = 0
         for i in range(len(pieces) - 1, -1, -1):
             n += pieces[i].n_window_tokens

@@ -25,6 +25,7 @@ from pyllama_spec.train.corpus.draft_vocab import (
 )
 from pyllama_spec.train.corpus.feature_store import FeatureStore, feature_folder
 from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
+from pyllama_spec.train.corpus.generate import token_bytes
 from pyllama_spec.train.corpus.selection import split
 from pyllama_spec.train.corpus.store import Corpus, CorpusStore
 from pyllama_spec.train.corpus.tasks import has_template
@@ -138,8 +139,7 @@ class Pipeline(Generic[H]):
         store = FeatureStore(
             feature_folder(self._work, layers),
             {**identity, "target_layers": list(layers), "n_top": config.n_top},
-            # float16 rows, uint32 ids, float16 log-probabilities.
-            2 * width + 6 * config.n_top,
+            token_bytes(width, config.n_top),
             config.max_disk_bytes,
         )
 
