@@ -50,6 +50,11 @@ class TextSequence:
         """How many tokens there are to learn from."""
         return int(self.mask.sum())
 
+    @property
+    def n_missed(self) -> int:
+        """At how many of them a draft is known to have been wrong."""
+        return 0 if self.missed is None else int(self.missed.sum())
+
 
 class CorpusStore:
     """The shards of a folder.

@@ -250,10 +250,9 @@ class UseRun(Generic[H]):
         features = _Scratch(
             self._out.parent, [len(s.tokens) for s in sequences], width, config.n_top
         )
-        n_missed = sum(int(np.sum(s.missed)) for s in sequences if s.missed is not None)
         self._reporter.line(
             f"text: {sum(s.n_answer for s in sequences)} answer tokens of {len(set(keys))} "
-            f"conversations, of which a draft had missed {n_missed}"
+            f"conversations, of which a draft had missed {sum(s.n_missed for s in sequences)}"
         )
         self._compute(pieces, features)
         n_own = len(sequences)
@@ -349,12 +348,12 @@ class UseRun(Generic[H]):
         head = self._kind.known_head(begun, self._init)
         head.load_tensors(self._init.tensors)
         head = head.to(self._device)
-        knows_misses = any(s.missed is not None and s.missed.any() for s in learned)
+        n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
             self._kind, head, Text(corpus, texts.features, vocab, texts.train, texts.choosing),
             config.fit, KeptInMemory(), checkpoint_s=config.checkpoint_s,
             bf16=wants_bf16(config, self._device, try_precisions), reporter=self._reporter,
-            right_share=self._use.right_share if knows_misses else 1.0,
+            right_share=self._use.right_share if n_missed else 1.0,
         )  # fmt: skip
         before, others_before = fit.measure(texts.judging), fit.measure(texts.others)
         state = fit.run()
@@ -371,7 +370,6 @@ class UseRun(Generic[H]):
         finally:
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
-        n_missed = sum(int(np.sum(s.missed)) for s in learned if s.missed is not None)
         return UseReport(
             config.out, kept, not why_not, why_not, before, after, others_before, others_after,
             texts.n_conversations, sum(s.n_answer for s in learned), n_missed, state.n_tokens,
