@@ -1,4 +1,4 @@
-"""Writes a draft of any kind as GGUF."""
+"""Writes a draft of any kind as GGUF, with where it comes from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,20 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from pyllama_spec.gguf.target import Target
+from pyllama_spec.gguf.target import Target, read_target
 from pyllama_spec.gguf.tensors import PlannedTensor, SourceTensor
-from pyllama_spec.gguf.writer import Kind, Output, write_gguf
+from pyllama_spec.gguf.writer import Kind as ExportType
+from pyllama_spec.gguf.writer import Output, write_gguf
+from pyllama_spec.train.config import RunConfig
+from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.head import DraftHead
+from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.kind import H, Kind
+from pyllama_spec.train.run.provenance import record
+from pyllama_spec.train.run.target_weights import TargetWeights
 
 
 def export_head(
@@ -60,8 +69,62 @@ def export_head(
     d2t = head.d2t.cpu().numpy()
     tensors.append(PlannedTensor("d2t", d2t.shape, values=d2t))
     tensors += extra
-    output = Output(arch, name, named, tokenizer, tensors, cast(Kind, export_type))
+    output = Output(arch, name, named, tokenizer, tensors, cast(ExportType, export_type))
     return write_gguf(path, output).n_bytes
+
+
+def write_draft(
+    kind: Kind[H],
+    head: H,
+    config: RunConfig,
+    weights: TargetWeights,
+    path: Path,
+    *,
+    n_ctx: int,
+    export_type: str,
+    sequences: Sequence[TextSequence],
+    init: InitDraft | None,
+    figures: Mapping[str, Any],
+    hashes: Mapping[str, str],
+    reporter: Reporter,
+) -> int:
+    """Writes a run's draft with its provenance.
+
+    Args:
+        kind: of the draft.
+        head: with its weights.
+        config: of the run.
+        weights: parts of the target.
+        path: where to.
+        n_ctx: the target's context length.
+        export_type: as in export_head().
+        sequences: what the head learned from.
+        init: the draft that the run began with, whose hash and figures are added.
+        figures: of what was learned and how it fares.
+        hashes: of files and texts beside the target.
+        reporter: is told how it goes.
+
+    Returns:
+        The size of the file in bytes.
+
+    Raises:
+        ConversionError: as export_head().
+
+    """
+    hashes = {"target_sha256": weights.sha256, **hashes}
+    if init is not None:
+        hashes = {**hashes, "init_sha256": init.sha256}
+        before = {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
+        figures = {**figures, **before}
+    return export_head(
+        head, read_target(config.target), path, arch=kind.arch,
+        name=f"{weights.name} {kind.title}", n_ctx=n_ctx, export_type=export_type,
+        record=record(
+            config, target_name=weights.name, hashes=hashes, figures=figures,
+            torch_version=str(torch.__version__),
+        ),
+        keys=kind.keys(head), extra=kind.extra_tensors(sequences, init, reporter),
+    )  # fmt: skip
 
 
 def _tensor(name: str, values: npt.NDArray[np.float32]) -> PlannedTensor:

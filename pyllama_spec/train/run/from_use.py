@@ -24,7 +24,6 @@ import torch
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model, default_n_threads
 from pyllama_spec.gguf.reader import read_gguf, read_key
-from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.config import CorpusConfig, RunConfig
 from pyllama_spec.train.corpus.draft_vocab import known_draft_vocab
 from pyllama_spec.train.corpus.features import LiveFeatures
@@ -44,13 +43,12 @@ from pyllama_spec.train.files import keep_old, locked_file, scratch_array
 from pyllama_spec.train.interrupt import interruptions
 from pyllama_spec.train.progress import Reporter
 from pyllama_spec.train.run.checkpoint import KeptInMemory
-from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Fit, Text
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import H, Kind, Start
 from pyllama_spec.train.run.objective import Acceptance
 from pyllama_spec.train.run.pipeline import device_of, try_precisions, wants_bf16
-from pyllama_spec.train.run.provenance import record
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # Tokens that are read at once: what came before them does not change what is learned by much.
@@ -348,6 +346,7 @@ class UseRun(Generic[H]):
         head = self._kind.known_head(begun, self._init)
         head.load_tensors(self._init.tensors)
         head = head.to(self._device)
+        n_answer = sum(s.n_answer for s in learned)
         n_missed = sum(s.n_missed for s in learned)
         fit = Fit(
             self._kind, head, Text(corpus, texts.features, vocab, texts.train, texts.choosing),
@@ -361,7 +360,13 @@ class UseRun(Generic[H]):
         self._seconds["training"] = perf_counter() - start
         new = self._out.with_name(f"{self._out.name}.new")
         try:
-            self._export(new, weights, head, learned, state.n_tokens)
+            # Nothing of the texts, not even a hash.
+            write_draft(
+                self._kind, head, config, weights, new, n_ctx=self._model.info.n_ctx_train,
+                export_type=_type_of(config.begun_with), sequences=learned, init=self._init,
+                figures={"tokens": state.n_tokens, "corpus_tokens": n_answer}, hashes={},
+                reporter=self._reporter,
+            )  # fmt: skip
             # As the file has them: its type has fewer digits.
             head.load_tensors(self._read_draft(new).tensors)
             after, others_after = fit.measure(texts.judging), fit.measure(texts.others)
@@ -372,29 +377,8 @@ class UseRun(Generic[H]):
                 new.unlink(missing_ok=True)
         return UseReport(
             config.out, kept, not why_not, why_not, before, after, others_before, others_after,
-            texts.n_conversations, sum(s.n_answer for s in learned), n_missed, state.n_tokens,
+            texts.n_conversations, n_answer, n_missed, state.n_tokens,
             self._seconds, tuple(self._notes),
-        )  # fmt: skip
-
-    def _export(
-        self, path: Path, weights: TargetWeights, head: H, learned: list[TextSequence], n: int
-    ) -> None:
-        """The new draft's file, with its provenance: nothing of the texts, not even a hash."""
-        config, kind, init = self._config, self._kind, self._init
-        figures = {
-            "tokens": n, "corpus_tokens": sum(s.n_answer for s in learned),
-            "tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text,
-        }  # fmt: skip
-        export_head(
-            head, read_target(config.target), path, arch=kind.arch,
-            name=f"{weights.name} {kind.title}", n_ctx=self._model.info.n_ctx_train,
-            export_type=_type_of(config.begun_with),
-            record=record(
-                config, target_name=weights.name, figures=figures,
-                hashes={"target_sha256": weights.sha256, "init_sha256": init.sha256},
-                torch_version=str(torch.__version__),
-            ),
-            keys=kind.keys(head), extra=kind.extra_tensors(learned, init, self._reporter),
         )  # fmt: skip
 
 

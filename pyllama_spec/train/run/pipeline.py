@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from pyllama_spec.engine import Model, default_n_threads
-from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus_identity
 from pyllama_spec.train.corpus.draft_vocab import (
@@ -35,12 +34,11 @@ from pyllama_spec.train.files import read_json, write_json
 from pyllama_spec.train.progress import Reporter, WholeEstimate
 from pyllama_spec.train.run.checkpoint import Checkpoints
 from pyllama_spec.train.run.curves import write_curves
-from pyllama_spec.train.run.export import export_head
+from pyllama_spec.train.run.export import write_draft
 from pyllama_spec.train.run.fit import Fit, FitState, Text
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import H, Kind, Start
 from pyllama_spec.train.run.objective import Acceptance
-from pyllama_spec.train.run.provenance import record
 from pyllama_spec.train.run.target_weights import TargetWeights, read_weights
 
 # Tokens of all text for one of an answer, prompts included, and what one takes beside its features.
@@ -311,29 +309,19 @@ class Pipeline(Generic[H]):
         self, weights: TargetWeights, head: H, text: Text, state: FitState, trained: Acceptance
     ) -> TrainReport:
         """The file, with its provenance."""
-        config, kind, init = self._config, self._kind, self._init_draft
+        config = self._config
         assert state.untrained is not None
         # Of the texts that the head learned from: those held out stay unknown to it.
         sequences = [text.corpus.sequences[i] for i in text.train]
-        extra = kind.extra_tensors(sequences, init, self._reporter)
         figures = {
             "tokens": state.n_tokens, "corpus_tokens": text.corpus.n_answer,
             "acceptance": [round(share, 4) for share in trained.by_depth],
             "tokens_per_round": float(trained.tokens_per_round),
         }  # fmt: skip
-        hashes = {"target_sha256": weights.sha256, "corpus_sha256": text.corpus.sha256}
-        if init is not None:
-            hashes["init_sha256"] = init.sha256
-            figures |= {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
-        n_bytes = export_head(
-            head, read_target(config.target), config.out, arch=kind.arch,
-            name=f"{weights.name} {kind.title}", n_ctx=self._model.info.n_ctx_train,
-            export_type=config.export_type,
-            record=record(
-                config, target_name=weights.name, hashes=hashes, figures=figures,
-                torch_version=str(torch.__version__),
-            ),
-            keys=kind.keys(head), extra=extra,
+        n_bytes = write_draft(
+            self._kind, head, config, weights, config.out, n_ctx=self._model.info.n_ctx_train,
+            export_type=config.export_type, sequences=sequences, init=self._init_draft,
+            figures=figures, hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
         )  # fmt: skip
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
