@@ -23,7 +23,7 @@ import torch
 
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model, default_n_threads
-from pyllama_spec.gguf.reader import read_gguf, read_key
+from pyllama_spec.gguf.reader import read_key, read_table
 from pyllama_spec.train.config import CorpusConfig, RunConfig
 from pyllama_spec.train.corpus.draft_vocab import known_draft_vocab
 from pyllama_spec.train.corpus.features import LiveFeatures
@@ -431,7 +431,7 @@ def _check_name(path: Path, weights: TargetWeights) -> None:
 
 def _type_of(path: Path) -> str:
     """The type of the matrices in a draft's file."""
-    tensors = read_gguf(path, lambda _: False).tensors.values()
+    tensors = read_table(path).tensors.values()
     types = {tensor.type_id for tensor in tensors if len(tensor.shape) == 2}
     return next((name for number, name in _TYPES.items() if number in types), "f16")
 
