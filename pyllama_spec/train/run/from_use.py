@@ -66,8 +66,7 @@ class UseReport:
     Attributes:
         path: the draft's file; of a link what it names was replaced.
         kept: where the one before is now; None where there was none, or it stays in its place.
-        is_replaced: whether the file is the new one.
-        why_not: why it is not; "" where it is.
+        why_not: why the file is not the new one; "" where it is.
         before, after: acceptance of both drafts on conversations that none was fitted to.
         others_before, others_after: the same on other text, which the target has just written.
         n_conversations, n_answer_tokens: what was learned from.
@@ -80,7 +79,6 @@ class UseReport:
 
     path: Path
     kept: Path | None
-    is_replaced: bool
     why_not: str
     before: Acceptance
     after: Acceptance
@@ -92,6 +90,11 @@ class UseReport:
     n_tokens_seen: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the file is the new one."""
+        return not self.why_not
 
 
 class _Scratch:
@@ -376,7 +379,7 @@ class UseRun(Generic[H]):
             with contextlib.suppress(OSError):
                 new.unlink(missing_ok=True)
         return UseReport(
-            config.out, kept, not why_not, why_not, before, after, others_before, others_after,
+            config.out, kept, why_not, before, after, others_before, others_after,
             texts.n_conversations, n_answer, n_missed, state.n_tokens,
             self._seconds, tuple(self._notes),
         )  # fmt: skip
