@@ -53,6 +53,7 @@ def first_picks(head: DFlashHead) -> float:
         starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
         target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
         in_vocab=torch.ones(n, dtype=torch.bool), lookup_hits=torch.zeros(n, dtype=torch.bool),
+        missed=torch.zeros(n, dtype=torch.bool),
     )  # fmt: skip
     return float((count_accepted(head, texts) > 0).float().mean())
 

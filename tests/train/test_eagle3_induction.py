@@ -78,6 +78,7 @@ def right_after_a_repetition(head: Eagle3Head) -> float:
         starts=torch.arange(60, n - 2), learned=torch.ones(n, dtype=torch.bool),
         target_ids=torch.zeros(n, 1, dtype=torch.int64), target_p=torch.zeros(n, 1),
         in_vocab=torch.ones(n, dtype=torch.bool), lookup_hits=torch.zeros(n, dtype=torch.bool),
+        missed=torch.zeros(n, dtype=torch.bool),
     )  # fmt: skip
     with torch.no_grad():
         step = next(run_chains(head, texts, 1))

@@ -36,8 +36,8 @@ class Texts:
         in_vocab: [n] bool: whether the token itself can be drafted.
         lookup_hits: [n] bool: whether decoding would copy after this token, as it and those before
             it have stood in the text already.
-        missed: [n] bool: whether a draft was wrong about the token when the text was made; None
-            for unknown.
+        missed: [n] bool: whether a draft was wrong about the token when the text was made, as
+            far as that is known.
 
     """
 
@@ -51,7 +51,7 @@ class Texts:
     target_p: Tensor
     in_vocab: Tensor
     lookup_hits: Tensor
-    missed: Tensor | None = None
+    missed: Tensor
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """Where each sequence ends, [n_sequences], and to which one each token belongs, [n]."""
@@ -135,16 +135,12 @@ def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.
         generator: on the CPU, draws them.
 
     """
-    if texts.missed is None:
-        return texts
     ends, owner = texts.ends()
     # A draft from P0 predicts x[P0+2] .. x[P0+1+n_steps], as far as its text goes.
     at = texts.starts[:, None] + torch.arange(2, 2 + n_steps, device=texts.starts.device)
     last = ends[owner[texts.starts]][:, None] - 1
     is_missed = texts.missed[torch.minimum(at, last)].any(1)
-    drawn = torch.rand(len(texts.starts), generator=generator).to(is_missed.device) < share
-    starts = texts.starts[is_missed | drawn]
-    return replace(texts, starts=starts) if len(starts) else texts
+    return _thinned(texts, is_missed, share, generator)
 
 
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
@@ -156,7 +152,12 @@ def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -
         generator: on the CPU, draws them.
 
     """
-    drawn = torch.rand(len(texts.starts), generator=generator).to(texts.starts.device) < share
     # A draft from P0 knows x[P0+1].
-    starts = texts.starts[~texts.lookup_hits[texts.starts + 1] | drawn]
+    return _thinned(texts, ~texts.lookup_hits[texts.starts + 1], share, generator)
+
+
+def _thinned(texts: Texts, always: Tensor, share: float, generator: torch.Generator) -> Texts:
+    """The drafts of `always`, [n_starts] bool, and a share of the others; of none at all, all."""
+    drawn = torch.rand(len(texts.starts), generator=generator).to(always.device) < share
+    starts = texts.starts[always | drawn]
     return replace(texts, starts=starts) if len(starts) else texts
