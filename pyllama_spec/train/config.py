@@ -64,9 +64,7 @@ class CorpusConfig:
         count(self.seed, "seed", 0)
         for name in ("temperature", "user_temperature"):
             real(getattr(self, name), name, 0.0)
-        for name in ("greedy_share", "prompt_seed_share"):
-            if not 0 <= real(getattr(self, name), name) <= 1:
-                raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
+        check_shares(self, "greedy_share", "prompt_seed_share")
 
     def identity(self) -> dict[str, Any]:
         """What decides the text, apart from how much of it there is."""
@@ -196,16 +194,19 @@ class FitSettings:
                 raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
         if not 0 < real(self.step_decay, "step_decay") <= 1:
             raise ArgumentError(f"step_decay={self.step_decay!r} is outside 0 .. 1")
-        check_shares(self, "missed_share", "copied_share")
+        check_shares(self, "missed_share")
+        check_shares(self, "copied_share", optional=True)
         if self.precision not in PRECISIONS:
             raise ArgumentError(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
 
 
-def check_shares(settings: object, *names: str) -> None:
-    """Raises unless fields are 0 .. 1, or None."""
+def check_shares(settings: object, *names: str, optional: bool = False) -> None:
+    """Raises ArgumentError unless fields are 0 .. 1, or None where that is allowed."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not 0 <= real(value, name) <= 1:
+        if optional and value is None:
+            continue
+        if not 0 <= real(value, name) <= 1:
             raise ArgumentError(f"{name}={value!r} is outside 0 .. 1")
 
 

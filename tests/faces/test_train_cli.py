@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +23,7 @@ from pyllama_spec.train import (
     Eagle3TrainConfig,
     FitConfig,
     HeadConfig,
+    UseConfig,
 )
 from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.progress import Reporter
@@ -288,6 +292,23 @@ def test_contradictory_settings_are_refused() -> None:
         FitConfig(precision="fp8")
     with pytest.raises(ArgumentError, match="step_decay"):
         FitConfig(step_decay=0.0)
+
+
+@pytest.mark.parametrize("value", [None, "a tenth", float("nan"), -0.1, 1.5])
+def test_a_share_that_is_none_is_refused_by_name(value: Any) -> None:
+    makers: list[tuple[Callable[..., object], list[str]]] = [
+        (CorpusConfig, ["greedy_share", "prompt_seed_share"]),
+        (partial(UseConfig, Path("store")), ["held_out", "right_share", "max_loss"]),
+        (FitConfig, ["missed_share", "copied_share"]),
+        (DFlashFitConfig, ["anchor_share", "dpace_alpha", "hard_share", "missed_share"]),
+    ]
+    for make, names in makers:
+        for name in names:
+            if (name, value) == ("copied_share", None):  # the kind's own
+                make(copied_share=None)
+                continue
+            with pytest.raises(ArgumentError, match=f"^{name}="):
+                make(**{name: value})
 
 
 @pytest.mark.parametrize("n_layer", range(1, 40))

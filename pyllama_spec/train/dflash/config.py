@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pyllama_spec.engine.checks import count, real
+from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig, check_shares
 
@@ -96,7 +96,7 @@ class DFlashFitConfig(FitSettings):
     def __post_init__(self) -> None:
         FitSettings.__post_init__(self)
         check_shares(self, "anchor_share", "dpace_alpha", "hard_share")
-        if real(self.anchor_share, "anchor_share") == 0:
+        if self.anchor_share == 0:
             raise ArgumentError("anchor_share=0 leaves nothing to learn from")
         if self.weights not in WEIGHTS:
             raise ArgumentError(f"weights={self.weights!r} is none of {', '.join(WEIGHTS)}")
