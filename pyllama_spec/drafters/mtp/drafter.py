@@ -102,7 +102,8 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
         """Raises unless the target has a head, or this one was made for it.
 
         From here on max_draft is known: of several heads each drafts one token, and rooms, bounds
-        and costs go by it before attach().
+        and costs go by it before attach(). With copies beside the heads they go by what was given,
+        since a copy may be longer than what the heads draft.
         """
         if not self.wants_head:
             super().check(target)
