@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import parts
-from .moe import KV_RANK, NOPE, ROPE, latent_header, shared_expert
+from .moe import KV_RANK, NOPE, ROPE, dense_or_biased_experts, latent_header, shared_expert
 from .recurrent import (
     delta_net,
     gated_attention,
@@ -305,10 +305,7 @@ def bailingmoe3(m: Sketch) -> None:
             gated_latent_attention(m, blk)
         else:
             delta_attention(m, blk, cfg.state_size or 16, is_low_rank=False)
-        if index == 0:
-            parts.gated_ffn(m, blk)
-        else:
-            biased_experts(m, blk)
+        dense_or_biased_experts(m, blk, is_dense=index == 0)
     m.output()
 
 
@@ -322,13 +319,6 @@ def gated_latent_attention(m: Sketch, blk: str) -> None:
     m.matrix(f"{blk}attn_v_b.weight", cfg.n_head, cfg.head_dim, KV_RANK)
     m.matrix(f"{blk}attn_gate.weight", cfg.n_head, cfg.n_embd)
     m.matrix(f"{blk}attn_output.weight", cfg.n_embd, cfg.n_embd, gain=1.5)
-
-
-def biased_experts(m: Sketch, blk: str) -> None:
-    """Add routed experts with a bias for their choice, and a shared one."""
-    parts.experts(m, blk)
-    m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
-    shared_expert(m, blk)
 
 
 def delta_attention(m: Sketch, blk: str, head: int, *, is_low_rank: bool = True) -> None:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from . import parts
-from .hybrid import biased_experts, delta_attention, key_heads
-from .moe import KV_RANK, NOPE, Q_RANK, ROPE, latent_header
+from .hybrid import delta_attention, key_heads
+from .moe import (
+    KV_RANK,
+    NOPE,
+    Q_RANK,
+    ROPE,
+    biased_experts,
+    dense_or_biased_experts,
+    latent_header,
+)
 from .recurrent import require_attention_layer
 from .sketch import Sketch
 from .streams import N_STREAMS
@@ -134,10 +142,7 @@ def glm5_next(m: Sketch) -> None:
             parts.norms(m, blk, "attn_norm", "ffn_norm")
             delta_attention(m, blk, cfg.state_size or 16)
             m.put(f"{blk}ssm_a", m.tensors.pop(f"{blk}ssm_a").reshape(-1))
-        if index == 0:
-            parts.gated_ffn(m, blk)
-        else:
-            biased_experts(m, blk)
+        dense_or_biased_experts(m, blk, is_dense=index == 0)
     m.output()
 
 

@@ -128,6 +128,11 @@ def dense_or_biased_experts(m: Sketch, blk: str, *, is_dense: bool) -> None:
     if is_dense:
         parts.gated_ffn(m, blk)
         return
+    biased_experts(m, blk)
+
+
+def biased_experts(m: Sketch, blk: str) -> None:
+    """Add routed experts with a bias for their choice, and a shared one."""
     parts.experts(m, blk)
     m.normal(f"{blk}exp_probs_b.bias", m.cfg.n_expert, std=0.1)
     shared_expert(m, blk)

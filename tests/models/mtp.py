@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from . import parts
-from .hybrid import biased_experts, gated_experts, gated_latent_attention, squared_experts
+from .hybrid import gated_experts, gated_latent_attention, squared_experts
 from .hyper import deepseek4_layer, glm5_next_head
-from .moe import cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
+from .moe import biased_experts, cohere2moe_layer, glm4moe_layer, indexed_layer, latent_layer
 from .recurrent import gated_attention
 from .sketch import Sketch
 from .streams import KPOOL, N_STREAMS, mixer, qwen4exp_attention
