@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from pyllama_spec import Llama
 from pyllama_spec.drafters import DFlash, Drafter
 from pyllama_spec.speculative import SpeculativeLoop
 from tests.dflash_tools import draft
@@ -41,6 +42,20 @@ def check_perfect(run: LoopRun, n_drafted: int | None = None) -> None:
     assert run.stats.accepted == run.stats.drafted
     if n_drafted is not None:
         assert max(step.n_drafted for step in run.steps) == n_drafted
+
+
+def check_restored_is_drafted(open_llama: Callable[[], Llama]) -> None:
+    """What a text has said is drafted where another Llama goes on with its state.
+
+    The target is a PERM of 16 cycles, and the draft chooses among a part of its vocabulary.
+    """
+    with open_llama() as llm, open_llama() as other:
+        llm.create_completion([150], max_tokens=60, temperature=0)
+        state = llm.save_state()
+        other.load_state(state)
+        tokens = [*state.tokens, int(perm_next(n_cycles=16)[state.tokens[-1]])]
+        answer = other.create_completion(tokens, max_tokens=20, temperature=0)["speculation"]
+        assert answer["accepted"] == answer["drafted"] > 0
 
 
 def perm(read: str = "newest", max_draft: int | None = None, **options: Any) -> DFlash:

@@ -19,6 +19,7 @@ from tests.drafters.test_mtp_files import without
 from tests.models import model_path, perm_continuation, perm_next
 from tests.mtp_tools import ARCHS, mtp_context, with_head
 from tests.oracles import LoopRun, generate, tiny
+from tests.perm_tools import check_restored_is_drafted
 from tests.tiers import release_except
 
 N_SLOTS = 64
@@ -140,13 +141,7 @@ def test_a_restored_text_is_drafted() -> None:
         drafter = Mtp(max_draft=3, n_output=N_SLOTS)
         return Llama(path, draft=drafter, n_ctx=256, controller="fixed", n_threads=1)
 
-    with opened() as llm, opened() as other:
-        llm.create_completion([150], max_tokens=60, temperature=0)
-        state = llm.save_state()
-        other.load_state(state)
-        tokens = [*state.tokens, int(perm_next(n_cycles=16)[state.tokens[-1]])]
-        answer = other.create_completion(tokens, max_tokens=20, temperature=0)["speculation"]
-        assert answer["accepted"] == answer["drafted"] > 0
+    check_restored_is_drafted(opened)
 
 
 def test_several_heads_share_it() -> None:

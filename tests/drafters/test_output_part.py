@@ -20,6 +20,7 @@ from tests.dflash_tools import add_block
 from tests.eagle3_tools import target_context
 from tests.models import ENDOFTEXT, model_path, perm_continuation, perm_next
 from tests.oracles import LoopRun, generate, tiny
+from tests.perm_tools import check_restored_is_drafted
 from tests.tiers import release_except
 
 N_SLOTS, N_VOCAB, N_GUESSES = 64, 320, 4
@@ -170,13 +171,7 @@ def test_a_restored_text_is_drafted(kind: str) -> None:
             controller="fixed", n_threads=1,
         )  # fmt: skip
 
-    with open_llama() as llm, open_llama() as other:
-        llm.create_completion([150], max_tokens=60, temperature=0)
-        state = llm.save_state()
-        other.load_state(state)
-        tokens = [*state.tokens, int(perm_next(n_cycles=16)[state.tokens[-1]])]
-        answer = other.create_completion(tokens, max_tokens=20, temperature=0)["speculation"]
-        assert answer["accepted"] == answer["drafted"] > 0
+    check_restored_is_drafted(open_llama)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
