@@ -248,7 +248,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     @property
     def n_choices(self) -> int:
-        """How many ids of the vocabulary it chooses among."""
+        """How many ids of the vocabulary it chooses among.
+
+        All of the model's where it has a smaller vocabulary of its own (d2t) and uses no part.
+        """
         return self._draft_ids.n_slots if self._draft_ids else self.model.info.n_vocab
 
     def _see(self, ids: Iterable[int]) -> None:

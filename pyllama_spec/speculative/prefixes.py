@@ -26,8 +26,8 @@ from pyllama_spec.speculative.sequence import Adapters, SequenceRun, SequenceSta
 
 # Fewer tokens are not waited for, kept in the store, or taken from it.
 MIN_TOKENS = 32
-# Fewer are read rather than copied from another sequence; and where that holds much more, all of
-# which is copied, those are read that are less than this part of it.
+# Fewer are read rather than copied from another sequence, and so is less than a 64th of what it
+# holds, since all of that is copied.
 MIN_COPIED, _COPIED_PART = 8, 64
 
 
