@@ -10,13 +10,16 @@ from typing import NamedTuple
 from pyllama_spec.drafters.base import Drafter
 from pyllama_spec.engine.checks import count
 
+SNAPSHOTS = "the number of snapshots of the target's state"
+_ROWS = "the number of rows that a decode verifies (n_batch, n_outputs_max or max_rows)"
+
 
 class DraftBound(NamedTuple):
     """The most tokens that a sequence may draft in a round.
 
     Attributes:
         max_draft: the number, from 0 on.
-        reason: the bound that it comes from, in words.
+        reason: the bound that it comes from, in words, in the singular.
 
     """
 
@@ -40,6 +43,7 @@ def draft_bound(
     *,
     n_draft: int | None = None,
     n_snapshots: int | None = None,
+    snapshots: str = SNAPSHOTS,
     n_rows: int | None = None,
     n_seqs: int = 1,
     n_left: int | None = None,
@@ -53,6 +57,7 @@ def draft_bound(
         bound: what holds already: the drafter's own number, or all that hold for the context.
         n_draft: what the caller allows.
         n_snapshots: how many tokens a recurrent state can take back (Rollback.max_draft).
+        snapshots: why no more, in words (Rollback.max_draft_reason).
         n_rows: the rows of a decode that verifies: those that are computed as single ones are, that
             have logits, and that a batch takes (Limits.width). The pending token needs one.
         n_seqs: how many sequences share those rows.
@@ -68,9 +73,9 @@ def draft_bound(
     if n_draft is not None and (n := count(n_draft, "n_draft", 0)) < max_draft:
         max_draft, reason = n, "n_draft"
     if n_snapshots is not None and n_snapshots < max_draft:
-        max_draft, reason = n_snapshots, "the snapshots of the target's state"
+        max_draft, reason = n_snapshots, snapshots
     if n_rows is not None and n_rows // n_seqs <= max_draft:
-        max_draft, reason = n_rows // n_seqs - 1, "the rows of a decode that verifies"
+        max_draft, reason = n_rows // n_seqs - 1, _ROWS
     if n_left is not None and n_left <= max_draft:
         max_draft, reason = n_left - 1, "max_tokens"
     if n_free is not None and n_free <= max_draft:

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.checkpoints import Checkpoint, Checkpoints
+from pyllama_spec.speculative.draft_bound import SNAPSHOTS
 from pyllama_spec.speculative.sequence import SequenceState
 
 _N_CHECKPOINTS = 3
+# Tokens of a physical batch that has room for a snapshot.
+_MIN_BATCH = 3
 
 
 class Rollback:
@@ -22,6 +25,7 @@ class Rollback:
 
     Attributes:
         max_draft: the most tokens that can be taken back after a round; None for any number.
+        max_draft_reason: why no more, in words.
         needs_equal_rows: whether sequences can be taken back after a common decode only if it had
             as many tokens of each, with sequence ids that follow each other.
         keeps_whole: whether the engine computes a sequence's tokens of a decode in one piece, and
@@ -36,6 +40,7 @@ class Rollback:
     """
 
     max_draft: int | None = None
+    max_draft_reason = SNAPSHOTS
     needs_equal_rows = False
     keeps_whole = False
     goes_alone = False
@@ -251,6 +256,7 @@ class ReplayRollback(StateRollback):
             # DeepSeek 4 with physical batches too small for snapshots: a copy has the last window
             # too, which is put back at other places, where sums are made in another order.
             self.max_draft = 0
+            self.max_draft_reason = _why_no_snapshots(target)
         self._before: dict[int, tuple[int, memoryview]] = {}
         self._undone: list[SequenceState] = []
         self._batch = Batch(target.n_batch)
@@ -291,6 +297,17 @@ class ReplayRollback(StateRollback):
         self._target.memory.return_to(state.seq_id, data, n)
         state.n_decoded = n
         return True
+
+
+def _why_no_snapshots(target: Context) -> str:
+    """Why a context has none, and what helps."""
+    n = min(target.n_batch, target.n_ubatch)
+    if n < _MIN_BATCH:
+        return (
+            f"a physical batch of {n} tokens (too small for snapshots of this state; give "
+            f"n_ubatch, n_batch and n_ctx of {_MIN_BATCH} or more)"
+        )
+    return "n_rs_seq=0 (this state goes back by snapshots alone; open the context with some)"
 
 
 def rollback_of(target: Context) -> Rollback:

@@ -57,7 +57,7 @@ from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
 _NOT_WANTED = "the request asked for no draft: n_draft=0"
-_NEVER = "no token may be drafted here: the bound of {} is 0"
+_NEVER = "nothing is drafted: {} allows no token of a draft"
 
 
 class Round:
@@ -151,11 +151,13 @@ class Round:
             max_chunk = min(target.n_batch, target.n_ubatch)
         n_outputs = min(target.n_batch, params.n_outputs_max or target.n_batch)
         width = verify_width(max_rows, n_outputs, target.n_batch)
+        n, why = rollback.max_draft, rollback.max_draft_reason
+        bound = draft_bound(bound, n_snapshots=n, snapshots=why, n_rows=width)
         return Limits(
             n_ctx=target.n_ctx_seq,
             n_batch=target.n_batch,
             n_outputs=n_outputs,
-            draft_bound=draft_bound(bound, n_snapshots=rollback.max_draft, n_rows=width),
+            draft_bound=bound,
             max_rows=max_rows,
             max_chunk=max_chunk,
             max_stepwise=max_stepwise,

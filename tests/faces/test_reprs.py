@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from pyllama_spec import Drafter, Eagle3, Llama, NoDrafter, PromptLookup
 from pyllama_spec.engine import Context, Model
+from pyllama_spec.speculative import Round
 from tests.models import model_path
+from tests.oracles import tiny, tiny_context
 
 
 def test_a_model_and_its_context() -> None:
@@ -53,9 +56,31 @@ def test_a_draft_that_may_propose_nothing(n_draft: int) -> None:
         assert (" disabled by n_draft>" in repr(llm)) == (n_draft == 0)
         stats = llm([1, 2, 1, 2, 1], max_tokens=6, temperature=0.0)["speculation"]
     assert (stats["state"] == "disabled") == (n_draft == 0)
-    assert (stats["reason_off"] == "no token may be drafted here: the bound of n_draft is 0") == (
-        n_draft == 0
-    )
+    said = "nothing is drafted: n_draft allows no token of a draft"
+    assert (stats["reason_off"] == said) == (n_draft == 0)
+
+
+@pytest.mark.parametrize("sizes", [{"n_ubatch": 1}, {"n_ubatch": 2}, {"n_batch": 2}, {}], ids=str)
+def test_a_state_without_room_for_snapshots_says_what_helps(sizes: dict[str, Any]) -> None:
+    path = str(model_path("deepseek4"))
+    with Llama(path, draft="prompt-lookup", n_ctx=64, **sizes) as llm:
+        reason = (
+            f"a physical batch of {min(sizes.values(), default=0)} tokens (too small for snapshots "
+            "of this state; give n_ubatch, n_batch and n_ctx of 3 or more)"
+        )
+        assert (f" disabled by {reason}>" in repr(llm)) == bool(sizes)
+        stats = llm([1, 2, 1, 2, 1], max_tokens=6, temperature=0.0)["speculation"]
+    said = f"nothing is drafted: {reason} allows no token of a draft"
+    assert (stats["reason_off"] == said) == bool(sizes)
+
+
+def test_a_context_without_snapshots_says_what_helps() -> None:
+    with tiny_context(tiny("deepseek4"), n_ctx=64, n_rs_seq=0) as context:
+        round_ = Round(context, PromptLookup())
+        assert round_.max_draft == 0
+        assert round_.max_draft_reason.startswith("n_rs_seq=0 (")
+    with tiny_context(tiny("deepseek4"), n_ctx=64, n_rs_seq=3) as context:
+        assert Round(context, PromptLookup()).max_draft == 3
 
 
 @pytest.mark.parametrize("n_parallel", [1, 3])

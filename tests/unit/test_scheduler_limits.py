@@ -147,7 +147,7 @@ def test_how_often_the_engine_goes_over_the_weights(
         ({"n_free": 0}, 0, "context"),
     ],
 )
-def test_how_much_may_be_drafted(bounds: dict[str, int], max_draft: int, reason: str) -> None:
+def test_how_much_may_be_drafted(bounds: dict[str, Any], max_draft: int, reason: str) -> None:
     bound = draft_bound(DraftBound(8, "its own"), **bounds)
     assert bound.max_draft == max_draft
     assert reason in bound.reason
