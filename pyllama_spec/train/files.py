@@ -141,8 +141,12 @@ def keep_old(path: Path) -> Path | None:
             except OSError:  # of a file system without second names
                 with kept.open("xb"):
                     pass
-                with whole_file(kept) as part:
-                    shutil.copy2(path, part)
+                try:
+                    with whole_file(kept) as part:
+                        shutil.copy2(path, part)
+                except BaseException:
+                    kept.unlink(missing_ok=True)
+                    raise
             return kept
     raise AssertionError("there is always a free name")
 

@@ -294,12 +294,13 @@ def test_a_full_disk_leaves_it_as_it_was(eagle3: Config) -> None:
 
 
 @pytest.mark.parametrize("what", ["features", "the one before"])
-def test_a_full_disk_is_not_said_to_keep_anything(
+def test_on_a_full_disk_nothing_is_kept_and_nothing_said_to_be(
     what: str, eagle3: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    before = whole(eagle3)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     monkeypatch.setattr(os, "link", full)
     monkeypatch.setattr(shutil, "copy2", full)
@@ -308,6 +309,7 @@ def test_a_full_disk_is_not_said_to_keep_anything(
             train_from_use(eagle3)
         else:
             keep_old(eagle3.out)
+    check_untouched(eagle3, before)
 
 
 @pytest.mark.release
