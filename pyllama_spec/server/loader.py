@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Mapping, MutableSet
 from contextlib import suppress
@@ -10,9 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pyllama_spec.drafters import needs_file
+from pyllama_spec.engine import ContextParams
 from pyllama_spec.engine.identity import parts_of
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.gguf.reader import GgufKey, read_keys
+from pyllama_spec.llama.loading import check_parallel
+from pyllama_spec.llama.open_options import OpenOptions
 
 _T = TypeVar("_T")
 # Bytes of a number in the KV cache, by its type's name.
@@ -39,18 +43,30 @@ class Expected(NamedTuple):
     likely: int
 
 
+def options_of(keywords: Mapping[str, Any]) -> OpenOptions:
+    """What a call of Llama() with these keywords says, with its defaults."""
+    more = dict(keywords)
+    return OpenOptions.from_keywords(more.pop("model_path"), more)[0]
+
+
 def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
     """What a Llama of these keywords will take, by its files alone; nothing is loaded.
 
     What cannot be read counts nothing: whoever loads it says what is wrong with it.
     """
-    path, draft = Path(keywords["model_path"]), keywords.get("draft")
-    least = _file_bytes(path) + (keywords.get("prefix_cache_bytes") or 0)
-    if isinstance(draft, (str, Path)) and needs_file(str(draft)):
+    options = options_of(keywords)
+    path, draft = Path(options.model_path), options.draft
+    least = _file_bytes(path)
+    if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         least += _file_bytes(Path(draft))
+    with suppress(PyllamaSpecError):
+        least += options.store_bytes()
     likely = least
     with suppress(PyllamaSpecError):
-        likely += _past_bytes(read_keys(path, lambda name: name.endswith(_ENDS)), keywords)
+        params = options.context_params()
+        check_parallel(options.n_parallel, params)
+        keys = read_keys(path, lambda name: name.endswith(_ENDS))
+        likely += _past_bytes(keys, params, options.n_parallel)
     return Expected(least, likely)
 
 
@@ -60,7 +76,7 @@ def _file_bytes(path: Path) -> int:
     return 0
 
 
-def _past_bytes(keys: Mapping[str, GgufKey], keywords: Mapping[str, Any]) -> int:
+def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: int) -> int:
     """Bytes of the KV cache of a file's keys."""
 
     def value(end: str) -> Any:
@@ -76,14 +92,14 @@ def _past_bytes(keys: Mapping[str, GgufKey], keywords: Mapping[str, Any]) -> int
     each = value(".attention.head_count")
     of_head = n_embd // each if isinstance(each, int) and each > 0 else 0
     width = sum(
-        (number(end) or of_head) * _TYPE_BYTES.get(str(keywords.get(kind) or "f16"), 2.0)
+        (number(end) or of_head) * _TYPE_BYTES.get(kind, 2.0)
         for end, kind in (
-            (".attention.key_length", "type_k"),
-            (".attention.value_length", "type_v"),
+            (".attention.key_length", params.type_k),
+            (".attention.value_length", params.type_v),
         )
     )
-    n_ctx = keywords.get("n_ctx") or number(".context_length")
-    return int(n_heads * width * n_ctx * (keywords.get("n_parallel") or 1))
+    n_ctx = params.n_ctx or number(".context_length")
+    return int(n_heads * width * n_ctx * n_parallel)
 
 
 async def in_daemon(

@@ -20,7 +20,7 @@ from pyllama_spec.errors import CancelledError, OutOfMemoryError, PyllamaSpecErr
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.loader import expected_bytes, in_daemon
+from pyllama_spec.server.loader import expected_bytes, in_daemon, options_of
 from pyllama_spec.server.model_list import ModelList, ModelSpec
 from pyllama_spec.server.served_model import (
     STATES,
@@ -322,11 +322,11 @@ class Models:
         try:
             adapters, failures = load_adapters(llm, spec)
             self._watch(1.0)
+            n_bytes = llm.memory_bytes + options_of(spec.keywords).store_bytes()
         except BaseException:
             llm.close()
             raise
         llm.cache = self._listed.cache
-        n_bytes = llm.memory_bytes + spec.keywords.get("prefix_cache_bytes", 0)
         return Opened(llm, adapters, failures, n_bytes)
 
     def _watch(self, _fraction: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
+from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import _ROUTES
 from pyllama_spec.server.loader import expected_bytes
@@ -390,8 +391,43 @@ def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
             least, likely = expected_bytes({**given, "prefix_cache_bytes": 10})
             assert least == model_path(kind).stat().st_size + 10
             assert likely - least == past, kind
-    nothing = expected_bytes({"model_path": str(tmp_path / "none"), "draft": "none"})
-    assert nothing == (0, 0)
+    none = {"model_path": str(tmp_path / "none"), "draft": "none", "prefix_cache_bytes": 0}
+    assert expected_bytes(none) == (0, 0)
+    for wrong in ({"n_parallel": "x"}, {"n_ctx": -1}, {"type_k": 99}, {"prefix_cache_bytes": "x"}):
+        known = {"model_path": str(model_path("llama")), "prefix_cache_bytes": 0, **wrong}
+        assert expected_bytes(known) == (model_path("llama").stat().st_size,) * 2
+
+
+def test_what_is_not_said_is_reckoned_as_llama_has_it() -> None:
+    """By each keyword that may be left out, be None, or be a number for a name."""
+    path = model_path("llama")
+    said: list[dict[str, Any]] = [
+        {}, {"n_ctx": None}, {"n_ctx": 0}, {"n_ctx": 300, "n_parallel": 2},
+        {"type_k": 0, "type_v": 0}, {"type_k": 8, "type_v": 8, "flash_attn": True},
+        {"prefix_cache_bytes": None}, {"prefix_cache_bytes": 7}, {"draft": None},
+    ]  # fmt: skip
+    for more in said:
+        given = {"model_path": path, **more}
+        with Llama(n_threads=1, **given) as llm:
+            past, store = llm.context.memory_bytes, llm._opened_with.store_bytes()
+        least = path.stat().st_size + store
+        assert expected_bytes(given) == (least, least + past), more
+        assert store == 7 or store > 7 << 20
+
+
+def test_what_a_loaded_model_takes_has_the_store_that_llama_gives_it() -> None:
+    bare: dict[str, Any] = {"model_path": str(model_path("llama")), "n_threads": 1}
+    specs = (
+        ModelSpec(name="left out", keywords=bare),
+        ModelSpec(name="none", keywords={**bare, "prefix_cache_bytes": None}),
+    )
+    store = OpenOptions(bare["model_path"]).store_bytes()
+    with several(*specs) as (client, models):
+        for one in specs:
+            assert asked(client, one.name)[0] == 200
+            llm = models.made[-1].llm
+            assert models.named(one.name).n_bytes == llm.memory_bytes + store
+        assert models.begun == ["left out", "none"]
 
 
 def test_keep_alive_closes_what_nobody_asks_for() -> None:
