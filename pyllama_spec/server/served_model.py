@@ -95,7 +95,9 @@ class ServedModel:
     def draft_asked_for(self) -> str | None:
         """What is to draft once it is loaded: the name of a drafter, or of a file."""
         draft = None if self.spec is None else self.spec.keywords.get("draft")
-        return None if draft in (None, "none") else Path(draft).name
+        if isinstance(draft, (str, os.PathLike)):
+            return None if draft == "none" else Path(draft).name
+        return None if draft is None else str(getattr(draft, "name", type(draft).__name__))
 
     def failure_of(self, adapter: str | None) -> str | None:
         """Why it could not be loaded the last time, or one of its adapters; None where it was."""
@@ -128,8 +130,9 @@ class ServedModel:
         for name, (file, _) in self.spec.adapters.items():
             yield str(file), name
         for word in ("draft", "lora_path", "draft_memory"):
-            if keywords.get(word) is not None:
-                yield str(keywords[word]), Path(keywords[word]).name
+            file = keywords.get(word)
+            if isinstance(file, (str, os.PathLike)):
+                yield os.fspath(file), Path(file).name
 
     def stay(self) -> None:
         """Is not closed for having no requests."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
+from pyllama_spec.drafters import PromptLookup
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.server import ModelSpec
 from pyllama_spec.server.app import _ROUTES
@@ -297,6 +298,27 @@ def test_an_adapter_that_fails_takes_nothing_else_along(adapters: list[Path]) ->
         assert text_of(asked(client, "poet")) == own_text("a", adapters[0])
         assert states(client) == {"a": "loaded", "gone": "failed", "model": "failed",
                                   "poet": "loaded"}  # fmt: skip
+
+
+def test_a_draft_may_be_any_that_llama_takes() -> None:
+    """Objects and paths; of a wrong one the error is told as any other."""
+    of_file = Path(str(model_path("llama", seed=3)))
+    drafts: dict[str | None, Any] = {
+        "prompt-lookup": PromptLookup(), of_file.name: of_file, "int": 5, None: "none",
+    }  # fmt: skip
+    for shown, draft in drafts.items():
+        with several(spec("a", {"draft": draft}), spec("b"), max_loaded=1) as (client, models):
+            assert client.get("/v1/models/a")[1]["meta"]["draft"] == shown
+            if shown == "int":
+                for _ in range(2):
+                    status, answer = asked(client, "a")
+                    assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+                    assert "5" in answer["error"]["message"]
+                assert (models.begun, states(client)["a"]) == (["a"], "failed")
+                continue
+            for name in ("a", "b", "a"):  # and once more, after it was closed
+                assert text_of(asked(client, name)) == own_text(name)
+            assert models.begun == ["a", "b", "a"]
 
 
 # ---- memory
