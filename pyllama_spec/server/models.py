@@ -291,6 +291,8 @@ class Models:
                     lambda: self.open(spec), lambda made: made.llm.close(), self._threads
                 )
             except OutOfMemoryError:
+                if not may_close_others and self._others(one):
+                    raise self._left_out(one) from None
                 if not (may_close_others and await self._close_oldest()):
                     raise
                 continue
@@ -335,9 +337,18 @@ class Models:
 
     # ---- room
 
+    def _others(self, one: ServedModel) -> list[ServedModel]:
+        """Those that are loaded beside a model."""
+        return [m for m in self.all if m is not one and m.service is not None]
+
+    def _left_out(self, one: ServedModel) -> _UnwantedError:
+        """Of a model that was to be there from the start: a request for it may close others."""
+        log.warning("%s is not loaded at the start: those before it leave no room", one.name)
+        return _UnwantedError()
+
     def _fits(self, one: ServedModel, n_bytes: int) -> bool:
         """Whether a model fits beside those that are loaded."""
-        others = [m for m in self.all if m is not one and m.service is not None]
+        others = self._others(one)
         most, n_most = self._listed.memory_bytes, self._listed.max_loaded
         if n_most is not None and len(others) >= n_most:
             return False
@@ -348,7 +359,7 @@ class Models:
 
         Raises:
             OutOfMemoryError: it would not fit alone.
-            _UnwantedError: nobody waits for it any more.
+            _UnwantedError: nobody waits for it any more, or no other may be closed for it.
 
         """
         most = self._listed.memory_bytes
@@ -361,7 +372,7 @@ class Models:
         while not self._fits(one, n_bytes):
             self._watch(0.0)
             if not may_close_others:
-                raise OutOfMemoryError("there is no room for it beside those before it")
+                raise self._left_out(one)
             if await self._close_oldest():
                 continue
             if not one.n_waiting:
@@ -457,7 +468,7 @@ class Models:
 
 
 class _UnwantedError(Exception):
-    """Nobody waits any more for what is loaded."""
+    """What is loaded is not to be, and that is no failure."""
 
 
 def _not_loaded(name: str, why: str) -> ApiError:

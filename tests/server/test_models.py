@@ -490,7 +490,27 @@ def test_what_is_preloaded_closes_nothing() -> None:
     with several(*specs, max_loaded=1) as (client, models):
         until(lambda: client.get("/ready")[0] == 200)
         assert models.named("a").state == "loaded"
-        assert models.named("b").state == "failed"
+        assert models.named("b").state == "unloaded"
+        # That is no failure: who asks for it has it, and what was loaded is closed for that.
+        assert text_of(asked(client, "b")) == own_text("b")
+        assert states(client) == {"a": "unloaded", "b": "loaded"}
+        assert "model_load_failures_total{" not in client.get("/metrics")[1]
+
+
+def test_what_is_preloaded_and_takes_more_than_was_reckoned_closes_nothing() -> None:
+    draft = {"draft": str(model_path("llama", seed=3)), "n_ctx": 1024}
+    with Llama(**keywords("a")) as plain, Llama(**keywords("b", **draft)) as drafted:
+        of_a, of_b = plain.memory_bytes, drafted.memory_bytes
+    known = expected_bytes(keywords("b", **draft)).likely
+    assert known < of_b <= of_a + known
+    specs = (spec("a", is_preloaded=True), spec("b", draft, is_preloaded=True))
+    with several(*specs, memory_bytes=of_a + known) as (client, models):
+        until(lambda: client.get("/ready")[0] == 200)
+        assert (models.begun, states(client)) == (["a", "b"], {"a": "loaded", "b": "unloaded"})
+        assert models.made[1].llm.model.is_closed
+        assert text_of(asked(client, "b")) == own_text("b", n_ctx=1024)
+        assert states(client) == {"a": "unloaded", "b": "loaded"}
+        assert "model_load_failures_total{" not in client.get("/metrics")[1]
 
 
 @pytest.mark.parametrize("is_preloaded", [False, True])
