@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pyllama_spec.errors import UnsupportedError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange, Route
@@ -66,10 +67,10 @@ def _vectors(
         check()
         vector, n = llm.embed(text, normalize=True, truncate=False, return_count=True)
         if vector and isinstance(vector[0], list):
-            raise ApiError(
-                400, "this model gives a vector for each token, and none for a text: the server "
-                "has to be started with --pooling mean, or last", "unsupported",
-            )  # fmt: skip
+            raise UnsupportedError(
+                "this model gives a vector for each token, and none for a text: open it with "
+                "pooling_type=mean, or last"
+            )
         vectors.append(vector)
         n_tokens += n
     return vectors, n_tokens

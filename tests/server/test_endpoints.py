@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pyllama_spec import Llama
+from pyllama_spec.cli import serve
 from tests.faces.tools import open_tiny
 from tests.models import model_path
 from tests.server.world import Client, is_idle, served, stages, until
@@ -55,11 +56,20 @@ def test_embeddings(client: Client, given: Any, form: str) -> None:
         assert math.isclose(sum(x * x for x in found), 1.0, abs_tol=1e-5)
 
 
-def test_embeddings_of_each_token_are_none_of_a_text() -> None:
-    with served(open_tiny(embedding=True, pooling_type="none")) as client:
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({}, "open it with pooling_type=mean, or last"),
+        (serve.FLAGS, "open it with --pooling mean, or last"),
+        ({"embedding=True": "--embedding true"}, "open it with pooling_type=mean, or last"),
+    ],
+)
+def test_embeddings_of_each_token_are_none_of_a_text(flags: dict[str, str], told: str) -> None:
+    """Which is said in the words of the program that serves."""
+    with served(open_tiny(embedding=True, pooling_type="none"), flags=flags) as client:
         status, answer = client.post("/v1/embeddings", {"input": "the cat"})
-        assert status == 400
-        assert "--pooling" in answer["error"]["message"]
+        assert (status, answer["error"]["code"]) == (400, "unsupported")
+        assert answer["error"]["message"].endswith(told)
 
 
 def test_scores() -> None:
