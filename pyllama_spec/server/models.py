@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -69,7 +70,9 @@ class Models:
             self._listed = listed
             self.all = [ServedModel(spec.name, spec) for spec in listed.specs]
         self._by_name = {name: found for one in self.all for name, found in one.names()}
+        # Whose load it is now, while others are in line.
         self._one_load = asyncio.Lock()
+        self._first: ServedModel | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -225,10 +228,13 @@ class Models:
         one.failure = None
 
     def _why_not_yet(self, one: ServedModel) -> str:
-        if not one.waits_for_room:
+        first = self._first
+        if first is not None and first.waits_for_room:
+            others = (m.name for m in self.all if m.service is not None and not m.is_idle)
+            return f"requests to {', '.join(others)} have the room (memory_mib, max_loaded)"
+        if first is None or first is one:
             return "it is still being loaded"
-        others = (m.name for m in self.all if m.service is not None and not m.is_idle)
-        return f"requests to {', '.join(others)} hold the memory"
+        return f"{first.name!r} is loaded before it"
 
     # ---- loading
 
@@ -236,7 +242,7 @@ class Models:
         """Loads a model, or notes why that failed."""
         metrics, begin = self.serving.metrics, monotonic()
         try:
-            async with self._one_load:
+            async with self._turn_of(one):
                 opened = await self._opened(one, may_close_others)
             assert one.spec is not None
             defaults = {**self.serving.settings.defaults, **one.spec.defaults}
@@ -263,6 +269,16 @@ class Models:
         finally:
             one.loading = None
             self._note_change()
+
+    @asynccontextmanager
+    async def _turn_of(self, one: ServedModel) -> AsyncGenerator[None, None]:
+        """Around a load: one at a time."""
+        async with self._one_load:
+            self._first = one
+            try:
+                yield
+            finally:
+                self._first = None
 
     def _note_failure(self, one: ServedModel, error: Exception) -> None:
         if self._is_ending:
