@@ -34,7 +34,7 @@ from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, text
 from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.loading import (
-    check_parallel,
+    check_options,
     open_pair,
     open_runtime,
     why_not_generating,
@@ -107,11 +107,10 @@ class Llama(Closeable):
         options, unknown = OpenOptions.from_keywords(model_path, keywords)
         self._opened_with = options
         warn_of_unknown(unknown)
-        options.check()
+        check_options(options)
         draft, draft_model = options.draft, options.draft_model
         draft = draft if draft_model is None else drafter_of(draft_model, draft)
         params = options.context_params()
-        check_parallel(options.n_parallel, params)
         attributes = options.attributes()
         last_n, adapters = options.penalty_window(), options.adapters()
         store = PrefixStore(options.store_bytes())

@@ -21,8 +21,9 @@ from pyllama_spec.errors import ArgumentError, OutOfMemoryError, UnsupportedErro
 from pyllama_spec.llama.cost_cache import CostCache
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.requests.generation import Runtime
+from pyllama_spec.requests.options import check_seed
 from pyllama_spec.requests.runner import Runner
-from pyllama_spec.speculative import Controller, Round
+from pyllama_spec.speculative import Controller, Round, make_controller
 from pyllama_spec.speculative.draft_bound import draft_bound, drafter_bound
 from pyllama_spec.speculative.prefix_store import PrefixStore
 from pyllama_spec.speculative.row_timing import measure_rows
@@ -122,6 +123,26 @@ def check_parallel(n_parallel: object, params: ContextParams) -> None:
             f"n_parallel={n} is more than n_batch={params.n_batch}: a round takes at least a token "
             "of each request"
         )
+
+
+def check_options(options: OpenOptions) -> None:
+    """Looks at all that needs no file, before one is opened.
+
+    Raises:
+        ArgumentError: a value has a wrong type, or is out of range.
+        UnsupportedError: a tokenizer of another vocabulary.
+
+    """
+    options.check()
+    controller = make_controller(options.controller, options.p_min)
+    check_parallel(options.n_parallel, options.context_params())
+    check_seed(options.seed)
+    options.penalty_window()
+    options.queue_limit()
+    options.store_bytes()
+    options.adapters()
+    options.model_arguments()
+    options.draft_options(progress=None, is_adaptive=controller.wants_costs)
 
 
 def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tuple[Model, Drafter]:

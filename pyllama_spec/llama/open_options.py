@@ -218,7 +218,7 @@ class OpenOptions:
     def check(self) -> None:
         """Looks at the keywords that change nothing here, or cannot be had.
 
-        Called by Llama.__init__ itself: the warning counts frames.
+        Called by check_options(), which Llama.__init__ calls: the warning counts frames.
 
         Raises:
             ArgumentError: a wrong type.
@@ -230,7 +230,7 @@ class OpenOptions:
             if not isinstance(flag, bool) and (flag is not None or name in _FLAGS):
                 raise ArgumentError(f"{name}={shown(flag)} is not True or False")
         if self.numa:
-            warnings.warn(f"numa={shown(self.numa)} changes nothing here", stacklevel=3)
+            warnings.warn(f"numa={shown(self.numa)} changes nothing here", stacklevel=4)
         if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
             raise UnsupportedError(
                 f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "

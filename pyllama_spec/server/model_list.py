@@ -17,7 +17,7 @@ from pyllama_spec.engine.checks import count, meant, real
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.files import read_text
 from pyllama_spec.llama.caches import BaseLlamaCache
-from pyllama_spec.llama.loading import check_parallel
+from pyllama_spec.llama.loading import check_options
 from pyllama_spec.llama.open_options import KEYWORDS, OpenOptions
 from pyllama_spec.requests.options import RequestOptions
 
@@ -225,14 +225,7 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
             keywords[key] = str(folder / keywords[key])
     path = str(folder / model)
     options, _ = OpenOptions.from_keywords(path, keywords)
-    options.check()
-    check_parallel(options.n_parallel, options.context_params())
-    options.penalty_window()
-    options.queue_limit()
-    options.store_bytes()
-    options.adapters()
-    options.model_arguments()
-    options.draft_options(progress=None, is_adaptive=True)
+    check_options(options)
     return {"model_path": path, **keywords}
 
 

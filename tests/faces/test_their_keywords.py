@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,9 @@ def test_unknown_keywords_warn_and_unknown_options_raise() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         open_tiny(f16_kv=True, n_parts=-1).close()  # of old versions
-    with pytest.warns(UserWarning, match="numa"):
+    with pytest.warns(UserWarning, match="numa") as warned:
         open_tiny(numa=1).close()
+    assert Path(warned[0].filename).name == "tools.py"  # whose call of Llama() it is
     with open_tiny() as llm, pytest.raises(ArgumentError, match="temperature"):
         llm(PROMPT, temprature=0.0)
 
