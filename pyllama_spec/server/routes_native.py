@@ -162,43 +162,36 @@ async def tokenize(exchange: Exchange) -> None:
     """POST /tokenize."""
     request = await exchange.read(TokenizeRequest)
     service = await exchange.use(request.model)
-    vocab = service.llm.model.vocab
-    ids = await service.in_thread(
-        vocab.tokenize, request.content, add_special=request.add_special,
-        parse_special=request.parse_special,
-    )  # fmt: skip
-    written = _with_pieces if request.with_pieces else _bare
-    parts = await service.in_thread(written, vocab, ids)
-    await service.in_thread(_forget, ids)
-    between = [part if i == 0 else b"," + part for i, part in enumerate(parts)]
-    await exchange.send_parts([b'{"tokens":[', *between, b"]}"], b"application/json")
+    parts = await service.in_thread(_tokenized, service.llm.model.vocab, request)
+    await exchange.send_parts(parts, b"application/json")
 
 
-def _forget(ids: list[int]) -> None:
-    """Empties a list in parts: to free millions at once would let nobody else compute either."""
-    while ids:
-        del ids[-_TOGETHER:]
-
-
-def _bare(vocab: Vocab, ids: list[int]) -> list[bytes]:
-    """The ids as JSON, in parts: to write millions at once would let nobody else compute."""
-    return [
-        msgspec.json.encode(ids[at : at + _TOGETHER])[1:-1]
-        for at in range(0, len(ids), _TOGETHER)
-    ]  # fmt: skip
-
-
-def _with_pieces(vocab: Vocab, ids: list[int]) -> list[bytes]:
-    """The same with texts; each token is written once, however often it stands there."""
+def _tokenized(vocab: Vocab, request: TokenizeRequest) -> list[bytes]:
+    """The answer in parts: to write or free millions of ids at once lets nobody else compute."""
+    ids = vocab.tokenize(
+        request.content, add_special=request.add_special, parse_special=request.parse_special
+    )
     each: dict[int, bytes] = {}
     parts = []
     for at in range(0, len(ids), _TOGETHER):
         part = ids[at : at + _TOGETHER]
-        for one in set(part) - each.keys():
-            shown = {"id": one, "piece": _piece(vocab.piece(one, special=True))}
-            each[one] = msgspec.json.encode(shown)
-        parts.append(b",".join([each[one] for one in part]))
-    return parts
+        written = _with_pieces(vocab, part, each) if request.with_pieces else _bare(part)
+        parts.append(b"," + written if at else written)
+    while ids:
+        del ids[-_TOGETHER:]
+    return [b'{"tokens":[', *parts, b"]}"]
+
+
+def _bare(ids: list[int]) -> bytes:
+    return msgspec.json.encode(ids)[1:-1]
+
+
+def _with_pieces(vocab: Vocab, ids: list[int], each: dict[int, bytes]) -> bytes:
+    """The ids with texts; each token is written once, however often it stands there."""
+    for one in set(ids) - each.keys():
+        shown = {"id": one, "piece": _piece(vocab.piece(one, special=True))}
+        each[one] = msgspec.json.encode(shown)
+    return b",".join([each[one] for one in ids])
 
 
 def _piece(raw: bytes) -> str | list[int]:

@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from pyllama_spec.server import routes_native
 from pyllama_spec.server.dialects import messages_request, responses_request
 from tests.faces.tools import open_tiny
 from tests.server.world import Client, is_idle, served, until
@@ -162,3 +164,22 @@ def test_pieces_are_json_as_they_are_token_by_token(client: Client) -> None:
     assert raw.decode().strip() == text
     assert client.right("/tokenize", {"content": "", "with_pieces": True}) == {"tokens": []}
     assert json.dumps(shown)
+
+
+@pytest.mark.parametrize("n_together", [1, 3, 1 << 16])
+def test_tokens_are_written_in_parts_that_nobody_sees(
+    n_together: int, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes_native, "_TOGETHER", n_together)
+    vocab = client.service.llm.model.vocab
+    for text in ("", "a", "the cat é", "abcabc" * 4):
+        for flags in ({}, {"add_special": True}, {"with_pieces": True}):
+            body: dict[str, Any] = {"content": text, **flags}
+            connection, response = client.send("POST", "/tokenize", body)
+            raw = response.read()
+            connection.close()
+            add_special = body.get("add_special") is True
+            ids = vocab.tokenize(text, add_special=add_special, parse_special=True)
+            shown = json.loads(raw)["tokens"]
+            assert [one["id"] if "with_pieces" in flags else one for one in shown] == ids
+            assert raw == msgspec.json.encode({"tokens": shown})
