@@ -13,6 +13,7 @@ How it is built, from the ground up:
 
     settings    ServerSettings: the bounds, the keys, the defaults of requests
     api_errors  ApiError, and what an exception of the package is over HTTP
+    bodies      reads a body as values: a small one at once, a large one in a thread
     exchange    Exchange: one request of HTTP, whose client may leave; Route: an endpoint
     shapes      the bodies that are taken, as msgspec.Struct
     keywords    from such a body to the keywords of Llama's calls
@@ -29,7 +30,12 @@ How it is built, from the ground up:
     process     serve(): uvicorn, signals, TLS, how it ends
 
 A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a
-ChatRequest, `answer = (await exchange.use(request.model)).chat(request)`, then either
+ChatRequest,
+
+    service = await exchange.use(request.model)
+    answer = await exchange.prepared(service.chat, request)  # in a thread for a large body
+
+then either
 
     await exchange.send_json(translated(await exchange.watched(answer.whole())))
     await exchange.send_events(translated_events(answer), error_event)
@@ -38,8 +44,9 @@ where `async for chunk in answer` gives OpenAI's chat chunks as dicts and events
 `sse(data, event="name")`. Errors are raised as ApiError or any PyllamaSpecError, and leave in the
 form that the route names: Route(..., error_form=openai_error). With `"speculation": {"show_tokens":
 true}` each choice of each chunk has `token_sources`, [{"text", "source"}], whose sources are
-"target", "model", "copy", "memory" and "grammar", as in `speculation.drafted_by`. The last chunk of
-all has `usage` and `speculation`.
+"target", "model", "copy", "memory" and "grammar"; `speculation.drafted_by` counts by the same
+names, but for the target's own choices, which nobody drafted: "nobody". The last chunk of all has
+`usage` and `speculation`.
 """
 
 from __future__ import annotations
