@@ -239,6 +239,14 @@ class Embeddings:
         if self._model.is_closed:
             raise ClosedError(f"the model {model_path} is closed; load it again")
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of past tokens in the context: 0 before the first text, and once it is closed."""
+        embedder = self._embedder
+        if embedder is None or embedder.context.is_closed:
+            return 0
+        return embedder.context.memory_bytes
+
     def cancel(self) -> None:
         """Ends what runs, from any thread."""
         if self._embedder is not None:

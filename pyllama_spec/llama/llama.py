@@ -594,10 +594,11 @@ class Llama(Closeable):
     def memory_bytes(self) -> int:
         """Bytes of weights and of the memory of past tokens, on all devices.
 
-        Those of a draft count that was opened with the model. Buffers of a decode, and copies that
-        prefix_cache_bytes bounds, come on top.
+        Those of a draft count that was opened with the model, and those of the context for
+        embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
+        bounds, come on top.
         """
-        return self._opened.memory_bytes
+        return self._opened.memory_bytes + self._embeddings.memory_bytes
 
     @property
     def n_parallel(self) -> int:

@@ -217,7 +217,7 @@ class OpenModel(Closeable):
 
     @property
     def memory_bytes(self) -> int:
-        """Of weights, and of past tokens where it generates; the draft's too."""
+        """Of weights, and of past tokens where it generates; the draft's too, embeddings' not."""
         n = self.model.info.size_bytes
         if self.generating is not None:
             n += self.generating.context.memory_bytes

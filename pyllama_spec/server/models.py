@@ -163,6 +163,10 @@ class Models:
     def done_with(self, one: ServedModel) -> None:
         """Ends a use()."""
         one.n_users -= 1
+        if one.opened is not None:
+            one.n_bytes = one.opened.n_bytes_now
+        elif one.service is not None:
+            one.n_bytes = one.service.llm.memory_bytes
         self._rest(one)
 
     def _rest(self, one: ServedModel) -> None:
@@ -340,12 +344,12 @@ class Models:
         try:
             adapters, failures = load_adapters(llm, spec)
             self._watch(1.0)
-            n_bytes = llm.memory_bytes + options_of(spec.keywords).store_bytes()
+            store_bytes = options_of(spec.keywords).store_bytes()
         except BaseException:
             llm.close()
             raise
         llm.cache = self._listed.cache
-        return Opened(llm, adapters, failures, n_bytes)
+        return Opened(llm, adapters, failures, llm.memory_bytes + store_bytes, store_bytes)
 
     def _watch(self, _fraction: float) -> None:
         if self._is_ending:
@@ -418,7 +422,7 @@ class Models:
         opened = one.opened
         if opened is None:
             return
-        one.service = one.opened = None
+        one.service, one.opened, one.n_bytes = None, None, opened.n_bytes
         one.stay()
         await in_daemon(opened.llm.close, lambda _: None, self._threads)
         counter = self.serving.metrics.counter(

@@ -26,7 +26,8 @@ class Opened(NamedTuple):
         llm: the model.
         adapters: those of its adapters that could be loaded, by name.
         failures: why the others could not.
-        n_bytes: what it takes, see ModelList.memory_bytes.
+        n_bytes: what it took when it was loaded, see ModelList.memory_bytes.
+        store_bytes: what of that is for copies of prompts.
 
     """
 
@@ -34,6 +35,12 @@ class Opened(NamedTuple):
     adapters: dict[str, Adapters]
     failures: dict[str, str]
     n_bytes: int
+    store_bytes: int
+
+    @property
+    def n_bytes_now(self) -> int:
+        """The same with what was opened since: the context for embeddings, with the first text."""
+        return self.llm.memory_bytes + self.store_bytes
 
 
 class ServedModel:
@@ -51,7 +58,7 @@ class ServedModel:
         failure: why it could not be loaded, and when that was, on the clock of monotonic().
         n_users: requests that it answers.
         n_waiting: requests that wait until it is loaded.
-        n_bytes: what it takes, loaded; before it ever was, 0.
+        n_bytes: what it takes, or took when it was loaded the last time; before it ever was, 0.
         waits_for_room: whether others are in use whose memory it needs.
 
     """

@@ -428,6 +428,36 @@ def test_bytes_of_weights_and_past_tokens_and_drafts_are_the_bound() -> None:
         assert states(client) == {"a": "unloaded", "b": "unloaded", "c": "loaded"}
 
 
+def test_what_is_opened_with_the_first_embedding_counts_from_then_on() -> None:
+    vectors = {"embedding": True, "pooling_type": "mean"}
+    with Llama(**keywords("a", **vectors)) as llm, Llama(**keywords("b")) as other:
+        before, of_b = llm.memory_bytes, other.memory_bytes
+        llm.embed("the cat")
+        embedder = llm._embeddings._embedder
+        assert embedder is not None
+        more = embedder.context.memory_bytes
+        assert more > 0
+        assert llm.memory_bytes == before + more
+        # A file's keys count before it was ever loaded.
+        bound = before + of_b + model_path("llama", seed=1).stat().st_size
+    with several(spec("a", vectors), spec("b"), memory_bytes=bound) as (client, models):
+        assert [asked(client, name)[0] for name in "ab"] == [200, 200]
+        assert states(client) == {"a": "loaded", "b": "loaded"}
+        assert models.named("a").n_bytes == before
+        assert client.post("/v1/embeddings", {"input": "the cat", "model": "a"})[0] == 200
+        until(lambda: models.named("a").n_bytes == before + more)
+        meta = client.get("/v1/models/a")[1]["meta"]
+        assert meta["memory_bytes"] == before + more
+    # With that context it makes room for another one; once it is closed it is as it was.
+    bound = before + of_b + more - 1
+    with several(spec("a", vectors), spec("b"), memory_bytes=bound) as (client, models):
+        assert client.post("/v1/embeddings", {"input": "the cat", "model": "a"})[0] == 200
+        until(lambda: models.named("a").n_bytes == before + more)
+        assert asked(client, "b")[0] == 200
+        assert states(client) == {"a": "unloaded", "b": "loaded"}
+        assert models.named("a").n_bytes == before
+
+
 def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
     for kind in ("llama", "qwen3", "gemma3", "starcoder2"):
         for more in ({}, {"type_k": "f32", "type_v": "f32"}):
