@@ -25,7 +25,6 @@ from pyllama_spec.engine import Adapter, Context, Model
 from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.errors import ArgumentError, shown
 from pyllama_spec.llama import low_level, pretrained
 from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
@@ -830,11 +829,7 @@ class Llama(Closeable):
             BusyError: called by a callback of a running request.
 
         """
-        loaded = [
-            (one if isinstance(one, Adapter) else Adapter(self._opened.model, one), scale)
-            for one, scale in _pairs(adapters)
-        ]
-        self._opened.set_adapters(loaded)
+        self._opened.set_adapters(adapters)
 
     def with_adapters(
         self, adapters: Sequence[tuple[Adapter, float]]
@@ -853,7 +848,7 @@ class Llama(Closeable):
                 an error of the request.
 
         """
-        return self._opened.with_adapters(_pairs(adapters))
+        return self._opened.with_adapters(adapters)
 
     # ---- the end
 
@@ -890,15 +885,6 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, An
     vars(llm).update(own)
     Llama.__init__(llm, **keywords)
     return llm
-
-
-def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
-    try:
-        return [(one, scale) for one, scale in adapters]
-    except (TypeError, ValueError):
-        raise ArgumentError(
-            f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
-        ) from None
 
 
 def _or_none(token: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -127,6 +128,15 @@ class SeedStream:
             return self.state
 
 
+def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
+    try:
+        return [(one, scale) for one, scale in adapters]
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
+        ) from None
+
+
 # The model of a call that was asked for in an event loop, and its adapters of then.
 _PINNED: ContextVar[tuple[OpenModel, Adapters] | None] = ContextVar("_PINNED", default=None)
 
@@ -167,14 +177,19 @@ class OpenModel(Closeable):
         """Lets what is called in this context see the adapters of now."""
         _PINNED.set((self, self.adapters))
 
-    @contextlib.contextmanager
-    def with_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> Iterator[None]:
+    def with_adapters(
+        self, adapters: Sequence[tuple[Adapter, float]]
+    ) -> contextlib.AbstractContextManager[None]:
         """Around calls that have these adapters, in this thread or task alone.
 
         Raises:
-            ArgumentError: one is no Adapter, or a scale is no number.
+            ArgumentError: these are no pairs of an Adapter and a scale.
 
         """
+        return self._with_pairs(_pairs(adapters))
+
+    @contextlib.contextmanager
+    def _with_pairs(self, adapters: Sequence[tuple[Adapter, float]]) -> Iterator[None]:
         for adapter, scale in adapters:
             instance(adapter, Adapter, "an adapter", "; load one with Adapter(llm.model, path)")
             real(scale, "the scale")
@@ -226,19 +241,27 @@ class OpenModel(Closeable):
             n += about.get("size_bytes", 0) + about.get("memory_bytes", 0)
         return n
 
-    def set_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
+    def set_adapters(
+        self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]
+    ) -> None:
         """The adapters of the requests from here on; the idle sequences are emptied.
 
         Raises:
-            ArgumentError: one was loaded for another model, or a scale is no number.
+            ArgumentError: these are no pairs of a file or an Adapter and a scale, or one was loaded
+                for another model.
+            ModelLoadError: a file is missing, or made for another model.
             BusyError: called by a callback of a running request.
 
         """
+        loaded = [
+            (one if isinstance(one, Adapter) else Adapter(self.model, one), scale)
+            for one, scale in _pairs(adapters)
+        ]
         runtime, before = self.runtime, self._adapters
         with runtime.runner.exclusive():
             # They are put in now to have them checked; each decode has those of its requests.
-            runtime.context.set_adapters(adapters)
-            self._adapters = tuple((adapter, float(scale)) for adapter, scale in adapters)
+            runtime.context.set_adapters(loaded)
+            self._adapters = tuple((adapter, float(scale)) for adapter, scale in loaded)
             if self._adapters != before:
                 for sequence in runtime.runner.idle():
                     runtime.round.sequences.put_away(sequence)
