@@ -134,8 +134,8 @@ class ServedModel:
         yield str(path), self.name
         if path.is_absolute() and len(path.parts) > 2:  # further parts of a split model
             yield f"{path.parent}{os.sep}", ""
-        for name, (file, _) in self.spec.adapters.items():
-            yield str(file), name
+        for name, (adapter, _) in self.spec.adapters.items():
+            yield str(adapter), name
         for word in ("draft", "lora_path", "draft_memory"):
             file = keywords.get(word)
             if isinstance(file, (str, os.PathLike)):

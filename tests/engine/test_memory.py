@@ -9,9 +9,12 @@ import pytest
 
 from pyllama_spec.engine import Batch, Context
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
+from tests.models import DECODERS
+from tests.models.build import WITH_HEADS
 from tests.oracles import Rows, forced_rows, prompt_tokens, tiny, tiny_context
 
 ARCHS = ("llama", "gemma3", "deepseek2", "qwen35", "lfm2", "mamba2", "mamba")
+EVERY = (*DECODERS, *WITH_HEADS)
 RECURRENT = ("qwen35", "lfm2", "mamba2", "mamba")
 TEXT = prompt_tokens(18, seed=4)
 
@@ -317,3 +320,19 @@ def test_a_state_of_another_model_is_refused() -> None:
         assert context.memory.positions(1) == (-1, -1)
         decode(context, TEXT[::-1], 0, 1)
         check_state(context, TEXT[::-1], 1)
+
+
+@pytest.mark.parametrize("arch", EVERY)
+def test_rows_behind_a_copy_are_those_behind_the_text(arch: str) -> None:
+    """All of what a model remembers is in a copy: of pools, of positions, of states."""
+    tokens = prompt_tokens(60, seed=3)
+    for n_copied in (14, 33):
+        rows = []
+        for source in (0, 1):
+            with tiny_context(tiny(arch), n_ctx=256, n_seq_max=2) as context:
+                decode(context, tokens[:n_copied], 0, source)
+                if source:
+                    context.memory.copy_in(0, context.memory.copy_out(source))
+                at = range(n_copied, len(tokens))
+                rows.append([decode(context, [tokens[i]], i) for i in at])
+        np.testing.assert_array_equal(rows[1], rows[0], err_msg=f"{n_copied} tokens")
