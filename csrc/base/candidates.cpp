@@ -5,14 +5,9 @@
 #include "ggml.h"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 
 namespace llama_spec {
-
-void keep_logits(ggml_tensor * logits) {
-    ggml_set_output(logits->view_src != nullptr ? logits->view_src : logits);
-}
 
 candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before) {
     const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
@@ -38,16 +33,6 @@ candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * 
     }
     out.packed = cur;
     return out;
-}
-
-ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * ids, int64_t n_vocab) {
-    if (ids == nullptr) {
-        return logits;
-    }
-    const int64_t n_draft = logits->ne[0], n_rows = logits->ne[1];
-    ggml_tensor * all = ggml_fill(ctx, ggml_new_tensor_3d(ctx, GGML_TYPE_F32, 1, n_vocab, n_rows), -INFINITY);
-    all = ggml_set_rows(ctx, all, ggml_reshape_3d(ctx, logits, 1, n_draft, n_rows), ggml_reshape_3d(ctx, ids, n_draft, 1, 1));
-    return ggml_reshape_2d(ctx, all, n_vocab, n_rows);
 }
 
 int32_t draft_ids::size() const {

@@ -19,17 +19,9 @@ struct candidates {
     ggml_tensor * packed;   // F32 [n_before + 2 * n, n_rows]: id and probability of each rank
 };
 
-// Keeps logits from being overwritten by what is computed of them. Whether they are wanted or not: where two graphs
-// have as many nodes, the engine gives the second one the places that it made for the first.
-void keep_logits(ggml_tensor * logits);
-
 // Of logits [n_draft, n_rows] the n likeliest ids with their probabilities, behind the columns of `before`, which may
 // be NULL. Where the vocabulary has fewer, the probability of the rest is negative.
 candidates build_candidates(ggml_context * ctx, ggml_cgraph * gf, ggml_tensor * logits, int n, ggml_tensor * before);
-
-// Logits of the draft's own ids [n_draft, n_rows] where the target has them, which is what `ids` says, and no chance for
-// all others: the same logits where it is NULL.  [n_vocab, n_rows]
-ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * ids, int64_t n_vocab);
 
 // What a draft id is: one of n_draft, whose ids of the target are in `ids_of`, or nothing where they are the same; a
 // slot, where a part of the vocabulary is used.

@@ -10,6 +10,14 @@ struct ggml_cgraph;
 
 namespace llama_spec {
 
+// Keeps logits from being overwritten by what is computed of them. Whether they are wanted or not: where two graphs
+// have as many nodes, the engine gives the second one the places that it made for the first.
+void keep_logits(ggml_tensor * logits);
+
+// Logits of the draft's own ids [n_draft, n_rows] where the target has them, which is what `ids` says, and no chance for
+// all others: the same logits where it is NULL.  [n_vocab, n_rows]
+ggml_tensor * spread_logits(ggml_context * ctx, ggml_tensor * logits, ggml_tensor * ids, int64_t n_vocab);
+
 class draft_output {
 public:
     // Room for n_slots rows of n_embd numbers, all of the id 0 and zero. Throws std::bad_alloc.

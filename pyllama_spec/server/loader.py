@@ -24,6 +24,8 @@ _TYPE_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
     "q4_1": 20 / 32, "q4_0": 18 / 32,
 }  # fmt: skip
+# The engine rounds the cells of a sequence up to so many.
+_CELLS = 256
 _ENDS = (
     ".block_count", ".embedding_length", ".context_length", ".attention.head_count",
     ".attention.head_count_kv", ".attention.key_length", ".attention.value_length",
@@ -59,15 +61,14 @@ def expected_bytes(keywords: Mapping[str, Any]) -> Expected:
     least = _file_bytes(path)
     if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
         least += _file_bytes(Path(draft))
-    with suppress(PyllamaSpecError):
-        least += options.store_bytes()
-    likely = least
+    past = 0
     with suppress(PyllamaSpecError):
         params = options.context_params()
         check_parallel(options.n_parallel, params)
+        least += options.store_bytes()
         keys = read_keys(path, lambda name: name.endswith(_ENDS))
-        likely += _past_bytes(keys, params, options.n_parallel)
-    return Expected(least, likely)
+        past = _past_bytes(keys, params, options.n_parallel)
+    return Expected(least, least + past)
 
 
 def _file_bytes(path: Path) -> int:
@@ -99,7 +100,8 @@ def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: 
         )
     )
     n_ctx = params.n_ctx or number(".context_length")
-    return int(n_heads * width * n_ctx * n_parallel)
+    n_cells = -(-n_ctx // _CELLS) * _CELLS
+    return int(n_heads * width * n_cells * n_parallel)
 
 
 async def in_daemon(

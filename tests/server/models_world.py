@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyllama_spec import Llama
 from pyllama_spec.server import ModelList, ModelSpec, ServerSettings
 from pyllama_spec.server.app import App
 from pyllama_spec.server.models import Models
@@ -125,3 +126,21 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "models.toml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def own_text(name: str, adapter: Path | None = None, **more: Any) -> str:
+    """What the library says with a model alone."""
+    with Llama(**keywords(name, **more)) as llm:
+        if adapter is not None:
+            llm.set_adapters([(adapter, 1.0)])
+        answer: Any = llm.create_completion("the cat", max_tokens=12, temperature=0.0)
+        text: str = answer["choices"][0]["text"]
+        return text
+
+
+def text_of(answer: tuple[int, Any]) -> str:
+    """What a completion says."""
+    status, body = answer
+    assert status == 200, body
+    text: str = body["choices"][0]["text"]
+    return text

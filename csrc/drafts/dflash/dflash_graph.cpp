@@ -1,4 +1,5 @@
 #include "base/candidates.h"
+#include "base/draft_output.h"
 #include "drafts/dflash/dflash_graph.h"
 #include "drafts/draft_pair.h"
 

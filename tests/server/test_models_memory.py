@@ -1,0 +1,205 @@
+"""Several models within a bound: what each takes, before it is loaded and after; who makes room.
+
+Loads are held up by the test, so that no clock decides what is asserted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pyllama_spec import Llama
+from pyllama_spec.llama.open_options import OpenOptions
+from pyllama_spec.server import ModelSpec
+from pyllama_spec.server.loader import expected_bytes
+from tests.models import model_path
+from tests.server.models_world import (
+    ENDLESS,
+    TEXT,
+    Asking,
+    asked,
+    keywords,
+    own_text,
+    several,
+    spec,
+    states,
+    text_of,
+)
+from tests.server.world import events_of, until
+
+
+def test_what_was_not_used_for_longest_makes_room() -> None:
+    with several(spec("a"), spec("b"), spec("c"), max_loaded=2) as (client, models):
+        for name in ("a", "b", "a", "c"):
+            assert text_of(asked(client, name)) == own_text(name)
+        assert states(client) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+        assert models.made[1].llm.model.is_closed
+        assert text_of(asked(client, "b")) == own_text("b")
+        assert models.begun == ["a", "b", "c", "b"]
+        assert states(client)["a"] == "unloaded"
+        figures = client.get("/metrics")[1]
+        assert 'pyllama_spec:model_unloads_total{model="b",reason="memory"} 1.0' in figures
+
+
+def test_a_model_in_use_is_never_closed() -> None:
+    with several(spec("a"), spec("b"), max_loaded=1) as (client, models):
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        assert response.status == 200
+        events = events_of(response)
+        next(events)
+        waiting = Asking(client, "b")
+        until(lambda: models.named("b").n_waiting == 1)
+        for _ in range(20):
+            next(events)  # it goes on meanwhile
+        assert models.begun == ["a"]
+        assert models.named("a").service is not None
+        response.close()
+        connection.close()
+        assert text_of(waiting.result()) == own_text("b")
+        assert states(client) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_who_waits_for_room_in_vain_is_told_who_has_it() -> None:
+    with several(spec("a"), spec("b"), max_loaded=1, load_timeout_s=0.05) as (client, models):
+        until(lambda: asked(client, "a")[0] == 200)
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        assert response.readline()
+        status, answer = asked(client, "b")
+        assert (status, answer["error"]["code"]) == (503, "model_loading")
+        told = "after 0.05 s: requests to a have the room (memory_mib, max_loaded)"
+        assert told in answer["error"]["message"]
+        until(lambda: models.named("b").state == "unloaded")  # nobody wants it any more
+        response.close()
+        connection.close()
+
+
+def test_bytes_of_weights_and_past_tokens_and_drafts_are_the_bound() -> None:
+    draft = {"draft": str(model_path("llama", seed=3)), "n_ctx": 4096}
+    with Llama(**keywords("a")) as plain, Llama(**keywords("a", **draft)) as drafted:
+        of_a, with_draft = plain.memory_bytes, drafted.memory_bytes
+        assert of_a == plain.model.info.size_bytes + plain.context.memory_bytes
+        past = drafted.context.memory_bytes  # of a draft some tokens more
+        twice = 2 * (drafted.model.info.size_bytes + past)
+        assert twice <= with_draft < twice + past // 4
+        # A file has its keys too, which count before it was ever loaded.
+        keys = model_path("llama", seed=0).stat().st_size - plain.model.info.size_bytes
+    cache = {"prefix_cache_bytes": 1000}
+    specs = (spec("a", cache), spec("b", cache), spec("c", {**cache, **draft}))
+    both = 2 * (of_a + 1000)
+    for bytes_, kept in ((both + keys, ["a", "b"]), (both - 1, ["b"])):
+        with several(*specs, memory_bytes=bytes_) as (client, models):
+            assert [asked(client, name)[0] for name in ("a", "b")] == [200, 200]
+            assert models.named("b").n_bytes == of_a + 1000
+            assert [name for name, state in states(client).items() if state == "loaded"] == kept
+    # Its draft's past tokens are seen when it is loaded; then it is known not to fit.
+    with several(*specs, memory_bytes=with_draft + 999) as (client, models):
+        assert asked(client, "a")[0] == 200
+        for _ in range(2):
+            models.named("c").failure = None
+            status, answer = asked(client, "c")
+            assert status == 503
+            assert "memory_mib" in answer["error"]["message"]
+        assert models.begun == ["a", "c"]
+        assert models.made[-1].llm.model.is_closed
+        assert text_of(asked(client, "a")) == own_text("a")
+    with several(*specs, memory_bytes=with_draft + 1000) as (client, models):
+        assert [asked(client, name)[0] for name in "abc"] == [200] * 3
+        assert states(client) == {"a": "unloaded", "b": "unloaded", "c": "loaded"}
+
+
+def test_what_is_opened_with_the_first_embedding_counts_from_then_on() -> None:
+    vectors = {"embedding": True, "pooling_type": "mean"}
+    with Llama(**keywords("a", **vectors)) as llm, Llama(**keywords("b")) as other:
+        before, of_b = llm.memory_bytes, other.memory_bytes
+        llm.embed("the cat")
+        embedder = llm._embeddings._embedder
+        assert embedder is not None
+        more = embedder.context.memory_bytes
+        assert more > 0
+        assert llm.memory_bytes == before + more
+        # A file's keys count before it was ever loaded.
+        bound = before + of_b + model_path("llama", seed=1).stat().st_size
+    with several(spec("a", vectors), spec("b"), memory_bytes=bound) as (client, models):
+        assert [asked(client, name)[0] for name in "ab"] == [200, 200]
+        assert states(client) == {"a": "loaded", "b": "loaded"}
+        assert models.named("a").n_bytes == before
+        assert client.post("/v1/embeddings", {"input": "the cat", "model": "a"})[0] == 200
+        until(lambda: models.named("a").n_bytes == before + more)
+        meta = client.get("/v1/models/a")[1]["meta"]
+        assert meta["memory_bytes"] == before + more
+    # With that context it makes room for another one; once it is closed it is as it was.
+    bound = before + of_b + more - 1
+    with several(spec("a", vectors), spec("b"), memory_bytes=bound) as (client, models):
+        assert client.post("/v1/embeddings", {"input": "the cat", "model": "a"})[0] == 200
+        until(lambda: models.named("a").n_bytes == before + more)
+        assert asked(client, "b")[0] == 200
+        assert states(client) == {"a": "unloaded", "b": "loaded"}
+        assert models.named("a").n_bytes == before
+
+
+def test_what_a_model_will_take_is_known_before(tmp_path: Path) -> None:
+    for kind in ("llama", "qwen3", "gemma3", "starcoder2"):
+        for more in ({}, {"type_k": "f32", "type_v": "f32"}):
+            given: dict[str, Any] = {
+                "model_path": str(model_path(kind)), "n_ctx": 256, "n_parallel": 3, **more,
+            }  # fmt: skip
+            with Llama(n_threads=1, **given) as llm:
+                past = llm.context.memory_bytes
+            least, likely = expected_bytes({**given, "prefix_cache_bytes": 10})
+            assert least == model_path(kind).stat().st_size + 10
+            assert likely - least == past, kind
+    none = {"model_path": str(tmp_path / "none"), "draft": "none", "prefix_cache_bytes": 0}
+    assert expected_bytes(none) == (0, 0)
+    for wrong in ({"n_parallel": "x"}, {"n_ctx": -1}, {"type_k": 99}, {"prefix_cache_bytes": "x"}):
+        known = {"model_path": str(model_path("llama")), "prefix_cache_bytes": 0, **wrong}
+        assert expected_bytes(known) == (model_path("llama").stat().st_size,) * 2
+
+
+def test_what_is_not_said_is_reckoned_as_llama_has_it() -> None:
+    """By each keyword that may be left out, be None, or be a number for a name."""
+    path = model_path("llama", n_head=2)  # whose heads are blocks of q8_0
+    said: list[dict[str, Any]] = [
+        {}, {"n_ctx": None}, {"n_ctx": 0}, {"n_ctx": 300, "n_parallel": 2},
+        {"type_k": 0, "type_v": 0}, {"type_k": 8, "type_v": 8, "flash_attn": True},
+        {"prefix_cache_bytes": None}, {"prefix_cache_bytes": 7}, {"draft": None},
+    ]  # fmt: skip
+    for more in said:
+        given = {"model_path": path, **more}
+        with Llama(n_threads=1, **given) as llm:
+            past, store = llm.context.memory_bytes, llm._opened_with.store_bytes()
+        least = path.stat().st_size + store
+        assert expected_bytes(given) == (least, least + past), more
+        assert store == 7 or store > 7 << 20
+
+
+def test_what_a_loaded_model_takes_has_the_store_that_llama_gives_it() -> None:
+    bare: dict[str, Any] = {"model_path": str(model_path("llama")), "n_threads": 1}
+    specs = (
+        ModelSpec(name="left out", keywords=bare),
+        ModelSpec(name="none", keywords={**bare, "prefix_cache_bytes": None}),
+    )
+    store = OpenOptions(bare["model_path"]).store_bytes()
+    with several(*specs) as (client, models):
+        for one in specs:
+            assert asked(client, one.name)[0] == 200
+            llm = models.made[-1].llm
+            assert models.named(one.name).n_bytes == llm.memory_bytes + store
+        assert models.begun == ["left out", "none"]
+
+
+def test_keep_alive_closes_what_nobody_asks_for() -> None:
+    with several(spec("a", keep_alive_s=0), spec("b")) as (client, models):
+        for _ in range(2):
+            assert asked(client, "a")[0] == asked(client, "b")[0] == 200
+            until(lambda: models.named("a").state == "unloaded")
+            assert models.named("b").state == "loaded"
+        assert models.begun == ["a", "b", "a"]
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "model": "a"})
+        assert response.readline()
+        assert asked(client, "a")[0] == 200  # whose end closes nothing: another one is there
+        assert models.named("a").service is not None
+        response.close()
+        connection.close()
+        until(lambda: models.named("a").state == "unloaded")
+        closed = 'pyllama_spec:model_unloads_total{model="a",reason="idle"} 3.0'
+        until(lambda: closed in client.get("/metrics")[1])
