@@ -33,7 +33,7 @@ from pyllama_spec.llama.responses import (
     answering_model,
     check_stream,
 )
-from pyllama_spec.llama.thoughts import Effort, ThoughtTags
+from pyllama_spec.llama.thoughts import Effort
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
 
@@ -161,7 +161,6 @@ class ChatCompletions:
         chat_template: str | None,
     ) -> None:
         self._opened, self._low_level, self._completions = opened, low_level, completions
-        self._thoughts = ThoughtTags(opened.model)
         self.form = ChatForm.of(opened.model, chat_format, chat_template)
 
     def set_format(self, llm: Overridable, name: str | None) -> None:
@@ -299,7 +298,7 @@ class ChatCompletions:
         if name:
             check_continued(rendered.text, messages, name)
         options_ = _merged(own, reader)
-        options_ = self._thoughts.of_chat(
+        options_ = self._completions.thoughts.of_chat(
             llm, options_, unread, own_grammar=not _OF_ENGINE_GRAMMARS & reader.options.keys(),
             answer=_begun_answer(
                 llm.template, messages, request.offered, variables, rendered.text, bool(name)
@@ -338,7 +337,9 @@ class ChatCompletions:
         self._check_fits(rendered)
         if unread is not None or request.thinking_token_budget is not None:
             answer = _begun_answer(template, messages, tools, variables, rendered.text, bool(which))
-            request = self._thoughts.of_chat(llm, request, unread, answer=answer, own_grammar=True)
+            request = self._completions.thoughts.of_chat(
+                llm, request, unread, answer=answer, own_grammar=True
+            )
         return self._generation(llm, rendered, request)
 
     def _generation(

@@ -77,12 +77,15 @@ class Completions:
         opened: the model.
         low_level: begins the generations.
 
+    Attributes:
+        thoughts: the tags of thoughts in the model's answers.
+
     """
 
     def __init__(self, opened: OpenModel, low_level: LowLevel) -> None:
         self._opened, self._low_level = opened, low_level
         self._states = KeptStates(opened)
-        self._thoughts = ThoughtTags(opened.model)
+        self.thoughts = ThoughtTags(opened.model)
 
     def create(
         self,
@@ -137,7 +140,7 @@ class Completions:
     ) -> list[responses.Completion]:
         """The n answers to a prompt, none of which has begun."""
         tokens = self._tokens(llm, prompt, suffix)
-        request = self._thoughts.of_text(llm, tokens, request)
+        request = self.thoughts.of_text(llm, tokens, request)
         completions = [
             self._completion(llm, prompt, tokens, one, echo=echo)
             for one in options_of_choices(request, self._opened.seeds)
@@ -188,7 +191,7 @@ class Completions:
         instance(options, (RequestOptions, type(None)), "options")
         request = options if options is not None else RequestOptions.from_keywords(keywords)
         tokens = self._tokens(llm, prompt, None)
-        request = self._thoughts.of_text(llm, tokens, request)
+        request = self.thoughts.of_text(llm, tokens, request)
         return self._low_level.generation(llm, tokens, request)
 
     # ---- what happens around a request, a chat's too
