@@ -160,7 +160,8 @@ int  llama_spec_model_probe_layers(llama_spec_model * model, const int32_t * lay
 
 /* ---- vocab ---------------------------------------------------------------------------------------- */
 
-/* The number of ids written, or, if n_max is too small, the negative of the number needed. */
+/* The number of ids written, or, if n_max is too small, the negative of the number needed; INT32_MIN less the status
+ * where it fails. */
 int32_t llama_spec_tokenize(llama_spec_model * model, const char * text, int32_t n_bytes, int32_t * out, int32_t n_max,
                             bool add_special, bool parse_special);
 /* Bytes written, or the negative of the number needed; INT32_MIN for an id that is out of range. */

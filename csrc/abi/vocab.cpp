@@ -35,7 +35,7 @@ int32_t llama_spec_tokenize(llama_spec_model * model, const char * text, int32_t
             }
         }
     });
-    return rc == LLAMA_SPEC_OK ? n : INT32_MIN;
+    return rc == LLAMA_SPEC_OK ? n : INT32_MIN - rc;
 }
 
 int32_t llama_spec_token_to_piece(llama_spec_model * model, int32_t id, char * buf, int32_t size, bool special) {

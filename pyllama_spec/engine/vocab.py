@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from pyllama_spec.engine.binding import check, ffi, last_error, lib
+from pyllama_spec.engine.binding import check, ffi, lib
 from pyllama_spec.engine.checks import flag, instance, int32
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.errors import ArgumentError, shown
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1
-# What the engine says of a text that would fill its stack.
-_OF_TEXT = "the text has too long a stretch"
+# No status of the C ABI is below.
+_LEAST_STATUS = -100
 # Ids that become Python's integers in one go.
 _TOGETHER = 1 << 16
 # What the engine takes away beside control tokens of some vocabularies: C's isspace().
@@ -94,7 +94,8 @@ class Vocab:
                 self._handle.pointer, data, len(data), out, capacity, add_special, parse_special
             )
             # In any case: Ctrl-C may have come though the text was read to its end.
-            check(_code_of_failure() if n == _INT32_MIN else 0, "cannot tokenize the text")
+            code = _INT32_MIN - n
+            check(code if code >= _LEAST_STATUS else 0, "cannot tokenize the text")
             if n >= 0:
                 return _unpacked(out, n)
             capacity = -n
@@ -194,13 +195,6 @@ class Vocab:
                 token = int32(token, f"{what}: the id at index {i}")
             if not 0 <= token < n:
                 raise ArgumentError(f"{what}: id {token} at index {i} is outside 0 .. {n - 1}")
-
-
-def _code_of_failure() -> int:
-    """Whether it was the text that could not be tokenized, or the vocabulary."""
-    is_of_text = _OF_TEXT in last_error()
-    code: int = lib.LLAMA_SPEC_ARGUMENT if is_of_text else lib.LLAMA_SPEC_ENGINE
-    return code
 
 
 def _unpacked(ids: Any, n: int) -> list[int]:
