@@ -13,7 +13,7 @@ from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.llama import responses
 from pyllama_spec.llama.batch import check_lengths, complete_all, each_prompt, is_list_of_prompts
 from pyllama_spec.llama.choices import choice_chunks, options_of_choices
-from pyllama_spec.llama.kept_states import KeptState, KeptStates, n_alike
+from pyllama_spec.llama.kept_states import KeptState, KeptStates
 from pyllama_spec.llama.low_level import LowLevel
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.llama.overridable import Overridable, is_overridden
@@ -29,6 +29,7 @@ from pyllama_spec.llama.responses import (
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.speculative.sequence import n_common
 
 # One prompt, as text or as ids; or a list of them.
 Prompts = str | bytes | Sequence[int] | Sequence[str | bytes] | Sequence[Sequence[int]]
@@ -251,8 +252,8 @@ class Completions:
     def _load(self, llm: Overridable, state: LlamaState, prompt: Sequence[int]) -> None:
         """Has the caller's own load_state() go back to a state that holds more of a prompt."""
         with self._opened.runtime.runner.visit() as sequence:
-            n_held = n_alike(sequence.tokens[: sequence.n_decoded], prompt)
-        if n_alike(state.tokens[: state.n_decoded], prompt) > n_held:
+            n_held = n_common(sequence.tokens[: sequence.n_decoded], prompt)
+        if n_common(state.tokens[: state.n_decoded], prompt) > n_held:
             llm.load_state(state)
 
     def _note(self, llm: Overridable, generation: Generation, kept: KeptState | None) -> None:

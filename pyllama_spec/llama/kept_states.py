@@ -11,18 +11,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama.caches import BaseLlamaCache, StateKey
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
 from pyllama_spec.speculative import SequenceState
-
-
-def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning; quick for long ones."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tuple(a[low:middle]) == tuple(b[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+from pyllama_spec.speculative.sequence import n_common
 
 
 class KeptStates:
@@ -113,9 +102,9 @@ class KeptState:
     def take(self, state: LlamaState) -> None:
         """Takes another request's state in the place of its own, where that holds more of it."""
         known = self._state
-        n = 0 if known is None else n_alike(known.tokens[: known.n_decoded], self._prompt)
+        n = 0 if known is None else n_common(known.tokens[: known.n_decoded], self._prompt)
         is_mine = state.owner is not None and state.owner == self._owner
-        if is_mine and n_alike(state.tokens[: state.n_decoded], self._prompt) > n:
+        if is_mine and n_common(state.tokens[: state.n_decoded], self._prompt) > n:
             self._state = state
 
     def before(self, state: SequenceState, prompt: Sequence[int]) -> None:
@@ -124,8 +113,8 @@ class KeptState:
         cached, self._state = self._state, None
         if cached is None:
             return
-        n_held = n_alike(state.tokens[: state.n_decoded], prompt)
-        if n_alike(cached.tokens[: cached.n_decoded], prompt) > n_held:
+        n_held = n_common(state.tokens[: state.n_decoded], prompt)
+        if n_common(cached.tokens[: cached.n_decoded], prompt) > n_held:
             with suppress(ArgumentError):  # damaged, or too long for this context: it is read
                 self._opened.restore(state, cached, self._adapters)
 

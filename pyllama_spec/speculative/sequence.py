@@ -184,8 +184,12 @@ class SequenceRun:
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """The length of the common prefix."""
-    for i, (a, b) in enumerate(zip(held, wanted, strict=False)):
-        if a != b:
-            return i
-    return min(len(held), len(wanted))
+    """The length of the common prefix, by comparing whole stretches."""
+    low, high = 0, min(len(held), len(wanted))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tuple(held[low:middle]) == tuple(wanted[low:middle]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

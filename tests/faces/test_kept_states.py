@@ -9,7 +9,7 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.llama.caches import LlamaRAMCache
-from pyllama_spec.llama.kept_states import n_alike
+from pyllama_spec.speculative.sequence import n_common
 from tests.faces.tools import open_tiny
 
 LONG = [97 + (i * i + i // 7) % 26 for i in range(100)]
@@ -69,7 +69,7 @@ def test_who_does_not_wait_any_more_is_forgotten() -> None:
 
 def test_texts_alike() -> None:
     for a, b, n in (((), (1,), 0), ((1,), (1,), 1), ((1, 2, 3), (1, 2, 4, 5), 2), ((2,), (1,), 0)):
-        assert n_alike(a, b) == n_alike(b, a) == n
+        assert n_common(a, b) == n_common(b, a) == n
     long = list(range(1000))
     for n in range(0, 1000, 37):
-        assert n_alike(long, [*long[:n], -1, *long[n:]]) == n
+        assert n_common(long, [*long[:n], -1, *long[n:]]) == n
