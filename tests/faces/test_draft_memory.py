@@ -17,7 +17,7 @@ from pyllama_spec.drafters.suffix import store as stores
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.vocab import Vocab
-from tests.faces.tools import open_tiny, text_of
+from tests.faces.tools import copy_alone, open_tiny, text_of
 from tests.models import model_path
 
 PROMPT = "abcdefghijklmnopqrstuvw"
@@ -308,10 +308,11 @@ def test_an_answer_says_whose_guess_each_token_was() -> None:
         assert sources_of(ask(llm, **wanted)["choices"][0]) <= {"target", "model", "copy"}
 
 
-def test_auto_with_a_store_copies_from_it(store: Path) -> None:
-    with open_tiny("auto", draft_memory=store) as llm:
+def test_auto_with_a_store_copies_from_it(store: Path, tmp_path: Path) -> None:
+    alone: dict[str, Any] = {"model_path": copy_alone(tmp_path), "n_ctx": 256, "n_threads": 1}
+    with Llama(draft="auto", draft_memory=store, **alone) as llm:
         assert ask(llm)["speculation"]["drafter"] == "suffix"
-    with open_tiny("auto") as llm:
+    with Llama(draft="auto", **alone) as llm:
         assert ask(llm)["speculation"]["drafter"] == "prompt-lookup"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.faces.test_cli import cli, generate
+from tests.faces.tools import copy_alone
 from tests.models import model_path
 
 pytestmark = pytest.mark.slow
@@ -39,7 +40,7 @@ def test_a_file_without_a_head() -> None:
     assert not done.stdout
 
 
-def test_doctor(perm: Path) -> None:
+def test_doctor(perm: Path, tmp_path: Path) -> None:
     quick = ("--max-rows", 4, "--repeat", 1, "-t", 1)
     done = cli("doctor", "-m", perm, "-d", "mtp", *quick, "--json")
     assert done.returncode == 0, done.stderr
@@ -52,7 +53,7 @@ def test_doctor(perm: Path) -> None:
     words = " ".join(text.split())
     assert "the rows that the target's graph has for its MTP head" in words
     assert "MB of weights of type f32, qwen35" in words
-    none = cli("doctor", "-m", model_path("llama"), "-d", "auto", *quick)
+    none = cli("doctor", "-m", copy_alone(tmp_path), "-d", "auto", *quick)
     assert none.returncode == 0, none.stderr
     assert "auto chose prompt-lookup: the file has no MTP head" in " ".join(none.stdout.split())
     assert "A verify batch" in none.stdout

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,12 @@ def open_tiny(draft: Drafter | str | None = None, kind: str = "llama", **overrid
         "n_ctx": 256, "n_threads": 1, "draft": draft, "controller": "fixed",
     }  # fmt: skip
     return Llama(model_path(kind), **{**values, **overrides})
+
+
+def copy_alone(folder: Path, kind: str = "llama") -> Path:
+    """A tiny model in a folder without drafts: "auto" would find those of other tests."""
+    path = model_path(kind)
+    return Path(shutil.copy(path, folder / path.name))
 
 
 class Forced:
