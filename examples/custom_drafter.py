@@ -1,8 +1,6 @@
-"""A drafter of one's own: it proposes what a table of phrases says.
+"""A drafter of your own, with a table of phrases: ``python examples/custom_drafter.py MODEL.gguf``.
 
-``python examples/custom_drafter.py MODEL.gguf``
-
-The text is the target's whatever a drafter proposes; a good one only makes it come sooner.
+The text is the target's whatever a drafter proposes; a good one makes it come sooner.
 """
 
 import sys
@@ -11,7 +9,7 @@ from pyllama_spec import Draft, Drafter, DraftRequest, Llama
 
 
 class PhraseBook(Drafter):
-    """Proposes the rest of a known phrase once its beginning stands at the end of the text."""
+    """Proposes the rest of a phrase whose beginning ends the text."""
 
     name = "phrase-book"
 
@@ -26,16 +24,14 @@ class PhraseBook(Drafter):
         return Draft()
 
 
-def main(path: str) -> str:
+def main(path: str) -> None:
     drafter = PhraseBook()
     with Llama(model_path=path, draft=drafter, n_ctx=512) as llama:
         numbers = "".join(f" {i}," for i in range(1, 41))
         drafter.phrases = [llama.tokenize(numbers, add_bos=False)]
         prompt = "Count to forty:" + numbers[: numbers.index(" 13")]
         result = llama.create_completion(prompt, max_tokens=32, temperature=0)
-    text = str(result["choices"][0]["text"])
-    print(text, result["speculation"], sep="\n")
-    return text
+    print(result["choices"][0]["text"], result["speculation"], sep="\n")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,7 @@ class Assistant:
 
 def main(model_path: str) -> list[str]:
     assistant = Assistant(model_path)
-    answers = [assistant.ask("Count from 1 to 20."), assistant.ask("Now do it once more.")]
-    assistant.llm.close()
-    return answers
+    return [assistant.ask("Count from 1 to 20."), assistant.ask("Now do it once more.")]
 
 
 if __name__ == "__main__":

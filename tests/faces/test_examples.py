@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,24 @@ from pathlib import Path
 import pytest
 
 from pyllama_spec import Llama
+from tests.faces.test_cli import cli
+from tests.models import model_path
+from tests.server.world import served
 
 ROOT = Path(__file__).resolve().parents[2]
+EAGLE3 = ROOT / "examples/drafts/smollm2-135m-eagle3.gguf"
+# A program per recipe of the documents, of less than 40 lines.
+RECIPES = (
+    "auto_draft.py", "coloured_stream.py", "custom_drafter.py", "drop_in.py", "hybrid_rollback.py",
+    "loop_by_hand.py", "many_requests.py", "remembered_requests.py", "server_client.py",
+    "small_draft_model.py", "train_head.py",
+)  # fmt: skip
 
 
-def run(name: str, model: Path) -> str:
+def run(name: str, *words: str | Path) -> str:
     """The output of an example, which must end well."""
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name, model],
+        [sys.executable, ROOT / "examples" / name, *words],
         capture_output=True,
         text=True,
         timeout=900,
@@ -29,9 +40,7 @@ def run(name: str, model: Path) -> str:
     return done.stdout
 
 
-def test_loop_by_hand_is_short_and_gives_the_plain_text(smollm2_bf16: Path) -> None:
-    source = (ROOT / "examples" / "loop_by_hand.py").read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= 40
+def test_loop_by_hand_gives_the_plain_text(smollm2_bf16: Path) -> None:
     text, _, figures = run("loop_by_hand.py", smollm2_bf16).rpartition("\n[")
     with Llama(smollm2_bf16, n_ctx=512) as llama:
         result = llama.create_completion("cat dog cow pig " * 4, max_tokens=64, temperature=0)
@@ -73,6 +82,95 @@ def test_drop_in_notes_finds_the_note_and_quotes_it(smollm2_bf16: Path) -> None:
     assert "Friday" in answers[1]
 
 
+def test_auto_draft_takes_the_head_in_the_file() -> None:
+    text = run("auto_draft.py", model_path("perm_mtp", arch="qwen35"))
+    assert "mtp: auto chose mtp: the file has an MTP head" in text
+
+
+@pytest.mark.release
+def test_auto_draft_copies_where_there_is_no_head(smollm2_q4_0: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(smollm2_q4_0)  # no draft lies beside it there
+    text, _, figures = run("auto_draft.py", tmp_path / "model.gguf").rpartition("prompt-lookup: ")
+    assert "6, 7, 8" in text
+    assert "no MTP head" in figures
+
+
+def test_auto_draft_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    command: list[str | Path] = [sys.executable, ROOT / "examples/auto_draft.py"]
+    command.append(tmp_path / "model.gguf")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and "model.gguf" in done.stderr
+
+
+def test_hybrid_rollback_has_a_snapshot_for_each_row() -> None:
+    said = run("hybrid_rollback.py", model_path("perm_mtp", arch="qwen35"))
+    assert "qwen35: 0 bytes" not in said
+    assert "\n5 snapshots: 0 bytes" not in said and "\n5 snapshots: " in said
+
+
+@pytest.mark.release
+def test_small_draft_model_drafts_for_a_large_one(smollm2_bf16: Path, smollm2_q4_0: Path) -> None:
+    said = run("small_draft_model.py", smollm2_bf16, smollm2_q4_0)
+    assert "Wednesday" in said
+    assert "same text: True" in said
+    assert "draft-model: " in said
+
+
+@pytest.mark.release
+def test_remembered_requests_are_copied_in_the_next_run(smollm2_q4_0: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for _ in range(2):
+        assert run("remembered_requests.py", smollm2_q4_0, store).count(" tokens copied, ") == 3
+    shown = cli("memory", "show", store, "--texts", 9, "-m", smollm2_q4_0).stdout
+    assert "Order: 3 lamps" in shown and "password" not in shown
+    # How many tokens a run copies is the controller's choice; that they are there is not.
+    with Llama(
+        smollm2_q4_0, draft="suffix", draft_memory=store, controller="fixed", n_ctx=512
+    ) as llm:
+        prompt = "Order: 3 lamps for Maria Lopez\nConfirmation:"
+        result = llm.create_completion(prompt, max_tokens=32, temperature=0.0)
+    assert result["speculation"]["accepted"] > 16
+
+
+@pytest.mark.release
+def test_coloured_stream_colours_by_who_drafted(smollm2_q4_0: Path) -> None:
+    plain = run("coloured_stream.py", smollm2_q4_0)
+    assert "\033[33m" in plain and "\033[32m" not in plain
+    drafted = run("coloured_stream.py", smollm2_q4_0, EAGLE3)
+    assert "\033[32m" in drafted
+
+    def text(said: str) -> str:
+        return re.sub(r"\033\[\d+m", "", said.rpartition("\n")[0].rpartition("\n")[0])
+
+    assert text(plain) == text(drafted)
+
+
+@pytest.mark.release
+def test_many_requests_get_the_same_texts_from_threads(smollm2_q4_0: Path) -> None:
+    said = run("many_requests.py", smollm2_q4_0)
+    assert "the same texts from threads: True" in said
+    assert len([line for line in said.splitlines() if line.startswith("'")]) == 8
+
+
+@pytest.mark.release
+def test_server_client_streams_and_reads_what_was_drafted(smollm2_q4_0: Path) -> None:
+    llm = Llama(smollm2_q4_0, draft="prompt-lookup", controller="fixed", n_ctx=512)
+    with served(llm) as client:
+        said = run("server_client.py", f"{client.url}/v1")
+    assert "5. 5" in said
+    assert re.search(r"^\d+ tokens of .+\ndrafted and accepted: [1-9]", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_short(name: str) -> None:
+    source = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    assert len(source.splitlines()) < 40
+    assert f"python examples/{name} " in source
+
+
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "examples").glob("[a-z]*.py")))
 def test_every_example_is_tested_here(name: str) -> None:
-    assert f'"{name}"' in Path(__file__).read_text(encoding="utf-8")
+    tests = (Path(__file__), ROOT / "tests/train/test_newcomer.py")
+    assert any(f'("{name}"' in path.read_text(encoding="utf-8") for path in tests)

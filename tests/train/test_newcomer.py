@@ -12,8 +12,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.blocks import ROOT, Block, blocks_of
 from tests.docs.test_pages import one_core
+from tests.faces.test_examples import run
 from tests.models import model_path
 
 START = ROOT / "docs" / "start.md"
@@ -50,3 +53,12 @@ def test_the_page_leads_there() -> None:
     code = "".join(block.code for block in commands())
     assert [word for word in ("doctor", "generate", "train eagle3", "bench", "--plot")
             if word not in code] == []  # fmt: skip
+
+
+@pytest.mark.release
+def test_the_example_trains_a_head_that_is_used(tmp_path: Path) -> None:
+    target, draft = model_path("llama", n_layer=3), tmp_path / "draft.gguf"
+    said = run("train_head.py", target, draft, "500")
+    assert f"{draft.stat().st_size} bytes, " in said
+    assert "tokens per round" in said
+    assert said.rstrip().endswith("drafted and accepted")
