@@ -14,7 +14,7 @@ $(error ENGINE=$(ENGINE) is neither editable nor wheel)
 endif
 MODEL   = models/SmolLM2-135M-Instruct.BF16.gguf
 DRAFT   = examples/drafts/smollm2-135m-eagle3.gguf
-NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py $(shell find vendor/patches csrc -type f -not -name '*.pyc')
+NATIVE  = CMakeLists.txt pyproject.toml vendor/llama.cpp.lock vendor/sync.py vendor/sbom.cdx.json $(shell find vendor/patches csrc -type f -not -name '*.pyc')
 # What the sdist is made of.
 TRACKED = $(wildcard $(filter-out .ci/% tests/release-check.json,$(shell git ls-files -co --exclude-standard 2>/dev/null)))
 # They need packages, a GPU, PyTorch or a browser: targets of their own.
@@ -190,7 +190,7 @@ $(BIN)/python:
 
 # pip from 25.1 on knows dependency groups.
 $(VENV)/.build-tools: pyproject.toml | $(BIN)/python
-	$(PIP) install "pip>=25.1" "scikit-build-core>=0.10" "cffi>=2.1" "cmake>=3.26" ninja
+	$(PIP) install "pip>=25.1" "scikit-build-core>=1.0" "cffi>=2.1" "cmake>=3.26" ninja
 	@touch $@
 
 # An editable install maps each module to its file: when one is added or moved it has to be made anew.
