@@ -19,6 +19,7 @@ from tests.models import model_path
 # Pages that a toy is enough for; the others run SmolLM2.
 TOY = frozenset((
     "README.md", "CONTRIBUTING.md", "start.md", "train.md", "convert.md", "command-line.md",
+    "embeddings.md", "index.md",
 ))  # fmt: skip
 GUIDE = [page for page in pages() if not is_log(page)]
 

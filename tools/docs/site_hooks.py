@@ -23,11 +23,19 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = "docs"
 # Where files from outside of docs/ lie on the site.
 TAKEN_IN = "repository"
+# What programs and runs have written.
+LOGS = frozenset(("measurements.md", "train-log.md", "parity-table.md", "apps-table.md"))
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
 # A list or a table right behind another line: GitHub begins it there, Python-Markdown does not.
 _BEGINS = re.compile(r"^(?P<before>(?![-*|#>]|\d+\. |\s).+)\n(?=- |\* |1\. |\|)", re.MULTILINE)
+# A second paragraph of an item of a list: GitHub wants it below the item's text, Python-Markdown
+# four spaces in, and an empty line before the next item.
+_GOES_ON = re.compile(
+    r"(?<=\n\n) {2,3}(?P<text>\S.*(?:\n(?!(?:\d+\.|-) ).+)*)(?P<next>\n(?=(?:\d+\.|-) ))?"
+)
+_CODE = re.compile(r"<pre\b.*?</pre>", re.DOTALL)
 _IMAGES = (".png", ".svg", ".jpg")
 # A canonical link, and those to the pages before and after, are loaded by nobody.
 _FROM_ELSEWHERE = re.compile(
@@ -74,11 +82,11 @@ def as_page(path: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Puts pages of docs/ that the navigation forgets at the end of the guide."""
+    """Puts pages of docs/ that the navigation forgets at the end of "Understand"."""
     named = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
     forgotten = [path.name for path in sorted((ROOT / DOCS).glob("*.md")) if path.name not in named]
-    guide = next(section["Guide"] for section in config.nav or () if "Guide" in section)
-    guide.extend(forgotten)
+    last = next(part["Understand"] for part in config.nav or () if "Understand" in part)
+    last.extend(forgotten)
     return config
 
 
@@ -111,6 +119,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config
     here = page.file.src_uri
     is_taken_in = here.startswith(f"{TAKEN_IN}/")
+    if is_taken_in or here in LOGS:
+        page.meta["search"] = {"boost": 0.2}  # behind the pages that explain
     source = here.removeprefix(f"{TAKEN_IN}/") if is_taken_in else f"{DOCS}/{here}"
 
     def moved(match: re.Match[str]) -> str:
@@ -126,15 +136,41 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     parts, last = [], 0
     for fence in _FENCE.finditer(markdown):
-        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{fence[0]}\n"]
+        parts += [_LINK.sub(moved, begun(markdown[last : fence.start()])), f"{indented(fence)}\n"]
         last = fence.end()
     text = "".join([*parts, _LINK.sub(moved, begun(markdown[last:]))])
     return _DRAWING.sub(drawn, text)
 
 
 def begun(text: str) -> str:
-    """Text without code, with an empty line before each list and table."""
-    return _BEGINS.sub(r"\g<before>\n\n", text)
+    """Text without code, as Python-Markdown reads what GitHub does.
+
+    With an empty line before each list and table, and with paragraphs of an item that belong to it.
+    """
+
+    def further(match: re.Match[str]) -> str:
+        return f"    {match['text']}" + ("\n\n" if match["next"] else "")
+
+    return _GOES_ON.sub(further, _BEGINS.sub(r"\g<before>\n\n", text))
+
+
+def indented(fence: re.Match[str]) -> str:
+    """A block of code; one of an item of a list stands as far in as Python-Markdown wants it."""
+    more = " " * (4 - len(fence[1])) if 2 <= len(fence[1]) < 4 else ""
+    return re.sub(r"^(?=.)", more, fence[0], flags=re.MULTILINE)
+
+
+def items_in_text(html: str) -> list[str]:
+    """Items of lists that became lines of a paragraph, as where an indent is not what is wanted."""
+    return re.findall(r"^(?:\d+\.|[-*]) .{0,40}", _CODE.sub("", html), re.MULTILINE)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Warns of a list that is shown as a paragraph."""
+    del config, files
+    for item in items_in_text(html):
+        _LOG.warning("%s: this item of a list is within a paragraph: %s", page.file.src_uri, item)
+    return html
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
