@@ -112,7 +112,7 @@ def _grammar_format(kind: str, response_format: Mapping[str, Any]) -> str | Guid
         return Guide("lark", texts[0])
     if syntax == "regex":
         return Guide("regex", texts[0])
-    raise ArgumentError(f"there is no syntax {shown(syntax)}: there are lark, regex and gbnf")
+    raise ArgumentError(f"syntax {shown(syntax)} is unknown; known are lark, regex and gbnf")
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Any:
@@ -238,7 +238,7 @@ def _warn_of(made: Loosened, what: str) -> None:
     """Says what of a schema does not reach the grammar."""
     for name, path in made.rules.unknown.items():
         where = f'"{clipped(name)}" at {clipped(path, 200)} of {what}'
-        message = f"{where} is no keyword: nothing is made of it"
+        message = f"{where} is not a keyword and has no effect"
         warnings.warn(message, UserWarning, stacklevel=3)
     for error in made.left_out:
         where = f'"{error.keyword}" at {clipped(error.path, 200)} of {what}'
@@ -254,7 +254,7 @@ def _json(schema: Any) -> str:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 # Several requests with one schema come together: it is compiled once, and the others wait for it.
@@ -298,7 +298,7 @@ def _made(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loos
     try:
         schema = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"the schema is no JSON: {error}") from None
+        raise ArgumentError(f"the schema is not JSON: {error}") from None
     # An empty one would allow any value; who asks for an object gets one.
     schema = {"type": "object"} if schema == {} else schema
     if is_strict:

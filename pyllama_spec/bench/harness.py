@@ -100,9 +100,9 @@ def _n_ctx(config: BenchConfig, prompts: Sequence[Prompt], ids: Sequence[Sequenc
         return -(-need // _N_CTX_STEP) * _N_CTX_STEP
     if need > config.n_ctx:
         raise ContextFullError(
-            f"prompt {prompts[longest].id!r} has {len(ids[longest])} tokens and is to be followed "
-            f"by {config.n_tokens}, more than n_ctx={config.n_ctx} holds; choose {need}, or leave "
-            "it out"
+            f"prompt {prompts[longest].id!r} has {len(ids[longest])} tokens and asks for "
+            f"{config.n_tokens} more, but n_ctx={config.n_ctx} holds fewer; choose {need}, or "
+            "leave it out"
         )
     return config.n_ctx
 

@@ -67,7 +67,7 @@ class Peer:
         base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
         parts = urllib.parse.urlsplit(base)
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ArgumentError(f"peer={url!r} is no address; expected http://HOST:PORT")
+            raise ArgumentError(f"peer={url!r} is not an address; expected http://HOST:PORT")
         self.url = base
         self.model = "default"
         self._timeout_s = timeout_s

@@ -229,7 +229,11 @@ def _bandwidth(result: BenchResult) -> list[str]:
     if streaming is None:
         return [line]
     ceiling = streaming.bytes_per_s / 1e9
-    fits = ["(they fit the cache: the memory is no ceiling)"] if setup.weights_fit_cache else []
+    fits = (
+        ["(they fit the cache: memory bandwidth is not the limit)"]
+        if setup.weights_fit_cache
+        else []
+    )
     return [
         f"{line}, {100 * reads / ceiling:.0f}% of the {ceiling:.1f} GB/s that memory streams here",
         *fits,

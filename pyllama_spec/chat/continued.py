@@ -32,12 +32,12 @@ def field_to_continue(messages: Sequence[Message], which: bool | str) -> str:
     last = check_messages(messages)[-1]
     if last["role"] != "assistant":
         raise ArgumentError(
-            f"continue_final_message goes on with an assistant's message, and the last one is of "
+            f"continue_final_message continues an assistant's message, but the last one has the "
             f'role {shown(last["role"])}; append {{"role": "assistant", "content": ...}}'
         )
     if last.get("tool_calls") or last.get("function_call"):
         raise ArgumentError(
-            "continue_final_message goes on with a text, and the last message is a call of tools"
+            "continue_final_message continues a text, but the last message is a tool call"
         )
     if which is True:
         thinks = bool(last.get("reasoning_content")) and not last["content"]

@@ -117,7 +117,7 @@ def _parse(line: str, number: int, are_named: bool) -> Prompt:
         raise ArgumentError("expected either 'messages' or 'prompt'")
     if "prompt" in entry:
         if "tools" in entry:
-            raise ArgumentError("'tools' stand beside 'messages', not beside 'prompt'")
+            raise ArgumentError("'tools' needs 'messages'; it cannot be used with 'prompt'")
         return Prompt(names["id"], names["category"], text=_text(entry, "prompt"))
     tools = _tools(entry["tools"]) if "tools" in entry else ()
     return Prompt(names["id"], names["category"], _messages(entry["messages"]), tools=tools)

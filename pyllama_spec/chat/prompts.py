@@ -60,7 +60,7 @@ def prompt_tokens(vocab: Vocab, prompt: object) -> list[int]:
     try:
         tokens = [index(token) for token in prompt]
     except TypeError as error:  # an array, say: it has an index only if it holds one number
-        raise ArgumentError(f"the prompt holds what is no token id: {error}") from None
+        raise ArgumentError(f"the prompt holds something that is not a token id: {error}") from None
     if not tokens:
         raise ArgumentError("the prompt has no tokens: there is nothing to continue")
     vocab.check_ids(tokens, "the prompt")

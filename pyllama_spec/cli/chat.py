@@ -171,7 +171,7 @@ class _Chat:
         if name in self._commands:
             self._commands[name](rest.strip())
         elif name.startswith("/") and name[1:].isalpha() and "\n" not in text:
-            print(f"There is no {name}; /help says what there is.")
+            print(f"There is no {name}; /help lists the commands.")
         elif text.strip():
             self._answer(text)
         return True
@@ -219,7 +219,7 @@ class _Chat:
         if text not in ("on", "off"):
             print("/draft on, or /draft off")
         elif self._switch is None:
-            print("There is no draft: begin with -d DRAFT.gguf or -d prompt-lookup.")
+            print("There is no draft; start with -d DRAFT.gguf or -d prompt-lookup.")
         else:
             self._switch.is_on = text == "on"
             print(f"Drafts are {text}.")

@@ -77,7 +77,7 @@ def _bytes(args: argparse.Namespace) -> int | None:
     if args.max_size is None:
         return None
     if not 0 < args.max_size <= 1e5:
-        raise ArgumentError(f"max_size={args.max_size} is no size in MB: above 0, up to 100000")
+        raise ArgumentError(f"max_size={args.max_size} is not a size in MB: above 0, up to 100000")
     return int(args.max_size * 1e6)
 
 
@@ -156,7 +156,7 @@ def _merge(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     size = _bytes(args)
     if size is None and args.days is None:
-        raise ArgumentError("nothing says what is to go: give --max-size or --days")
+        raise ArgumentError("prune needs a bound: give --max-size or --days")
     store = _opened(args.store)
     max_tokens = None if size is None else capacity_of(size)
     n = upkeep.prune(store, max_tokens=max_tokens, days=args.days)

@@ -148,8 +148,8 @@ def _serve_several(
     for name, default in args.of_models.items():
         if getattr(args, name) != default:
             raise ArgumentError(
-                f"--{name.replace('_', '-')} is of one model: with --config it stands in the file, "
-                "under the name that Llama() has for it"
+                f"--{name.replace('_', '-')} applies to one model: with --config, set it in the "
+                "file, under the name of Llama()'s keyword"
             )
     models = read_models(args.config)
     _warn(args, settings)

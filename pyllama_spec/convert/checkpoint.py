@@ -76,7 +76,7 @@ def read_json(path: Path) -> Json:
     except OSError as error:
         raise ConversionError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
-        raise ConversionError(f"{path} is no JSON: {error}") from None
+        raise ConversionError(f"{path} is not JSON: {error}") from None
     if not isinstance(values, dict):
         raise ConversionError(f"{path} holds a {type(values).__name__}, not an object")
     return values
@@ -112,7 +112,7 @@ def _read_shards(index: Path, read: _Reader) -> dict[str, SourceTensor]:
     files = sorted(set(places.values()))
     for file in files:
         if file != Path(file).name or "\\" in file:
-            raise ConversionError(f"{index} names {file!r}, which is no file beside it")
+            raise ConversionError(f"{index} names {file!r}, but there is no such file beside it")
         if not (index.parent / file).exists():
             raise ConversionError(f"{index.name} names {file}, which is not beside it")
     tensors: dict[str, SourceTensor] = {}

@@ -134,7 +134,7 @@ def _why_no_zip(file: BinaryIO) -> str:
             "was saved in the format before torch 1.6, which is not read; load it with torch and "
             "save it again, or give the checkpoint as .safetensors"
         )
-    return "is no file that torch.save() wrote"
+    return "is not a file that torch.save() wrote"
 
 
 class _Unpickler(pickle.Unpickler):
@@ -157,7 +157,7 @@ class _Unpickler(pickle.Unpickler):
         match pid:
             case ("storage", _Kind(dtype=dtype), str(key), _, int(n)) if n >= 0:
                 return _Storage(dtype, key, n)
-        raise pickle.UnpicklingError("it points to something that is no storage")
+        raise pickle.UnpicklingError("it points to something that is not a storage")
 
 
 class _RebuildTensor:

@@ -66,7 +66,7 @@ def _damaged(path: Path, why: str) -> ConversionError:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a tensor name occurs twice")
     return names
 
 
@@ -74,9 +74,9 @@ def _parse(path: Path, header: bytes) -> dict[str, Any]:
     try:
         entries = json.loads(header.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is no JSON ({error}); download it again") from None
+        raise _damaged(path, f"its header is not JSON ({error}); download it again") from None
     if not isinstance(entries, dict):
-        raise _damaged(path, "its header is no table of tensors")
+        raise _damaged(path, "its header is not a table of tensors")
     entries.pop("__metadata__", None)
     return entries
 

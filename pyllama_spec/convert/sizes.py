@@ -81,7 +81,7 @@ def read_sizes(body: Fields) -> Sizes:
 
 def _head_size(body: Fields, n_embd: int, n_head: int) -> int:
     if not body.has("head_dim") and n_embd % n_head:
-        raise body.fail("head_dim", f"hidden_size {n_embd} is no multiple of {n_head} heads")
+        raise body.fail("head_dim", f"hidden_size {n_embd} is not a multiple of {n_head} heads")
     head_size = body.size("head_dim", max(n_embd // n_head, 1))
     if head_size % 2:
         raise ConversionError(f"the size of a head is {head_size}; RoPE needs an even one")
@@ -135,7 +135,7 @@ def count_target_layers(
     n_layers, rest = divmod(fc[1], target.n_embd)
     if rest or n_layers == 0:
         raise ConversionError(
-            f"fc.weight reads {fc[1]} columns, which is no multiple of {target.n_embd}, the "
+            f"fc.weight reads {fc[1]} columns, which is not a multiple of {target.n_embd}, the "
             "width of the target; is this the target that the draft was made for?"
         )
     return n_layers

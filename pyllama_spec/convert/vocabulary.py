@@ -90,7 +90,7 @@ def _marked(t2d: Ids | None, n_trained: int) -> Ids | None:
             f"t2d has the shape {list(t2d.shape)}, not [{n_trained}], the vocab_size of config.json"
         )
     if ((t2d != 0) & (t2d != 1)).any():
-        raise ConversionError("t2d is no mask: it holds numbers other than 0 and 1")
+        raise ConversionError("t2d is not a mask: it holds numbers other than 0 and 1")
     return np.flatnonzero(t2d).astype(np.int64)
 
 

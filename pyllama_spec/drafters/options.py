@@ -59,11 +59,11 @@ class DraftOptions:
         if self.memory is not None:
             instance(self.memory, (str, os.PathLike), "draft_memory", "; give the path of a file")
             if not os.fspath(self.memory):
-                raise ArgumentError('draft_memory="" is no file name; None is for no store')
+                raise ArgumentError('draft_memory="" is not a file name; None stands for no store')
             if self.lookup == 0:
                 raise ArgumentError(
-                    f"draft_memory={shown(os.fspath(self.memory))} is for a draft that looks texts "
-                    "up, and lookup=0 is for none; leave one of them out"
+                    f"draft_memory={shown(os.fspath(self.memory))} needs a draft that looks texts "
+                    "up, but lookup=0 disables that; leave one of them out"
                 )
         if self.n_ctx is not None:
             count(self.n_ctx, "draft_n_ctx", 1)

@@ -126,7 +126,8 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     for name, value in (("p_min", options.p_min), ("lookup", options.lookup)):
         if value is not None and not is_model:
             raise ArgumentError(
-                f"{name}={shown(value)} is for a draft that is given as a file, not {shown(draft)}"
+                f"{name}={shown(value)} applies to a draft that is given as a file, not to "
+                f"{shown(draft)}"
             )
     has_lookup = is_model or draft == SUFFIX
     if options.memory is not None and not has_lookup:
@@ -216,8 +217,8 @@ def _hint(draft: object) -> str:
         return f"draft= takes the path of a GGUF, and no open model; {known_drafts()}"
     if callable(getattr(draft, "propose", None)):
         return (
-            f"draft={shown(draft)} has a propose(), but is no Drafter: let its class inherit from "
-            "pyllama_spec.Drafter (docs/drafters.md)"
+            f"draft={shown(draft)} has a propose(), but is not a Drafter; let its class inherit "
+            "from pyllama_spec.Drafter (docs/drafters.md)"
         )
     names = ", ".join(f'"{name}"' for name in _NAMED)
     return f"draft={shown(draft)} is not None, {names}, a path or a Drafter"

@@ -37,7 +37,7 @@ def choose(features: Collection[str], wanted: str = "") -> str:
     """
     if wanted and wanted not in CPU_VARIANTS:
         raise ImportError(
-            f"{VARIABLE}={wanted!r} is no level: it is one of {', '.join(CPU_VARIANTS)}"
+            f"{VARIABLE}={wanted!r} is not a level; expected one of {', '.join(CPU_VARIANTS)}"
         )
     best, lacking = "", ""
     for variant, needed in CPU_VARIANTS.items():
@@ -86,7 +86,7 @@ def _load() -> ModuleType:
     path = own.with_name(own.name.replace("_processor", f"_engine_{variant}"))
     spec = importlib.util.spec_from_file_location(_NAME, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no module of this Python")
+        raise ImportError(f"{path} is not a module of this Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[_NAME] = module
     try:

@@ -417,7 +417,7 @@ class Sampler:
             row = np.ascontiguousarray(logits, dtype=np.float32)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise ArgumentError(
-                f"the logits {shown(logits)} are no row of numbers: {error}"
+                f"the logits {shown(logits)} are not a row of numbers: {error}"
             ) from None
         if row.ndim != 1:
             raise ArgumentError(f"the logits have shape {row.shape}, expected (n_vocab,)")

@@ -68,7 +68,7 @@ def target_of(path: Path, keys: Mapping[str, GgufKey]) -> Target:
     if arch is None or arch.type_id != STRING:
         if "split.no" in keys:
             raise ModelLoadError(f"{path} is a later part of a split model; give the first part")
-        raise ModelLoadError(f"{path} has no general.architecture; it is no model")
+        raise ModelLoadError(f"{path} has no general.architecture, so it is not a model")
     name = arch.value.decode("utf-8", "replace")
     if name in ("eagle3", "dflash", "clip"):
         raise ModelLoadError(f"{path} is of kind {name!r}, not the target; give the target's GGUF")
@@ -92,7 +92,9 @@ def _count(path: Path, keys: Mapping[str, GgufKey], name: str, default: int | No
     if key is None and default is not None:
         return default
     if key is None or type(key.value) is not int or key.value < 0:
-        raise ModelLoadError(f"{path} has no {name} that is a number; it is no language model")
+        raise ModelLoadError(
+            f"{path} has no {name} that is a number, so it is not a language model"
+        )
     return key.value
 
 

@@ -131,7 +131,8 @@ def write_gguf(
         reason = error.strerror or f"the disk may be full: {error}"
         raise ConversionError(f"{path} cannot be written: {reason}") from None
     odd = [name for name, kind in types.items() if output.kind == "q8_0" and kind == "F16"]
-    notes = (f"{', '.join(odd)}: F16, rows are no multiple of 32 long",) if odd else ()
+    why = "F16, since the length of their rows is not a multiple of 32"
+    notes = (f"{', '.join(odd)}: {why}",) if odd else ()
     return Written(n_bytes, type_name, notes)
 
 

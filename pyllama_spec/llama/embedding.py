@@ -218,7 +218,7 @@ class Embeddings:
             raise ArgumentError(f"rank takes a list of documents, not {shown(documents)}")
         for i, document in enumerate(documents):
             if not isinstance(document, str):
-                raise ArgumentError(f"documents[{i}] is no text: {shown(document)}")
+                raise ArgumentError(f"documents[{i}] is not a text: {shown(document)}")
         embedder = self._opened(model_path)
         # pooling_type="rank" for another model would give a number of its rows, and no score.
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")

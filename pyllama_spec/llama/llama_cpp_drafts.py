@@ -103,6 +103,6 @@ def drafter_of(draft_model: object, draft: object = None) -> Drafter:
     if callable(draft_model) and not isinstance(draft_model, type):
         return _Called(draft_model)
     raise ArgumentError(
-        f"draft_model={shown(draft_model)} is no draft: give a LlamaPromptLookupDecoding(), a "
+        f"draft_model={shown(draft_model)} is not a draft; give a LlamaPromptLookupDecoding(), a "
         'LlamaDraftModel, or draft="prompt-lookup", a path or a Drafter'
     )

@@ -57,7 +57,7 @@ class LowLevel:
         n_held = self.state().n_held
         n = integer(n, "n_tokens")
         if not 0 <= n <= n_held:
-            raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, what there is")
+            raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, the number of tokens held")
         self._n_back, self._last_logits = n, None
 
     def input_ids(self, llm: Overridable) -> npt.NDArray[np.intc]:
@@ -192,8 +192,8 @@ class LowLevel:
         at = idx if idx >= 0 else n + idx
         if not self.logits_all or not 0 <= at < n:
             raise ArgumentError(
-                f"idx={idx!r}: rows of other tokens than the last are kept with logits_all=True, "
-                f"and of the {n} that were read"
+                f"idx={idx!r}: the logits of tokens before the last are kept with "
+                f"logits_all=True only, and there are {n} tokens"
             )
         return np.array(llm.scores[at])
 

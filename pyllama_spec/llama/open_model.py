@@ -133,7 +133,7 @@ def _pairs(adapters: Any) -> list[tuple[Any, Any]]:
         return [(one, scale) for one, scale in adapters]
     except (TypeError, ValueError):
         raise ArgumentError(
-            f"adapters={shown(adapters)} are no pairs of a file or an Adapter and its scale"
+            f"adapters={shown(adapters)} are not pairs of a file or an Adapter and its scale"
         ) from None
 
 

@@ -237,7 +237,7 @@ class OpenOptions:
                 "vocabulary are not supported by this version; leave it out"
             )
         if self.chat_handler is not None and not callable(self.chat_handler):
-            raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is no function")
+            raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
 
     def context_params(self) -> ContextParams:
         """How the target's context is opened.
@@ -377,7 +377,7 @@ def warn_of_unknown(unknown: Iterable[str]) -> None:
         if keyword in _OF_OLD:
             continue
         guess = meant(keyword, KEYWORDS)
-        warnings.warn(f"there is no keyword of Llama {keyword!r}{guess}", stacklevel=3)
+        warnings.warn(f"Llama has no keyword {keyword!r}{guess}", stacklevel=3)
 
 
 def for_model(params: ContextParams, model: Model) -> ContextParams:

@@ -38,7 +38,9 @@ def fetch(
             "from_pretrained needs the package huggingface_hub: pip install pyllama_spec[hub]"
         ) from None
     if not isinstance(filename, str):
-        raise ArgumentError(f"filename={filename!r} is no name or pattern of a file in {repo_id}")
+        raise ArgumentError(
+            f"filename={filename!r} is not the name or pattern of a file in {repo_id}"
+        )
     names = _names(hub, repo_id)
     wanted = [_one_of(names, pattern, repo_id) for pattern in (filename, *additional_files)]
     paths = [

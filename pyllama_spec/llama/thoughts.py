@@ -56,7 +56,7 @@ class ThoughtTags:
         for name in OF_CHATS:
             if getattr(request, name) is not None:
                 raise ArgumentError(
-                    f"{name}={getattr(request, name)!r} is of chats: give it to "
+                    f"{name}={getattr(request, name)!r} applies to chats only; pass it to "
                     "create_chat_completion(), or leave it out"
                 )
         if request.thinking_token_budget is None or request.thought_close:

@@ -242,7 +242,7 @@ class LlamaChatCompletionHandlerRegistry:
             return HANDLERS[name]
         if name not in FORMATS:
             raise LlamaChatCompletionHandlerNotFoundException(
-                f"there is no chat format {name!r}; there are "
+                f"chat format {name!r} is unknown; known are "
                 f"{', '.join(sorted({*FORMATS, *HANDLERS}))}"
             )
         form = FORMATS[name]

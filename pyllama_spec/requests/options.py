@@ -262,7 +262,7 @@ class RequestOptions:
         words = (words,) if isinstance(words, str) else _as_tuple(words, "bad_words")
         for word in words:
             if not checked_text(word, "bad_words"):
-                raise ArgumentError('bad_words holds "", which stands in every text; leave it out')
+                raise ArgumentError('bad_words holds "", which every text contains; leave it out')
         self._set("bad_words", words)
         if self.thinking_token_budget == -1:
             self._set("thinking_token_budget", None)
@@ -286,7 +286,7 @@ class RequestOptions:
             self._set("add_generation_prompt", begins)
             if begins and self.continue_final_message:
                 raise ArgumentError(
-                    "continue_final_message goes on with the last message, add_generation_prompt="
+                    "continue_final_message continues the last message, but add_generation_prompt="
                     "True begins another one; leave one of them out"
                 )
         if self.user is not None:

@@ -103,7 +103,7 @@ def _rules(schema: Any, prefix: str, budget: Budget, *, by_property: bool) -> Sc
         raise SchemaError("the JSON schema is nested too deeply") from None
     except TooLargeError as error:
         raise SchemaError(
-            f"the schema is too much for a grammar: {error}. Write it with fewer parts"
+            f"the grammar of the schema is too large: {error}. Simplify the schema"
         ) from None
     except OutOfStepsError as error:
         raise out_of_steps("#", error.most) from None

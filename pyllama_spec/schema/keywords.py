@@ -204,7 +204,7 @@ def check_keywords(node: Node) -> list[str]:
     unknown = []
     for key, value in node.schema.items():
         if key in REFUSED:
-            raise cannot(key, node.path, "is no keyword of JSON Schema", REFUSED[key])
+            raise cannot(key, node.path, "is not a keyword of JSON Schema", REFUSED[key])
         check = _CHECKS.get(key)
         if check is not None and not check[0](value):
             raise malformed(key, node.path, f"is {shown(value)}, not {check[1]}")
@@ -348,7 +348,7 @@ class Meaning:
             for value in values:
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
                     if not math.isfinite(value):
-                        raise malformed(keyword, node.path, f"has {value}, which is no JSON")
+                        raise malformed(keyword, node.path, f"has {value}, which is not JSON")
                     whole = isinstance(value, int) or value == int(value)
                     text = str(int(value)) if whole and abs(value) < 1e16 else str(value)
                     numbers.setdefault(exact(value), text)

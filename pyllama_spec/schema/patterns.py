@@ -148,7 +148,7 @@ class _Reader:
         if char in "^$":
             return Mark(char)
         if char in "*+?":
-            raise PatternError(f"nothing stands before the {char}")
+            raise PatternError(f"there is nothing before the {char} to repeat")
         if char == "\\":
             if self._next_is("b") or self._next_is("B"):
                 return Mark(self._take())
@@ -188,7 +188,7 @@ class _Reader:
         if not low:
             raise PatternError(f"{{{inner}}} means itself in ECMA-262; write {{0,{high}}}")
         if (comma and high and int(high) < int(low)) or len(low + high) > 12:
-            raise PatternError(f"{{{inner}}} is no range")
+            raise PatternError(f"{{{inner}}} is not a range")
         self.at = end + 1
         times = int(low), int(high) if high else None if comma else int(low)
         if max(times[0], times[1] or 0) > MAX_TIMES:
@@ -251,7 +251,7 @@ class _Reader:
         try:
             return int(digits, 16)
         except ValueError:
-            raise PatternError(f"{digits} are no hexadecimal digits") from None
+            raise PatternError(f"{digits} are not hexadecimal digits") from None
 
     def _unicode(self) -> int:
         if self._next_is("{"):
@@ -271,7 +271,7 @@ class _Reader:
                     raise PatternError("half of a UTF-16 pair stands alone")
                 code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
-            raise PatternError(f"{code:X} is no character")
+            raise PatternError(f"{code:X} is not a character")
         return code
 
     def _category(self, is_negative: bool) -> CharSet:
@@ -281,7 +281,7 @@ class _Reader:
         name = self._text[self.at + 1 : end]
         found = category(name)
         if found is None:
-            raise PatternError(f"\\p{{{name}}} is no general category")
+            raise PatternError(f"\\p{{{name}}} is not a general category")
         self.at = end + 1
         return complement(found) if is_negative else found
 

@@ -102,7 +102,7 @@ class Round:
     ) -> None:
         if not isinstance(drafter, Drafter):
             raise ArgumentError(
-                f"the drafter {drafter!r:.60} is no Drafter: let its class inherit from "
+                f"the drafter {drafter!r:.60} is not a Drafter; let its class inherit from "
                 "pyllama_spec.Drafter"
             )
         missing = set(drafter.target_layers) - set(target.target_layers)

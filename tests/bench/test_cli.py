@@ -83,7 +83,7 @@ def test_target_and_draft_have_to_be_said() -> None:
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "x.doc"], "should end in"),
         (["--plot", "no/such/folder/x.png"], "does not exist"),
-        (["--peer", "nowhere"], "no address"),
+        (["--peer", "nowhere"], "not an address"),
         (["--prompts", "none.jsonl"], "cannot read the prompts file"),
         (["--synthetic-acceptance", "0.5", "--n-draft", "2"], "has 1 probabilities"),
     ],

@@ -351,10 +351,10 @@ def test_refused(case: Case, message: str) -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        (PLAIN, "not an EAGLE-3 draft: there is no matrix fc.weight"),
+        (PLAIN, "not an EAGLE-3 draft: the matrix fc.weight is missing"),
         (EAGLE1, "EAGLE-1 or EAGLE-2 head, which is not supported: fc reads a token and one row"),
         ({"fc.weight": (4096, 12288)}, "not an EAGLE-3 draft: there is no hidden_norm.weight"),
-        ({"fc.weight": (4096,)}, "there is no matrix fc.weight"),
+        ({"fc.weight": (4096,)}, "the matrix fc.weight is missing"),
         (
             {**EAGLE1, "layers.0.hidden_norm.weight": (4096,)},
             r"q_proj of its first layer \[4096, 4096\] reads 4096 columns, and not 8192",

@@ -123,7 +123,7 @@ def test_flipped_bytes(tmp_path: Path, name: str, write: Callable[..., None], re
         ({"a": {"dtype": "U8", "shape": [4]}}, "does not describe 'a'"),
         ({"a": [1]}, "does not describe 'a'"),
         ({"a": {"dtype": ["U8"], "shape": [4], "data_offsets": [0, 4]}}, "does not describe 'a'"),
-        ([1], "no table of tensors"),
+        ([1], "not a table of tensors"),
     ],
 )  # fmt: skip
 def test_safetensors_headers(tmp_path: Path, header: object, message: str) -> None:
@@ -140,8 +140,8 @@ def test_safetensors_headers(tmp_path: Path, header: object, message: str) -> No
         (b"", "cut off, or no safetensors file"),
         (struct.pack("<Q", 1 << 40) + b"{}", "cut off, or no safetensors file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "git lfs pull"),
-        (struct.pack("<Q", 4) + b"\xff\xff{}", "its header is no JSON"),
-        (struct.pack("<Q", 13) + b'{"a":1,"a":2}', "a name stands there twice"),
+        (struct.pack("<Q", 4) + b"\xff\xff{}", "its header is not JSON"),
+        (struct.pack("<Q", 13) + b'{"a":1,"a":2}', "a tensor name occurs twice"),
     ],
 )
 def test_no_safetensors(tmp_path: Path, data: bytes, message: str) -> None:
@@ -179,8 +179,8 @@ HOSTILE = [
     (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}X\x01\x00\x00\x00aK\x01sb.", "damaged"),
     (b"\x80\x02ctorch\nFloatStorage\n)R.", "not callable"),
     (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(K\x01K\x01K\x01K\x01tR.", "damaged|wrongly"),
-    (b"\x80\x02(X\x07\x00\x00\x00storagetQ.", "no storage"),
-    (b"\x80\x02X\x01\x00\x00\x00aQ.", "no storage"),
+    (b"\x80\x02(X\x07\x00\x00\x00storagetQ.", "not a storage"),
+    (b"\x80\x02X\x01\x00\x00\x00aQ.", "not a storage"),
     (pickle.dumps([1, 2]), "holds a list"),
     (pickle.dumps({1: 2}), "holds a dict, no tensors by their names"),
     (pickle.dumps({"epoch": 3}), "'epoch' is a int, not a tensor"),
@@ -240,8 +240,8 @@ def test_views_of_one_storage(tmp_path: Path) -> None:
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "format before torch 1.6"),
         (b"PK\x03\x04 and no more", "is cut off"),
         (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (b"", "no file that torch.save"),
-        (b"hello", "no file that torch.save"),
+        (b"", "not a file that torch.save"),
+        (b"hello", "not a file that torch.save"),
     ],
 )
 def test_no_torch_file(tmp_path: Path, data: bytes, message: str) -> None:
@@ -299,7 +299,7 @@ def test_shards(tmp_path: Path, suffix: str, index: str) -> None:
         (places | {"more.weight": f"model-1-of-2{suffix}"}, "more.weight: .* lacks it"),
         ({k: v for k, v in places.items() if k != "fc.weight"}, "fc.weight: .* as well"),
         (places | {"fc.weight": "model-3-of-3.bin"}, "model-3-of-3.bin, which is not beside it"),
-        (places | {"fc.weight": "../elsewhere.bin"}, "which is no file beside it"),
+        (places | {"fc.weight": "../elsewhere.bin"}, "but there is no such file beside it"),
         ([], "no weight_map"),
         ({"fc.weight": 3}, "no weight_map"),
     ):
@@ -330,10 +330,10 @@ def test_folders(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="holds no tensors"):
         open_checkpoint(folder)
     for text, message in (
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "holds a list, not an object"),
-        ("[" * 100_000, "is no JSON"),
-        ("\xff", "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("\xff", "is not JSON"),
     ):
         (folder / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(ConversionError, match=message):

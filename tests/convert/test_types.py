@@ -98,7 +98,9 @@ def test_rows_that_q8_0_cannot_hold(tmp_path: Path) -> None:
     report = convert_head(tmp_path, "specforge", head, kind="q8_0")
     assert gguf_tensors(report.path)["blk.0.ffn_down.weight"][0] == "F16"
     assert gguf_tensors(report.path)["blk.0.ffn_up.weight"][0] == "Q8_0"
-    assert report.notes == ("blk.0.ffn_down.weight: F16, rows are no multiple of 32 long",)
+    assert report.notes == (
+        "blk.0.ffn_down.weight: F16, since the length of their rows is not a multiple of 32",
+    )
 
 
 def test_numbers_too_large_for_f16(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def changed(array: Ids, index: int, value: int) -> Ids:
         (OFFSETS[:-1], MASK, r"d2t has the shape \[95\], not \[96\]"),
         (OFFSETS.reshape(2, 48), MASK, r"d2t has the shape \[2, 48\]"),
         (OFFSETS, MASK[:-1], r"t2d has the shape \[319\], not \[320\]"),
-        (OFFSETS, 2 * MASK, "t2d is no mask"),
+        (OFFSETS, 2 * MASK, "t2d is not a mask"),
         (changed(OFFSETS, 95, 400), None, "draft token 95 to target token 495, outside 0 .. 319"),
         (changed(OFFSETS, 0, -1), None, "draft token 0 to target token -1"),
         (changed(OFFSETS, 1, OFFSETS[0] - 1), None, f"two draft tokens to target token {IDS[0]}"),

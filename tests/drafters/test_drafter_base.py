@@ -276,7 +276,9 @@ class OldProtocol:
 
 
 def test_objects_of_the_old_protocol_are_refused_with_a_hint() -> None:
-    with pytest.raises(ArgumentError, match=r"has a propose\(\), but is no Drafter: let its class"):
+    with pytest.raises(
+        ArgumentError, match=r"has a propose\(\), but is not a Drafter; let its class"
+    ):
         open_tiny(OldProtocol())  # type: ignore[arg-type]
     with (
         three_sequences() as context,

@@ -82,7 +82,7 @@ REFUSED: list[tuple[Any, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore:.*is no keyword")
+@pytest.mark.filterwarnings("ignore:.*is not a keyword")
 @pytest.mark.parametrize(("schema", "keyword", "path"), REFUSED)
 def test_what_cannot_be_kept_is_refused_by_name(schema: Any, keyword: str, path: str) -> None:
     with pytest.raises(SchemaError) as caught:
@@ -135,7 +135,7 @@ def test_a_schema_that_nothing_fits_is_refused(schema: Any) -> None:
 
 def test_what_is_no_keyword_is_named() -> None:
     schema = {"type": "string", "minlength": 3, "x-mine": 1, "title": "t", "description": "d"}
-    with pytest.warns(UserWarning, match='"minlength" at # .* is no keyword') as caught:
+    with pytest.warns(UserWarning, match='"minlength" at # .* is not a keyword') as caught:
         schema_grammar(schema)
     assert len(caught) == 1
 

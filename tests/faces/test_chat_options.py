@@ -370,8 +370,8 @@ def test_families_templates_end_with_the_last_messages_text() -> None:
 @pytest.mark.parametrize(
     ("messages", "options", "message"),
     [
-        ([USER], {}, "of role 'user'"),
-        ([USER, {"role": "assistant", "tool_calls": [{}]}], {}, "call of tools"),
+        ([USER], {}, "has the role 'user'"),
+        ([USER, {"role": "assistant", "tool_calls": [{}]}], {}, "is a tool call"),
         (
             [USER, {"role": "assistant", "content": "a"}],
             {"continue_final_message": "reasoning_content"}, "'reasoning_content'.*None",

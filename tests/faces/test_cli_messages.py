@@ -32,7 +32,7 @@ RUN = ["generate", "-m", "MODEL", "-p", "x", "-n", "2", "-t", "1"]
         (["doctor", "-m", "MODEL", "-d", "prompt-lookup"], "prompt-lookup needs none"),
         ([*RUN, "--n-ctx", "8", "-p", "x" * 50], "choose a larger --n-ctx"),
         (["generate", "-m", "HEAD", "-p", "x"], "as --model and give this file as --draft"),
-        ([*RUN, "-d", "prompt-lookup", "--p-min", "0.5"], "--p-min 0.5 is for a draft that is"),
+        ([*RUN, "-d", "prompt-lookup", "--p-min", "0.5"], "--p-min 0.5 applies to a draft that is"),
         (["bench", "-m", "MODEL", "-d", "none"], "compares plain decoding with itself"),
         *(
             ([*RUN, option, value], f"{option} is for a draft: add -d")

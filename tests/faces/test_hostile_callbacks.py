@@ -144,7 +144,7 @@ def test_a_place_to_go_back_to_is_a_number(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [[1], "abc", 5, [("a", 1.0, 2)]])
 def test_adapters_are_pairs(value: Any) -> None:
-    with _llama() as llm, pytest.raises(ArgumentError, match="no pairs"):
+    with _llama() as llm, pytest.raises(ArgumentError, match="not pairs"):
         llm.set_adapters(value)
 
 

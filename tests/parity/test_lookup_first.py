@@ -217,7 +217,9 @@ def test_numbers_out_of_range(lookup: object) -> None:
 
 @pytest.mark.parametrize("draft", [None, "none", "prompt-lookup", PromptLookup()])
 def test_lookup_is_for_drafts_of_files(draft: str | Drafter | None) -> None:
-    with pytest.raises(ArgumentError, match=r"lookup=\d+ is for a draft that is given as a file"):
+    with pytest.raises(
+        ArgumentError, match=r"lookup=\d+ applies to a draft that is given as a file"
+    ):
         Llama(model_path("llama"), draft=draft, lookup=5)
 
 

@@ -43,5 +43,5 @@ def test_a_variant_that_it_cannot_run() -> None:
 
 
 def test_a_name_that_is_no_variant() -> None:
-    with pytest.raises(ImportError, match="'sse' is no level: it is one of avx2, avx512, "):
+    with pytest.raises(ImportError, match="'sse' is not a level; expected one of avx2, avx512, "):
         choose(AVX2, "sse")

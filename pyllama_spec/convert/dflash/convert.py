@@ -85,7 +85,7 @@ def _check_target(config: DflashConfig, conversion: Conversion, target: Target) 
         )
     fc = next((s for name, s in conversion.shapes.items() if common_name(name) == "fc.weight"), ())
     if len(fc) != 2:
-        raise ConversionError("there is no matrix fc.weight, which mixes the target's rows")
+        raise ConversionError("the matrix fc.weight is missing, which mixes the target's rows")
     return count_target_layers(config, config.target_hidden_size, fc, target)
 
 

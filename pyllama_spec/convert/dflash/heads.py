@@ -90,7 +90,7 @@ def _selector(options: Options, tensors: CheckpointTensors, n_embd: int) -> dict
     sizes = {key: options.at(key).size(key) for key in _SELECTOR_KEYS}
     group, top_k = sizes["conv_group_size"], sizes["selector_top_k"]
     if n_embd % group:
-        raise options.refuse("conv_group_size", f"hidden_size {n_embd} is no multiple of it")
+        raise options.refuse("conv_group_size", f"hidden_size {n_embd} is not a multiple of it")
     if n_embd < top_k * (top_k + 1):
         raise options.refuse(
             "selector_top_k", f"its scores do not fit into a row of {n_embd} numbers"

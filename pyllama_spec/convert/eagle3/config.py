@@ -151,5 +151,7 @@ def _refuse_options(body: Fields) -> None:
             f"not supported ({', '.join(what)})"
         )
     if not body.flag("is_causal", default=True):
-        raise ConversionError(f"config.json: {body.where}is_causal is false: that is no decoder")
+        raise ConversionError(
+            f"config.json: {body.where}is_causal is false, so it is not a decoder"
+        )
     refuse_layer_options(body)

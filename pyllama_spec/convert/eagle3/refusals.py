@@ -118,8 +118,8 @@ def _refuse_by_shape(shapes: Shapes) -> None:
     fc = names.get("fc.weight")
     if fc is None or len(fc) != 2:
         raise ConversionError(
-            "this is not an EAGLE-3 draft: there is no matrix fc.weight, which mixes the target's "
-            "rows"
+            "this is not an EAGLE-3 draft: the matrix fc.weight is missing, which mixes the "
+            "target's rows"
         )
     first = next((p for p in ("midlayer.", "layers.0.") if f"{p}hidden_norm.weight" in names), None)
     if first is None:

@@ -148,7 +148,9 @@ class DFlash(ModelDrafter[DFlashMemory]):
             if self.block.has_confidence:
                 p = float(choice.row[0])
                 if math.isnan(p):
-                    raise EngineError("the draft computed NaN: its confidence head's weights have")
+                    raise EngineError(
+                        "the draft computed NaN: the weights of its confidence head hold NaN"
+                    )
             if p < self.p_min:
                 break
             ids.append(token)

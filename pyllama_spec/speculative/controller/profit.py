@@ -65,7 +65,7 @@ _KEEP_AFTER = 64
 _LEAST_LENGTH = 64
 # And half of what a draft gains where it is always right may be hoped for.
 _HOPE = 0.5
-REASON = "it does not pay here: plain decoding is faster; it is tried again now and then"
+REASON = "it does not pay here: plain decoding is faster; it is retried periodically"
 
 
 def _is_idle(span: Span) -> bool:
