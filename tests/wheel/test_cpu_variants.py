@@ -67,3 +67,20 @@ def test_what_all_processors_run_has_no_instructions_of_some(wheel: Path, tmp_pa
     assert lines("_engine_avx2", "%zmm") < 50
     assert lines("_engine_avx512", "%zmm") > 10_000
     assert lines("_processor", "%ymm") == 0
+
+
+@pytest.mark.parametrize("variant", CPU_VARIANTS)
+def test_no_pair_of_sum_and_difference_is_made_of_a_loop(
+    wheel: Path, variant: str, tmp_path: Path
+) -> None:
+    """GCC fuses such a pair in a loop's vector form alone, whatever -ffp-contract says.
+
+    Which form runs depends on where memory lies: a row would not be what it is alone. What the
+    engine's next version brings of them has to fuse by hand: csrc/kernels/rotation.h.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if f"_engine_{variant}." in n)
+        module = archive.extract(name, tmp_path)
+    code = run("objdump", "-d", "--no-show-raw-insn", Path(module)).stdout
+    assert "vfmadd231ps" in code
+    assert re.findall(r"vf?m?addsub[^ ]*|vfmsubadd[^ ]*", code) == []
