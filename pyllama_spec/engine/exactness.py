@@ -3,8 +3,9 @@
 Up to `FEW_ROWS` tokens the CPU backend computes each row in the order of a single one, whatever
 the weights, the experts, the attention, the KV cache's type, flash attention, and the physical
 batches that a batch is split into, and whatever other sequences decode beside it: csrc/kernels/ and
-patches 0011 and 0025 see to it, and test_equal_rows.py, test_cut_rows.py and test_latent_rows.py of
-tests/parity look. What is left out here is what they do not reach.
+patches 0011, 0025 and 0027 see to it, and test_equal_rows.py, test_cut_rows.py and
+test_latent_rows.py of tests/parity look; tools/emulated_rows.py does on AVX-512. What is
+left out here is what they do not reach.
 """
 
 from __future__ import annotations
