@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pyllama_spec.drafters import Drafter, Mtp
 from pyllama_spec.engine import Context, Model
@@ -49,3 +52,34 @@ class Permuted(tampering.Permuted, Mtp):
 
 class NotANumber(tampering.NotANumber, Mtp):
     """A head that is given rows of NaN."""
+
+
+def without(source: Path, path: Path, *names: str) -> Path:
+    """A copy of a GGUF without some tensors."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(source)
+    arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
+    writer = GGUFWriter(path, arch)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kind = field.types[0]
+        sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    for tensor in reader.tensors:
+        if tensor.name not in names:
+            writer.add_tensor(tensor.name, np.array(tensor.data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def head_alone(source: Path, path: Path, *more: str) -> Path:
+    """A copy of a file with two layers and a head, without the layers."""
+    from gguf import GGUFReader
+
+    names = [tensor.name for tensor in GGUFReader(source).tensors]
+    return without(source, path, *(n for n in names if n.startswith(("blk.0.", "blk.1."))), *more)

@@ -20,11 +20,15 @@ from pyllama_spec.train import (
     Eagle3TrainConfig,
     FitConfig,
     HeadConfig,
+    MtpFitConfig,
+    MtpTrainConfig,
     UseConfig,
     train_dflash,
     train_eagle3,
     train_from_use,
+    train_mtp,
 )
+from pyllama_spec.train.api import AnyConfig
 from pyllama_spec.train.config import N_NGRAMS, PRECISIONS, FitSettings, RunConfig
 from pyllama_spec.train.dflash.config import WEIGHTS
 from pyllama_spec.train.progress import TerminalReporter
@@ -52,6 +56,7 @@ def add_train(commands: _Commands) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     _add_eagle3(kinds)
     _add_dflash(kinds)
+    _add_mtp(kinds)
 
 
 def _add_eagle3(kinds: _Commands) -> None:
@@ -105,6 +110,19 @@ def _add_dflash(kinds: _Commands) -> None:
         help="of the loss, what goes to the text's token and not to the target's distribution "
         "[%(default)g]")  # fmt: skip
     parser.set_defaults(run=run_dflash, if_interrupted=_GOES_ON)
+
+
+def _add_mtp(kinds: _Commands) -> None:
+    parser = kinds.add_parser("mtp", help="the MTP head that the model's file has: go on with it")
+    default = MtpFitConfig()
+    _add_files(parser, MtpTrainConfig(Path(), Path("x")))
+    _add_corpus(parser)
+    fit = _add_fit(parser, default, copied="0.1").add_argument
+    fit("--steps", type=int, default=default.n_steps, metavar="N",
+        help="how deep it learns to draft [%(default)s]")  # fmt: skip
+    fit("--loss-vocab", type=int, default=default.n_loss_vocab, metavar="N",
+        help="most frequent tokens that losses and measurements look at [%(default)s]")  # fmt: skip
+    parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON, ngrams=None)
 
 
 def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
@@ -173,8 +191,9 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
         help="share of drafts that are learned on after a wrong token [%(default)g]")  # fmt: skip
     add("--copied-share", type=float, metavar="SHARE",
         help=f"share of drafts learned where decoding would copy [{copied}]")  # fmt: skip
-    add("--train-output", action="store_true",
-        help="train the output matrix as well: for much more text, on a GPU")  # fmt: skip
+    if not isinstance(default, MtpFitConfig):  # whose matrix is the target's own
+        add("--train-output", action="store_true",
+            help="train the output matrix as well: for much more text, on a GPU")  # fmt: skip
     add("--batch-tokens", type=int, default=default.batch_tokens, metavar="N",
         help="tokens of a batch, prompts included [%(default)s]")  # fmt: skip
     add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
@@ -236,7 +255,7 @@ def _fit(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of FitSettings."""
     return {
         "epochs": args.epochs, "step_decay": args.step_decay, "missed_share": args.missed_share,
-        "copied_share": args.copied_share, "train_output": args.train_output,
+        "copied_share": args.copied_share,
         "batch_tokens": args.batch_tokens, "lr": args.lr, "weight_decay": args.weight_decay,
         "patience": args.patience, "precision": args.precision, "seed": args.seed,
     }  # fmt: skip
@@ -247,7 +266,7 @@ def run_eagle3(args: argparse.Namespace) -> int:
     config = Eagle3TrainConfig(
         **_run(args),
         head=HeadConfig(**_head(args), fc_norm=not args.plain, norm_output=not args.plain),
-        fit=FitConfig(**_fit(args), n_steps=args.steps),
+        fit=FitConfig(**_fit(args), train_output=args.train_output, n_steps=args.steps),
     )
     if config.use is not None:
         return _go_on(config, args)
@@ -265,8 +284,8 @@ def run_dflash(args: argparse.Namespace) -> int:
             sample_from_anchor=args.sample_from_anchor,
         ),
         fit=DFlashFitConfig(
-            **_fit(args), anchor_share=args.anchor_share, weights=args.weights,
-            dpace_alpha=args.dpace_alpha, hard_share=args.hard_share,
+            **_fit(args), train_output=args.train_output, anchor_share=args.anchor_share,
+            weights=args.weights, dpace_alpha=args.dpace_alpha, hard_share=args.hard_share,
         ),
     )  # fmt: skip
     if config.use is not None:
@@ -275,7 +294,20 @@ def run_dflash(args: argparse.Namespace) -> int:
     return 0
 
 
-def _go_on(config: Eagle3TrainConfig | DFlashTrainConfig, args: argparse.Namespace) -> int:
+def run_mtp(args: argparse.Namespace) -> int:
+    """Goes on with a head and prints what came out; 1 where it is no better."""
+    config = MtpTrainConfig(
+        **_run(args),
+        fit=MtpFitConfig(**_fit(args), n_steps=args.steps, n_loss_vocab=args.loss_vocab),
+    )
+    if config.use is not None:
+        return _go_on(config, args)
+    report = train_mtp(config, TerminalReporter())
+    _print_report(report, config.work_dir)
+    return 1 if report.why_not else 0
+
+
+def _go_on(config: AnyConfig, args: argparse.Namespace) -> int:
     """Goes on with a draft from use, and prints what came out; 1 where it is no better."""
     args.if_interrupted = _STAYS
     report = train_from_use(config, TerminalReporter())
@@ -305,7 +337,8 @@ def _print_use(report: UseReport) -> None:
 def _print_report(report: TrainReport, work: Path) -> None:
     before, after = report.untrained, report.trained
     by_depth = " / ".join(f"{share:.2f}" for share in after.by_depth)
-    _say(f"{report.path}: {report.n_bytes / 1e6:.1f} MB")
+    _say(f"{report.path}: {report.n_bytes / 1e6:.1f} MB" if not report.why_not
+         else f"{report.path} was not written: {report.why_not}")  # fmt: skip
     if after.n_rounds:
         _say(f"held-out greedy text: accepted {by_depth}, {after} "
              f"(untrained {before.tokens_per_round:.2f})")  # fmt: skip

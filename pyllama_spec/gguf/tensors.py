@@ -85,6 +85,8 @@ class PlannedTensor:
         source: where its numbers come from; None for `values`.
         rows: the source's rows in the GGUF's order, int `[shape[0]]`; None for all as they are.
         values: the numbers themselves, of tensors that no checkpoint holds.
+        stored: the type, by gguf's name, that `values` are the bytes of, uint8
+            `[*shape[:-1], bytes per row]`; "" where they are the numbers.
 
     """
 
@@ -93,6 +95,7 @@ class PlannedTensor:
     source: SourceTensor | None = None
     rows: Rows | None = None
     values: Raw | None = None
+    stored: str = ""
 
 
 def to_float32(raw: Raw, dtype: str) -> Floats:

@@ -27,6 +27,7 @@ Bytes = NDArray[np.uint8]
 _PIECE_BYTES = 64 << 20
 _AS_SOURCE = {"F16": "F16", "BF16": "BF16"}
 _OF_VALUES = {"<i8": "I64", "<i4": "I32", "|i1": "I8"}
+_PLAIN = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
 # general.file_type, as llama.cpp numbers them.
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 
@@ -90,6 +91,8 @@ def tensor_type(tensor: PlannedTensor, kind: Kind | None) -> str:
 
     A row for q8_0 must be a multiple of 32 long; other matrices stay F16.
     """
+    if tensor.stored:
+        return tensor.stored
     if tensor.source is None:
         assert tensor.values is not None
         return _OF_VALUES.get(tensor.values.dtype.str, "F32")
@@ -139,14 +142,14 @@ def write_gguf(
 def _add_keys(writer: GGUFWriter, gguf: Any, output: Output, types: Mapping[str, str]) -> str:
     sizes: dict[str, int] = {}
     for tensor in output.tensors:
-        if len(tensor.shape) == 2:
+        if len(tensor.shape) == 2 and not tensor.stored:
             kind = types[tensor.name]
             sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
     main = max(sizes, key=sizes.__getitem__)
     writer.add_type("model")
     writer.add_name(output.name)
     writer.add_file_type(_FILE_TYPES[main])
-    if "Q8_0" in sizes:
+    if not _PLAIN.issuperset(types.values()):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for name, value in output.keys.items():
         if isinstance(value, bool):

@@ -1,6 +1,7 @@
-"""Training a draft for a target from its GGUF alone: train_eagle3() and train_dflash().
+"""Training a draft for a target from its GGUF alone: train_eagle3(), train_dflash(), train_mtp().
 
-train_from_use() goes on with one from its owner's use. All of them check the files, the target and
+train_mtp() goes on with the MTP head that the file has, and train_from_use() with any draft, from
+its owner's use. All of them check the files, the target and
 the packages before anything is computed. What needs PyTorch, which is optional, is imported after
 that.
 """
@@ -11,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyllama_spec.engine import Model, ModelInfo
 from pyllama_spec.engine.checks import instance
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.files import why_no_output
 from pyllama_spec.llama.loading import check_target
@@ -24,13 +26,16 @@ from pyllama_spec.train.dflash.config import DFlashTrainConfig
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.errors import TrainError, need
 from pyllama_spec.train.files import locked
+from pyllama_spec.train.mtp.config import MtpTrainConfig
+from pyllama_spec.train.mtp.facts import check_window, head_note, read_facts
 from pyllama_spec.train.progress import Reporter, SilentReporter
 from pyllama_spec.train.run.target_weights import block_layers, default_layers
 
+AnyConfig: TypeAlias = Eagle3TrainConfig | DFlashTrainConfig | MtpTrainConfig
+
 if TYPE_CHECKING:
     from pyllama_spec.train.run.from_use import UseReport
-    from pyllama_spec.train.run.head import DraftShape
-    from pyllama_spec.train.run.init_draft import InitDraft, Keys
+    from pyllama_spec.train.run.init_draft import InitDraft
     from pyllama_spec.train.run.kind import Kind
     from pyllama_spec.train.run.pipeline import TrainReport
 
@@ -86,15 +91,35 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
     return _train(config, reporter, layers, partial(_load_dflash, config))
 
 
-def train_from_use(
-    config: Eagle3TrainConfig | DFlashTrainConfig, reporter: Reporter | None = None
-) -> UseReport:
+def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
+    """Goes on with the MTP head of a target, and writes it as a GGUF with the head alone.
+
+    By the same pipeline as train_eagle3(), which says what lies where and what is raised; its text
+    serves this one in the same work folder. `draft=config.out` takes the file. It is written only
+    if it is better than the head that training began with, on text that it did not learn from;
+    report.why_not says so if it is not.
+
+    Args:
+        config: of the run.
+        reporter: is told how it goes; None for silence.
+
+    Raises:
+        UnsupportedError: the file has no MTP head, several of them, or one that training has no
+            graph of; the reason is named before anything is computed.
+        TrainError: the head lacks a tensor or a key, or as train_eagle3().
+
+    """
+    instance(config, MtpTrainConfig, "config")
+    return _train(config, reporter, lambda _: (HEAD_ROWS,), partial(_load_mtp, config))
+
+
+def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
     """Goes on with a draft from what its owner's requests said, and where it was wrong.
 
-    The draft is config.init, or else what lies at config.out, of the kind of the configuration. The
-    new one is written to config.out if it is better on conversations that it did not learn from;
-    what was there stays as NAME.bak. Nothing else is left of a run. After an error and after Ctrl-C
-    the file is as it was.
+    The draft is config.init, or else what lies at config.out, of the kind of the configuration; an
+    MTP head is the target's own where nothing lies there. The new one is written to config.out if
+    it is better on conversations that it did not learn from; what was there stays as NAME.bak.
+    Nothing else is left of a run. After an error and after Ctrl-C the file is as it was.
 
     Args:
         config: of the run, with `use`. Of its text n_ctx, the longest part that is learned from at
@@ -115,7 +140,7 @@ def train_from_use(
         KeyboardInterrupt: after Ctrl-C.
 
     """
-    instance(config, (Eagle3TrainConfig, DFlashTrainConfig), "config")
+    instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
         raise ArgumentError("config.use is None: it says which store to learn from")
     _check_files(config)
@@ -126,31 +151,50 @@ def train_from_use(
         )
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
+        _check_own_head(config, model)
         need("torch", "gguf")
         from pyllama_spec.train.run.from_use import UseRun
-        from pyllama_spec.train.run.init_draft import read_init_draft
 
         if isinstance(config, Eagle3TrainConfig):
-            loaded = _load_eagle3(config)
+            loaded = _load_eagle3(config, model)
+        elif isinstance(config, DFlashTrainConfig):
+            loaded = _load_dflash(config, model)
         else:
-            loaded = _load_dflash(config)
-
-        def read_draft(path: Path) -> InitDraft:
-            return read_init_draft(path, model.info, loaded.kind.arch, loaded.shape_of)
-
-        return UseRun(loaded.kind, config, model, read_draft, reporter or SilentReporter()).run()
+            loaded = _load_mtp(config, model)
+        reporter = reporter or SilentReporter()
+        return UseRun(loaded.kind, config, model, loaded.read_draft, reporter).run()
 
 
-def _load_eagle3(config: Eagle3TrainConfig) -> _LoadedKind:
+def _load_eagle3(config: Eagle3TrainConfig, model: Model) -> _LoadedKind:
     from pyllama_spec.train.eagle3.kind import Eagle3Kind, shape_of
+    from pyllama_spec.train.run.init_draft import read_init_draft
 
-    return _LoadedKind(Eagle3Kind(config), shape_of)
+    kind = Eagle3Kind(config)
+    return _LoadedKind(kind, lambda path: read_init_draft(path, model.info, kind.arch, shape_of))
 
 
-def _load_dflash(config: DFlashTrainConfig) -> _LoadedKind:
+def _load_dflash(config: DFlashTrainConfig, model: Model) -> _LoadedKind:
     from pyllama_spec.train.dflash.kind import DFlashKind, shape_of
+    from pyllama_spec.train.run.init_draft import read_init_draft
 
-    return _LoadedKind(DFlashKind(config), shape_of)
+    kind = DFlashKind(config)
+    return _LoadedKind(kind, lambda path: read_init_draft(path, model.info, kind.arch, shape_of))
+
+
+def _load_mtp(config: MtpTrainConfig, model: Model) -> _LoadedKind:
+    from pyllama_spec.train.mtp.file import open_head_for, read_head_draft
+    from pyllama_spec.train.mtp.kind import MtpKind
+
+    source = open_head_for(config.begun_with, model)
+    check_window(source.facts, config.begun_with.name, config.corpus.n_ctx, config.fit.n_steps)
+    return _LoadedKind(MtpKind(config, source), lambda path: read_head_draft(path, model))
+
+
+def _check_own_head(config: RunConfig, model: Model) -> None:
+    """Raises where the target's own head is to be trained, and cannot be."""
+    if isinstance(config, MtpTrainConfig) and config.begun_with == config.target:
+        facts = read_facts(config.target, model.info)
+        check_window(facts, config.target.name, config.corpus.n_ctx, config.fit.n_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +203,19 @@ class _LoadedKind:
 
     Attributes:
         kind: what trains and writes it.
-        shape_of: reads the shape of an earlier draft; see read_init_draft().
+        read_draft: reads an earlier draft of the kind for this target; see read_init_draft().
 
     """
 
     kind: Kind[Any]
-    shape_of: Callable[[Keys, int], DraftShape]
+    read_draft: Callable[[Path], InitDraft]
 
 
 def _train(
     config: RunConfig,
     reporter: Reporter | None,
     layers_of: Callable[[ModelInfo], tuple[int, ...]],
-    load_kind: Callable[[], _LoadedKind],
+    load_kind: Callable[[Model], _LoadedKind],
 ) -> TrainReport:
     """Trains a draft of any kind; train_eagle3() says what it does and raises.
 
@@ -179,31 +223,33 @@ def _train(
         config: of the run.
         reporter: is told how it goes; None for silence.
         layers_of: layer inputs to read where the configuration names none.
-        load_kind: imports what needs PyTorch.
+        load_kind: imports what needs PyTorch, for a target.
 
     """
+    reporter = reporter or SilentReporter()
     if config.use is not None:
         raise ArgumentError("config.use is for train_from_use()")
     _check_files(config)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
+        _check_own_head(config, model)
+        note = head_note(model.info, config.target.name)
+        if note is not None and not isinstance(config, MtpTrainConfig):
+            reporter.line(note)
         layers = config.head.target_layers or layers_of(model.info)
         if config.init is None:
             model.check_layer_inputs(layers)
         need("torch", "gguf")
         # With PyTorch, which is optional.
-        from pyllama_spec.train.run.init_draft import read_init_draft
         from pyllama_spec.train.run.pipeline import Pipeline
 
-        loaded, init_draft = load_kind(), None
-        kind = loaded.kind
+        loaded, init_draft = load_kind(model), None
         if config.init is not None:
-            init_draft = read_init_draft(config.init, model.info, kind.arch, loaded.shape_of)
+            init_draft = loaded.read_draft(config.init)
             layers = init_draft.shape.target_layers
             model.check_layer_inputs(layers)
         with locked(config.work_dir):
-            reporter = reporter or SilentReporter()
-            return Pipeline(kind, config, model, layers, reporter, init_draft).run()
+            return Pipeline(loaded.kind, config, model, layers, reporter, init_draft).run()
 
 
 def _check_files(config: RunConfig) -> None:

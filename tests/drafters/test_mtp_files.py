@@ -21,7 +21,7 @@ from tests.models.build import WITH_HEADS
 from tests.models.hyper import deepseek4_compressors
 from tests.models.mtp import HEADS, SEVERAL, add_heads
 from tests.models.sketch import Sketch
-from tests.mtp_tools import ARCHS, mtp_context, with_head
+from tests.mtp_tools import ARCHS, head_alone, mtp_context, with_head, without
 from tests.oracles import tiny
 from tests.tiers import release_except
 
@@ -29,29 +29,6 @@ from tests.tiers import release_except
 def open_llama(path: Path, **options: Any) -> Llama:
     """A small one."""
     return Llama(path, **{"n_ctx": 128, "n_threads": 1, **options})
-
-
-def without(source: Path, path: Path, *names: str) -> Path:
-    """A copy of a GGUF without some tensors."""
-    from gguf import GGUFReader, GGUFValueType, GGUFWriter
-
-    reader = GGUFReader(source)
-    arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
-    writer = GGUFWriter(path, arch)
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        kind = field.types[0]
-        sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
-        writer.add_key_value(name, field.contents(), kind, sub_type=sub)
-    for tensor in reader.tensors:
-        if tensor.name not in names:
-            writer.add_tensor(tensor.name, np.array(tensor.data))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_architectures() -> None:
@@ -320,14 +297,6 @@ def test_the_number_of_heads_is_a_bound_before_anything_is_opened(
 
 
 # ---- a head in a file of its own
-
-
-def head_alone(source: Path, path: Path, *more: str) -> Path:
-    """A copy of a file with two layers and a head, without the layers."""
-    from gguf import GGUFReader
-
-    names = [tensor.name for tensor in GGUFReader(source).tensors]
-    return without(source, path, *(n for n in names if n.startswith(("blk.0.", "blk.1."))), *more)
 
 
 @pytest.mark.parametrize("arch", release_except(ARCHS, ("qwen35",)))

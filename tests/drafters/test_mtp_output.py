@@ -15,9 +15,8 @@ from pyllama_spec.drafters.output_part import DraftIds, OutputRows
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
 from pyllama_spec.speculative import SequenceState, SpeculativeLoop
-from tests.drafters.test_mtp_files import without
 from tests.models import model_path, perm_continuation, perm_next
-from tests.mtp_tools import ARCHS, mtp_context, with_head
+from tests.mtp_tools import ARCHS, mtp_context, with_head, without
 from tests.oracles import LoopRun, generate, tiny
 from tests.perm_tools import check_restored_is_drafted
 from tests.tiers import release_except

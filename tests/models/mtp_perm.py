@@ -30,6 +30,7 @@ def build_perm_mtp(
     n_cycles: int = 1,
     output_scale: float = 16.0,
     mixing: float = 0.01,
+    is_known: bool = True,
     **extra: Any,
 ) -> Path:
     """Write PERM with the layers of an architecture, and a head that drafts from the row alone.
@@ -48,6 +49,8 @@ def build_perm_mtp(
     Of several heads each is right at its own place alone: the row that head k makes of the row of x
     is that of P^(k + 2)(x), and an output matrix of its own knows that. Head k + 1 takes it for the
     row of the token k + 1 steps before.
+
+    With is_known=False the heads stay random: they can be trained to know what they do here.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
@@ -56,7 +59,8 @@ def build_perm_mtp(
     heads = [f"blk.{n_layer + k}." for k in range(m.cfg.n_heads)]
     for name, array in m.tensors.items():
         if name.endswith(_INTO_THE_RESIDUAL):
-            array *= np.float32(0.0 if name.startswith(tuple(heads)) else mixing)
+            is_head = name.startswith(tuple(heads))
+            array *= np.float32((1.0 - is_known) if is_head else mixing)
     m.tensors["token_embd.weight"][:] = np.eye(n_vocab, dtype=np.float32)
     # With a gate of one half for all, a mixer of streams is a norm of each and their mean.
     is_mixed = arch in mtp.MIXED
@@ -71,7 +75,8 @@ def build_perm_mtp(
     output[:] = 0.0
     logit_scale = float(m.meta.get(f"{arch}.logit_scale", 1.0))  # type: ignore[arg-type]
     output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale * (1 + is_mixed)
-    _set_heads(m, heads, successor, sign, -output_scale * float(rms))
+    if is_known:
+        _set_heads(m, heads, successor, sign, -output_scale * float(rms))
     return m.write(path)
 
 

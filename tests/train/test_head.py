@@ -16,7 +16,7 @@ from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.gguf.target import read_target
 from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
-from pyllama_spec.train.eagle3.objective import chain_losses
+from pyllama_spec.train.run.chain_objective import chain_losses
 from pyllama_spec.train.run.export import export_head
 from pyllama_spec.train.run.objective import SoftCrossEntropy, Targets
 from pyllama_spec.train.run.target_weights import read_weights
@@ -177,8 +177,9 @@ def test_the_loss_is_the_mean_over_all_steps_of_chains_that_live(missed_share: f
     logits = all_steps(head, texts, n_steps)
     drawn = torch.Generator().manual_seed(9)
     losses = chain_losses(
-        head, texts, n_steps, decay, torch.float32, missed_share, torch.Generator().manual_seed(9)
-    )
+        head, run_chains(head, texts, n_steps), texts, n_steps, decay, torch.float32, missed_share,
+        torch.Generator().manual_seed(9),
+    )  # fmt: skip
     total, mass, living = 0.0, 0.0, set(texts.starts.tolist())
     n_right = n_wrong = 0
     for depth in range(n_steps):

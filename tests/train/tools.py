@@ -18,6 +18,8 @@ from pyllama_spec.train import (
     Eagle3TrainConfig,
     FitConfig,
     HeadConfig,
+    MtpFitConfig,
+    MtpTrainConfig,
 )
 from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
 from tests.models import model_path
@@ -45,15 +47,33 @@ def write_prompts(folder: Path, n: int = 120, seed: int = 1) -> Path:
 
 def quick_config(folder: Path, **changes: Any) -> Eagle3TrainConfig:
     """A run of a few seconds. `changes` go to the part of the configuration that knows them."""
-    head, fit = HeadConfig(n_ff=64, n_head=4), FitConfig()
+    head, fit = HeadConfig(n_ff=64, n_head=4, target_layers=(0, 1, 2)), FitConfig()
     return _quick(Eagle3TrainConfig, head, fit, folder, changes)
 
 
 def quick_block_config(folder: Path, **changes: Any) -> DFlashTrainConfig:
     """The same for a draft that proposes blocks: plain DFlash, and the plainest loss."""
-    head = DFlashHeadConfig(n_ff=64, n_head=4, n_head_kv=4, n_layer=1, block_size=4, markov_rank=0)
+    head = DFlashHeadConfig(
+        n_ff=64, n_head=4, n_head_kv=4, n_layer=1, block_size=4, markov_rank=0,
+        target_layers=(0, 1, 2),
+    )  # fmt: skip
     fit = DFlashFitConfig(anchor_share=1.0, weights="decay", missed_share=1.0)
     return _quick(DFlashTrainConfig, head, fit, folder, changes)
+
+
+# The same text by the layers of an architecture, and a head behind them whose weights are random.
+PERM_MTP = {"n_cycles": 4, "is_known": False}
+
+
+def perm_mtp(arch: str = "qwen35", **options: Any) -> Path:
+    """A target with a head that has everything to learn."""
+    return model_path("perm_mtp", arch=arch, **{**PERM_MTP, **options})
+
+
+def quick_mtp_config(folder: Path, **changes: Any) -> MtpTrainConfig:
+    """The same for the head of a target."""
+    changes = {"target": perm_mtp(), "lr": 3e-3, **changes}
+    return _quick(MtpTrainConfig, HeadSettings(), MtpFitConfig(), folder, changes)
 
 
 def _quick(
@@ -63,7 +83,7 @@ def _quick(
         "corpus": CorpusConfig(
             prompts=write_prompts(folder), n_tokens=800, n_ctx=40, n_parallel=4, min_answer=8
         ),
-        "head": replace(head, target_layers=(0, 1, 2)),
+        "head": head,
         "fit": replace(
             fit, epochs=14, batch_tokens=256, lr=3e-3, held_out=0.15, n_evals=6, precision="fp32"
         ),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.engine.model import HEAD_ROWS
 from pyllama_spec.train.corpus.generate import TargetFeatures
 from pyllama_spec.train.corpus.store import check_same
 from pyllama_spec.train.files import (
@@ -37,7 +38,7 @@ def feature_folder(work: Path, layers: Sequence[int]) -> Path:
     index = read_json(first / INDEX)
     if index is None or index["identity"].get("target_layers") == list(layers):
         return first
-    return work / "-".join(["features", *map(str, layers)])
+    return work / "-".join(["features", *("head" if k == HEAD_ROWS else str(k) for k in layers)])
 
 
 class FeatureStore:

@@ -18,42 +18,18 @@ so that the share of chains whose first i picks are right is the acceptance that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyllama_spec.train.eagle3.head import Eagle3Head
 from pyllama_spec.train.run.attention import attend, spans_of
+from pyllama_spec.train.run.chain_objective import ChainStep, that_go_on
 from pyllama_spec.train.run.texts import Texts
 
 
-@dataclass(slots=True)
-class ChainStep:
-    """One step of all chains that still run.
-
-    Attributes:
-        depth: s.
-        chains: [c] int64, which of Texts.starts.
-        y: [c, n_embd] float32, the rows that give logits.
-        at: [c] int64: the token that was read, x[P0+s+1]; its distribution is the target's.
-        goes_on: [c] bool, for whoever takes the steps to set: chains that make another one.
-
-    """
-
-    depth: int
-    chains: Tensor
-    y: Tensor
-    at: Tensor
-    goes_on: Tensor | None = None
-
-
 def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[ChainStep]:
-    """Makes n_steps steps from every start, all chains at once.
-
-    A chain ends where its text does, where a token need not be learned, and after a token that the
-    draft vocabulary lacks: no draft goes on there. And where ChainStep.goes_on says so.
-    """
+    """Makes n_steps steps from every start, all chains at once; they end as that_go_on() says."""
     ends, owner = texts.ends()
     # Pairs of features: K and V of every token, the one after it standing for x[P+1]. The last of
     # a sequence pairs with the next one's first token, and no chain looks at it.
@@ -78,16 +54,9 @@ def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[ChainSt
         spans = spans_of(owner[starts], starts, ends)
         attended = attend(q[:, None], (k0, v0), (own_k, own_v), spans)
         own, y = head.finish(own, attended[:, 0])
-        at = starts + depth + 1
-        step = ChainStep(depth, chains, y, at)
+        step = ChainStep(depth, chains, y, starts + depth + 1)
         yield step
-        # x[P0+s+2] was to be predicted; the next step reads it and predicts the one after.
-        nxt = at + 1
-        runs = texts.in_vocab[nxt] & (nxt + 1 < ends[owner[starts]])
-        runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
-        if step.goes_on is not None:
-            runs &= step.goes_on
-        keep = runs.nonzero()[:, 0]
+        keep = that_go_on(step, texts, ends[owner[starts]])
         if len(keep) == 0:
             return
         if len(keep) < len(starts):

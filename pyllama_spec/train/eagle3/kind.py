@@ -10,11 +10,12 @@ from torch import Tensor
 from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.train.corpus.selection import sample, token_counts
 from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.eagle3.chains import run_chains
 from pyllama_spec.train.eagle3.config import Eagle3TrainConfig
 from pyllama_spec.train.eagle3.head import Eagle3Head, HeadShape, initialise
 from pyllama_spec.train.eagle3.induction_heads import set_induction_heads
-from pyllama_spec.train.eagle3.objective import chain_losses, count_accepted
 from pyllama_spec.train.progress import Reporter
+from pyllama_spec.train.run.chain_objective import chain_losses, count_accepted
 from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
 from pyllama_spec.train.run.ngrams import table_of
@@ -98,12 +99,13 @@ class Eagle3Kind(Kind[Eagle3Head]):
         share = default if fit.copied_share is None else fit.copied_share
         texts = with_fewer_lookups(texts, share, generator)
         return chain_losses(
-            head, texts, fit.n_steps, fit.step_decay, dtype, fit.missed_share, generator
-        )
+            head, run_chains(head, texts, fit.n_steps), texts, fit.n_steps, fit.step_decay, dtype,
+            fit.missed_share, generator,
+        )  # fmt: skip
 
     def n_accepted(self, head: Eagle3Head, texts: Texts) -> Tensor:
         """See Kind."""
-        return count_accepted(head, texts, self.n_steps)
+        return count_accepted(head, run_chains(head, texts, self.n_steps), texts)
 
     def extra_tensors(
         self, sequences: Sequence[TextSequence], init: InitDraft | None, reporter: Reporter

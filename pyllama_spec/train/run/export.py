@@ -116,13 +116,16 @@ def write_draft(
         hashes = {**hashes, "init_sha256": init.sha256}
         before = {"tokens_before": init.n_tokens, "corpus_tokens_before": init.n_text}
         figures = {**figures, **before}
+    made = record(
+        config, target_name=weights.name, hashes=hashes, figures=figures,
+        torch_version=str(torch.__version__),
+    )  # fmt: skip
+    output = kind.output(head, weights.name, made, export_type)
+    if output is not None:
+        return write_gguf(path, output).n_bytes
     return export_head(
         head, read_target(config.target), path, arch=kind.arch,
-        name=f"{weights.name} {kind.title}", n_ctx=n_ctx, export_type=export_type,
-        record=record(
-            config, target_name=weights.name, hashes=hashes, figures=figures,
-            torch_version=str(torch.__version__),
-        ),
+        name=f"{weights.name} {kind.title}", n_ctx=n_ctx, export_type=export_type, record=made,
         keys=kind.keys(head), extra=kind.extra_tensors(sequences, init, reporter),
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +25,6 @@ from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
 from pyllama_spec.engine import Model, default_n_threads
 from pyllama_spec.gguf.reader import read_key, read_table
 from pyllama_spec.train.config import CorpusConfig, RunConfig
-from pyllama_spec.train.corpus.draft_vocab import known_draft_vocab
 from pyllama_spec.train.corpus.features import LiveFeatures
 from pyllama_spec.train.corpus.generate import Generator, TargetFeatures, token_bytes
 from pyllama_spec.train.corpus.quality import is_repetitive
@@ -195,11 +194,24 @@ class UseRun(Generic[H]):
         """
         torch.set_num_threads(self._n_threads)
         weights = read_weights(self._config.target, self._model.info)
-        _check_name(self._config.begun_with, weights)
+        if not self._begins_with_target:
+            _check_name(self._config.begun_with, weights)
         # What is replaced, not what is read: of one draft several may be made.
         with locked_file(self._out) if self._out.exists() else contextlib.nullcontext():
             pieces = self._pieces()
             return self._learn(weights, self._read(pieces))
+
+    @property
+    def _begins_with_target(self) -> bool:
+        """Whether the head that is gone on with is one of the target's own."""
+        return self._config.begun_with == self._config.target
+
+    def _type(self) -> str:
+        """The type of the matrices in the new file: the draft's, if there is one."""
+        config = self._config
+        if self._begins_with_target:
+            return config.export_type
+        return _type_of(config.begun_with, self._init.tensors)
 
     # ---- the text
 
@@ -342,7 +354,8 @@ class UseRun(Generic[H]):
         config, start = self._config, perf_counter()
         corpus = Corpus(texts.sequences, [], hash_tokens(texts.sequences))
         learned = [texts.sequences[i] for i in texts.train]
-        vocab = known_draft_vocab(learned, self._model.info.n_vocab, self._init.d2t)
+        vocab = self._kind.vocab(learned, self._model, self._init)
+        assert vocab is not None  # there is an earlier draft
         begun = Start(
             self._model, weights, self._layers, corpus, texts.features, vocab, texts.train
         )
@@ -366,7 +379,7 @@ class UseRun(Generic[H]):
             # Nothing of the texts, not even a hash.
             write_draft(
                 self._kind, head, config, weights, new, n_ctx=self._model.info.n_ctx_train,
-                export_type=_type_of(config.begun_with), sequences=learned, init=self._init,
+                export_type=self._type(), sequences=learned, init=self._init,
                 figures={"tokens": state.n_tokens, "corpus_tokens": n_answer}, hashes={},
                 reporter=self._reporter,
             )  # fmt: skip
@@ -432,10 +445,11 @@ def _check_name(path: Path, weights: TargetWeights) -> None:
         )
 
 
-def _type_of(path: Path) -> str:
-    """The type of the matrices in a draft's file."""
-    tensors = read_table(path).tensors.values()
-    types = {tensor.type_id for tensor in tensors if len(tensor.shape) == 2}
+def _type_of(path: Path, names: Iterable[str]) -> str:
+    """The type of the matrices among some tensors of a draft's file."""
+    tensors = read_table(path).tensors
+    found = (tensors[name] for name in names if name in tensors)
+    types = {tensor.type_id for tensor in found if len(tensor.shape) == 2}
     return next((name for number, name in _TYPES.items() if number in types), "f16")
 
 

@@ -96,10 +96,19 @@ def read_init_draft(
     _check_tensors(path, shape, tensors)
     return InitDraft(
         path.name, hash_file(path), shape, d2t, tensors,
-        arrays,
+        arrays, *n_seen(keys),
+    )  # fmt: skip
+
+
+def n_seen(keys: Mapping[str, Any]) -> tuple[int, int]:
+    """How many answer tokens a file's keys say that a draft has seen, and how many different ones.
+
+    Those of the runs before it count as well.
+    """
+    return (
         _count(keys, "tokens") + _count(keys, "tokens_before"),
         _count(keys, "corpus_tokens") + _count(keys, "corpus_tokens_before"),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ what is lost on a batch and how far its drafts are right, and what else goes int
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from pyllama_spec.engine import Model
 from pyllama_spec.gguf.tensors import PlannedTensor
+from pyllama_spec.gguf.writer import Output
 from pyllama_spec.train.config import HeadSettings
-from pyllama_spec.train.corpus.draft_vocab import DraftVocab
+from pyllama_spec.train.corpus.draft_vocab import DraftVocab, known_draft_vocab
 from pyllama_spec.train.corpus.features import Features
 from pyllama_spec.train.corpus.store import Corpus, TextSequence
 from pyllama_spec.train.progress import Reporter
@@ -90,6 +91,9 @@ class Kind(ABC, Generic[H]):
         n_steps: tokens of a draft.
         folder: in the work folder, of its checkpoints and curves; "" for the work folder itself.
             Text and features lie where every kind finds them.
+        vocab_name: what a vocabulary is to it, for people.
+        must_gain: whether it begins with a head that drafts already: a file that is no better on
+            held-out text is not written.
 
     """
 
@@ -97,6 +101,8 @@ class Kind(ABC, Generic[H]):
     title: str
     n_steps: int
     folder: str = ""
+    vocab_name: str = "draft vocabulary"
+    must_gain: bool = False
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
         """What the user should know before anything is computed."""
@@ -136,6 +142,28 @@ class Kind(ABC, Generic[H]):
     @abstractmethod
     def n_accepted(self, head: H, texts: Texts) -> Tensor:
         """How many tokens of the draft from each start are the text's, [n_starts], on the CPU."""
+
+    def vocab(
+        self, sequences: Sequence[TextSequence], model: Model, init: InitDraft | None
+    ) -> DraftVocab | None:
+        """The tokens that it can draft, by an earlier draft; None where they are to be chosen."""
+        if init is None:
+            return None
+        return known_draft_vocab(sequences, model.info.n_vocab, init.d2t)
+
+    def output(
+        self, head: H, name: str, record: Mapping[str, Any], export_type: str
+    ) -> Output | None:
+        """What its file holds, where that is not what export_head() writes.
+
+        Args:
+            head: with its weights.
+            name: of the model that it drafts for.
+            record: keys below pyllama_spec.train: where the head comes from.
+            export_type: of matrices, as in export_head().
+
+        """
+        return None
 
     def keys(self, head: H) -> dict[str, Any]:
         """More keys of its file, with their whole names."""

@@ -20,7 +20,6 @@ from pyllama_spec.train.corpus.draft_vocab import (
     DraftVocab,
     choose_draft_vocab,
     ending_tokens,
-    known_draft_vocab,
 )
 from pyllama_spec.train.corpus.feature_store import FeatureStore, feature_folder
 from pyllama_spec.train.corpus.features import FeatureSource, LiveFeatures, store_features
@@ -52,7 +51,8 @@ class TrainReport:
     """What came out.
 
     Attributes:
-        path, n_bytes: the draft's file.
+        path, n_bytes: the draft's file; n_bytes is 0 where none was written.
+        why_not: why none was written; "" where one was.
         untrained, trained: acceptance of greedy drafts on held-out greedy text.
         n_sequences, n_answer_tokens: the text.
         n_tokens_seen: answer tokens, every pass counted.
@@ -72,6 +72,7 @@ class TrainReport:
     coverage: float
     seconds: dict[str, float]
     notes: tuple[str, ...]
+    why_not: str = ""
 
 
 class Pipeline(Generic[H]):
@@ -222,13 +223,12 @@ class Pipeline(Generic[H]):
     def _vocab(self, start: Start) -> DraftVocab:
         corpus = start.corpus
         n_vocab, always = self._model.info.n_vocab, ending_tokens(self._model.vocab)
-        if self._init_draft is not None:
-            vocab = known_draft_vocab(corpus.sequences, n_vocab, self._init_draft.d2t)
-        else:
+        vocab = self._kind.vocab(corpus.sequences, self._model, self._init_draft)
+        if vocab is None:
             size = self._config.head.n_draft_vocab or self._vocab_size(start, always)
             vocab = choose_draft_vocab(corpus.sequences, n_vocab, size, always)
         self._reporter.line(
-            f"draft vocabulary: {len(vocab.d2t)} of {n_vocab} tokens, "
+            f"{self._kind.vocab_name}: {len(vocab.d2t)} of {n_vocab} tokens, "
             f"{_share(vocab.coverage)} of the answers' tokens"
         )
         return vocab
@@ -318,7 +318,8 @@ class Pipeline(Generic[H]):
             "acceptance": [round(share, 4) for share in trained.by_depth],
             "tokens_per_round": float(trained.tokens_per_round),
         }  # fmt: skip
-        n_bytes = write_draft(
+        why_not = no_gain(state.untrained, trained) if self._kind.must_gain else ""
+        n_bytes = 0 if why_not else write_draft(
             self._kind, head, config, weights, config.out, n_ctx=self._model.info.n_ctx_train,
             export_type=config.export_type, sequences=sequences, init=self._init_draft,
             figures=figures, hashes={"corpus_sha256": text.corpus.sha256}, reporter=self._reporter,
@@ -326,7 +327,7 @@ class Pipeline(Generic[H]):
         return TrainReport(
             config.out, n_bytes, state.untrained, trained, len(text.corpus.sequences),
             text.corpus.n_answer, state.n_tokens, text.vocab.coverage, self._seconds,
-            tuple(self._notes),
+            tuple(self._notes), why_not,
         )  # fmt: skip
 
     def _tried(self) -> dict[str, Any]:
@@ -337,6 +338,16 @@ class Pipeline(Generic[H]):
             known = try_precisions()
             write_json(path, known)
         return known
+
+
+def no_gain(before: Acceptance, after: Acceptance) -> str:
+    """Why a head that began with another one's weights is not worth a file; "" where it is."""
+    if not before.n_rounds or after.tokens_per_round > before.tokens_per_round:
+        return ""
+    return (
+        f"held-out text has {after.tokens_per_round:.2f} tokens per round, and had "
+        f"{before.tokens_per_round:.2f} with the head that training began with"
+    )
 
 
 def _share(part: float) -> str:

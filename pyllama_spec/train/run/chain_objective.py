@@ -1,18 +1,63 @@
-"""What a head is fitted to: the target's distribution at each step of drafts from every place."""
+"""What heads that draft in chains are fitted to: the target's distribution at each step of them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyllama_spec.train.eagle3.chains import run_chains
-from pyllama_spec.train.eagle3.head import Eagle3Head
+from pyllama_spec.train.run.head import DraftHead
 from pyllama_spec.train.run.objective import Losses, is_likeliest, soft_cross_entropy
 from pyllama_spec.train.run.texts import Texts
 
 
+@dataclass(slots=True)
+class ChainStep:
+    """One step of all chains that still run.
+
+    Attributes:
+        depth: s.
+        chains: [c] int64, which of Texts.starts.
+        y: [c, n_embd] float32, the rows that give logits.
+        at: [c] int64: the token that was read; its distribution is the target's.
+        goes_on: [c] bool, for whoever takes the steps to set: chains that make another one.
+
+    """
+
+    depth: int
+    chains: Tensor
+    y: Tensor
+    at: Tensor
+    goes_on: Tensor | None = None
+
+
+def that_go_on(step: ChainStep, texts: Texts, ends: Tensor) -> Tensor:
+    """Which chains of a step make another one, [c'] int64.
+
+    A chain ends where its text does, where a token need not be learned, and after a token that the
+    draft vocabulary lacks: no draft goes on there. And where ChainStep.goes_on says so.
+
+    Args:
+        step: that was taken.
+        texts: the batch.
+        ends: [c] int64, where the text of each chain ends.
+
+    """
+    # The token behind the one that was read was to be predicted; the next step reads it and
+    # predicts the one after.
+    nxt = step.at + 1
+    runs = texts.in_vocab[nxt] & (nxt + 1 < ends)
+    runs &= texts.learned[(nxt + 1).clamp(max=len(texts.tokens) - 1)]
+    if step.goes_on is not None:
+        runs &= step.goes_on
+    return runs.nonzero()[:, 0]
+
+
 def chain_losses(
-    head: Eagle3Head,
+    head: DraftHead,
+    steps: Iterator[ChainStep],
     texts: Texts,
     n_steps: int,
     decay: float,
@@ -27,6 +72,7 @@ def chain_losses(
 
     Args:
         head: the head.
+        steps: its chains over the batch.
         texts: the batch.
         n_steps: of each chain.
         decay: of the weights.
@@ -40,7 +86,7 @@ def chain_losses(
         output = output.to(dtype)  # once for all depths
     total, mass = torch.zeros((), device=output.device), 0.0
     by_depth, hits = [0.0] * n_steps, [0.0] * n_steps
-    for step in run_chains(head, texts, n_steps):
+    for step in steps:
         p, ids = texts.target_p[step.at], texts.target_ids[step.at]
         losses, best, _ = soft_cross_entropy(step.y, output, ids, p, dtype)
         weight = decay**step.depth
@@ -54,11 +100,11 @@ def chain_losses(
     return Losses(total / max(mass, 1e-6), by_depth, hits)
 
 
-def count_accepted(head: Eagle3Head, texts: Texts, n_steps: int) -> Tensor:
+def count_accepted(head: DraftHead, steps: Iterator[ChainStep], texts: Texts) -> Tensor:
     """How many tokens of the draft from each start are the text's, [n_starts] int64 on the CPU."""
     n_accepted = torch.zeros(len(texts.starts), dtype=torch.int64)
     with torch.no_grad():
-        for step in run_chains(head, texts, n_steps):
+        for step in steps:
             chains = step.chains.cpu()
             picked = head.d2t[head.logits(step.y).argmax(-1)]
             right = picked == texts.tokens[step.at + 1]

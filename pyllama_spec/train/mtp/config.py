@@ -1,0 +1,81 @@
+"""What a run that goes on with an MTP head is told. All that decides its result is in here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from pyllama_spec.engine.checks import count
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.train.config import FitSettings, HeadSettings, RunConfig
+
+# As many ids as a head that drafts over a part of the vocabulary chooses from
+# (drafters/output_part.py).
+_N_LOSS_VOCAB = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class MtpFitConfig(FitSettings):
+    """How an MTP head is fitted; see FitSettings.
+
+    The copied_share is 0.1 unless said. The rate is lower than that of a new draft: the head knows
+    its target already. The output matrix is the target's own, and stays so.
+
+    Attributes:
+        n_steps: tokens of a draft: how often the head's own row is fed back.
+        n_loss_vocab: how many ids, the most frequent ones of the text, losses and measurements look
+            at; the head keeps all of the target's.
+
+    """
+
+    lr: float = 2e-4
+    n_steps: int = 3
+    n_loss_vocab: int = _N_LOSS_VOCAB
+
+    def __post_init__(self) -> None:
+        FitSettings.__post_init__(self)
+        count(self.n_steps, "n_steps", 1)
+        count(self.n_loss_vocab, "n_loss_vocab", 1)
+        if self.train_output:
+            raise ArgumentError(
+                "train_output=True: an MTP head reads its target's output matrix, which stays"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MtpTrainConfig(RunConfig):
+    """A whole run: from a target's GGUF with an MTP head to a file with a better one.
+
+    See RunConfig. The head is that of the target, or of a file that an earlier run wrote, as `init`
+    says; its shape is given, and it has no n-gram table.
+    """
+
+    kind: ClassVar[str] = "mtp"
+    options: ClassVar[Mapping[str, str]] = {
+        "--steps": "fit.n_steps", "--loss-vocab": "fit.n_loss_vocab"
+    }  # fmt: skip
+
+    fit: MtpFitConfig = field(default_factory=MtpFitConfig)
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if self.head != HeadSettings():
+            raise ArgumentError("an MTP head has the shape that its file says: leave out `head`")
+        if self.n_ngrams:
+            raise ArgumentError(
+                f"n_ngrams={self.n_ngrams}: a file with an MTP head has no n-gram table; leave it "
+                "out"
+            )
+
+    @property
+    def default_ngrams(self) -> int:
+        """See RunConfig: none."""
+        return 0
+
+    @property
+    def begun_with(self) -> Path:
+        """The file whose head is gone on with: of a run from use the output, where it is there."""
+        is_there = self.use is not None and self.out.exists()
+        return self.init or (self.out if is_there else self.target)

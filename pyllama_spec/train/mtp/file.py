@@ -1,0 +1,195 @@
+"""The file of an MTP head: reading one, in the target's file or alone, and writing one alone.
+
+A file with a head alone has the keys of its target, the tables of the vocabulary and the block of
+the head. What was not trained goes into it byte by byte, in whatever type it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.engine import Model, ModelInfo
+from pyllama_spec.gguf.reader import GgufTensor, read_keys, read_table
+from pyllama_spec.gguf.tensors import PlannedTensor, SourceTensor
+from pyllama_spec.gguf.values import read_floats
+from pyllama_spec.gguf.writer import Kind as ExportType
+from pyllama_spec.gguf.writer import Output
+from pyllama_spec.train.errors import TrainError
+from pyllama_spec.train.files import hash_file
+from pyllama_spec.train.mtp.facts import TABLES, HeadFacts, read_facts
+from pyllama_spec.train.mtp.head import shape_of
+from pyllama_spec.train.run.init_draft import InitDraft, n_seen
+
+Floats = npt.NDArray[np.float32]
+
+# Keys that a file says of itself, and not of its model.
+_OWN_KEYS = (
+    "general.architecture", "general.name", "general.type", "general.file_type",
+    "general.quantization_version", "general.alignment", "split.", "pyllama_spec.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFile:
+    """A head in a file.
+
+    Attributes:
+        path: of the file.
+        facts: of the head.
+        tensors: the file's table.
+
+    """
+
+    path: Path
+    facts: HeadFacts
+    tensors: Mapping[str, GgufTensor]
+
+    def floats(self, name: str) -> Floats:
+        """The numbers of a tensor, float32.
+
+        Raises:
+            ModelLoadError: they cannot be read.
+
+        """
+        return read_floats(self.path, self.tensors[name])
+
+    def trained(self) -> dict[str, Floats]:
+        """What is trained, by name. A file without a last norm of the head's reads the target's."""
+        names = self.facts.trained
+        found = {
+            name: self.floats(name if name in self.tensors else "output_norm.weight")
+            for name in names
+        }
+        for name, values in found.items():
+            if list(values.shape) != names[name]:
+                raise TrainError(
+                    f"{self.path.name}: {name} is of {values.shape}, not {tuple(names[name])}"
+                )
+            if not np.isfinite(values).all():
+                raise TrainError(
+                    f"{self.path.name} is damaged: {name} has a number that is not finite"
+                )
+        return found
+
+    def fixed(self) -> dict[str, Floats]:
+        """What stays as it is of the block, but for the tables of the vocabulary."""
+        own = map(self.facts.tensor, ("nextn.embed_tokens", "nextn.shared_head_head"))
+        tables = {*TABLES, *own}
+        return {name: self.floats(name) for name in self.facts.fixed if name not in tables}
+
+    def own_table(self, name: str) -> Floats | None:
+        """A table of the vocabulary that the head has for itself; None where it has none."""
+        whole = self.facts.tensor(name)
+        return self.floats(whole) if whole in self.tensors else None
+
+
+def open_head(path: Path, info: ModelInfo) -> HeadFile:
+    """Reads what there is of a head, but no weights.
+
+    Args:
+        path: of the target, or of a file with a head alone.
+        info: of the same file.
+
+    Raises:
+        UnsupportedError, TrainError, ModelLoadError: as read_facts().
+
+    """
+    return HeadFile(path, read_facts(path, info), read_table(path).tensors)
+
+
+def open_head_for(path: Path, target: Model) -> HeadFile:
+    """What a run begins with: the head of the target itself, or of a file that was made for it.
+
+    Raises:
+        TrainError: it is missing, damaged, or of another target.
+        UnsupportedError: it is no head that training can go on with.
+        ModelLoadError: it cannot be read.
+
+    """
+    info, its_info = _info(path, target), target.info
+    for what, own, its in (
+        ("architecture", info.arch, its_info.arch),
+        ("rows", info.n_embd, its_info.n_embd),
+        ("a vocabulary", info.n_vocab, its_info.n_vocab),
+        ("layers", info.n_layer, its_info.n_layer),
+    ):
+        if own != its:
+            raise TrainError(
+                f"{path.name} is of a model with {what} of {own}, this one has {its}; begin "
+                "without --init"
+            )
+    return open_head(path, info)
+
+
+def read_head_draft(path: Path, target: Model) -> InitDraft:
+    """A head that a run begins with, and its weights; raises as open_head_for().
+
+    Args:
+        path: of the target itself, or of a file with a head alone.
+        target: what it is to draft for.
+
+    """
+    head = open_head_for(path, target)
+    said = read_keys(path, lambda name: name.startswith("pyllama_spec.train."))
+    n_tokens, n_text = n_seen({name: key.value for name, key in said.items()})
+    return InitDraft(
+        path.name, hash_file(path), shape_of(head.facts, head.facts.n_vocab),
+        np.arange(head.facts.n_vocab, dtype=np.int64), head.trained(), None, n_tokens, n_text,
+    )  # fmt: skip
+
+
+def _info(path: Path, target: Model) -> ModelInfo:
+    """Of a file; the target's is there."""
+    if not path.exists():
+        raise TrainError(f"init={path}: there is no such file; check its path")
+    if path.samefile(target.path):
+        return target.info
+    with Model(path) as model:
+        return model.info
+
+
+def head_output(
+    head: HeadFile,
+    trained: Mapping[str, Floats],
+    name: str,
+    record: Mapping[str, Any],
+    export_type: str,
+) -> Output:
+    """What a file with a head alone holds.
+
+    Args:
+        head: where all else comes from.
+        trained: the new weights, by name.
+        name: general.name.
+        record: keys below pyllama_spec.train: where the head comes from.
+        export_type: "f32", "f16", "bf16" or "q8_0", of the matrices that were trained.
+
+    """
+    keys = read_keys(head.path, lambda key: not key.startswith(_OWN_KEYS))
+    own = {f"pyllama_spec.train.{key}": value for key, value in record.items()}
+    tensors = [_raw(head.path, head.tensors[name]) for name in head.facts.fixed]
+    tensors += [_trained(name, values) for name, values in trained.items()]
+    return Output(head.facts.arch, name, own, keys, tensors, cast(ExportType, export_type))
+
+
+def _trained(name: str, values: Floats) -> PlannedTensor:
+    source = SourceTensor(name, "F32", values.shape, partial(np.asarray, values))
+    return PlannedTensor(name, values.shape, source)
+
+
+def _raw(path: Path, tensor: GgufTensor) -> PlannedTensor:
+    """A tensor as it lies in a file."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType(tensor.type_id)
+    shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
+    values = np.fromfile(path, np.uint8, math.prod(shape), offset=tensor.offset).reshape(shape)
+    return PlannedTensor(tensor.name, tensor.shape, values=values, stored=kind.name)

@@ -1,0 +1,104 @@
+"""MTP heads as a run of training asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.writer import Output
+from pyllama_spec.train.corpus.draft_vocab import DraftVocab, choose_draft_vocab, ending_tokens
+from pyllama_spec.train.corpus.store import TextSequence
+from pyllama_spec.train.mtp.chains import run_chains
+from pyllama_spec.train.mtp.config import MtpTrainConfig
+from pyllama_spec.train.mtp.file import HeadFile, head_output
+from pyllama_spec.train.mtp.head import MtpHead, shape_of
+from pyllama_spec.train.progress import Reporter, SilentReporter
+from pyllama_spec.train.run.chain_objective import chain_losses, count_accepted
+from pyllama_spec.train.run.init_draft import InitDraft
+from pyllama_spec.train.run.kind import Kind, Start
+from pyllama_spec.train.run.objective import Losses
+from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
+
+_COPIED_SHARE = 0.1
+
+
+class MtpKind(Kind[MtpHead]):
+    """Heads that lie in a file already, and draft a token per step.
+
+    Args:
+        config: of the run.
+        source: the head that it begins with.
+
+    """
+
+    arch = "mtp"
+    title = "MTP head"
+    folder = "mtp"
+    vocab_name = "losses and measurements look at"
+    must_gain = True
+
+    def __init__(self, config: MtpTrainConfig, source: HeadFile) -> None:
+        self._config, self._source = config, source
+        self.n_steps = config.fit.n_steps
+
+    def notes(self, layers: tuple[int, ...]) -> list[str]:
+        """What stays as it is."""
+        n_experts = sum(name.endswith("_exps.weight") for name in self._source.facts.fixed)
+        return ["its experts and their router stay as they are"] if n_experts else []
+
+    def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
+        """See Kind."""
+        return shape_of(self._source.facts, len(start.vocab.d2t)).sizes()
+
+    def vocab(
+        self, sequences: Sequence[TextSequence], model: Model, init: InitDraft | None
+    ) -> DraftVocab:
+        """What losses and measurements look at; see MtpFitConfig."""
+        n_vocab, always = model.info.n_vocab, ending_tokens(model.vocab)
+        size = max(min(self._config.fit.n_loss_vocab, n_vocab), len(set(always)))
+        return choose_draft_vocab(sequences, n_vocab, size, always)
+
+    def new_head(self, start: Start, reporter: Reporter) -> MtpHead:
+        """The head of the file."""
+        source, weights, d2t = self._source, start.weights, start.vocab.d2t
+        embedding, output = source.own_table("nextn.embed_tokens"), weights.output
+        own_output = source.own_table("nextn.shared_head_head")
+        output = output if own_output is None else own_output
+        head = MtpHead(
+            shape_of(source.facts, len(d2t)),
+            weights.embedding if embedding is None else embedding, d2t, source.fixed(),
+        )  # fmt: skip
+        head.load_tensors({**source.trained(), "output.weight": output[d2t]})
+        return head
+
+    def known_head(self, start: Start, init: InitDraft) -> MtpHead:
+        """The same: it is the file that the run begins with."""
+        return self.new_head(start, SilentReporter())
+
+    def losses(
+        self, head: MtpHead, texts: Texts, dtype: torch.dtype, generator: torch.Generator
+    ) -> Losses:
+        """Chains from the places where decoding asks the head."""
+        fit = self._config.fit
+        share = _COPIED_SHARE if fit.copied_share is None else fit.copied_share
+        texts = with_fewer_lookups(texts, share, generator)
+        return chain_losses(
+            head, run_chains(head, texts, fit.n_steps), texts, fit.n_steps, fit.step_decay, dtype,
+            fit.missed_share, generator,
+        )  # fmt: skip
+
+    def n_accepted(self, head: MtpHead, texts: Texts) -> Tensor:
+        """See Kind."""
+        return count_accepted(head, run_chains(head, texts, self.n_steps), texts)
+
+    def output(
+        self, head: MtpHead, name: str, record: Mapping[str, Any], export_type: str
+    ) -> Output:
+        """A file with the head alone."""
+        return head_output(
+            self._source, head.trained(), f"{name} {self.title}", record, export_type
+        )

@@ -1,0 +1,316 @@
+"""The module of an MTP head is the head that the engine computes, in every family it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from pyllama_spec.engine import Model, ModelInfo
+from pyllama_spec.errors import ArgumentError, UnsupportedError
+from pyllama_spec.train import (
+    CorpusConfig,
+    MtpFitConfig,
+    MtpTrainConfig,
+    TrainError,
+    train_dflash,
+    train_eagle3,
+    train_mtp,
+)
+from pyllama_spec.train.config import HeadSettings
+from pyllama_spec.train.mtp.chains import run_chains
+from pyllama_spec.train.mtp.facts import (
+    FAMILIES,
+    REFUSED,
+    check_window,
+    head_note,
+    read_facts,
+)
+from pyllama_spec.train.mtp.file import open_head
+from pyllama_spec.train.mtp.head import MtpHead, shape_of
+from pyllama_spec.train.run.chain_objective import chain_losses
+from pyllama_spec.train.run.texts import Texts
+from tests.models import model_path
+from tests.models import mtp as heads
+from tests.models.build import WITH_HEADS
+from tests.models.config import TinyConfig
+from tests.models.sketch import Sketch
+from tests.mtp_tools import without
+from tests.parity.mtp_reference import load
+from tests.train.tools import Interrupting, quick_block_config, quick_config
+
+Floats = npt.NDArray[np.float32]
+# On a busy machine several threads wait for each other longer than such products take.
+torch.set_num_threads(1)
+OPTIONS = {"n_heads": 1, "output_scale": 1.0}
+
+
+def opened(path: Path) -> MtpHead:
+    """The head of a file as a module, with all ids of the vocabulary."""
+    with Model(path) as model:
+        file = open_head(path, model.info)
+    n_vocab = file.facts.n_vocab
+    ids = np.arange(n_vocab, dtype=np.int64)
+    own = file.own_table("nextn.shared_head_head")
+    output = file.floats("output.weight") if own is None else own
+    head = MtpHead(
+        shape_of(file.facts, n_vocab), file.floats("token_embd.weight"), ids, file.fixed()
+    )
+    head.load_tensors({**file.trained(), "output.weight": output})
+    return head
+
+
+def random_texts(head: MtpHead, lengths: list[int], seed: int = 5) -> Texts:
+    """Sequences of ordinary tokens with random rows; a draft begins wherever it has a step."""
+    rng, n = np.random.default_rng(seed), sum(lengths)
+    ends = np.cumsum(lengths)
+    starts = np.setdiff1d(np.arange(n), np.concatenate((ends - 1, ends - 2)))
+    facts = head.facts
+    return Texts(
+        tokens=torch.from_numpy(rng.integers(0, 256, n)),
+        positions=torch.from_numpy(np.concatenate([np.arange(m) for m in lengths])),
+        lengths=lengths,
+        features=torch.from_numpy(rng.standard_normal((n, facts.n_embd)).astype(np.float32)),
+        starts=torch.from_numpy(starts),
+        learned=torch.ones(n, dtype=torch.bool),
+        target_ids=torch.from_numpy(rng.integers(0, 256, (n, 4))),
+        target_p=torch.full((n, 4), 0.25),
+        in_vocab=torch.ones(n, dtype=torch.bool),
+        lookup_hits=torch.zeros(n, dtype=torch.bool),
+        missed=torch.zeros(n, dtype=torch.bool),
+    )
+
+
+def steps_of(head: MtpHead, texts: Texts, n_steps: int) -> dict[tuple[int, int], Floats]:
+    """Logits by start and depth."""
+    out: dict[tuple[int, int], Floats] = {}
+    with torch.no_grad():
+        for step in run_chains(head, texts, n_steps):
+            starts = texts.starts[step.chains].tolist()
+            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
+                out[start, step.depth] = row
+    return out
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_chains_are_the_steps_of_the_reference(arch: str) -> None:
+    """Chains of 8 from every place, each against a head that makes that chain alone."""
+    path = model_path(arch, **OPTIONS)
+    head, n_steps = opened(path), 8
+    texts = random_texts(head, [4, 11])
+    got = steps_of(head, texts, n_steps)
+    tokens, rows = texts.tokens.tolist(), texts.features.double().numpy()
+    reference, n_compared, first = load(path), 0, 0
+    for length in texts.lengths:
+        for start in range(length - 2):
+            reference.memory.clear()
+            for i in range(start + 2):
+                before = rows[first + i - 1] if i else np.zeros(rows.shape[1])
+                logits, row = reference.step(tokens[first + i], before, i)
+            for depth in range(min(n_steps, length - 2 - start)):
+                if depth:
+                    token = tokens[first + start + 1 + depth]
+                    logits, row = reference.step(token, row, start + 1 + depth)
+                np.testing.assert_allclose(got[first + start, depth], logits, rtol=0, atol=1e-4)
+                n_compared += 1
+        first += length
+    assert n_compared == len(got)
+    assert max(depth for _, depth in got) == n_steps - 1
+
+
+def _loss(head: MtpHead, texts: Texts, n_steps: int) -> torch.Tensor:
+    steps = run_chains(head, texts, n_steps)
+    generator = torch.Generator().manual_seed(1)
+    return chain_losses(head, steps, texts, n_steps, 1.0, torch.float32, 1.0, generator).total
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_gradients_flow_through_all_steps(arch: str) -> None:
+    """Of chains of 8 the loss changes along a direction as its gradient says.
+
+    The direction is one of the joining matrix, which every step goes through with the row of the
+    step before: with the rows cut off from each other the gradient would be another one. A larger
+    step along it makes other experts answer.
+    """
+    head, n_steps = opened(model_path(arch, **OPTIONS)), 8
+    texts = random_texts(head, [12])
+    head.weight("output.weight").requires_grad_(False)
+    weight = head.weight(head.facts.tensor("nextn.eh_proj"))
+    loss = _loss(head, texts, n_steps)
+    loss.backward()
+    assert weight.grad is not None
+    along = weight.grad / weight.grad.norm()
+    said = float((weight.grad * along).sum())
+    found, size = [], 1e-4
+    for sign in (1.0, -1.0):
+        with torch.no_grad():
+            weight += sign * size * along
+            found.append(_loss(head, texts, n_steps).item())
+            weight -= sign * size * along
+    assert (found[0] - found[1]) / (2 * size) == pytest.approx(said, rel=0.02)
+    without_grad = [name for name, one in head.named_parameters() if one.grad is None]
+    assert without_grad == ["weights.output/weight"]
+    assert not any(name.startswith("fixed") for name in head.state_dict())
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_bfloat16_says_about_the_same(arch: str) -> None:
+    head = opened(model_path(arch, **OPTIONS))
+    texts = random_texts(head, [12])
+    exact = _loss(head, texts, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = _loss(head, texts, 3)
+    rounded.backward()
+    assert rounded.item() == pytest.approx(exact.item(), rel=0.02)
+    grad = head.weight(head.facts.tensor("nextn.eh_proj")).grad
+    assert grad is not None
+    assert torch.isfinite(grad).all()
+
+
+def test_the_rows_of_a_chain_are_not_cut_off() -> None:
+    """What the last of 8 steps says depends on the row that the first one read."""
+    head = opened(model_path("qwen35", **OPTIONS))
+    texts = random_texts(head, [12])
+    texts.starts = texts.starts[2:3]
+    texts.features.requires_grad_(True)
+    *_, last = run_chains(head, texts, 8)
+    assert last.depth == 7
+    last.y.square().sum().backward()
+    assert texts.features.grad is not None
+    assert float(texts.features.grad[2].abs().max()) > 1e-4
+
+
+# ---- what cannot be trained
+
+
+def test_all_heads_that_draft_are_trained_or_refused() -> None:
+    assert {*FAMILIES, *REFUSED} == {*heads.HEADS}
+    assert not {*FAMILIES}.intersection(REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_heads", "words"),
+    [
+        ("llama", 0, r"\(llama\) has no MTP head to train"),
+        ("qwen35", 0, r"\(qwen35\) has no MTP head to train"),
+        ("hy_v3", 3, "has 3 MTP heads, and training goes on with one alone"),
+        *((arch, 1, f"of architecture '{arch}' cannot be trained: ") for arch in REFUSED),
+    ],
+)
+def test_a_head_that_cannot_be_trained_is_refused_before_anything(
+    tmp_path: Path, arch: str, n_heads: int, words: str
+) -> None:
+    target = model_path(arch, n_heads=n_heads)
+    with pytest.raises(UnsupportedError, match=words) as caught:
+        train_mtp(MtpTrainConfig(target, tmp_path / "head.gguf"))
+    assert "\n" not in str(caught.value)
+    assert "`train eagle3`" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("rope.scaling.factor", 4.0), "rope.scaling.factor stretches its positions"),
+        (("attention.scale", 0.1), "attention.scale is 0.1"),
+        (("expert_group_count", 2), "expert_group_count is 2"),
+        (("expert_gating_func", 3), "chosen by function 3"),
+        ("ffn_gate_up_exps.weight", r"does not know its tensor blk\.4\.ffn_gate_up_exps"),
+    ],
+)
+def test_what_training_does_not_compute_is_refused_by_name(
+    tmp_path: Path, change: tuple[str, float] | str, words: str
+) -> None:
+    m = Sketch(TinyConfig("glm4moe", n_heads=1))
+    WITH_HEADS["glm4moe"](m)
+    heads.add_heads(m)
+    if isinstance(change, str):
+        m.matrix(f"blk.4.{change}", 8, 8)
+    else:
+        m.key(*change)
+    path = m.write(tmp_path / "odd.gguf")
+    with pytest.raises(UnsupportedError, match=words):
+        read_facts(path, info_of(model_path("glm4moe", n_heads=1)))
+
+
+@pytest.mark.parametrize("name", ["nextn.eh_proj", "attn_k", "ffn_up_exps", "ffn_down_shexp"])
+def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
+    source = model_path("glm4moe", n_heads=1)
+    path = without(source, tmp_path / "torso.gguf", f"blk.4.{name}.weight")
+    with pytest.raises(TrainError, match=rf"torso\.gguf has no tensor blk\.4\.{name}\.weight"):
+        read_facts(path, info_of(source))
+
+
+def info_of(path: Path) -> ModelInfo:
+    """The sizes of a file."""
+    with Model(path) as model:
+        return model.info
+
+
+def test_a_text_that_is_longer_than_the_heads_window(tmp_path: Path) -> None:
+    target = model_path("cohere2moe", n_heads=1)
+    facts = read_facts(target, info_of(target))
+    assert facts.n_window == 16
+    check_window(facts, "x", 13, 3)
+    corpus = CorpusConfig(n_ctx=14)
+    with pytest.raises(ArgumentError, match=r"attends to the last 16 tokens .* at most 13"):
+        train_mtp(MtpTrainConfig(target, tmp_path / "head.gguf", corpus=corpus))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"head": HeadSettings(n_ff=8)}, "has the shape that its file says"),
+        ({"n_ngrams": 10}, "n_ngrams=10"),
+        ({"fit": {"train_output": True}}, "train_output=True"),
+        ({"fit": {"n_steps": 0}}, "n_steps"),
+        ({"fit": {"n_loss_vocab": 0}}, "n_loss_vocab"),
+    ],
+)
+def test_settings_of_other_kinds(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        fit = MtpFitConfig(**changes.pop("fit", {}))
+        MtpTrainConfig(Path("a.gguf"), Path("b.gguf"), fit=fit, **changes)
+
+
+# ---- what other kinds say of it
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_heads", "told"),
+    [
+        ("qwen35", 1, 'an MTP head already: draft="mtp" uses it, and `train mtp` goes on with it'),
+        ("deepseek4", 1, 'an MTP head already: draft="mtp" uses it'),
+        ("hy_v3", 2, '2 MTP heads already: draft="mtp" uses them'),
+        ("qwen35", 2, None),
+        ("qwen35", 0, None),
+        ("llama", 0, None),
+    ],
+)
+def test_what_is_said_of_a_head_that_is_there(arch: str, n_heads: int, told: str | None) -> None:
+    note = head_note(info_of(model_path(arch, n_heads=n_heads)), "x.gguf")
+    assert note == (None if told is None else f"x.gguf has {told}")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_other_kinds_say_that_there_is_a_head(tmp_path: Path, kind: str) -> None:
+    """Before they see that there is no such layer to read."""
+
+    def train(target: Path, reporter: Interrupting) -> object:
+        if kind == "eagle3":
+            config = quick_config(tmp_path, target=target, target_layers=(99,))
+            return train_eagle3(config, reporter)
+        block = quick_block_config(tmp_path, target=target, target_layers=(99,))
+        return train_dflash(block, reporter)
+
+    for target, is_told in ((model_path("qwen35", n_heads=1), True), (model_path("qwen35"), False)):
+        reporter = Interrupting("", 0, lambda: None)
+        with pytest.raises(ArgumentError, match="layer 99"):
+            train(target, reporter)
+        assert [line for line in reporter.lines if 'draft="mtp"' in line] == reporter.lines
+        assert len(reporter.lines) == is_told

@@ -1,0 +1,240 @@
+"""A run that goes on with an MTP head: from a file that has one to a better one beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pyllama_spec import Llama
+from pyllama_spec.cli.entry import main
+from pyllama_spec.engine import Model
+from pyllama_spec.gguf.reader import read_gguf, read_table
+from pyllama_spec.train import TrainError, UseConfig, train_from_use, train_mtp
+from pyllama_spec.train.mtp.facts import FAMILIES
+from pyllama_spec.train.mtp.file import HeadFile, head_output, open_head
+from pyllama_spec.train.run.pipeline import TrainReport
+from tests.models import model_path
+from tests.mtp_tools import head_alone, without
+from tests.train.tools import Interrupting, perm_mtp, quick_mtp_config
+
+torch.set_num_threads(1)  # as in test_mtp_head.py
+EPOCHS = 5
+
+
+def speculation(target: Path, draft: Path | str) -> dict[str, Any]:
+    """What comes of a draft on greedy text of a target, the text beside it."""
+    options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "lookup": 0, "controller": "fixed"}
+    with Llama(target, draft=draft, n_draft=3, **options) as llm:
+        answer = llm.create_completion("b", max_tokens=60, temperature=0)
+        return {**answer["speculation"], "text": answer["choices"][0]["text"]}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainReport, Path]:
+    """A report, and the folder of its run."""
+    folder = tmp_path_factory.mktemp("run")
+    return train_mtp(quick_mtp_config(folder, epochs=EPOCHS)), folder
+
+
+def test_a_head_that_knew_nothing_drafts(trained: tuple[TrainReport, Path]) -> None:
+    report, _ = trained
+    assert report.why_not == ""
+    assert report.trained.tokens_per_round > 2 > 1.2 > report.untrained.tokens_per_round
+    before, after = speculation(perm_mtp(), "mtp"), speculation(perm_mtp(), report.path)
+    assert (before["drafter"], after["drafter"]) == ("mtp", "mtp")
+    assert before["text"] == after["text"]
+    assert before["acceptance_rate"] < 0.1 < 0.6 < after["acceptance_rate"]
+
+
+def test_the_file_says_where_it_comes_from(trained: tuple[TrainReport, Path]) -> None:
+    report, _ = trained
+    keys = read_gguf(report.path, lambda name: name.startswith("pyllama_spec.train.")).keys
+    said = {name.removeprefix("pyllama_spec.train."): key.value for name, key in keys.items()}
+    assert said["command"].decode().startswith("pyllama-spec train mtp -m ")
+    assert said["tokens"] == report.n_tokens_seen
+    assert "init_sha256" not in said
+    assert json.loads(said["settings"])["fit"]["n_steps"] == 3
+    with Model(report.path) as model:
+        assert model.info.is_head_alone
+
+
+def _copy_text(folder: Path, to: Path) -> None:
+    """Text and features of another run, without its checkpoints."""
+    name = "draft.gguf.train"
+    shutil.copytree(folder / name, to / name, ignore=shutil.ignore_patterns("mtp"))
+
+
+def test_training_goes_on_with_the_file(trained: tuple[TrainReport, Path], tmp_path: Path) -> None:
+    report, folder = trained
+    head = tmp_path / "first.gguf"
+    shutil.copy(report.path, head)
+    _copy_text(folder, tmp_path)
+    config = quick_mtp_config(tmp_path, init=head, epochs=0.5, lr=1e-6)
+    more = train_mtp(config)
+    assert more.untrained.tokens_per_round == report.trained.tokens_per_round
+    assert more.why_not.startswith("held-out text has ")
+    assert not config.out.exists()
+
+
+def test_an_interrupted_run_gives_the_same_file(
+    trained: tuple[TrainReport, Path], tmp_path: Path
+) -> None:
+    report, folder = trained
+    _copy_text(folder, tmp_path)
+    config = quick_mtp_config(tmp_path, epochs=EPOCHS)
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_mtp(config, Interrupting("training", 8, stop))
+    assert not config.out.exists()
+    train_mtp(config)
+    assert config.out.read_bytes() == report.path.read_bytes()
+
+
+def test_a_head_that_can_learn_nothing_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that is right everywhere; the command ends with 1."""
+    target = model_path("perm_mtp", arch="qwen35", n_cycles=4)
+    config = quick_mtp_config(tmp_path, target=target, epochs=0.2)
+    command = [
+        "train", "mtp", "-m", str(target), "-o", str(config.out), "--prompts",
+        str(config.corpus.prompts), "--tokens", "300", "--n-ctx", "40", "--parallel", "4",
+        "--epochs", "0.2", "--batch-tokens", "256", "-t", "1", "--precision", "fp32",
+    ]  # fmt: skip
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "draft.gguf was not written: held-out text has " in said.replace("\n  ", " ")
+    assert not config.out.exists()
+
+
+# ---- files
+
+
+@cache
+def source_of(arch: str, **options: Any) -> HeadFile:
+    """The head of a tiny model of two layers."""
+    path = model_path("perm_mtp", arch=arch, **options)
+    with Model(path) as model:
+        return open_head(path, model.info)
+
+
+def write_head(source: HeadFile, path: Path, kind: str = "f32") -> Path:
+    """The head of a file as it is, alone."""
+    from pyllama_spec.gguf.writer import write_gguf
+
+    write_gguf(path, head_output(source, source.trained(), "x MTP head", {"seed": 1}, kind))
+    return path
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_a_head_that_was_not_changed_drafts_the_same(arch: str, tmp_path: Path) -> None:
+    source = source_of(arch)
+    path = write_head(source, tmp_path / "head.gguf")
+    own, alone = speculation(source.path, "mtp"), speculation(source.path, path)
+    counts = ("drafter", "drafted", "accepted", "rounds", "text")
+    assert [own[name] for name in counts] == [alone[name] for name in counts]
+    assert own["accepted"] > 30
+
+
+def test_a_target_whose_output_matrix_is_its_embedding(tmp_path: Path) -> None:
+    target = without(source_of("qwen35").path, tmp_path / "tied.gguf", "output.weight")
+    with Model(target) as model:
+        path = write_head(open_head(target, model.info), tmp_path / "head.gguf")
+    assert "output.weight" not in read_table(path).tensors
+    own, alone = speculation(target, "mtp"), speculation(target, path)
+    assert alone["drafter"] == "mtp"
+    assert (own["accepted"], own["text"]) == (alone["accepted"], alone["text"])
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "BF16"])
+def test_what_was_not_trained_stays_byte_by_byte(kind: str, tmp_path: Path) -> None:
+    source = source_of("qwen35moe", quantised=kind)
+    path = write_head(source, tmp_path / "head.gguf", "f16")
+    before, after = read_table(source.path).tensors, read_table(path).tensors
+    trained = source.facts.trained
+    assert {*after} == {*source.facts.fixed, *trained}
+    types = set()
+    for name in source.facts.fixed:
+        was, now = before[name], after[name]
+        assert (was.type_id, was.shape) == (now.type_id, now.shape)
+        assert _bytes(source.path, was.offset) == _bytes(path, now.offset)
+        types.add(was.type_id)
+    assert len(types) > 1
+    f16 = {name for name in trained if after[name].type_id == 1}
+    assert f16 == {name for name, shape in trained.items() if len(shape) == 2}
+    with Model(path, load_mtp=True) as model:
+        assert model.info.has_head
+
+
+def _bytes(path: Path, offset: int, n: int = 512) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(n)
+
+
+def test_a_head_without_a_norm_of_its_own_gets_the_targets(tmp_path: Path) -> None:
+    source = model_path("perm_mtp", arch="qwen35")
+    path = head_alone(source, tmp_path / "h.gguf", "blk.2.nextn.shared_head_norm.weight")
+    with Model(path) as model:
+        head = open_head(path, model.info)
+    found = head.trained()[head.facts.last_norm]
+    np.testing.assert_array_equal(found, head.floats("output_norm.weight"))
+    assert head.facts.last_norm in read_table(write_head(head, tmp_path / "new.gguf")).tensors
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: model_path("perm_mtp", arch="qwen35moe"), "architecture of qwen35moe"),
+        (lambda: model_path("qwen35", n_heads=1, n_layer=2), "rows of 64"),
+        (lambda: model_path("perm_mtp", arch="qwen35", n_layer=4), "layers of 4"),
+        (lambda: Path("missing.gguf"), "there is no such file"),
+    ],
+)
+def test_a_file_that_was_made_for_another_model(
+    tmp_path: Path, make: Callable[[], Path], words: str
+) -> None:
+    with pytest.raises(TrainError, match=words):
+        train_mtp(quick_mtp_config(tmp_path, init=make()))
+    assert not (tmp_path / "draft.gguf.train").exists()
+
+
+# ---- from use
+
+
+def test_a_head_goes_on_from_use(tmp_path: Path) -> None:
+    """With the target's own head first, then with the file that this made."""
+    store = tmp_path / "use.memory"
+    options: dict[str, Any] = {"n_ctx": 128, "n_threads": 1, "controller": "fixed"}
+    with Llama(perm_mtp(), draft="mtp", draft_memory=store, **options) as llm:
+        for letter in "ABCDEFGHIJKLMNOPQRSTUVWX":
+            llm.create_completion(letter, max_tokens=80, temperature=0)
+    config = quick_mtp_config(tmp_path, epochs=6, n_ctx=64, prompts=None)
+    config = replace(config, use=UseConfig(store, n_other_tokens=100))
+    assert config.begun_with == config.target
+    first = train_from_use(config)
+    assert (first.why_not, first.kept) == ("", None)
+    assert (
+        first.after.tokens_per_round > 1.2 > first.before.tokens_per_round
+    )  # of six conversations
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "draft.gguf", "prompts.jsonl", "use.memory",
+    ]  # fmt: skip
+    assert config.begun_with == config.out
+    before = config.out.read_bytes()
+    second = train_from_use(replace(config, fit=replace(config.fit, lr=1e-7, epochs=0.5)))
+    assert second.before.tokens_per_round == first.after.tokens_per_round
+    assert second.why_not
+    assert config.out.read_bytes() == before
