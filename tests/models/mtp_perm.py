@@ -31,6 +31,7 @@ def build_perm_mtp(
     output_scale: float = 16.0,
     mixing: float = 0.01,
     is_known: bool = True,
+    n_changed: int = 0,
     **extra: Any,
 ) -> Path:
     """Write PERM with the layers of an architecture, and a head that drafts from the row alone.
@@ -50,7 +51,8 @@ def build_perm_mtp(
     is that of P^(k + 2)(x), and an output matrix of its own knows that. Head k + 1 takes it for the
     row of the token k + 1 steps before.
 
-    With is_known=False the heads stay random: they can be trained to know what they do here.
+    With is_known=False the heads stay random: they can be trained to know what they do here. With
+    n_changed they know that many successors as they were before some tuning of the target.
     """
     m = Sketch(TinyConfig(arch, seed, n_layer, n_vocab, n_embd=n_vocab, **{"n_heads": 1, **extra}))
     {**ARCHITECTURES, **WITH_HEADS}[arch](m)
@@ -76,8 +78,16 @@ def build_perm_mtp(
     logit_scale = float(m.meta.get(f"{arch}.logit_scale", 1.0))  # type: ignore[arg-type]
     output[successor, np.arange(n_vocab)] = -output_scale * rms / logit_scale * (1 + is_mixed)
     if is_known:
-        _set_heads(m, heads, successor, sign, -output_scale * float(rms))
+        _set_heads(m, heads, _before(successor, n_changed, seed), sign, -output_scale * float(rms))
     return m.write(path)
+
+
+def _before(successor: NDArray[np.int64], n_changed: int, seed: int) -> NDArray[np.int64]:
+    """Successors of which some are another one's."""
+    before = successor.copy()
+    changed = np.random.default_rng(seed).permutation(len(successor))[:n_changed]
+    before[changed] = before[np.roll(changed, 1)]
+    return before
 
 
 def _set_heads(

@@ -36,7 +36,7 @@ from pyllama_spec.train.run.chain_objective import chain_losses
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.models import mtp as heads
-from tests.models.build import WITH_HEADS
+from tests.models.build import ARCHITECTURES, WITH_HEADS
 from tests.models.config import TinyConfig
 from tests.models.sketch import Sketch
 from tests.mtp_tools import without
@@ -99,7 +99,38 @@ def steps_of(head: MtpHead, texts: Texts, n_steps: int) -> dict[tuple[int, int],
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_chains_are_the_steps_of_the_reference(arch: str) -> None:
     """Chains of 8 from every place, each against a head that makes that chain alone."""
-    path = model_path(arch, **OPTIONS)
+    check_chains(model_path(arch, **OPTIONS))
+
+
+class _Wide(TinyConfig):
+    """Heads of 32 numbers, four of which are more than the width of 64, as in Qwen3.5-4B."""
+
+    @property
+    def head_dim(self) -> int:
+        return 32
+
+
+class _WideSketch(Sketch):
+    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
+        """Queries as wide as all heads."""
+        n = self.cfg.n_head * self.cfg.head_dim
+        if name.endswith("attn_q.weight"):
+            shape = (shape[0] // self.cfg.n_embd * n, shape[1])
+        elif name.endswith("attn_output.weight"):
+            shape = (shape[0], n)
+        super().matrix(name, *shape, gain=gain)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "qwen35moe"])
+def test_heads_that_do_not_divide_the_width(arch: str, tmp_path: Path) -> None:
+    m = _WideSketch(_Wide(arch, n_heads=1, output_scale=1.0))
+    {**ARCHITECTURES, **WITH_HEADS}[arch](m)
+    heads.add_heads(m)
+    check_chains(m.write(tmp_path / "wide.gguf"))
+
+
+def check_chains(path: Path) -> None:
+    """That the module gives what the reference does."""
     head, n_steps = opened(path), 8
     texts = random_texts(head, [4, 11])
     got = steps_of(head, texts, n_steps)
@@ -243,6 +274,15 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
     path = without(source, tmp_path / "torso.gguf", f"blk.4.{name}.weight")
     with pytest.raises(TrainError, match=rf"torso\.gguf has no tensor blk\.4\.{name}\.weight"):
         read_facts(path, info_of(source))
+
+
+def test_a_file_in_several_parts_is_named(tmp_path: Path) -> None:
+    m = Sketch(TinyConfig("glm4moe", n_heads=1))
+    WITH_HEADS["glm4moe"](m)
+    heads.add_heads(m)
+    m.meta["split.count"] = 2
+    with pytest.raises(TrainError, match=r"part\.gguf is one of 2 files"):
+        read_facts(m.write(tmp_path / "part.gguf"), info_of(model_path("glm4moe", n_heads=1)))
 
 
 def info_of(path: Path) -> ModelInfo:

@@ -27,7 +27,7 @@ from tests.mtp_tools import head_alone, without
 from tests.train.tools import Interrupting, perm_mtp, quick_mtp_config
 
 torch.set_num_threads(1)  # as in test_mtp_head.py
-EPOCHS = 5
+EPOCHS = 4
 
 
 def speculation(target: Path, draft: Path | str) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def test_a_head_goes_on_from_use(tmp_path: Path) -> None:
     with Llama(perm_mtp(), draft="mtp", draft_memory=store, **options) as llm:
         for letter in "ABCDEFGHIJKLMNOPQRSTUVWX":
             llm.create_completion(letter, max_tokens=80, temperature=0)
-    config = quick_mtp_config(tmp_path, epochs=6, n_ctx=64, prompts=None)
+    config = quick_mtp_config(tmp_path, epochs=4, n_ctx=64, prompts=None)
     config = replace(config, use=UseConfig(store, n_other_tokens=100))
     assert config.begun_with == config.target
     first = train_from_use(config)

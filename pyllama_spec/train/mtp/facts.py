@@ -216,7 +216,13 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
 
     """
     check_head(info, path.name)
-    file = read_gguf(path, lambda name: name.startswith(f"{info.arch}."))
+    file = read_gguf(path, lambda name: name.startswith((f"{info.arch}.", "split.count")))
+    parts = file.keys.pop("split.count", None)
+    if parts is not None and parts.value > 1:
+        raise TrainError(
+            f"{path.name} is one of {parts.value} files, and its head may lie in another: give the "
+            "merged file"
+        )
     keys = _Keys(path, info.arch, {n: k.value for n, k in file.keys.items()})
     block = keys.number("block_count") - 1
     keys.block = block
