@@ -76,6 +76,8 @@ class ModelList:
             prefix_cache_bytes; None for no bound.
         max_loaded: the most that are loaded at once; None for no bound.
         load_timeout_s: seconds that a request waits for its model at most.
+        turn_s: seconds that a model waits until others have a pause; then those whose memory it
+            needs get no new requests until it was loaded.
         cache: where what was read is kept, for all of them.
         takes_any_name: whether the default one answers to names that there are not.
 
@@ -89,6 +91,7 @@ class ModelList:
     memory_bytes: int | None = None
     max_loaded: int | None = None
     load_timeout_s: float = 300.0
+    turn_s: float = 30.0
     cache: BaseLlamaCache | None = None
     takes_any_name: bool = False
 
@@ -127,6 +130,7 @@ class _File(Struct, kw_only=True, forbid_unknown_fields=True):
     memory_mib: int | None = None
     max_loaded: int | None = None
     load_timeout_s: float = 300.0
+    turn_s: float = 30.0
 
 
 def read_models(path: str | os.PathLike[str]) -> ModelList:
@@ -159,6 +163,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
             memory_bytes=None if memory is None else count(memory, "memory_mib", 1) << 20,
             max_loaded=None if most is None else count(most, "max_loaded", 1),
             load_timeout_s=real(found.load_timeout_s, "load_timeout_s", 0),
+            turn_s=real(found.turn_s, "turn_s", 0),
         )
 
 

@@ -3,14 +3,16 @@
 A model is loaded when a request asks for it, one at a time, in a thread of its own; requests for it
 wait meanwhile, within bounds, and all others go on. Where the memory that is allowed would be
 exceeded, the one that was not used for longest is closed first, and never one that answers or is
-waited for. All of it but loading and closing happens in the event loop, so that nothing is locked.
+waited for. Where none has a pause, models take turns: after turn_s seconds the one that has been
+loaded for longest gets no new requests, comes to the end of those that it has, and is closed. All
+of it but loading and closing happens in the event loop, so that nothing is locked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +75,7 @@ class Models:
         # Whose load it is now, while others are in line.
         self._one_load = asyncio.Lock()
         self._first: ServedModel | None = None
+        self._n_turns = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -149,7 +152,7 @@ class Models:
         """
         found = self.find(name)
         one = found.model
-        if one.service is None:
+        if not one.takes_requests:
             await self._wait_for(one)
         if found.adapter is not None:
             assert one.opened is not None
@@ -205,14 +208,16 @@ class Models:
         until = monotonic() + limit
         one.n_waiting += 1
         try:
-            while one.service is None:
+            while not one.takes_requests:
                 self._check(one)
-                if one.loading is None:
-                    one.loading = asyncio.ensure_future(self._load(one))
-                await asyncio.wait({one.loading}, timeout=max(until - monotonic(), 0))
-                if one.service is None and monotonic() >= until:
+                awaited: asyncio.Future[None] | None = one.departure
+                if awaited is None:
+                    awaited = one.loading = one.loading or asyncio.ensure_future(self._load(one))
+                await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
+                if not one.takes_requests and monotonic() >= until:
+                    is_not = "is not loaded" if one.service is None else "takes no requests"
                     raise ApiError(
-                        503, f"the model {one.name!r} is not loaded after {limit:g} s: "
+                        503, f"the model {one.name!r} {is_not} after {limit:g} s: "
                         f"{self._why_not_yet(one)}", "model_loading", "model",
                     )  # fmt: skip
         finally:
@@ -233,6 +238,8 @@ class Models:
 
     def _why_not_yet(self, one: ServedModel) -> str:
         first = self._first
+        if one.departure is not None and first is not None:
+            return f"it makes room for {first.name!r} once its last requests have ended (turn_s)"
         if first is not None and first.waits_for_room:
             others = (m.name for m in self.all if m.service is not None and not m.is_idle)
             return f"requests to {', '.join(others)} have the room (memory_mib, max_loaded)"
@@ -255,6 +262,8 @@ class Models:
             told = {name: self.without_paths(why) for name, why in opened.failures.items()}
             one.opened, one.failure = opened._replace(failures=told), None
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
+            self._n_turns += 1
+            one.turn = self._n_turns
             self._rest(one)
             seconds = one.last_used - begin
             metrics.counter("pyllama_spec:model_loads", "Loads of a model.").labels(one.name).inc()
@@ -302,10 +311,11 @@ class Models:
         """A model, within what models may take together."""
         spec = one.spec
         assert spec is not None
+        turn_ends = monotonic() + self._listed.turn_s
         while True:
             # What it took the last time, or what its files say.
             n_bytes = one.n_bytes or await self._expected_bytes(spec)
-            await self._make_room(one, n_bytes, may_close_others)
+            await self._make_room(one, n_bytes, may_close_others, turn_ends)
             try:
                 opened = await in_daemon(
                     lambda: self.open(spec), lambda made: made.llm.close(), self._threads
@@ -366,16 +376,24 @@ class Models:
         log.warning("%s is not loaded at the start: those before it leave no room", one.name)
         return _UnwantedError()
 
-    def _fits(self, one: ServedModel, n_bytes: int) -> bool:
-        """Whether a model fits beside those that are loaded."""
-        others = self._others(one)
+    def _fits(self, one: ServedModel, n_bytes: int, without: Sequence[ServedModel] = ()) -> bool:
+        """Whether a model fits beside those that are loaded, but for some of them."""
+        others = [m for m in self._others(one) if m not in without]
         most, n_most = self._listed.memory_bytes, self._listed.max_loaded
         if n_most is not None and len(others) >= n_most:
             return False
         return most is None or n_bytes + sum(m.n_bytes for m in others) <= most
 
-    async def _make_room(self, one: ServedModel, n_bytes: int, may_close_others: bool) -> None:
+    async def _make_room(
+        self, one: ServedModel, n_bytes: int, may_close_others: bool, turn_ends: float
+    ) -> None:
         """Closes what is idle until a model fits; waits until something is.
+
+        Args:
+            one: the model.
+            n_bytes: what it takes.
+            may_close_others: whether others make room.
+            turn_ends: when those that have no pause are to make it, on the clock of monotonic().
 
         Raises:
             OutOfMemoryError: it would not fit alone.
@@ -389,20 +407,59 @@ class Models:
                 f"{most // _MIB} (memory_mib): allow more, or give it a smaller n_ctx, n_parallel "
                 "or prefix_cache_bytes"
             )
-        while not self._fits(one, n_bytes):
-            self._watch(0.0)
-            if not may_close_others:
-                raise self._left_out(one)
-            if await self._close_oldest():
-                continue
-            if not one.n_waiting:
-                raise _UnwantedError
-            self._changed.clear()
-            one.waits_for_room = True
-            try:
-                await self._changed.wait()
-            finally:
-                one.waits_for_room = False
+        try:
+            while not self._fits(one, n_bytes):
+                self._watch(0.0)
+                if not may_close_others:
+                    raise self._left_out(one)
+                if await self._close_oldest():
+                    continue
+                if not one.n_waiting:
+                    raise _UnwantedError
+                await self._wait_for_room(one, n_bytes, turn_ends)
+        finally:
+            for other in self.all:  # whoever is loaded still need not be closed any more
+                self._end_departure(other)
+
+    async def _wait_for_room(self, one: ServedModel, n_bytes: int, turn_ends: float) -> None:
+        """Waits until something changes; from the end of their turn on others are to leave."""
+        left_s = turn_ends - monotonic()
+        if left_s <= 0:
+            self._begin_departures(one, n_bytes)
+        self._changed.clear()
+        change = asyncio.ensure_future(self._changed.wait())
+        one.waits_for_room = True
+        try:
+            await asyncio.wait({change}, timeout=left_s if left_s > 0 else None)
+        finally:
+            change.cancel()
+            one.waits_for_room = False
+
+    def _begin_departures(self, one: ServedModel, n_bytes: int) -> None:
+        """No new requests go to those whose memory a model needs, longest loaded first."""
+        others = sorted(self._others(one), key=lambda other: other.turn)
+        if any(other.n_waiting and other.departure is None for other in others):
+            return  # just loaded: whoever has waited for it is answered first
+        leaving: list[ServedModel] = []
+        for other in others:
+            if not self._fits(one, n_bytes, leaving):
+                leaving.append(other)
+        for other in list(leaving):  # a later one may have room enough without the first
+            rest = [m for m in leaving if m is not other]
+            if self._fits(one, n_bytes, rest):
+                leaving = rest
+        for other in others:
+            if other not in leaving:
+                self._end_departure(other)
+            elif other.departure is None:
+                other.departure = asyncio.get_running_loop().create_future()
+                log.info("%s takes no new requests: it is the turn of %s", other.name, one.name)
+
+    def _end_departure(self, one: ServedModel) -> None:
+        """A model is closed, or may stay: whoever waits for it looks again."""
+        if one.departure is not None:
+            one.departure.set_result(None)
+            one.departure = None
 
     async def _close_oldest(self) -> bool:
         """Closes what is idle and was not used for longest; False where all are in use."""
@@ -424,6 +481,7 @@ class Models:
             return
         one.service, one.opened, one.n_bytes = None, None, opened.n_bytes
         one.stay()
+        self._end_departure(one)
         await in_daemon(opened.llm.close, lambda _: None, self._threads)
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_unloads", "Models that were closed, by why.", "reason"

@@ -60,6 +60,9 @@ class ServedModel:
         n_waiting: requests that wait until it is loaded.
         n_bytes: what it takes, or took when it was loaded the last time; before it ever was, 0.
         waits_for_room: whether others are in use whose memory it needs.
+        turn: how many loads of all models there were when it was loaded.
+        departure: while it takes no new requests, since another model waits for its memory: done
+            when it was closed, or may stay; else None.
 
     """
 
@@ -70,6 +73,8 @@ class ServedModel:
         self.failure: tuple[str, float] | None = None
         self.n_users = self.n_waiting = self.n_bytes = 0
         self.waits_for_room = False
+        self.turn = 0
+        self.departure: asyncio.Future[None] | None = None
         self.last_used = monotonic()
         self.loading: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -86,7 +91,13 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         """Whether it is loaded, and nobody uses it or is about to."""
-        return self.service is not None and not (self.n_users or self.n_waiting)
+        is_wanted = self.n_waiting and self.departure is None
+        return self.service is not None and not (self.n_users or is_wanted)
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it is loaded, and no other model waits for its memory in vain."""
+        return self.service is not None and self.departure is None
 
     @property
     def aliases(self) -> Sequence[str]:

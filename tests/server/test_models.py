@@ -434,7 +434,7 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
     rng = random.Random(seed)
     plans = [(rng.choice(list(wanted)), rng.choice(("whole", "stream", "leave")))
              for _ in range(n_requests)]  # fmt: skip
-    with several(*specs, max_loaded=2) as (client, models):
+    with several(*specs, max_loaded=2, turn_s=0.01 * (seed - 1)) as (client, models):
 
         def one(plan: tuple[str, str]) -> None:
             name, way = plan

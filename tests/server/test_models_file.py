@@ -22,6 +22,7 @@ WHOLE = """
 memory_mib = 6000
 max_loaded = 3
 load_timeout_s = 20
+turn_s = 5
 default = "small"
 
 [defaults]
@@ -55,6 +56,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert (found.memory_bytes, found.max_loaded, found.load_timeout_s, found.default) == (
         6000 << 20, 3, 20.0, "small",
     )  # fmt: skip
+    assert found.turn_s == 5.0
     large, small = found.specs
     assert large.keywords == {
         "model_path": str(tmp_path / "files/large.gguf"), "n_ctx": 2048, "n_parallel": 2,
@@ -124,6 +126,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
         ("memory_mib = 'all'\n" + A, "memory_mib"),
         ("max_loaded = 0\n" + A, "max_loaded"),
         ("load_timeout_s = -1\n" + A, "load_timeout_s"),
+        ("turn_s = -1\n" + A, "turn_s"),
         ("what = 1\n" + A, "what"),
         ("[defaults]\naliases = ['b']\n" + A, "aliases is of one model"),
         ("[defaults]\nn_ctc = 1\n" + A, "n_ctc"),
