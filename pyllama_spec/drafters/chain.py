@@ -32,6 +32,7 @@ class ChainMemory(RowMemory):
     def ask(self, seqs: Iterable[int]) -> dict[int, Choice]:
         """Feeds what waits, and says what follows the last pair of each sequence."""
         wanted = sorted(seqs)
+        self.note_asked(len(wanted))
         for seq in wanted:
             s = self.of(seq)
             if s.n_fed == self.n_ready(s):  # asked again: the last pair says it again

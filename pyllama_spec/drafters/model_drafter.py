@@ -40,6 +40,10 @@ class DraftMemory(Protocol):
         """Notes tokens."""
         ...
 
+    def n_unread(self, seq: int) -> int:
+        """See Drafter.n_unread."""
+        ...
+
     def resume_at(self, seq: int, n_keep: int) -> int:
         """See Drafter.resume_at."""
         ...
@@ -308,6 +312,10 @@ class ModelDrafter(Drafter, Generic[_Memory]):
                 f"token {request.tokens[-1]} is pending, and {tokens[-1]} was committed last"
             )
         return True
+
+    def n_unread(self, seq: int) -> int:
+        """What a small model has not read, or a head that was hardly asked lately."""
+        return self.memory_or_fail().n_unread(seq)
 
     def resume_at(self, seq: int, n_keep: int) -> int:
         """How many of the first n_keep tokens the target may keep: those whose rows are here."""

@@ -138,8 +138,7 @@ def test_the_bounds_of_waiting_hold_for_a_model_that_makes_room() -> None:
 
 
 def test_who_waits_in_vain_for_one_that_makes_room_is_told_for_whom() -> None:
-    limits = {"max_loaded": 1, "turn_s": 0, "load_timeout_s": 1e6}
-    with several(spec("a"), spec("b"), **limits) as (client, models):
+    with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
         with endless(client, "a"):
             of_b = Asking(client, "b")
             until(lambda: is_leaving(models, "a"))
@@ -148,7 +147,6 @@ def test_who_waits_in_vain_for_one_that_makes_room_is_told_for_whom() -> None:
             assert (status, answer["error"]["code"]) == (503, "model_loading")
             told = "'a' takes no requests after 0.05 s: it makes room for 'b'"
             assert told in answer["error"]["message"]
-            object.__setattr__(models._listed, "load_timeout_s", 1e6)
         assert of_b.result()[0] == 200
 
 

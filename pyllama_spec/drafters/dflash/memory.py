@@ -52,6 +52,7 @@ class DFlashMemory(RowMemory):
             For each sequence the row of the first guess; the others follow it.
 
         """
+        self.note_asked(len(seqs))
         waiting = [seq for seq in seqs if self._has_waiting(self.of(seq))]
         if waiting:
             self.feed(waiting)

@@ -75,6 +75,10 @@ class HeadsMemory:
         """What the first head knows of a sequence."""
         return self._heads[0].of(seq)
 
+    def n_unread(self, seq: int) -> int:
+        """None: several heads do not rest."""
+        return self._heads[0].n_unread(seq)
+
     def n_fed(self, seq: int) -> int:
         """How many pairs of a sequence the first head was fed: the position of the first guess."""
         return self._heads[0].n_fed(seq)

@@ -113,10 +113,6 @@ class SmallModel(ChainDrafter[TokenMemory]):
             self.add_note(note_of_few_bits("the draft", *self._type))
         return TokenMemory(context, self._vocab, n_window + n_guesses, n_guesses)
 
-    def n_unread(self, seq: int) -> int:
-        """A text is read when the first draft is asked for."""
-        return self.memory_or_fail().n_unread(seq)
-
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether anything is wanted, and it can read the text."""
         return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)

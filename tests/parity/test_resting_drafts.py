@@ -1,0 +1,183 @@
+"""A draft that is hardly ever asked computes nothing, and drafts from the newest rows once it is.
+
+Of every kind that reads rows (tests/row_drafts.py). PERM says whether what it catches up from are
+the right rows: all is accepted, or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pyllama_spec.drafters import row_memory
+from pyllama_spec.drafters.row_memory import RowMemory
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from pyllama_spec.speculative.controller import Controller, DraftDecision, Span
+from pyllama_spec.speculative.controller.base import NOT_ASKED
+from tests.models import perm_continuation
+from tests.oracles import generate
+from tests.perm_paths import PATHS, Path
+from tests.perm_tools import SUCCESSOR, check_perfect
+from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, each_kind, marked
+
+# A draft with several heads does not rest.
+RESTING = [name for name in ROW_DRAFTS if getattr(ROW_DRAFTS[name], "n_heads", 1) == 1]
+each_resting = pytest.mark.parametrize("name", [marked(name) for name in RESTING])
+
+# What reads texts of some hundred tokens several times.
+each_long = pytest.mark.parametrize(
+    "name", [marked(name, is_release=name != "eagle3") for name in RESTING]
+)
+
+
+class Switch(Controller):
+    """Asks for drafts or for none, as the test says."""
+
+    def __init__(self) -> None:
+        self.is_on = True
+
+    def decide(self, spans: Sequence[Span]) -> Sequence[DraftDecision]:
+        return [DraftDecision(s.max_draft) if self.is_on else NOT_ASKED for s in spans]
+
+
+def rests(memory: RowMemory) -> bool:
+    """Whether it does now: a checker of types holds what it was before to be true."""
+    return memory.is_resting
+
+
+def loop_of(
+    kind: RowDraft, drafter: AnyDrafter, **params: Any
+) -> tuple[SpeculativeLoop, Switch, RowMemory]:
+    """A loop on PERM, what switches it, and what its draft remembers."""
+    switch, values = Switch(), {"n_ctx": 2048, **params}
+    first = kind.perm_loop(drafter, **values)
+    loop = SpeculativeLoop(first.target, drafter, controller=switch)
+    memory = drafter.memory_or_fail()
+    assert isinstance(memory, RowMemory)
+    return loop, switch, memory
+
+
+def decode_plainly(loop: SpeculativeLoop, switch: Switch, kind: RowDraft, n: int) -> SequenceState:
+    """A text of n tokens for which no draft is asked."""
+    seq, prompt = SequenceState(), kind.perm_prompt(20)
+    switch.is_on = False
+    run = generate(loop, seq, prompt, n)
+    assert run.tokens == perm_continuation(prompt[-1], n, SUCCESSOR)
+    assert run.stats.drafted == 0
+    switch.is_on = True
+    return seq
+
+
+@each_resting
+def test_it_computes_nothing_while_it_is_not_asked(name: str) -> None:
+    """Neither for texts nor for prompts, and what waits is bounded."""
+    kind = ROW_DRAFTS[name]
+    loop, switch, memory = loop_of(kind, kind.perm())
+    assert not rests(memory)
+    seq = decode_plainly(loop, switch, kind, 200)
+    assert rests(memory)
+    n_calls = memory.n_calls
+    switch.is_on = False
+    for n_more in (200, 3):
+        text = kind.further(seq.tokens, n_more)  # in many parts
+        assert generate(loop, seq, text, 70).stats.drafted == 0
+        s = memory.of(seq.seq_id)
+        assert s.rows.end - s.rows.start <= row_memory._MOST_WAITING + loop.target.n_ubatch + 1
+        assert len(s.rows._buffer) <= 4 * row_memory._MOST_WAITING
+        assert memory.n_unread(seq.seq_id) <= row_memory._MOST_WAITING
+    assert memory.n_calls == n_calls
+
+
+@each_resting
+@pytest.mark.parametrize("n_plain", [150, 300])
+def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
+    """From the first draft on, whether its memory goes on or begins anew."""
+    kind = ROW_DRAFTS[name]
+    loop, switch, memory = loop_of(kind, kind.perm())
+    check_perfect(generate(loop, SequenceState(), kind.perm_prompt(20), 30))
+    seq = decode_plainly(loop, switch, kind, n_plain)
+    assert rests(memory)
+    n_calls = memory.n_calls
+    # Twelve rounds, of which the first one drafts already.
+    run = generate(loop, seq, kind.further(seq.tokens, 1), 12 * (1 + kind.n_perm))
+    check_perfect(run, kind.n_perm)
+    assert run.steps[1].n_drafted == kind.n_perm
+    assert memory.n_calls > n_calls
+    assert not rests(memory)
+
+
+@each_long
+def test_it_begins_again_where_a_text_is_taken_back(name: str) -> None:
+    """At each place of a text whose rows it has, or has let go; nothing is decoded twice for it."""
+    kind = ROW_DRAFTS[name]
+    loop, switch, memory = loop_of(kind, kind.perm())
+    seq = decode_plainly(loop, switch, kind, 290)
+    text = list(seq.tokens)
+    for n_keep in (290, 200, 20):
+        # At most the one token whose row is gone has to be decoded again.
+        assert memory.resume_at(seq.seq_id, n_keep) >= n_keep - 1
+        check_perfect(generate(loop, seq, kind.further(text[:n_keep], 2), 20))
+        seq = decode_plainly(loop, switch, kind, 290)
+
+
+@each_long
+def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
+    """Also once it is asked again: the target never makes up for what was let go."""
+    kind = ROW_DRAFTS[name]
+    loop, switch, memory = loop_of(kind, kind.perm())
+    seq = decode_plainly(loop, switch, kind, 300)
+    assert memory.of(seq.seq_id).first > 200
+    for is_on in (False, True):
+        n_known = len(seq.tokens) - 1
+        assert memory.resume_at(seq.seq_id, n_known) == n_known
+        switch.is_on = is_on
+        generate(loop, seq, kind.further(seq.tokens, 3), 40)
+
+
+@each_resting
+def test_what_it_has_to_read_is_said(name: str) -> None:
+    """To the controller, which does not take the first draft of a text for the price of others."""
+    kind = ROW_DRAFTS[name]
+    drafter = kind.perm()
+    loop, switch, _ = loop_of(kind, drafter)
+    loop.prefill(SequenceState(), kind.perm_prompt(40))
+    assert drafter.n_unread(0) == 0  # one in use reads as ever
+    seq = decode_plainly(loop, switch, kind, 200)
+    loop.prefill(seq, kind.perm_prompt(40, seed=3))
+    assert 38 <= drafter.n_unread(0) <= 41
+    check_perfect(generate(loop, seq, kind.perm_prompt(40, seed=3), 20))
+    assert drafter.n_unread(0) <= 1 + kind.n_perm
+
+
+_PATHS = [
+    marked(name, path, is_release=i % len(PATHS) != k % len(PATHS))
+    for k, name in enumerate(RESTING)
+    for i, path in enumerate(PATHS)
+]
+
+
+@pytest.mark.parametrize(("name", "path"), _PATHS)
+def test_each_path_of_one_that_always_rests(
+    name: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are let go all the time: forks, states and conversations have the right ones left."""
+    monkeypatch.setattr(row_memory, "_REST_BELOW", 2.0)
+    monkeypatch.setattr(row_memory, "_MOST_WAITING", 5)
+    monkeypatch.setattr(row_memory, "_KEEP_WAITING", 2)
+    kind = ROW_DRAFTS[name]
+    path(kind, kind.perm)
+
+
+@each_kind
+def test_several_heads_do_not_rest(name: str) -> None:
+    """The later ones are asked more seldom, of rows that all of them share."""
+    kind = ROW_DRAFTS[name]
+    drafter = kind.perm()
+    kind.perm_loop(drafter)
+    memory = drafter.memory_or_fail()
+    heads = getattr(memory, "_heads", [memory])
+    for head in heads:
+        head._use = 0.0
+        assert head.is_resting == (len(heads) == 1)
