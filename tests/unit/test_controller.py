@@ -22,7 +22,12 @@ from pyllama_spec.speculative.controller import (
     make_controller,
 )
 from pyllama_spec.speculative.controller.base import ControllerLimits as BaseRoom
-from pyllama_spec.speculative.controller.calibration import Acceptance, Calibration, TextState
+from pyllama_spec.speculative.controller.calibration import (
+    Acceptance,
+    Calibration,
+    TextState,
+    survivals_in,
+)
 from pyllama_spec.speculative.controller.costs import Curve, VerifyCosts
 from pyllama_spec.speculative.controller.prices import Prices, lengths_together, thresholds
 from pyllama_spec.speculative.row_timing import in_order
@@ -341,3 +346,18 @@ def test_a_copy_that_says_how_sure_it_is_is_judged_by_that() -> None:
         acceptance.meet(text, [2])
     assert acceptance.rates(silent)[0] < 0.3
     assert acceptance.rates(sure) == [right, wrong]
+
+
+@pytest.mark.parametrize("p", [None, [0.6, 0.9, 0.96]])
+@pytest.mark.parametrize("n_right", [1, 8, 40])
+def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[float] | None) -> None:
+    """Where one came in 30 tokens, the next difference comes all the same; wrong ones do tell."""
+    acceptance, text, wrong = Acceptance(), TextState(), TextState()
+    draft = Draft([1, 2, 3], p, match_length=9)
+    rates = acceptance.rates(draft)
+    new = survivals_in(rates, TextState(), draft)
+    for _ in range(n_right):
+        text.lookups.add(rates[-1], was_right=True)
+        wrong.lookups.add(rates[-1], was_right=False)
+    assert survivals_in(rates, text, draft) == new
+    assert all(a < b for a, b in zip(survivals_in(rates, wrong, draft), new, strict=True))

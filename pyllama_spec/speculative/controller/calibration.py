@@ -207,6 +207,27 @@ class TextState:
     lookups: Local = field(default_factory=Local)
 
 
+def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[float]:
+    """Of each token of a draft, the chance in a text that it and all before are right.
+
+    A text in which copies go wrong has worse ones for a while. But a long row of right ones says
+    next to nothing of when the next difference comes: nearly every token of a copy is right.
+
+    Args:
+        rates: the chance of each, given those before, in no text in particular.
+        text: the text.
+        draft: whose they are.
+
+    """
+    ratio = min(text.lookups.ratio, 1.0) if draft.match_length else text.model.ratio
+    survival = 1.0
+    out: list[float] = []
+    for rate in rates:
+        survival *= clipped(rate * ratio)
+        out.append(survival)
+    return out
+
+
 class Acceptance:
     """Both calibrations, and what each text adds to them."""
 

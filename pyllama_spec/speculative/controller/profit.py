@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyllama_spec.drafters.base import Draft, DraftStop
+from pyllama_spec.drafters.base import DraftStop
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     NOT_ASKED,
@@ -25,6 +25,7 @@ from pyllama_spec.speculative.controller.calibration import (
     TextState,
     clipped,
     next_kind,
+    survivals_in,
 )
 from pyllama_spec.speculative.controller.gain_estimate import GainEstimate, prior_gain
 from pyllama_spec.speculative.controller.prices import (
@@ -70,17 +71,6 @@ REASON = "it does not pay here: plain decoding is faster; it is retried periodic
 
 def _is_idle(span: Span) -> bool:
     return not span.n_verified and not span.asks_model
-
-
-def _chances(rates: Sequence[float], text: TextState, draft: Draft) -> list[float]:
-    """Survivals of a draft's tokens with such rates in a text."""
-    ratio = text.lookups.ratio if draft.match_length else text.model.ratio
-    survival = 1.0
-    out: list[float] = []
-    for rate in rates:
-        survival *= clipped(rate * ratio)
-        out.append(survival)
-    return out
 
 
 @dataclass(slots=True)
@@ -331,7 +321,7 @@ class ProfitController(Controller):
             return stop.survivals[:n]
         rates = self.acceptance.rates(draft)
         self.acceptance.watch(state.text, draft, rates)
-        out = _chances(rates, state.text, draft)
+        out = survivals_in(rates, state.text, draft)
         if not draft.match_length:
             self._blocks.append(out)
         return out
@@ -343,7 +333,7 @@ class ProfitController(Controller):
         which is always right would end it before it is known.
         """
         draft = span.draft
-        return sum(_chances(self.acceptance.rates(draft)[: span.n_verified], state.text, draft))
+        return sum(survivals_in(self.acceptance.rates(draft)[: span.n_verified], state.text, draft))
 
     # ---- behind a round
 
