@@ -2,14 +2,15 @@
 
 Of all places with the longest match those that go on alike have a vote each, token by token, as in
 SuffixDecoding (arXiv 2411.04975); how likely the winner is has been learnt by how long the match is
-and how many places agree (chances.py). A draft ends where it is no longer likely to be right.
+and how many places agree (chances.py). A draft ends where it is no longer likely to be right, and
+behind a difference from what it was copied from it is taken up again there (gap.py).
 """
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -19,8 +20,15 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.suffix.chances import Chances, CopyKind
+from pyllama_spec.drafters.suffix.gap import Again, Gap, Lengths, again
 from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source, TokenOrigin
-from pyllama_spec.drafters.suffix.token_index import MAX_MATCH, ORDERS, TokenIndex, index_bytes
+from pyllama_spec.drafters.suffix.token_index import (
+    MAX_MATCH,
+    ORDERS,
+    Place,
+    TokenIndex,
+    index_bytes,
+)
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.vocab import Vocab
@@ -49,6 +57,9 @@ class OwnText:
         n_settled: how many of its tokens were remembered already, or must not be.
         n_private: how many of those must not be.
         origins: TokenOrigin of each token.
+        gap: where the text differs from what was copied last; None where it does not, or that is
+            long ago.
+        lengths: of the last such difference behind which the copy went on.
 
     """
 
@@ -57,6 +68,8 @@ class OwnText:
         self.origins = bytearray()
         self.user, self.remembers = "", False
         self.n_settled = self.n_private = 0
+        self.gap: Gap | None = None
+        self.lengths = Lengths()
 
     def append(self, tokens: Sequence[int] | npt.NDArray[np.int32], n_chosen: int = 0) -> None:
         """Writes tokens behind the others, of which the target chose the last n_chosen."""
@@ -71,6 +84,7 @@ class OwnText:
         """Forgets the tokens from the n-th on."""
         self.index.cut(n)
         del self.origins[n:]
+        self.gap = None
         self.n_settled, self.n_private = min(self.n_settled, n), min(self.n_private, n)
 
     def settle(self) -> tuple[list[int], bytes]:
@@ -90,12 +104,14 @@ class _Copied(NamedTuple):
     """A draft whose tokens have not met the text yet.
 
     Attributes:
-        ids: the tokens.
+        ids: the tokens, and behind them the one that was too unlikely for the draft, if one was.
         kinds: what was known of each.
-        p: its chance, given that those before are right.
+        p: of each token of the draft its chance, given that those before are right.
         n_expected: how many of them are right, if the chances are.
         source: where it was copied from; None for the text itself.
         at: the index of the first one there.
+        match_length: how many tokens before it are equal.
+        again: where it was taken up again behind a difference; None for a match.
 
     """
 
@@ -105,6 +121,8 @@ class _Copied(NamedTuple):
     n_expected: float
     source: Source | None
     at: int
+    match_length: int
+    again: Again | None = None
 
 
 class Suffix(Drafter):
@@ -119,6 +137,8 @@ class Suffix(Drafter):
             like one.
         least_chance: a draft ends before a token that is right, with all before it, more seldom.
         first_chance: there is no draft whose first token is right more seldom.
+        resumes: whether a copy that went wrong is taken up again behind the difference, with fewer
+            equal tokens than min_match.
 
     Raises:
         ArgumentError: a number is below 1, or min_match below 3, the least that an index has.
@@ -137,12 +157,13 @@ class Suffix(Drafter):
         store: Source | str | os.PathLike[str] | None = None,
         least_chance: float = _LEAST_CHANCE,
         first_chance: float = 0.0,
+        resumes: bool = True,
     ) -> None:
         self.max_draft = count(max_draft, "max_draft", 1)
         self.min_match = count(min_match, "min_match", min(ORDERS))
         self.chances = Chances()
         self._least_chance, self._first_chance = least_chance, first_chance
-        self._remembers = remembers
+        self._remembers, self._resumes = remembers, resumes
         is_path = isinstance(store, (str, os.PathLike))
         self._store_path: Any = store if is_path else None
         self._store: Any = None if is_path else store
@@ -191,6 +212,8 @@ class Suffix(Drafter):
             self.end_request(seq)
         finally:  # else the next drafts would be copied from the former user's texts
             text.remembers, text.user = remember, user
+            text.gap, text.lengths = None, Lengths()
+            self._copied.pop(seq, None)
         for source in self._sources(user):
             source.refresh()
 
@@ -235,7 +258,7 @@ class Suffix(Drafter):
         """Appends tokens, and learns from what became of the last draft."""
         copied = self._copied.pop(done.seq, None)
         if copied is not None:
-            self._learn(copied, done.tokens)
+            self._learn(copied, done.tokens, self._text(done.seq))
         self._text(done.seq).append(done.tokens, done.n_chosen)
 
     def note_miss(self, seq: int, at: int) -> None:
@@ -244,14 +267,24 @@ class Suffix(Drafter):
         if at < len(origins) and origins[at] == TokenOrigin.CHOSEN:
             origins[at] = TokenOrigin.MISSED
 
-    def _learn(self, copied: _Copied, tokens: Sequence[int]) -> None:
-        n_met = min(len(tokens), len(copied.ids))
-        n_right = 0
-        while n_right < n_met and copied.ids[n_right] == tokens[n_right]:
+    def _learn(self, copied: _Copied, tokens: Sequence[int], text: OwnText) -> None:
+        ids, source, at = copied.ids, copied.source, copied.at
+        n_met, n_right = min(len(tokens), len(ids)), 0
+        while n_right < n_met and ids[n_right] == tokens[n_right]:
             n_right += 1
         self.chances.learn(copied.kinds[:n_met], n_right)
-        if copied.source is not None and n_right:
-            copied.source.note_use(copied.at, n_right)
+        n_accepted = min(n_right, len(copied.p))
+        if source is not None and n_accepted:
+            source.note_use(at, n_accepted)
+        if n_right and copied.again is not None:
+            text.lengths = copied.again.lengths
+        if n_right == n_met:
+            index = text.index if source is None else source.index
+            if n_right == len(tokens) or not _is_other(index, at + n_right, tokens[n_right]):
+                return
+        # One that was taken up again wrongly leaves the difference where it was.
+        if n_right or copied.again is None:
+            text.gap = Gap(source, at + n_right, text.index.n + n_right)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Forgets all but the first n_keep tokens of the sequence."""
@@ -297,11 +330,20 @@ class Suffix(Drafter):
             other = self._follow(source, source.index, tail, n)
             if best is None or (other is not None and other.n_expected > best.n_expected):
                 best = other
-        if best is None or best.p[0] < self._first_chance:
+        if text.gap is not None and self._resumes:
+            other = self._resume(text.gap, text, n)
+            if best is None or (other is not None and other.n_expected > best.n_expected):
+                best = other
+        if best is None:
+            return NO_DRAFT
+        p, match_length, is_remembered = best.p, best.match_length, best.source is not None
+        if not p or p[0] < self._first_chance:
+            # What became of it is learnt all the same.
+            self._copied[request.seq] = best._replace(p=[])
             return NO_DRAFT
         self._copied[request.seq] = best
-        match_length, is_remembered = best.kinds[0].match_length, best.source is not None
-        return Draft(best.ids, best.p, match_length=match_length, is_remembered=is_remembered)
+        ids = best.ids[: len(p)]
+        return Draft(ids, p, match_length=max(match_length, 1), is_remembered=is_remembered)
 
     def _follow(
         self, source: Source | None, index: TokenIndex, tail: list[int], n: int
@@ -310,31 +352,51 @@ class Suffix(Drafter):
         found = index.places(tail)
         if not found or found[0].match_length < self.min_match:
             return None
-        match_length, first = found[0]
-        is_own, chance_of = source is None, self.chances.chance
-        ways = [_continuation(index, place.at, n, is_own=is_own) for place in found]
+        steps = _votes(index, found, n, is_own=source is None)
+        return self._likely(steps, source, found[0].match_length)
+
+    def _resume(self, gap: Gap, text: OwnText, n: int) -> _Copied | None:
+        """Takes a copy up again behind a difference, as far as it is likely to be right."""
+        is_own = gap.source is None
+        index = text.index if gap.source is None else gap.source.index
+        found = again(gap, index, text.index.tokens[gap.begin : text.index.n], text.lengths)
+        if found is None:
+            text.gap = None
+            return None
+        ids = _continuation(index, found.at, n, is_own=is_own)
+        equal, n_gap = found.n_equal, found.lengths.here + 1
+        steps = (
+            (token, CopyKind(equal + depth, 1, 1, is_own, n_gap), found.at)
+            for depth, token in enumerate(ids)
+        )
+        return self._likely(steps, gap.source, equal, found)
+
+    def _likely(
+        self,
+        steps: Iterable[tuple[int, CopyKind, int]],
+        source: Source | None,
+        match_length: int,
+        found: Again | None = None,
+    ) -> _Copied | None:
+        """The tokens of a copy up to the first that is not likely to be right; None for none."""
+        chance_of = self.chances.chance
         ids, kinds, p = [], [], []
-        survival, n_expected = 1.0, 0.0
-        for depth in range(n):
-            follows = [way[depth] for way in ways]
-            token, n_agree = follows[0], len(follows)
-            if n_agree > 1 and (n_agree := follows.count(token)) < len(follows):
-                # Among equals that of the newest place.
-                token = max(follows, key=follows.count)
-                n_agree = follows.count(token)
-                ways = [way for way in ways if way[depth] == token]
+        survival, n_expected, begin = 1.0, 0.0, 0
+        for token, kind, at in steps:
             if token < 0:
                 break
-            kind = CopyKind(match_length + depth, len(follows), n_agree, is_own)
+            ids.append(token)
+            kinds.append(kind)
+            begin = at
             chance = chance_of(kind)
             survival *= chance
             if survival < self._least_chance:
                 break
-            ids.append(token)
-            kinds.append(kind)
             p.append(chance)
             n_expected += survival
-        return _Copied(ids, kinds, p, n_expected, source, first) if ids else None
+        if not ids:
+            return None
+        return _Copied(ids, kinds, p, n_expected, source, begin, match_length, found)
 
     # ---- for people
 
@@ -371,7 +433,37 @@ def copies_beside(max_draft: int, min_match: int, store: str | os.PathLike[str])
             f"lookup={min_match} with a draft_memory: an index has matches of {min(ORDERS)} "
             "tokens or more"
         )
-    return Suffix(max_draft, min_match=min_match, store=store, first_chance=_BESIDE_A_MODEL)
+    return Suffix(
+        max_draft, min_match=min_match, store=store, first_chance=_BESIDE_A_MODEL, resumes=False
+    )
+
+
+def _is_other(index: TokenIndex, at: int, token: int) -> bool:
+    """Whether another token of a text stands at a place."""
+    return at < index.n and 0 <= index.tokens[at] != token
+
+
+def _votes(
+    index: TokenIndex, found: Sequence[Place], n: int, *, is_own: bool
+) -> Iterator[tuple[int, CopyKind, int]]:
+    """Token by token what most of the places have that went on alike until then.
+
+    Yields:
+        The token, what is known of it, and the newest of those places.
+
+    """
+    match_length = found[0].match_length
+    ways = [(place.at, _continuation(index, place.at, n, is_own=is_own)) for place in found]
+    for depth in range(n):
+        follows = [ids[depth] for _, ids in ways]
+        token, n_places = follows[0], len(follows)
+        n_agree = n_places if n_places == 1 else follows.count(token)
+        if n_agree < n_places:
+            # Among equals that of the newest place.
+            token = max(follows, key=follows.count)
+            n_agree = follows.count(token)
+            ways = [way for way in ways if way[1][depth] == token]
+        yield token, CopyKind(match_length + depth, n_places, n_agree, is_own), ways[0][0]
 
 
 def _continuation(index: TokenIndex, at: int, n: int, *, is_own: bool) -> list[int]:
