@@ -33,12 +33,11 @@ from pyllama_spec.drafters import (
     Committed,
     Drafter,
     DraftOptions,
-    DraftRequest,
     PromptLookup,
     Suffix,
 )
 from pyllama_spec.drafters.registry import open_draft
-from pyllama_spec.drafters.suffix.upkeep import Played, play, play_all
+from pyllama_spec.drafters.suffix.upkeep import Played, Told, play, play_all
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.speculative.sequence import n_common
 
@@ -208,13 +207,15 @@ def records(rng: random.Random, n: int) -> Iterator[str]:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Has a model answer all of it, greedily."""
+    """Has a model answer all of it, greedily; what is there already when it is stopped is kept."""
     from pyllama_spec import Llama
 
-    with Llama(args.model, draft="prompt-lookup", n_ctx=8192, n_threads=args.threads) as llm:
-        for name in ("records", "edits", "agent"):
-            if args.only in (None, name):
-                _write(name, list(_answers(llm, name)))
+    with Llama(args.model, draft="suffix", n_ctx=8192, n_threads=args.threads) as llm:
+        for name in ("agent", "records", "edits"):
+            requests: list[Recorded] = []
+            for one in _answers(llm, name) if args.only in (None, name) else ():
+                requests.append(one)
+                _write(args.folder, name, requests)
 
 
 def _answers(llm: Any, name: str) -> Iterator[Recorded]:
@@ -258,7 +259,7 @@ def _noted(found: dict[str, Any]) -> Recorded:
     return Recorded(list(prompt), list(ids))
 
 
-def _write(name: str, requests: Sequence[Recorded]) -> None:
+def _write(folder: Path, name: str, requests: Sequence[Recorded]) -> None:
     """Each prompt as how much of the one before it begins with, and the rest."""
     rows: list[Any] = []
     before: list[int] = []
@@ -266,16 +267,21 @@ def _write(name: str, requests: Sequence[Recorded]) -> None:
         n = n_common(before, one.prompt)
         rows.append([n, one.prompt[n:], one.answer])
         before = one.prompt
-    FOLDER.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     data = json.dumps(rows, separators=(",", ":")).encode()
-    (FOLDER / f"{name}.json.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+    path_of(name, folder).write_bytes(gzip.compress(data, 9, mtime=0))
 
 
-def read_trace(name: str) -> list[Recorded]:
+def path_of(name: str, folder: Path) -> Path:
+    """The file of a trace."""
+    return folder / f"{name}.json.gz"
+
+
+def read_trace(name: str, folder: Path = FOLDER) -> list[Recorded]:
     """The requests of a trace, in order."""
     out: list[Recorded] = []
     before: list[int] = []
-    for n, rest, answer in json.loads(gzip.decompress((FOLDER / f"{name}.json.gz").read_bytes())):
+    for n, rest, answer in json.loads(gzip.decompress(path_of(name, folder).read_bytes())):
         before = [*before[:n], *rest]
         out.append(Recorded(before, answer))
     return out
@@ -288,7 +294,9 @@ def measure(args: argparse.Namespace) -> None:
     """Prints tokens per round of each trace, and the processor's time of a round."""
     print("trace     drafter                       tokens/round  drafted/round  us/round")
     for name, n_measured in N_MEASURED.items():
-        trace = read_trace(name)
+        if not path_of(name, args.folder).exists():
+            continue
+        trace = read_trace(name, args.folder)
         rest, earlier = trace[-n_measured:], trace[:-n_measured]
         kinds: list[tuple[str, Drafter, int]] = [
             ("prompt-lookup", PromptLookup(), 0),
@@ -345,36 +353,31 @@ class Rows:
         return self._rows
 
 
-def replay(drafter: Drafter, one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Played:
-    """As play(), for a drafter that reads rows: each commit has those that a round would have."""
-    prompt, answer = one
-    text, at = [*prompt, answer[0]], 1
-    drafter.begin_request(0, remember=True, user="")
-    drafter.truncate(0, 0)
+def told_of(one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Told:
+    """What play() tells a drafter that reads rows: each commit has those that a round would have.
 
-    def commit(tokens: list[int], start: int, first_row: int, n_rows: int) -> None:
-        part = [layer[first_row : first_row + n_rows].astype(np.float32) for layer in rows]
-        n_chosen = max(start + len(tokens) - max(start, len(prompt)), 0)
-        drafter.commit([Committed(0, tokens, start, part, first_row, n_chosen=n_chosen)])
+    Args:
+        one: the request.
+        rows: of its tokens, of each layer.
 
-    for first in range(0, len(prompt), _CHUNK):
-        n = min(_CHUNK, len(prompt) - first)
-        is_last = first + n == len(prompt)
-        commit(text[first : first + n + is_last], first, first, n)
-    n_rounds = n_drafted = n_accepted = 0
-    while at < len(answer):
-        n = min(drafter.max_draft, len(answer) - at)
-        [draft] = drafter.propose([DraftRequest(0, text, n, n_lookup=n)])
-        ids, right = draft.ids[: len(answer) - at - 1], 0
-        while right < len(ids) and ids[right] == answer[at + right]:
-            right += 1
-        new = list(answer[at : at + right + 1])
-        commit(new, len(text), len(text) - 1, len(new))
-        text += new
-        at += len(new)
-        n_rounds, n_drafted, n_accepted = n_rounds + 1, n_drafted + len(ids), n_accepted + right
-    drafter.end_request(0)
-    return Played(n_rounds, n_drafted, n_accepted)
+    """
+    n_prompt = len(one.prompt)
+
+    def part(tokens: list[int], start: int, first_row: int, n_rows: int) -> Committed:
+        these = [layer[first_row : first_row + n_rows].astype(np.float32) for layer in rows]
+        n_chosen = max(start + len(tokens) - max(start, n_prompt), 0)
+        return Committed(0, tokens, start, these, first_row, n_chosen=n_chosen)
+
+    def told(tokens: list[int], start: int) -> Iterator[Committed]:
+        if start:  # a round: the row of the pending token, and those of all but the last new one
+            yield part(tokens, start, start - 1, len(tokens))
+            return
+        for first in range(0, n_prompt, _CHUNK):
+            n = min(_CHUNK, n_prompt - first)
+            is_last = first + n == n_prompt
+            yield part(tokens[first : first + n + is_last], first, first, n)
+
+    return told
 
 
 def beside(args: argparse.Namespace) -> None:
@@ -384,7 +387,8 @@ def beside(args: argparse.Namespace) -> None:
     for name, n_measured in N_MEASURED.items():
         if args.only not in (None, name):
             continue
-        trace = read_trace(name)
+        trace = read_trace(name, args.folder)
+        n_measured = min(n_measured, args.requests)
         rest, earlier = trace[-n_measured:], trace[:-n_measured]
         head = open_draft(args.draft, DraftOptions(lookup=0, max_draft=args.n_draft))
         head.check(target)
@@ -405,7 +409,9 @@ def beside(args: argparse.Namespace) -> None:
                     drafter.begin_request(0, remember=True, user="")  # sees what was written
                 begin, played = time.process_time(), Played()
                 for one, its in zip(rest, rows, strict=True):
-                    played = Played(*map(sum, zip(played, replay(drafter, one, its), strict=True)))
+                    played = Played(
+                        *map(sum, zip(played, play(drafter, *one, told_of(one, its)), strict=True))
+                    )
                 micros = 1e6 * (time.process_time() - begin) / played.n_rounds
                 copied = getattr(drafter, "n_lookups", 0) / played.n_rounds
                 print(
@@ -425,9 +431,11 @@ def use(args: argparse.Namespace) -> None:
     source = Rows(target, drafter.target_layers, args.threads)
     drafter.attach(source.context)
     played = Played()
-    for one in read_trace(args.only):
+    for one in read_trace(args.only, args.folder):
         rows = source.of([*one.prompt, *one.answer])
-        played = Played(*map(sum, zip(played, replay(drafter, one, rows), strict=True)))
+        played = Played(
+            *map(sum, zip(played, play(drafter, *one, told_of(one, rows)), strict=True))
+        )
     drafter.close()
     print(f"{args.only}: {played.tokens_per_round:.2f} tokens per round, into {args.store}")
 
@@ -454,11 +462,14 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     both = commands.add_parser("beside", help="the same for a head, without and with a store")
     both.add_argument("--only", default=None, choices=tuple(N_MEASURED))
+    both.add_argument("--requests", type=int, default=1000, help="measure no more, the last ones")
     both.set_defaults(run=beside)
     used = commands.add_parser("use", help="write a trace into a store, and where a head missed")
     used.add_argument("store")
     used.add_argument("--only", required=True, choices=tuple(N_MEASURED))
     used.set_defaults(run=use)
+    for command in (recording, measuring, both, used):
+        command.add_argument("--folder", type=Path, default=FOLDER, help="of the traces")
     for command in (both, used):
         command.add_argument("-m", "--model", required=True)
         command.add_argument("-d", "--draft", required=True)

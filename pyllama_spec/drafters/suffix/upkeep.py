@@ -28,6 +28,8 @@ _PIECE_BYTES = 16
 _MINUTES_PER_DAY = 24 * 60
 
 Progress = Callable[[float], None]
+# Of tokens that are committed from an index on: what a drafter is told of them, part by part.
+Told = Callable[[list[int], int], Iterable[Committed]]
 
 
 class Played(NamedTuple):
@@ -128,28 +130,37 @@ def build(
     return n_texts, found
 
 
-def play(drafter: Drafter, prompt: Sequence[int], answer: Sequence[int]) -> Played:
+def play(
+    drafter: Drafter, prompt: Sequence[int], answer: Sequence[int], told: Told | None = None
+) -> Played:
     """Has a drafter draft an answer that is known: what a target would say that gave it.
 
     Args:
-        drafter: of texts alone; it may learn from this one.
+        drafter: it may learn from this one.
         prompt: what comes before.
         answer: one token or more, of which the prompt gives the first.
+        told: what it is told of tokens that are committed from an index on; None for a drafter of
+            texts alone, which is told the tokens.
 
     """
+
+    def commit(tokens: list[int], start: int) -> None:
+        for done in (Committed(0, tokens, start),) if told is None else told(tokens, start):
+            drafter.commit([done])
+
     drafter.begin_request(0, remember=True, user="")
     drafter.truncate(0, 0)
     text, at = [*prompt, answer[0]], 1
-    drafter.commit_one(Committed(0, text, 0))
+    commit(text, 0)
     n_rounds = n_drafted = n_accepted = 0
     while at < len(answer):
         n = min(drafter.max_draft, len(answer) - at)
-        ids = drafter.propose_one(DraftRequest(0, text, n)).ids[: len(answer) - at - 1]
-        right = 0
+        [draft] = drafter.propose([DraftRequest(0, text, n, n_lookup=n)])
+        ids, right = draft.ids[: len(answer) - at - 1], 0
         while right < len(ids) and ids[right] == answer[at + right]:
             right += 1
         new = list(answer[at : at + right + 1])
-        drafter.commit_one(Committed(0, new, len(text)))
+        commit(new, len(text))
         text += new
         at += len(new)
         n_rounds, n_drafted, n_accepted = n_rounds + 1, n_drafted + len(ids), n_accepted + right

@@ -1,0 +1,194 @@
+"""What copies gain in time over plain decoding, on the traces of suffix_traces.py or on prompts.
+
+    python -m benchmarks.suffix_speed -m TARGET.gguf --trace agent [-n 20] [--earlier 0 100]
+    python -m benchmarks.suffix_speed -m TARGET.gguf --prompts benchmarks/mixed_prompts.jsonl
+
+Plain decoding, prompt lookup, and suffix after so many earlier requests generate each text in one
+process by turns, in an order that turns too, with the controller that Llama has. Times are the
+processor's of the process over the rounds, without the prompt, which programs beside it disturb
+less than a clock. What is known is printed behind each text, so that a run may be ended early. Ends
+with 1 where a text is not that of plain decoding.
+
+    by_total    plain's time over the side's, of all texts together
+    median      of the texts' own ratios; and the worst of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, process_time
+from typing import NamedTuple
+
+from benchmarks.suffix_traces import FOLDER, N_MEASURED, Recorded, read_trace
+from pyllama_spec.bench.config import load_prompts
+from pyllama_spec.chat.template import ChatTemplate
+from pyllama_spec.drafters import Drafter, NoDrafter, PromptLookup, Suffix
+from pyllama_spec.drafters.suffix.upkeep import play
+from pyllama_spec.engine import ContextParams, Model, Sampler
+from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.speculative import SequenceState, SpeculativeLoop, make_controller
+
+# The side whose store knows each text already when it is generated.
+STORED = "suffix, stored"
+WAYS = {
+    "greedy": RequestOptions(temperature=0.0),
+    "seeded": RequestOptions(temperature=0.8, seed=7),
+}
+
+
+class Run(NamedTuple):
+    """A text: its tokens, the processor's seconds of its rounds, and how many they were."""
+
+    tokens: list[int]
+    seconds: float
+    n_rounds: int
+
+
+@dataclass(slots=True)
+class Sum:
+    """Of one side, over texts."""
+
+    seconds: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    n_tokens: int = 0
+    n_rounds: int = 0
+    n_equal: int = 0
+
+    def add(self, run: Run, plain: Run) -> None:
+        """A text, beside plain decoding's."""
+        self.seconds.append(run.seconds)
+        self.ratios.append(plain.seconds / run.seconds)
+        self.n_tokens += len(run.tokens) - 1
+        self.n_rounds += run.n_rounds
+        self.n_equal += run.tokens == plain.tokens
+
+    def line(self, plain: Sum) -> str:
+        """What is printed."""
+        return (
+            f"by_total {sum(plain.seconds) / sum(self.seconds):.3f}  median "
+            f"{statistics.median(self.ratios):.3f}  worst {min(self.ratios):.3f}  "
+            f"{self.n_tokens / self.n_rounds:.2f} tokens per round, "
+            f"{1e3 * sum(self.seconds) / self.n_tokens:.2f} ms a token, "
+            f"{self.n_equal} of {len(self.ratios)} texts equal"
+        )
+
+
+class Side:
+    """One way to generate; it keeps what it holds of a text for the next request, as Llama does."""
+
+    def __init__(
+        self, model: Model, drafter: Drafter, args: argparse.Namespace, params: ContextParams
+    ) -> None:
+        is_plain = isinstance(drafter, NoDrafter)
+        controller = None if is_plain else make_controller(args.controller)
+        self._runtime = open_runtime(model, params, drafter, None, controller=controller)
+        self._open = OpenModel(model, self._runtime, own_drafter=drafter)
+        self._sequence, self._options = SequenceState(), WAYS[args.way]
+
+    def run(self, prompt: list[int], n_tokens: int) -> Run:
+        """Generates a text."""
+        model = self._runtime.model
+        loop = SpeculativeLoop.of(self._runtime.round)
+        sampler = Sampler(model, self._options.sampler_params(model.vocab))
+        try:
+            loop.prefill(self._sequence, prompt)
+            rounds = loop.generate(self._sequence, sampler, n_tokens)
+            tokens = list(next(rounds).tokens)
+            begin, n_rounds = process_time(), 0
+            for step in rounds:
+                tokens += step.tokens
+                n_rounds += 1
+            return Run(tokens, process_time() - begin, n_rounds)
+        finally:
+            sampler.close()
+
+    def close(self) -> None:
+        """Frees its context."""
+        self._open.close()
+
+
+def make_drafters(args: argparse.Namespace, earlier: list[Recorded]) -> dict[str, Drafter]:
+    """The drafters by name, which know as many earlier requests as they are to know."""
+    drafters: dict[str, Drafter] = {"plain": NoDrafter(), "prompt-lookup": PromptLookup()}
+    drafters["prompt-lookup, 15"] = PromptLookup(15)
+    for n in args.earlier if args.trace else (0,):
+        drafters[f"suffix, after {n}"] = suffix = Suffix()
+        for one in earlier[max(len(earlier) - n, 0) :]:
+            play(suffix, *one)
+    if args.store:
+        drafters[STORED] = Suffix(store=args.store)
+    kept = args.sides or list(drafters)
+    return {name: drafter for name, drafter in drafters.items() if name in ("plain", *kept)}
+
+
+def texts_of(
+    args: argparse.Namespace, model: Model
+) -> tuple[list[tuple[list[int], int]], list[Recorded]]:
+    """Prompts with how many tokens to generate, and the requests before them."""
+    if args.trace:
+        trace = read_trace(args.trace, args.folder)
+        n = min(N_MEASURED[args.trace], args.n_texts)
+        return [(one.prompt, len(one.answer)) for one in trace[-n:]], trace[:-n]
+    template = ChatTemplate.of_model(model)
+    chats = [prompt.as_chat(None) for prompt in load_prompts(args.prompts)[-args.n_texts :]]
+    return [(chat.tokens(model.vocab, template), args.max_tokens) for chat in chats], []
+
+
+def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack) -> dict[str, Sum]:
+    """Generates all texts on all sides by turns."""
+    end = monotonic() + args.seconds
+    params = ContextParams(n_ctx=4096, n_batch=512, n_threads=args.threads)
+    texts, earlier = texts_of(args, model)
+    sides = {}
+    for name, drafter in make_drafters(args, earlier).items():
+        sides[name] = Side(model, drafter, args, params)
+        stack.callback(sides[name].close)
+    sums, names = {name: Sum() for name in sides}, list(sides)
+    for at, (prompt, n_tokens) in enumerate(texts):
+        if monotonic() > end:
+            break
+        turn = at % len(names)
+        if STORED in sides:
+            sides[STORED].run(prompt, n_tokens)
+        runs = {n: sides[n].run(prompt, n_tokens) for n in names[turn:] + names[:turn]}
+        if len(runs["plain"].tokens) < 2:  # the prompt gave all of it
+            continue
+        print(f"{at + 1} of {len(texts)} texts", flush=True)
+        for name in names:
+            sums[name].add(runs[name], runs["plain"])
+            print(f"  {name:20} {sums[name].line(sums['plain'])}", flush=True)
+    return sums
+
+
+def main() -> int:
+    """Measures; 1 where texts differ."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--trace", choices=tuple(N_MEASURED))
+    what.add_argument("--prompts", type=Path)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of the traces")
+    parser.add_argument("--earlier", type=int, nargs="+", default=[0, 100])
+    parser.add_argument("--way", default="greedy", choices=tuple(WAYS))
+    parser.add_argument("--controller", default="profit", choices=("profit", "fixed"))
+    parser.add_argument("-n", "--n-texts", type=int, default=1000, help="the last so many")
+    parser.add_argument("--max-tokens", type=int, default=128, help="of a prompt's text")
+    parser.add_argument("-t", "--threads", type=int, default=1)
+    parser.add_argument("--store", type=Path, help=f"of a side {STORED!r}, which gets each text")
+    parser.add_argument("--sides", nargs="+", help="these alone, beside plain decoding")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no text later")
+    args = parser.parse_args()
+    with Model(args.model) as model, contextlib.ExitStack() as stack:
+        sums = measure(args, model, stack)
+    return int(any(sum_.n_equal < len(sum_.ratios) for sum_ in sums.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
