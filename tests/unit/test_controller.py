@@ -361,3 +361,45 @@ def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[flo
         wrong.lookups.add(rates[-1], was_right=False)
     assert survivals_in(rates, text, draft) == new
     assert all(a < b for a, b in zip(survivals_in(rates, wrong, draft), new, strict=True))
+
+
+def verified_of(controller: ProfitController, true_s: Sequence[float], n_rounds: int) -> list[int]:
+    """How many tokens of copies of ten tokens, all right, each round verifies."""
+    out: list[int] = []
+    at = 20
+    for _ in range(n_rounds):
+        span = Span(0, min(at, 200), 10)
+        [decision] = controller.decide([span])
+        span.decide(decision)
+        span.draft = Draft(range(at, at + 10), [0.95] * 10, match_length=12)
+        span.verify(controller.verify_lengths([span])[0])
+        span.tokens = range(at, at + span.n_verified + 1)
+        at += span.n_verified + 1
+        controller.learn([span], Spent(1e-5, true_s[span.n_verified], 1e-4))
+        out.append(span.n_verified)
+    return out
+
+
+@pytest.mark.parametrize("factor", [3.0, 10.0, 50.0])
+@pytest.mark.parametrize("from_row", [2, 4])
+def test_rows_that_were_timed_in_a_bad_moment_are_timed_again(factor: float, from_row: int) -> None:
+    """Else copies would be cut for as long as the model is open: nothing else shows their price."""
+    true_s = [1e-2 * (1.0 + 0.3 * n) for n in range(11)]
+    controller = ProfitController()
+    controller.attach(ControllerLimits(10, has_lookup=True))
+    seconds = {n + 1: s * (factor if n + 1 >= from_row else 1.0) for n, s in enumerate(true_s)}
+    controller.learn_costs(seconds)
+    controller.begin(0)
+    assert statistics.mean(verified_of(controller, true_s, 400)[-100:]) > 8
+
+
+def test_rows_that_are_dear_are_not_tried_for_ever() -> None:
+    """What was timed some times is known, and copies that never pay take next to nothing."""
+    true_s = [1e-2 * (1.0 + 1.5 * n) for n in range(11)]
+    controller = ProfitController()
+    controller.attach(ControllerLimits(10, has_lookup=True))
+    controller.learn_costs({n + 1: s for n, s in enumerate(true_s)})
+    controller.begin(0)
+    verified = verified_of(controller, true_s, 1000)
+    assert sum(n > 0 for n in verified) < 10
+    assert not any(verified[400:])

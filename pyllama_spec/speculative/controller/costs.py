@@ -136,6 +136,10 @@ class Curve:
         """The median of a size; None where it is a guess."""
         return self._medians.get(size)
 
+    def is_known(self, size: int) -> bool:
+        """Whether a size was seen often enough for a bad moment to count for little."""
+        return len(self._seen.get(size, ())) >= _N_OFTEN
+
     def at(self, size: int) -> float:
         """Seconds; 0 where nothing was seen."""
         m = self._made()

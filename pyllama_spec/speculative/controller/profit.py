@@ -50,6 +50,8 @@ _PLAIN_EVERY = 128
 _KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
 # How much what was realised counts beside what was expected, which is less noisy.
 _REALISED = 0.2
+# A copy is tried at a price that is not known yet where its tokens are as likely right as this.
+_SURE = 0.6
 # Seconds per token: the memory of the last rounds.
 _KEEP_PACE = 0.5 ** (1 / 16)
 # Blocks that say how long the next ones should be.
@@ -163,6 +165,9 @@ class ProfitController(Controller):
         self._prices: dict[tuple[int, int, int], tuple[int, Prices]] = {}
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
+        # Copies that were cut until one is verified all the same, and between two such tries.
+        self._until_try = self._try_interval = _FIRST_RETRY
+        self._n_last_try = 0
 
     def attach(self, limits: ControllerLimits) -> None:
         """Another target has other costs."""
@@ -303,6 +308,8 @@ class ProfitController(Controller):
             survivals_of = [survivals_of[0][: len(prices.verify) - 1]]
             last = self._of(spans[0].seq).last
             n, _ = prices.best(survivals_of[0], self.costs.switch_s, last)
+            if spans[0].draft.match_length:
+                n = max(n, self._n_tried(spans[0].n_past, survivals_of[0], n))
             chosen = [n]
         else:
             chosen = lengths_together(prices, survivals_of, len(spans), self._limits)
@@ -310,6 +317,26 @@ class ProfitController(Controller):
             lengths[i] = n
             self._of(spans[i].seq).n_expected = sum(survivals[:n])
         return lengths
+
+    def _n_tried(self, n_past: int, survivals: Sequence[float], n: int) -> int:
+        """How many tokens of a copy to verify to see what that costs; 0 for no such try.
+
+        What was timed in a bad moment, as when a model was opened beside a busy program, may look
+        so dear that it is never timed again: copies cost nothing else by which that would show.
+        """
+        if n >= self._n_last_try > 0:  # it paid: the next longer ones may as well
+            self._until_try = self._try_interval = _FIRST_RETRY
+            self._n_last_try = 0
+        # No longer: of two sizes that are not known one good sample each outweighs them.
+        n_tried = min(sum(s >= _SURE for s in survivals), n + 2)
+        if n_tried <= n or self.costs.knows_rows(n_past, 1 + n_tried):
+            return 0
+        self._until_try -= 1
+        if self._until_try > 0:
+            return 0
+        self._try_interval = min(2 * self._try_interval, _MAX_RETRY)
+        self._until_try, self._n_last_try = self._try_interval, n_tried
+        return n_tried
 
     def _survivals(self, span: Span) -> list[float]:
         """Of each token of a draft, the chance that it and all before are right."""

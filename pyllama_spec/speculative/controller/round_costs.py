@@ -59,6 +59,10 @@ class RoundCosts:
         curve = self._verify.curve(n_seqs, n_past)
         return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(max_draft + 1)]
 
+    def knows_rows(self, n_past: int, rows: int) -> bool:
+        """Whether so many rows of one sequence were timed often."""
+        return self._verify.curve(1, n_past).is_known(rows)
+
     def draft(self, n_seqs: int, max_draft: int) -> list[float]:
         """[0 .. max_draft] each one's share of drafting n tokens for n_seqs of them together."""
         nearest = min(self._draft, key=lambda n: (abs(n - n_seqs), n), default=None)
