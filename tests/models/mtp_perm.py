@@ -84,7 +84,7 @@ def build_perm_mtp(
 
 def _before(successor: NDArray[np.int64], n_changed: int, seed: int) -> NDArray[np.int64]:
     """Successors of which some are another one's."""
-    before = successor.copy()
+    before: NDArray[np.int64] = successor.copy()
     changed = np.random.default_rng(seed).permutation(len(successor))[:n_changed]
     before[changed] = before[np.roll(changed, 1)]
     return before
