@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -212,6 +213,13 @@ def layer_list(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
+def _bytes_of(max_disk: float) -> int:
+    """--max-disk in bytes."""
+    if not math.isfinite(max_disk * _GB):
+        raise ArgumentError(f"--max-disk {max_disk:g}: give a finite number of gigabytes")
+    return int(max_disk * _GB)
+
+
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     """What all kinds are told: fields of RunConfig, but for head and fit."""
     if args.max_disk < 0:
@@ -233,7 +241,7 @@ def _run(args: argparse.Namespace) -> dict[str, Any]:
             **n_tokens,
         ),
         "init": args.init,
-        "max_disk_bytes": int(args.max_disk * _GB),
+        "max_disk_bytes": _bytes_of(args.max_disk),
         "n_threads": args.threads,
         "n_gpu_layers": args.n_gpu_layers,
         "devices": args.devices,

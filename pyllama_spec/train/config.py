@@ -280,6 +280,8 @@ class RunConfig:
             raise ArgumentError(
                 f"n_top={self.n_top} is more than n_candidates={self.corpus.n_candidates}"
             )
+        if self.n_threads is not None:
+            count(self.n_threads, "n_threads", 0)
         real(self.max_disk_bytes, "max_disk_bytes", 0)
         real(self.checkpoint_s, "checkpoint_s", 0)
         if self.export_type not in KINDS:

@@ -52,6 +52,12 @@ def test_top_is_the_head_of_the_sorted_row(n_vocab: int) -> None:
         np.testing.assert_allclose(top.log_p, log_p[expected], atol=2e-4)
 
 
+def test_rows_that_are_no_numbers_are_refused() -> None:
+    for n_vocab in (5, 300, 5000):
+        with pytest.raises(TrainError, match="not numbers"):
+            top_k_of(np.full(n_vocab, np.nan, np.float32), 8)
+
+
 def test_draws_follow_the_temperature() -> None:
     top = top_k_of(np.log(np.array([0.5, 0.3, 0.2], np.float32)), 3)
     rng = np.random.default_rng(0)

@@ -163,7 +163,7 @@ def test_what_is_of_one_model_stands_in_the_file(
 ) -> None:
     file = written(tmp_path, A)
     assert command_line(["serve", "--config", str(file), *words.split()]) == 1
-    assert "with --config it stands in the file" in capsys.readouterr().err
+    assert "with --config, set it in the file" in capsys.readouterr().err
 
 
 def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

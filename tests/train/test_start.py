@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from pyllama_spec import ArgumentError
+from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.gguf.reader import read_keys
@@ -160,3 +162,25 @@ def test_damaged_weights_are_refused(first: TrainReport, tmp_path: Path) -> None
     del tensor
     with Model(perm()) as target, pytest.raises(TrainError, match=r"fc\.weight has a number"):
         _read(damaged, target)
+
+
+def test_numbers_of_the_command_line_are_bounded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused or bounded before the target writes any text."""
+    asked: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    line = ["train", "eagle3", "-m", str(perm()), "-o", str(tmp_path / "draft.gguf")]
+    for more, words in (
+        (["--max-disk", "nan"], "--max-disk nan: give a finite number"),
+        (["--max-disk", "1e300"], "--max-disk 1e+300: give a finite number"),
+        (["--threads", "-1"], "--threads -1"),
+        (["--device", "cuda"], "PyTorch sees no CUDA device"),
+    ):
+        assert main([*line, *more]) == 1
+        assert words in capsys.readouterr().err
+        assert not [*tmp_path.rglob("*.bin")]
+    with pytest.warns(UserWarning, match="n_threads=100000"):
+        train_eagle3(quick_config(tmp_path, n_threads=100_000, epochs=0.1))
+    assert max(asked) <= (os.cpu_count() or 1)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.train.errors import TrainError
+
 _BLOCK = 64
 
 
@@ -31,9 +33,16 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
         logits: [n_vocab] float32.
         k: how many.
 
+    Raises:
+        TrainError: no logit is a number.
+
     """
     k = min(k, len(logits))
     ids = _at_least(logits, _bound(logits, k))
+    if not len(ids):
+        raise TrainError(
+            "the target's logits are not numbers (nan): its file is damaged; download it again"
+        )
     if len(ids) > k:
         # Equal logits at the edge: the smaller ids stay, whatever the partition does with them.
         values = logits[ids]

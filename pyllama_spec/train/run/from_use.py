@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 
 from pyllama_spec.drafters.suffix.store import Store, vocabulary_digest
-from pyllama_spec.engine import Model, default_n_threads
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.gguf.reader import read_key, read_table
 from pyllama_spec.train.config import CorpusConfig, RunConfig
 from pyllama_spec.train.corpus.features import LiveFeatures
@@ -180,7 +181,7 @@ class UseRun(Generic[H]):
         self._layers = init.shape.target_layers
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
-        self._n_threads = config.n_threads or default_n_threads()
+        self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> UseReport:
         """Makes the new draft, and puts it in the place of the old one if it is better.

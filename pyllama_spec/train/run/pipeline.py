@@ -13,7 +13,8 @@ from typing import Any, Generic
 import numpy as np
 import torch
 
-from pyllama_spec.engine import Model, default_n_threads
+from pyllama_spec.engine import Model
+from pyllama_spec.engine.system import bounded_n_threads
 from pyllama_spec.train.config import RunConfig
 from pyllama_spec.train.corpus.build import CorpusProgress, build_corpus, corpus_identity
 from pyllama_spec.train.corpus.draft_vocab import (
@@ -97,6 +98,7 @@ class Pipeline(Generic[H]):
         reporter: Reporter,
         init_draft: InitDraft | None = None,
     ) -> None:
+        device_of(config)  # before hours of text
         self._kind, self._config, self._init_draft = kind, config, init_draft
         self._reporter = reporter
         self._model, self._layers = model, layers
@@ -104,7 +106,7 @@ class Pipeline(Generic[H]):
         self._own = self._work / kind.folder
         self._seconds: dict[str, float] = {}
         self._notes = kind.notes(layers)
-        self._n_threads = config.n_threads or default_n_threads()
+        self._n_threads = bounded_n_threads(config.n_threads or None)
 
     def run(self) -> TrainReport:
         """Makes the draft.
