@@ -66,7 +66,7 @@ GOOD = '{"id": "a", "category": "c", "prompt": "p"}'
         ('{"id": "b", "category": "c", "messages": []}', "expected a list"),
         ('{"id": "b", "category": "c", "messages": [{"role": "user"}]}', r"messages\[0\]"),
         ('{"id": "b", "category": "c", "prompt": "p", "tag": 1}', "unknown key 'tag'"),
-        ('{"id": "b", "category": "c", "prompt": "p", "tools": [1]}', "beside 'messages'"),
+        ('{"id": "b", "category": "c", "prompt": "p", "tools": [1]}', "needs 'messages'"),
         (f'{CHAT}, "tools": []}}', "a list of functions"),
         (f'{CHAT}, "tools": {{}}}}', "a list of functions"),
         (f'{CHAT}, "tools": [1]}}', r"tools\[0\] is 1"),

@@ -69,7 +69,7 @@ def test_grammars(tmp_path: Path) -> None:
         assert isinstance(found["old"], bool)
     with pytest.raises(ArgumentError, match="cannot be read"):
         llama_cpp.LlamaGrammar.from_file(tmp_path / "no.gbnf")
-    with pytest.raises(ArgumentError, match="no JSON"):
+    with pytest.raises(ArgumentError, match="not JSON"):
         llama_cpp.LlamaGrammar.from_json_schema("{")
 
 
