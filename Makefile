@@ -53,7 +53,7 @@ test: $(STAMP) $(VENV)/.test
 
 # PyTorch is large, and only training needs it.
 test-train: $(STAMP) $(VENV)/.train
-	$(PYTEST) tests/train $(GATE) $(PYTEST_ARGS)
+	$(PYTEST) tests/train $(GATE) $(TWO_FILES) $(PYTEST_ARGS)
 
 # The packages of `make wheel`, as a user would install them.
 WHEEL_TESTS = PYLLAMA_SPEC_SDIST="$$(echo dist/*.tar.gz)" PYLLAMA_SPEC_WHEEL="$$(echo dist/*.whl)" $(PYTEST)
