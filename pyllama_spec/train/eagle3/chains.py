@@ -20,10 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from pyllama_spec.train.eagle3.head import Eagle3Head
-from pyllama_spec.train.run.attention import attend, spans_of
+from pyllama_spec.train.run.attention import OwnRows, spans_of
 from pyllama_spec.train.run.chain_objective import ChainStep, that_go_on
 from pyllama_spec.train.run.texts import Texts
 
@@ -40,20 +39,15 @@ def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[ChainSt
     chains = torch.arange(len(texts.starts), device=ends.device)
     starts, own = texts.starts, rows[texts.starts]
     mixed = mixed[starts]
-    steps_k: list[Tensor] = []
-    steps_v: list[Tensor] = []
+    own_rows = OwnRows()
     for depth in range(n_steps):
         positions = texts.positions[starts] + depth
         if depth:
             mixed = head.mix(texts.tokens[starts + depth + 1], own)
-            steps_k.append(head.keys(mixed, positions))
-            steps_v.append(head.values(mixed))
+            own_rows.append(head.keys(mixed, positions), head.values(mixed))
         q = head.queries(mixed, positions)
-        own_k = torch.stack(steps_k, 1) if steps_k else q.new_empty(0)
-        own_v = torch.stack(steps_v, 1) if steps_v else q.new_empty(0)
-        spans = spans_of(owner[starts], starts, ends)
-        attended = attend(q[:, None], (k0, v0), (own_k, own_v), spans)
-        own, y = head.finish(own, attended[:, 0])
+        attended = own_rows.attend(q, (k0, v0), spans_of(owner[starts], starts, ends))
+        own, y = head.finish(own, attended)
         step = ChainStep(depth, chains, y, starts + depth + 1)
         yield step
         keep = that_go_on(step, texts, ends[owner[starts]])
@@ -61,5 +55,4 @@ def run_chains(head: Eagle3Head, texts: Texts, n_steps: int) -> Iterator[ChainSt
             return
         if len(keep) < len(starts):
             chains, starts, own = chains[keep], starts[keep], own[keep]
-            steps_k = [k[keep] for k in steps_k]
-            steps_v = [v[keep] for v in steps_v]
+            own_rows.keep(keep)

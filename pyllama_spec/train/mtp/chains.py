@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pyllama_spec.train.mtp.head import MtpHead
-from pyllama_spec.train.run.attention import attend, spans_of
+from pyllama_spec.train.run.attention import OwnRows, spans_of
 from pyllama_spec.train.run.chain_objective import ChainStep, that_go_on
 from pyllama_spec.train.run.texts import Texts
 
@@ -43,21 +43,16 @@ def run_chains(head: MtpHead, texts: Texts, n_steps: int) -> Iterator[ChainStep]
     starts = texts.starts + 1  # the place of the token that is known, not of the last row
     x, normed = x[starts], normed[starts]
     own = x
-    steps_k: list[Tensor] = []
-    steps_v: list[Tensor] = []
+    own_rows = OwnRows()
     for depth in range(n_steps):
         positions = texts.positions[starts] + depth
         if depth:
             x = head.join(texts.tokens[starts + depth], own)
             normed = head.normed(x)
-            steps_k.append(head.keys(normed, positions))
-            steps_v.append(head.values(normed))
+            own_rows.append(head.keys(normed, positions), head.values(normed))
         q = head.queries(normed, positions)
-        own_k = torch.stack(steps_k, 1) if steps_k else q.new_empty(0)
-        own_v = torch.stack(steps_v, 1) if steps_v else q.new_empty(0)
-        spans = spans_of(owner[starts], starts, ends)
-        attended = attend(q[:, None], (k0, v0), (own_k, own_v), spans)
-        own, y = head.finish(x, normed, attended[:, 0])
+        attended = own_rows.attend(q, (k0, v0), spans_of(owner[starts], starts, ends))
+        own, y = head.finish(x, normed, attended)
         step = ChainStep(depth, chains, y, starts + depth)
         yield step
         keep = that_go_on(step, texts, ends[owner[starts]])
@@ -65,5 +60,4 @@ def run_chains(head: MtpHead, texts: Texts, n_steps: int) -> Iterator[ChainStep]
             return
         if len(keep) < len(starts):
             chains, starts, own = chains[keep], starts[keep], own[keep]
-            steps_k = [k[keep] for k in steps_k]
-            steps_v = [v[keep] for v in steps_v]
+            own_rows.keep(keep)
