@@ -38,7 +38,7 @@ def run_chains(head: MtpHead, texts: Texts, n_steps: int) -> Iterator[ChainStep]
     ends, owner = texts.ends()
     x = head.join(texts.tokens, rows_before(texts, ends))
     normed = head.normed(x)
-    k0, v0 = head.keys(normed, texts.positions), head.values(normed)
+    features = head.keys_and_values(normed, texts.positions)
     chains = torch.arange(len(texts.starts), device=ends.device)
     starts = texts.starts + 1  # the place of the token that is known, not of the last row
     x, normed = x[starts], normed[starts]
@@ -49,10 +49,10 @@ def run_chains(head: MtpHead, texts: Texts, n_steps: int) -> Iterator[ChainStep]
         if depth:
             x = head.join(texts.tokens[starts + depth], own)
             normed = head.normed(x)
-            own_rows.append(head.keys(normed, positions), head.values(normed))
-        q = head.queries(normed, positions)
-        attended = own_rows.attend(q, (k0, v0), spans_of(owner[starts], starts, ends))
-        own, y = head.finish(x, normed, attended)
+            own_rows.append(*head.keys_and_values(normed, positions))
+        q, gate = head.queries(normed, positions)
+        attended = own_rows.attend(q, features, spans_of(owner[starts], starts, ends))
+        own, y = head.finish(x, normed, attended, gate)
         step = ChainStep(depth, chains, y, starts + depth)
         yield step
         keep = that_go_on(step, texts, ends[owner[starts]])

@@ -139,41 +139,57 @@ class MtpHead(DraftHead):
         """What attention reads of the stream, [n, n_embd]."""
         return self._block_norm(x, "attn_norm")
 
-    def queries(self, normed: Tensor, positions: Tensor) -> Tensor:
-        """[n, n_head, n] at positions [n] int64, scaled for scores by the root of their number."""
-        if self.facts.n_latent:
-            return self._latent_queries(normed, positions)
-        q, _ = self._query_and_gate(normed)
-        return self._turn(self._head_norm(q, "attn_q_norm"), positions)
+    def queries(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries, and the gate of what they find; None for a head without gates.
 
-    def keys(self, normed: Tensor, positions: Tensor) -> Tensor:
-        """[n, n_head_kv, n] at positions [n] int64."""
+        Args:
+            normed: [n, n_embd], as normed() gives it.
+            positions: [n] int64.
+
+        Returns:
+            Queries [n, n_head, size], scaled for scores by the root of their size, and the gate
+            before its sigmoid, [n, n_head, size] or [n, n_head, 1].
+
+        """
+        facts = self.facts
+        if facts.n_latent:
+            gate = self._block(normed, "attn_gate")[..., None] if facts.has("attn_gate") else None
+            return self._latent_queries(normed, positions), gate
+        q, gate = self._block(normed, "attn_q").unflatten(-1, (facts.n_head, -1)), None
+        if facts.family.attention == "gated":
+            q, gate = q.chunk(2, dim=-1)
+        return self._turn(self._head_norm(q, "attn_q_norm"), positions), gate
+
+    def keys_and_values(self, normed: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Both [n, n_head_kv, size], of rows as normed() gives them at positions [n] int64."""
         if self.facts.n_latent:
             latent, k = self._latent_row(normed)
-            return torch.cat((latent, self._turn(k, positions)), dim=-1)
-        k = self._heads_of(self._block(normed, "attn_k"))
-        return self._turn(self._head_norm(k, "attn_k_norm"), positions)
+            keys = torch.cat((latent, self._turn(k, positions)), dim=-1)
+            return keys, torch.cat((latent, torch.zeros_like(k)), dim=-1)
+        k = self._head_norm(self._heads_of(self._block(normed, "attn_k")), "attn_k_norm")
+        return self._turn(k, positions), self._heads_of(self._block(normed, "attn_v"))
 
-    def values(self, normed: Tensor) -> Tensor:
-        """[n, n_head_kv, n], as wide as keys."""
-        if self.facts.n_latent:
-            latent, k = self._latent_row(normed)
-            return torch.cat((latent, torch.zeros_like(k)), dim=-1)
-        return self._heads_of(self._block(normed, "attn_v"))
-
-    def finish(self, x: Tensor, normed: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    def finish(
+        self, x: Tensor, normed: Tensor, attended: Tensor, gate: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The rest of the block, after attention.
 
         Args:
             x: [n, n_embd] float32, the stream.
             normed: [n, n_embd], of it.
-            attended: [n, n_head, n] mixed values.
+            attended: [n, n_head, size] mixed values.
+            gate: of them, as queries() gives it.
 
         Returns:
             The row that is handed on, and the one that gives logits: both [n, n_embd] float32.
 
         """
-        found = self._block(self._found(normed, attended).flatten(-2), "attn_output").float()
+        if self.facts.n_latent:
+            latent = attended[..., : self.facts.n_latent]
+            attended = torch.einsum("hvr,nhr->nhv", self._fixed("attn_v_b"), latent)
+        if gate is not None:
+            attended = attended * torch.sigmoid(gate)
+        found = self._block(attended.flatten(-2), "attn_output").float()
         before = self.facts.family.ffn_norm
         if before:
             x = x + found
@@ -182,25 +198,6 @@ class MtpHead(DraftHead):
             x = x + found + self._feed(normed)
         row = self._last_norm(x)
         return row, row * self.facts.logit_scale
-
-    def _found(self, normed: Tensor, attended: Tensor) -> Tensor:
-        """What attention found, [n, n_head, size], behind its gates."""
-        if self.facts.family.attention == "gated":
-            _, gate = self._query_and_gate(normed)
-            return attended * torch.sigmoid(gate)
-        if self.facts.n_latent:
-            latent = attended[..., : self.facts.n_latent]
-            attended = torch.einsum("hvr,nhr->nhv", self._fixed("attn_v_b"), latent)
-            if self.facts.has("attn_gate"):
-                attended = attended * torch.sigmoid(self._block(normed, "attn_gate"))[..., None]
-        return attended
-
-    def _query_and_gate(self, normed: Tensor) -> tuple[Tensor, Tensor | None]:
-        q = self._block(normed, "attn_q").unflatten(-1, (self.facts.n_head, -1))
-        if self.facts.family.attention != "gated":
-            return q, None
-        query, gate = q.chunk(2, dim=-1)
-        return query, gate
 
     def _heads_of(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.facts.n_head_kv, -1))
