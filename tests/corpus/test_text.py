@@ -52,10 +52,28 @@ def test_top_is_the_head_of_the_sorted_row(n_vocab: int) -> None:
         np.testing.assert_allclose(top.log_p, log_p[expected], atol=2e-4)
 
 
-def test_rows_that_are_no_numbers_are_refused() -> None:
-    for n_vocab in (5, 300, 5000):
-        with pytest.raises(TrainError, match="not numbers"):
-            top_k_of(np.full(n_vocab, np.nan, np.float32), 8)
+@pytest.mark.parametrize("n_vocab", [5, 300, 5000])
+@pytest.mark.parametrize("n_bad", [1, 3, 0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rows_that_are_no_numbers_are_refused(n_vocab: int, n_bad: int, bad: float) -> None:
+    """One of a row is enough, wherever it stands; 0 stands for all."""
+    rng = np.random.default_rng(n_vocab)
+    for _ in range(8):
+        row = rng.standard_normal(n_vocab).astype(np.float32)
+        row[rng.permutation(n_vocab)[: n_bad or n_vocab]] = bad
+        with pytest.raises(TrainError, match=rf"not numbers \({bad}\)"):
+            top_k_of(row, 8)
+
+
+def test_tokens_without_a_chance_are_no_damage() -> None:
+    """A target may rule tokens out, but not all of them."""
+    row = np.full(300, -np.inf, np.float32)
+    with pytest.raises(TrainError, match="not numbers"):
+        top_k_of(row, 8)
+    row[[7, 200]] = np.log([0.75, 0.25])
+    top = top_k_of(row, 8)
+    assert top.ids[:2].tolist() == [7, 200]
+    np.testing.assert_allclose(np.exp(top.log_p), [0.75, 0.25, *[0.0] * 6], atol=1e-6)
 
 
 def test_draws_follow_the_temperature() -> None:

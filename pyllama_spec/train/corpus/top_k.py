@@ -34,15 +34,17 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
         k: how many.
 
     Raises:
-        TrainError: no logit is a number.
+        TrainError: a logit is nan or inf, or all of them are -inf.
 
     """
+    highest = logits.max()  # nan where one of them is
+    if not np.isfinite(highest):
+        raise TrainError(
+            f"the target's logits are not numbers ({highest}): its file is damaged; download it "
+            "again"
+        )
     k = min(k, len(logits))
     ids = _at_least(logits, _bound(logits, k))
-    if not len(ids):
-        raise TrainError(
-            "the target's logits are not numbers (nan): its file is damaged; download it again"
-        )
     if len(ids) > k:
         # Equal logits at the edge: the smaller ids stay, whatever the partition does with them.
         values = logits[ids]
@@ -50,7 +52,6 @@ def top_k_of(logits: npt.NDArray[np.float32], k: int) -> TopK:
         above = ids[values > edge]
         ids = np.concatenate((above, ids[values == edge][: k - len(above)]))
     ids = ids[np.lexsort((ids, -logits[ids]))]
-    highest = logits[ids[0]]
     log_sum = highest + np.log(np.exp(logits - highest).sum())
     return TopK(ids, logits[ids] - log_sum)
 
