@@ -23,7 +23,7 @@ from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
 from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
-from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
+from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 MASK_KEY = "tokenizer.ggml.mask_token_id"
 # Sequences whose rows say how large a layer's input is.
@@ -31,7 +31,6 @@ _SAMPLE_SEQUENCES = 64
 # Rows of the embedding that are shorter than this share of the usual length were never trained:
 # a norm makes noise of them.
 _MIN_LENGTH = 0.1
-_COPIED_SHARE = 0.1
 
 
 def shape_of(keys: Keys, n_draft_vocab: int) -> DFlashShape:
@@ -114,7 +113,7 @@ class DFlashKind(Kind[DFlashHead]):
     ) -> Losses:
         """Blocks from some of the places where decoding asks the draft."""
         fit = self._config.fit
-        share = _COPIED_SHARE if fit.copied_share is None else fit.copied_share
+        share = COPIED_SHARE if fit.copied_share is None else fit.copied_share
         texts = with_fewer(with_fewer_lookups(texts, share, generator), fit.anchor_share, generator)
         return block_losses(head, texts, fit, dtype, generator)
 

@@ -20,11 +20,10 @@ from pyllama_spec.train.run.init_draft import InitDraft, Keys
 from pyllama_spec.train.run.kind import Kind, Start, common_sizes
 from pyllama_spec.train.run.ngrams import table_of
 from pyllama_spec.train.run.objective import Losses
-from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
+from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 # Sequences whose rows say how large a layer's input is, and how the first one tells its token.
 _SAMPLE_SEQUENCES = 64
-_COPIED_SHARE = 0.1
 
 
 def shape_of(keys: Keys, n_draft_vocab: int) -> HeadShape:
@@ -95,7 +94,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
     ) -> Losses:
         """The training-time test, from the places where decoding asks the head."""
         fit = self._config.fit
-        default = 1.0 if head.shape.is_plain else _COPIED_SHARE
+        default = 1.0 if head.shape.is_plain else COPIED_SHARE
         share = default if fit.copied_share is None else fit.copied_share
         texts = with_fewer_lookups(texts, share, generator)
         return chain_losses(

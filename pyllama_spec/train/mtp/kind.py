@@ -21,9 +21,7 @@ from pyllama_spec.train.run.chain_objective import chain_losses, count_accepted
 from pyllama_spec.train.run.init_draft import InitDraft
 from pyllama_spec.train.run.kind import Kind, Start
 from pyllama_spec.train.run.objective import Losses
-from pyllama_spec.train.run.texts import Texts, with_fewer_lookups
-
-_COPIED_SHARE = 0.1
+from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 
 class MtpKind(Kind[MtpHead]):
@@ -84,7 +82,7 @@ class MtpKind(Kind[MtpHead]):
     ) -> Losses:
         """Chains from the places where decoding asks the head."""
         fit = self._config.fit
-        share = _COPIED_SHARE if fit.copied_share is None else fit.copied_share
+        share = COPIED_SHARE if fit.copied_share is None else fit.copied_share
         texts = with_fewer_lookups(texts, share, generator)
         return chain_losses(
             head, run_chains(head, texts, fit.n_steps), texts, fit.n_steps, fit.step_decay, dtype,

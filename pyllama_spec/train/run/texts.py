@@ -143,6 +143,10 @@ def with_fewer_right(texts: Texts, n_steps: int, share: float, generator: torch.
     return _thinned(texts, is_missed, share, generator)
 
 
+# The share of drafts that begin where decoding would copy, unless a run says another.
+COPIED_SHARE = 0.1
+
+
 def with_fewer_lookups(texts: Texts, share: float, generator: torch.Generator) -> Texts:
     """The same texts with fewer drafts: of those that begin where decoding would copy, a share.
 
