@@ -97,6 +97,12 @@ class PlannedTensor:
     values: Raw | None = None
     stored: str = ""
 
+    @classmethod
+    def of_weights(cls, name: str, values: Floats) -> PlannedTensor:
+        """Float32 weights that are in memory, to be written in the file's type."""
+        source = SourceTensor(name, "F32", values.shape, lambda: values)
+        return cls(name, values.shape, source)
+
 
 def to_float32(raw: Raw, dtype: str) -> Floats:
     """The stored numbers as float32, of the same shape; exact for all but F64."""

@@ -28,16 +28,39 @@ def read_floats(path: Path, tensor: GgufTensor) -> Floats:
     """
     import gguf
 
+    stored, name = read_stored(path, tensor)
+    try:
+        values: Floats = gguf.dequantize(stored, gguf.GGMLQuantizationType[name])
+    except (NotImplementedError, ValueError):
+        raise _unknown(path, tensor, name) from None
+    return np.array(values, dtype=np.float32).reshape(tensor.shape)
+
+
+def read_stored(path: Path, tensor: GgufTensor) -> tuple[NDArray[np.uint8], str]:
+    """The bytes of a tensor, and the name of its type, as PlannedTensor takes both.
+
+    Args:
+        path: the file.
+        tensor: an entry of its table.
+
+    Returns:
+        uint8 `[*shape[:-1], bytes per row]`, and the type by the package's name, such as "Q4_K".
+
+    Raises:
+        ModelLoadError: the package gguf does not know the type, or the file is cut off.
+
+    """
+    import gguf
+
     try:
         kind = gguf.GGMLQuantizationType(tensor.type_id)
     except ValueError:
         raise _unknown(path, tensor, f"number {tensor.type_id}") from None
     try:
         shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
-        values: Floats = gguf.dequantize(_read(path, tensor, np.dtype(np.uint8), shape), kind)
-    except (NotImplementedError, ValueError):
+    except ValueError:
         raise _unknown(path, tensor, kind.name) from None
-    return np.array(values, dtype=np.float32).reshape(tensor.shape)
+    return _read(path, tensor, np.dtype(np.uint8), shape), kind.name
 
 
 def read_ids(path: Path, tensor: GgufTensor) -> Ids:

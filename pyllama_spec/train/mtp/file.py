@@ -6,10 +6,8 @@ the head. What was not trained goes into it byte by byte, in whatever type it is
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +16,8 @@ import numpy.typing as npt
 
 from pyllama_spec.engine import Model, ModelInfo
 from pyllama_spec.gguf.reader import GgufTensor, read_keys, read_table
-from pyllama_spec.gguf.tensors import PlannedTensor, SourceTensor
-from pyllama_spec.gguf.values import read_floats
+from pyllama_spec.gguf.tensors import PlannedTensor
+from pyllama_spec.gguf.values import read_floats, read_stored
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output
 from pyllama_spec.train.errors import TrainError
@@ -176,20 +174,11 @@ def head_output(
     keys = read_keys(head.path, lambda key: not key.startswith(_OWN_KEYS))
     own = {f"pyllama_spec.train.{key}": value for key, value in record.items()}
     tensors = [_raw(head.path, head.tensors[name]) for name in head.facts.fixed]
-    tensors += [_trained(name, values) for name, values in trained.items()]
+    tensors += [PlannedTensor.of_weights(*tensor) for tensor in trained.items()]
     return Output(head.facts.arch, name, own, keys, tensors, cast(ExportType, export_type))
-
-
-def _trained(name: str, values: Floats) -> PlannedTensor:
-    source = SourceTensor(name, "F32", values.shape, partial(np.asarray, values))
-    return PlannedTensor(name, values.shape, source)
 
 
 def _raw(path: Path, tensor: GgufTensor) -> PlannedTensor:
     """A tensor as it lies in a file."""
-    import gguf
-
-    kind = gguf.GGMLQuantizationType(tensor.type_id)
-    shape = gguf.quant_shape_to_byte_shape(tensor.shape, kind)
-    values = np.fromfile(path, np.uint8, math.prod(shape), offset=tensor.offset).reshape(shape)
-    return PlannedTensor(tensor.name, tensor.shape, values=values, stored=kind.name)
+    values, stored = read_stored(path, tensor)
+    return PlannedTensor(tensor.name, tensor.shape, values=values, stored=stored)

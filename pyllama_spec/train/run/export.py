@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from pyllama_spec.gguf.target import Target, read_target
-from pyllama_spec.gguf.tensors import PlannedTensor, SourceTensor
+from pyllama_spec.gguf.tensors import PlannedTensor
 from pyllama_spec.gguf.writer import Kind as ExportType
 from pyllama_spec.gguf.writer import Output, write_gguf
 from pyllama_spec.train.config import RunConfig
@@ -65,7 +63,7 @@ def export_head(
     named = {f"{arch}.{key}": value for key, value in own.items()} | dict(keys or {})
     tokenizer = {key: value for key, value in target.tokenizer.items() if key not in named}
     named |= {f"pyllama_spec.train.{key}": value for key, value in record.items()}
-    tensors = [_tensor(tensor, values) for tensor, values in head.tensors().items()]
+    tensors = [PlannedTensor.of_weights(*tensor) for tensor in head.tensors().items()]
     d2t = head.d2t.cpu().numpy()
     tensors.append(PlannedTensor("d2t", d2t.shape, values=d2t))
     tensors += extra
@@ -128,12 +126,3 @@ def write_draft(
         name=f"{weights.name} {kind.title}", n_ctx=n_ctx, export_type=export_type, record=made,
         keys=kind.keys(head), extra=kind.extra_tensors(sequences, init, reporter),
     )  # fmt: skip
-
-
-def _tensor(name: str, values: npt.NDArray[np.float32]) -> PlannedTensor:
-    source = SourceTensor(name, "F32", values.shape, _reader(values))
-    return PlannedTensor(name, values.shape, source)
-
-
-def _reader(values: npt.NDArray[np.float32]) -> Callable[[], npt.NDArray[np.float32]]:
-    return lambda: values
