@@ -106,7 +106,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
     Raises:
         UnsupportedError: the file has no MTP head, several of them, or one that training has no
             graph of; the reason is named before anything is computed.
-        TrainError: the head lacks a tensor or a key, or as train_eagle3().
+        TrainError: the head lacks a tensor or a key or is damaged, or as train_eagle3().
 
     """
     instance(config, MtpTrainConfig, "config")
@@ -187,6 +187,7 @@ def _load_mtp(config: MtpTrainConfig, model: Model) -> _LoadedKind:
 
     source = open_head_for(config.begun_with, model)
     check_window(source.facts, config.begun_with.name, config.corpus.n_ctx, config.fit.n_steps)
+    source.check()  # before hours of text
     return _LoadedKind(MtpKind(config, source), lambda path: read_head_draft(path, model))
 
 

@@ -276,6 +276,37 @@ def test_a_missing_tensor_is_named(tmp_path: Path, name: str) -> None:
         read_facts(path, info_of(source))
 
 
+@pytest.mark.parametrize(
+    ("arch", "key", "value"),
+    [
+        ("glm4moe", "attention.head_count", 0),
+        ("glm4moe", "attention.head_count", 3),
+        ("glm4moe", "attention.head_count", 8),
+        ("glm4moe", "attention.head_count_kv", 0),
+        ("glm4moe", "attention.head_count_kv", 1),
+        ("qwen35", "attention.head_count", 2),
+        ("deepseek2", "attention.head_count", 0),
+        ("deepseek2", "attention.head_count", 3),
+        ("deepseek2", "attention.key_length_mla", 24),
+        ("deepseek2", "attention.kv_lora_rank", 8),
+        ("deepseek2", "rope.dimension_count", 4),
+    ],
+)
+def test_sizes_that_do_not_fit_the_tensors_are_damage(
+    tmp_path: Path, arch: str, key: str, value: int
+) -> None:
+    m = Sketch(TinyConfig(arch, n_heads=1))
+    {**ARCHITECTURES, **WITH_HEADS}[arch](m)
+    heads.add_heads(m)
+    info = info_of(m.write(tmp_path / "intact.gguf"))
+    read_facts(tmp_path / "intact.gguf", info)
+    m.meta[f"{arch}.{key}"] = value
+    path = m.write(tmp_path / "odd.gguf")
+    with pytest.raises(TrainError, match=r"odd\.gguf.* fit .*; the file is damaged") as caught:
+        read_facts(path, info)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_in_several_parts_is_named(tmp_path: Path) -> None:
     m = Sketch(TinyConfig("glm4moe", n_heads=1))
     WITH_HEADS["glm4moe"](m)

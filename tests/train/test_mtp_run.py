@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -209,6 +210,30 @@ def test_a_file_that_was_made_for_another_model(
     with pytest.raises(TrainError, match=words):
         train_mtp(quick_mtp_config(tmp_path, init=make()))
     assert not (tmp_path / "draft.gguf.train").exists()
+
+
+@pytest.mark.parametrize("begins_with", ["target", "init"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["nextn.eh_proj", "attn_norm", "ffn_up_exps", "ffn_gate_inp"])
+def test_damaged_weights_are_refused_before_any_text(
+    tmp_path: Path, name: str, value: float, begins_with: str
+) -> None:
+    """Those that stay as they are as well."""
+    target = model_path("perm_mtp", arch="qwen35moe")
+    damaged = tmp_path / "damaged.gguf"
+    if begins_with == "target":
+        shutil.copy(target, damaged)
+        config = quick_mtp_config(tmp_path, target=damaged)
+    else:
+        head_alone(target, damaged)
+        config = quick_mtp_config(tmp_path, target=target, init=damaged)
+    tensors = gguf.GGUFReader(damaged, "r+").tensors
+    tensor = next(t for t in tensors if t.name == f"blk.2.{name}.weight")
+    tensor.data.reshape(-1)[-1] = value
+    del tensor, tensors
+    with pytest.raises(TrainError, match=rf"damaged\.gguf is damaged: blk\.2\.{name}\.weight has"):
+        train_mtp(config)
+    assert not config.work_dir.exists()
 
 
 # ---- from use

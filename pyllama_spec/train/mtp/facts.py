@@ -84,6 +84,7 @@ REFUSED: Mapping[str, str] = {
 TABLES: tuple[str, ...] = ("token_embd.weight", "output.weight", "output_norm.weight")
 """What the file of a head alone has beside the block."""
 
+_DAMAGED = "the file is damaged: download it again"
 _OTHER = "`train eagle3` makes a draft of another kind for it"
 _MOE = ("ffn_gate_inp", "ffn_up_exps", "ffn_down_exps")
 _SHARED = ("ffn_up_shexp", "ffn_down_shexp")
@@ -363,26 +364,46 @@ def _block_names(
 def _attention(
     path: Path, keys: _Keys, tensors: Mapping[str, GgufTensor], family: Family, n_head: int
 ) -> dict[str, Any]:
-    """The sizes of the attention."""
-    block = f"blk.{keys.block}."
-    if family.attention == "latent":
-        n_rot = keys.number("rope.dimension_count")
-        return {
-            "n_head_kv": 1, "head_size": keys.number("attention.key_length_mla"), "n_rot": n_rot,
-            "n_latent": keys.number("attention.kv_lora_rank"),
-        }  # fmt: skip
-    n_out = tensors[f"{block}attn_q.weight"].shape[0]
-    size = n_out // n_head // (2 if family.attention == "gated" else 1)
-    n_kv = keys.number("attention.head_count_kv")
-    if size * n_head * (2 if family.attention == "gated" else 1) != n_out or (
-        n_kv * size != tensors[f"{block}attn_k.weight"].shape[0]
-    ):
+    """The sizes of the attention. Raises where its tensors have others."""
+    shapes = {
+        name: tensors[whole].shape
+        for name in ("q", "q_b", "k", "v", "kv_a_mqa", "k_b", "v_b", "output")
+        if (whole := f"blk.{keys.block}.attn_{name}.weight") in tensors
+    }
+    is_latent = family.attention == "latent"
+    n_kv = 1 if is_latent else keys.number("attention.head_count_kv")
+    if n_head < 1 or n_kv < 1 or n_head % n_kv:  # before a division by them
         raise TrainError(
-            f"{path.name}: {block}attn_q.weight and attn_k.weight do not fit {n_head} and {n_kv} "
-            "heads"
+            f"{path.name}: its MTP head has {n_head} attention heads and {n_kv} of keys and "
+            f"values, which do not fit each other; {_DAMAGED}"
         )
-    n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
-    return {"n_head_kv": n_kv, "head_size": size, "n_rot": n_rot, "n_latent": 0}
+    n_latent = 0
+    if is_latent:
+        size, n_rot = keys.number("attention.key_length_mla"), keys.number("rope.dimension_count")
+        n_latent = keys.number("attention.kv_lora_rank")
+        n_found = shapes["v_b"][-2]
+        wanted = {
+            "q" if "q" in shapes else "q_b": (n_head * size, None), "v_b": (n_head, None, n_latent),
+            "k_b": (n_head, n_latent, size - n_rot), "kv_a_mqa": (n_latent + n_rot, None),
+            "output": (None, n_head * n_found),
+        }  # fmt: skip
+    else:
+        n_parts = 2 if family.attention == "gated" else 1  # of what attn_q gives each head
+        size = shapes["q"][0] // n_head // n_parts
+        n_rot = 0 if family.rope == "none" else keys.number("rope.dimension_count", size)
+        wanted = {
+            "q": (n_parts * n_head * size, None), "output": (None, n_head * size),
+            "k": (n_kv * size, None), "v": (n_kv * size, None),
+        }  # fmt: skip
+    for name, expected in wanted.items():
+        shape = shapes[name]
+        same = (b in (None, a) for a, b in zip(shape, expected, strict=True))
+        if len(shape) != len(expected) or not all(same):
+            raise TrainError(
+                f"{path.name}: blk.{keys.block}.attn_{name}.weight is of {shape}, which does not "
+                f"fit {n_head} attention heads and {n_kv} of keys and values; {_DAMAGED}"
+            )
+    return {"n_head_kv": n_kv, "head_size": size, "n_rot": n_rot, "n_latent": n_latent}
 
 
 def _experts(keys: _Keys, family: Family, has_experts: bool) -> dict[str, Any]:

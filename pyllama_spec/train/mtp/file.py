@@ -24,7 +24,7 @@ from pyllama_spec.train.errors import TrainError
 from pyllama_spec.train.files import hash_file
 from pyllama_spec.train.mtp.facts import TABLES, HeadFacts, read_facts
 from pyllama_spec.train.mtp.head import shape_of
-from pyllama_spec.train.run.init_draft import InitDraft, n_seen
+from pyllama_spec.train.run.init_draft import InitDraft, check_finite, n_seen
 
 Floats = npt.NDArray[np.float32]
 
@@ -59,29 +59,36 @@ class HeadFile:
         """
         return read_floats(self.path, self.tensors[name])
 
+    def check(self) -> None:
+        """Raises where a weight of the head is damaged; holds one tensor at a time.
+
+        Raises:
+            TrainError: a number is not finite, or the last norm is of another size.
+            ModelLoadError: a tensor cannot be read.
+
+        """
+        fixed = (name for name in self.facts.fixed if name not in TABLES)
+        for name in (*self.facts.trained, *fixed):
+            self._own_weights(name)
+
     def trained(self) -> dict[str, Floats]:
-        """What is trained, by name. A file without a last norm of the head's reads the target's."""
-        names = self.facts.trained
-        found = {
-            name: self.floats(name if name in self.tensors else "output_norm.weight")
-            for name in names
-        }
-        for name, values in found.items():
-            if list(values.shape) != names[name]:
-                raise TrainError(
-                    f"{self.path.name}: {name} is of {values.shape}, not {tuple(names[name])}"
-                )
-            if not np.isfinite(values).all():
-                raise TrainError(
-                    f"{self.path.name} is damaged: {name} has a number that is not finite"
-                )
-        return found
+        """What is trained, by name; raises as check()."""
+        return {name: self._own_weights(name) for name in self.facts.trained}
 
     def fixed(self) -> dict[str, Floats]:
-        """What stays as it is of the block, but for the tables of the vocabulary."""
+        """What stays as it is of the block, without the tables of the vocabulary; as check()."""
         own = map(self.facts.tensor, ("nextn.embed_tokens", "nextn.shared_head_head"))
         tables = {*TABLES, *own}
-        return {name: self.floats(name) for name in self.facts.fixed if name not in tables}
+        return {name: self._own_weights(name) for name in self.facts.fixed if name not in tables}
+
+    def _own_weights(self, name: str) -> Floats:
+        """A tensor of the head. Where it has no last norm, that is the target's."""
+        values = self.floats(name if name in self.tensors else "output_norm.weight")
+        wanted = tuple(self.facts.trained.get(name, values.shape))
+        if values.shape != wanted:
+            raise TrainError(f"{self.path.name}: {name} is of {values.shape}, not {wanted}")
+        check_finite(self.path, name, values)
+        return values
 
     def own_table(self, name: str) -> Floats | None:
         """A table of the vocabulary that the head has for itself; None where it has none."""
@@ -109,10 +116,10 @@ def open_head_for(path: Path, target: Model) -> HeadFile:
     Raises:
         TrainError: it is missing, damaged, or of another target.
         UnsupportedError: it is no head that training can go on with.
-        ModelLoadError: it cannot be read.
+        ModelLoadError: it cannot be loaded.
 
     """
-    info, its_info = _info(path, target), target.info
+    info, its_info = _info(path), target.info
     for what, own, its in (
         ("architecture", info.arch, its_info.arch),
         ("rows", info.n_embd, its_info.n_embd),
@@ -144,13 +151,11 @@ def read_head_draft(path: Path, target: Model) -> InitDraft:
     )  # fmt: skip
 
 
-def _info(path: Path, target: Model) -> ModelInfo:
-    """Of a file; the target's is there."""
+def _info(path: Path) -> ModelInfo:
+    """Of a file, whose head the engine loads: it compares the sizes of tensors with the keys."""
     if not path.exists():
         raise TrainError(f"init={path}: there is no such file; check its path")
-    if path.samefile(target.path):
-        return target.info
-    with Model(path) as model:
+    with Model(path, load_mtp=True, use_extra_bufts=False) as model:
         return model.info
 
 

@@ -166,8 +166,21 @@ def _check_tensors(path: Path, shape: DraftShape, tensors: Mapping[str, Any]) ->
         if tensors[name].shape != size:
             read = tensors[name].shape
             raise TrainError(_unlike(path, f"{name} is of {read}, not {size}"))
-        if not np.isfinite(tensors[name]).all():
-            raise TrainError(f"{path.name} is damaged: {name} has a number that is not finite")
+        check_finite(path, name, tensors[name])
+
+
+def check_finite(path: Path, name: str, values: npt.NDArray[np.float32]) -> None:
+    """Raises where a weight of a file is nan or inf, which no training gets rid of.
+
+    Raises:
+        TrainError: with the names of the file and of the tensor.
+
+    """
+    if not np.isfinite(values).all():
+        raise TrainError(
+            f"{path.name} is damaged: {name} has a number that is not finite; give an intact copy "
+            "of the file"
+        )
 
 
 def _unlike(path: Path, why: str) -> str:
