@@ -1,9 +1,8 @@
 """Training a draft for a target from its GGUF alone: train_eagle3(), train_dflash(), train_mtp().
 
 train_mtp() goes on with the MTP head that the file has, and train_from_use() with any draft, from
-its owner's use. All of them check the files, the target and
-the packages before anything is computed. What needs PyTorch, which is optional, is imported after
-that.
+its owner's use. All of them check the files, the target and the packages before anything is
+computed. What needs PyTorch, which is optional, is imported after that.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     instance(config, (Eagle3TrainConfig, DFlashTrainConfig, MtpTrainConfig), "config")
     if config.use is None:
         raise ArgumentError("config.use is None: it says which store to learn from")
-    _check_files(config)
+    _check_before_opening(config)
     if not config.begun_with.exists():
         raise TrainError(
             f"{config.begun_with}: there is no such draft to go on with; train one first, or name "
@@ -230,7 +229,7 @@ def _train(
     reporter = reporter or SilentReporter()
     if config.use is not None:
         raise ArgumentError("config.use is for train_from_use()")
-    _check_files(config)
+    _check_before_opening(config)
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)
         _check_own_head(config, model)
@@ -253,10 +252,16 @@ def _train(
             return Pipeline(loaded.kind, config, model, layers, reporter, init_draft).run()
 
 
-def _check_files(config: RunConfig) -> None:
+def _check_before_opening(config: RunConfig) -> None:
+    """Raises for what can be told without the target, which may take minutes to read."""
     if (why_not := why_no_output(config.out)) is not None:
         raise ArgumentError(why_not)
     if config.out.exists() and config.out.samefile(config.target):
         raise ArgumentError(f"{config.out} is the target itself; give another output")
     if config.corpus.prompts is not None:
         read_prompts(config.corpus.prompts)
+    if config.device == "cuda":
+        need("torch")
+        from pyllama_spec.train.run.pipeline import device_of
+
+        device_of(config)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,7 +19,18 @@ from pyllama_spec.cli.entry import main
 from pyllama_spec.engine import Model
 from pyllama_spec.engine.model_info import NgramArrays
 from pyllama_spec.gguf.reader import read_keys
-from pyllama_spec.train import HeadConfig, TrainError, train_eagle3
+from pyllama_spec.train import (
+    DFlashTrainConfig,
+    Eagle3TrainConfig,
+    HeadConfig,
+    MtpTrainConfig,
+    TrainError,
+    UseConfig,
+    train_dflash,
+    train_eagle3,
+    train_from_use,
+    train_mtp,
+)
 from pyllama_spec.train.eagle3.head import HeadShape
 from pyllama_spec.train.eagle3.kind import shape_of
 from pyllama_spec.train.run.init_draft import InitDraft, read_init_draft
@@ -184,3 +198,25 @@ def test_numbers_of_the_command_line_are_bounded(
     with pytest.warns(UserWarning, match="n_threads=100000"):
         train_eagle3(quick_config(tmp_path, n_threads=100_000, epochs=0.1))
     assert max(asked) <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("run", "config"),
+    [
+        (train_eagle3, Eagle3TrainConfig),
+        (train_dflash, DFlashTrainConfig),
+        (train_mtp, MtpTrainConfig),
+        (train_from_use, partial(Eagle3TrainConfig, use=UseConfig(Path("store")))),
+    ],
+)
+def test_a_gpu_that_is_missing_is_told_before_the_target_is_opened(
+    run: Callable[[Any], object],
+    config: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A large target takes minutes; this one is not even there."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(TrainError, match="PyTorch sees no CUDA device"):
+        run(config(tmp_path / "none.gguf", tmp_path / "draft.gguf", device="cuda"))
+    assert not [*tmp_path.iterdir()]

@@ -155,7 +155,7 @@ class UseRun(Generic[H]):
         reporter: is told how it goes.
 
     Raises:
-        TrainError: the draft cannot be gone on with, or PyTorch sees no GPU where one is asked for.
+        TrainError: training cannot begin with the draft.
         UnsupportedError: the target does not give the layer inputs that the draft reads.
 
     """
@@ -169,8 +169,6 @@ class UseRun(Generic[H]):
         reporter: Reporter,
     ) -> None:
         assert config.use is not None
-        # Before hours of features.
-        self._device = device_of(config)
         init = read_draft(config.begun_with)
         model.check_layer_inputs(init.shape.target_layers)
         self._read_draft = read_draft
@@ -179,6 +177,7 @@ class UseRun(Generic[H]):
         # Of a link what it names is replaced, and the link stays.
         self._out = Path(os.path.realpath(config.out))
         self._layers = init.shape.target_layers
+        self._device = device_of(config)
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
         self._n_threads = bounded_n_threads(config.n_threads or None)

@@ -98,7 +98,6 @@ class Pipeline(Generic[H]):
         reporter: Reporter,
         init_draft: InitDraft | None = None,
     ) -> None:
-        device_of(config)  # before hours of text
         self._kind, self._config, self._init_draft = kind, config, init_draft
         self._reporter = reporter
         self._model, self._layers = model, layers
