@@ -355,7 +355,9 @@ def _print_report(report: TrainReport, work: Path) -> None:
         f"trained on {report.n_answer_tokens} answer tokens, {report.n_tokens_seen} seen; "
         f"this run: {stages}"
     )
-    _say(f"text, features, checkpoints and curves are in {work}; the draft does not need them")
+    left = f"text, features, checkpoints and curves are in {work}"
+    _say(f"{left}; with more --tokens the same command adds to that text" if report.why_not
+         else f"{left}; the draft does not need them")  # fmt: skip
     for note in report.notes:
         _say(f"note: {note}")
 

@@ -187,8 +187,9 @@ class FitSettings:
         count(self.seed, "seed", 0)
         for name in ("epochs", "lr", "clip", "weight_decay", "warmup"):
             real(getattr(self, name), name, 0.0)
-        if self.epochs == 0 or self.lr == 0 or self.clip == 0:
-            raise ArgumentError("epochs, lr and clip must be above 0")
+        for name in ("epochs", "lr", "clip"):
+            if getattr(self, name) == 0:
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: give a number above 0")
         for name in ("warmup", "held_out"):
             if not 0 <= real(getattr(self, name), name) < 1:
                 raise ArgumentError(f"{name}={getattr(self, name)!r} is outside 0 .. 1")
@@ -275,6 +276,12 @@ class RunConfig:
             raise ArgumentError(
                 "a run from use leaves nothing behind but the draft: it has no work folder and "
                 "none to restart"
+            )
+        n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
+        if self.use is None and n_ctx <= min_answer:
+            raise ArgumentError(
+                f"n_ctx={n_ctx} has no room for a prompt and an answer of at least {min_answer} "
+                f"tokens: give more than {min_answer}, {CorpusConfig().n_ctx} for example"
             )
         if self.n_top > self.corpus.n_candidates:
             raise ArgumentError(

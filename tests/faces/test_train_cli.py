@@ -61,6 +61,11 @@ def test_bad_usage_is_2(args: list[str], capsys: pytest.CaptureFixture[str]) -> 
         (["--copied-share", "1.5"], "--copied-share 1.5 is outside 0 .. 1"),
         (["--missed-share", "-0.1"], "--missed-share -0.1 is outside 0 .. 1"),
         (["--max-disk", "-1"], "--max-disk -1 is below 0"),
+        (["--epochs", "0"], "--epochs 0.0: give a number above 0"),
+        (["--lr", "0"], "--lr 0.0: give a number above 0"),
+        (["--n-ctx", "1"], "--n-ctx 1 has no room for a prompt and an answer of at least 16"),
+        (["--n-ctx", "16"], "give more than 16, 384 for example"),
+        (["--steps", "0"], "--steps 0 is outside"),
         (["--target-layers", "1,99"], "99"),
         (["--prompts", "none.jsonl"], "cannot read the prompts file none.jsonl"),
     ],
@@ -73,6 +78,37 @@ def test_bad_settings_are_told_in_one_line(
     assert reason in err
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_bad_settings_of_an_mtp_head_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "d.gguf"
+    command = ["train", "mtp", "-m", str(model_path("qwen35", n_heads=1)), "-o", str(out)]
+    for args, reason in (
+        (["--loss-vocab", "0"], "--loss-vocab 0 is outside"),
+        (["--steps", "0"], "--steps 0 is outside"),
+    ):
+        assert main([*command, *args]) == 1
+        err = capsys.readouterr().err
+        assert reason in err
+        assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "inner", "inner/more"])
+def test_a_work_folder_that_is_a_file_is_named(
+    below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it is the folder that nobody named, or one above."""
+    file = tmp_path / "d.gguf.train"
+    file.write_text("not a folder")
+    more = ["--work", file / below] if below else []
+    assert train("-m", model_path("llama"), "-o", tmp_path / "d.gguf", *more) == 1
+    err = capsys.readouterr().err
+    assert f"--work {file / below}: {file} is a file; give a folder" in err
+    assert err.count("\n") == 1
+    assert file.read_text() == "not a folder"
 
 
 def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,8 +264,8 @@ def test_every_option_reaches_the_run(
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--block", "1"], "block_size=1"),
-        (["--layers", "0"], "n_layer=0"),
+        (["--block", "1"], "--block 1 is outside"),
+        (["--layers", "0"], "--layers 0 is outside"),
         (["--confidence", "--markov", "0"], "confidence needs a markov_rank"),
         (["--from-anchor", "--markov", "0"], "--sample-from-anchor needs a markov_rank"),
         (["--anchor-share", "0"], "--anchor-share 0"),

@@ -355,7 +355,7 @@ def test_the_target_writes_its_own_prompts(tmp_path: Path) -> None:
         ({"n_head": 3}, ArgumentError, "n_head=3 does not cut a width of 320"),
         ({"n_draft_vocab": 400}, ArgumentError, r"n_draft_vocab=400 is outside \d+ \.\. 320"),
         ({"device": "cuda"}, TrainError, "no CUDA device"),
-        ({"n_ctx": 9}, TrainError, "shorter than"),
+        ({"n_ctx": 9}, TrainError, r"every prompt of .* is longer than 1 tokens, which n_ctx=9"),
     ],
 )
 def test_bad_settings_have_a_reason(
@@ -363,7 +363,7 @@ def test_bad_settings_have_a_reason(
 ) -> None:
     if changes.get("device") == "cuda" and torch.cuda.is_available():
         changes = {"device": "cuda", "n_ctx": 9}
-        reason = "shorter than"
+        reason = "is longer than"
     with pytest.raises(error, match=reason):
         train_eagle3(quick_config(tmp_path, n_tokens=100, **changes))
 

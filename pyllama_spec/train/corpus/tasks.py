@@ -168,8 +168,9 @@ class FilePrompts:
         prompts = [prompt for prompt in prompts if 0 < len(prompt) <= max_prompt]
         if not prompts:
             raise TrainError(
-                f"no prompt of {path} is shorter than {max_prompt} tokens "
-                f"(n_ctx={config.n_ctx} less min_answer={config.min_answer}); give a larger n_ctx"
+                f"every prompt of {path} is longer than {max_prompt} tokens, which "
+                f"n_ctx={config.n_ctx} leaves for it beside an answer of at least "
+                f"{config.min_answer}; give a larger n_ctx"
             )
         order = np.random.default_rng(config.seed).permutation(len(prompts))
         self._prompts = [prompts[i] for i in order]
