@@ -93,7 +93,7 @@ class TerminalReporter:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._bar_stream, self._stream = stream, stream or sys.stderr
-        self._stage, self._started, self._from = "", 0.0, 0.0
+        self._stage, self._started, self._from, self._most = "", 0.0, 0.0, 0.0
         self._bar = ProgressBar("", stream)
         self._has_bar = self._bar.is_shown
         self._shown_at = 0.0
@@ -110,10 +110,12 @@ class TerminalReporter:
         if stage != self._stage:
             if self._stage:
                 self._bar.clear()
-            self._stage, self._started, self._from = stage, now, fraction
+            self._stage, self._started, self._from, self._most = stage, now, fraction, fraction
             self._bar = ProgressBar(stage, self._bar_stream)
             # A bar is there at once; stages of seconds leave no line in a file.
             self._shown_at = -math.inf if self._has_bar else now
+        # What waited to be judged may be dropped: less is done then than was told.
+        self._most = fraction = max(self._most, fraction)
         if now - self._shown_at < (_BAR_EVERY_S if self._has_bar else _LINE_EVERY_S):
             return
         self._shown_at = now

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -328,6 +330,32 @@ def test_a_target_that_writes_nothing_of_use_says_so(tmp_path: Path) -> None:
         pytest.raises(TrainError, match=r"none of the first 256.*user turn: 256.*--prompts"),
     ):
         make(endless, tmp_path / "c", config(None, max_user=3, n_parallel=16, min_answer=78))
+
+
+@pytest.mark.parametrize(
+    ("template", "changes", "reason"),
+    [
+        ({}, {"user_temperature": 0.0, "max_user": 3}, "prompt seen: 25"),
+        ({}, {"n_candidates": 3, "max_user": 4, "min_user": 4}, "prompt seen: [2-9]"),
+        ({"chat_template": None}, {"user_temperature": 0.0}, "answer seen: 2"),
+    ],
+)
+def test_a_target_that_says_nothing_new_comes_to_an_end(
+    template: dict[str, Any], changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """At once, or later; what is there can be trained on."""
+    settings = config(
+        None, n_tokens=50_000, n_ctx=40, n_parallel=16, prompt_seed_share=0.0, greedy_share=1.0
+    )
+    settings = replace(settings, **changes)
+    with Model(model_path("llama", **template)) as target:
+        with pytest.raises(TrainError, match=r"^only \d of the last 256 sequences") as caught:
+            make(target, tmp_path / "c", settings)
+        assert re.search(reason, str(caught.value))
+        found = re.search(r"--tokens (\d+)\)", str(caught.value))
+        assert found is not None
+        n = int(found[1])
+        assert make(target, tmp_path / "c", replace(settings, n_tokens=n)).n_answer == n > 0
 
 
 def test_a_full_disk_keeps_what_was_there(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -51,6 +52,26 @@ def test_no_time_is_told_where_nothing_is_left(monkeypatch: pytest.MonkeyPatch) 
     states = stream.getvalue().split("\r\x1b[K")
     assert states[2].endswith("a note, 1 min left")
     assert states[3].endswith(" 99% a note")
+
+
+@pytest.mark.parametrize("make", [Terminal, io.StringIO])
+def test_a_stage_does_not_go_backward(
+    make: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text that was counted may be dropped. The next stage begins where it is."""
+    clock, stream = 1000.0, make()
+    monkeypatch.setattr(progress, "monotonic", lambda: clock)
+    reporter = progress.TerminalReporter(stream)
+    for stage, fraction in (
+        *(("writing text", part) for part in (0.0, 0.3, 0.6, 0.2, 0.5, 0.7)),
+        *(("reading features", part) for part in (0.1, 0.4)),
+    ):
+        clock += 61
+        reporter.progress(stage, fraction, "a note")
+    told = [int(found) for found in re.findall(r"(\d+)% a note", stream.getvalue())]
+    assert told == (
+        [0, 30, 60, 60, 60, 70, 10, 40] if make is Terminal else [30, 60, 60, 60, 70, 40]
+    )
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

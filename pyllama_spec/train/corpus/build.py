@@ -6,7 +6,7 @@ same text comes out however often the work is interrupted.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,8 +40,8 @@ _REVISION = 3
 _SHARD_TOKENS = 16_384
 # Seconds between two moments at which what waits for a slower sequence is written.
 _SAVE_EVERY_S = 30.0
-# After so many tasks without one sequence that is worth keeping, none is to be expected.
-_MAX_VAIN = 256
+# Where so few of so many sequences in a row are worth keeping, more would take too long.
+_N_JUDGED, _LEAST_KEPT = 256, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class _Keeper:
         self._kept: list[tuple[TextSequence, TargetFeatures | None]] = []
         self._seen = Seen()
         self._dropped: Counter[str] = Counter(store.dropped)
+        self._last: deque[bool] = deque(maxlen=_N_JUDGED)  # of each sequence, whether it was kept
         self._next = store.next_number
         self._n_tokens = 0
         self.n_answer = store.n_answer
@@ -155,10 +156,10 @@ class _Keeper:
 
     def _judge(self, done: Generated) -> None:
         reason = self._why_not(done)
+        self._last.append(reason is None)
         if reason is not None:
             self._dropped[reason] += 1
-            if self.n_kept == 0 and self.n_dropped >= _MAX_VAIN:
-                raise TrainError(_vain(self._dropped))
+            self._check_worth()
             return
         mask = np.zeros(len(done.tokens), np.bool_)
         mask[done.n_prompt :] = True
@@ -168,6 +169,19 @@ class _Keeper:
         self._n_tokens += len(tokens)
         self.n_answer += sequence.n_answer
         self._note(sequence)
+
+    def _check_worth(self) -> None:
+        """Raises where hardly any sequence is kept: the target's own prompts have no end."""
+        if self.n_kept == 0 and self.n_dropped >= _N_JUDGED:
+            raise TrainError(_vain(self._dropped))
+        n_kept, is_endless = sum(self._last), self._config.prompts is None
+        if is_endless and len(self._last) == _N_JUDGED and n_kept < _LEAST_KEPT:
+            raise TrainError(
+                f"only {n_kept} of the last {_N_JUDGED} sequences are worth keeping; dropped since "
+                f"the beginning: {_reasons(self._dropped)}. Train on the answer tokens that are "
+                f"there (--tokens {self.n_answer}), or begin again in another --work folder. "
+                f"{_REMEDIES}"
+            )
 
     def _why_not(self, done: Generated) -> str | None:
         if done.finish == "user":
@@ -224,12 +238,21 @@ class _Keeper:
         self._saved_at = monotonic()
 
 
+_REMEDIES = (
+    "A 'user turn' is empty, runs in a loop or leaves no room for an answer, and 'prompt seen' was "
+    "written before: give prompts of your own (--prompts). 'short', 'repetitive' and 'answer seen' "
+    "are answers: another temperature may help"
+)
+
+
+def _reasons(dropped: Counter[str]) -> str:
+    return ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
+
+
 def _vain(dropped: Counter[str]) -> str:
-    reasons = ", ".join(f"{reason}: {n}" for reason, n in dropped.most_common())
     return (
-        f"none of the first {dropped.total()} sequences is worth keeping ({reasons}). "
-        "A 'user turn' is empty, runs in a loop or leaves no room for an answer: give prompts of "
-        "your own (--prompts). 'short' and 'repetitive' are answers: another temperature may help"
+        f"none of the first {dropped.total()} sequences is worth keeping ({_reasons(dropped)}). "
+        f"{_REMEDIES}"
     )
 
 
