@@ -30,7 +30,7 @@ from tests.corpus.tools import (
     open_writer,
     write_prompts,
 )
-from tests.train.test_head import random_texts
+from tests.train.chains import random_texts
 
 LENGTHS = np.random.default_rng(3).integers(5, 90, 70).tolist()
 

@@ -23,7 +23,8 @@ from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.parity.dflash_reference import Reference
-from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB, random_texts
+from tests.train.chains import random_texts
+from tests.train.test_head import N_DRAFT, N_EMBD, N_VOCAB
 
 Floats = npt.NDArray[np.float32]
 MASK = 301

@@ -23,6 +23,7 @@ from pyllama_spec.train.run.target_weights import read_weights
 from pyllama_spec.train.run.texts import Texts
 from tests.models import model_path
 from tests.parity.eagle3_reference import Reference
+from tests.train.chains import logits_of_steps, random_texts
 
 Floats = npt.NDArray[np.float32]
 N_VOCAB, N_EMBD, N_DRAFT = 320, 64, 96
@@ -70,39 +71,9 @@ def export(head: Eagle3Head, folder: Path) -> Path:
     return path
 
 
-def random_texts(lengths: list[int], n_features: int, seed: int = 5) -> Texts:
-    """Sequences of ordinary tokens with random rows; every token but the first two is learned."""
-    rng, n = np.random.default_rng(seed), sum(lengths)
-    learned = np.concatenate([np.arange(m) >= 2 for m in lengths])
-    starts = np.flatnonzero(np.append(learned[2:], [False, False]) & _has_room(lengths))
-    return Texts(
-        tokens=torch.from_numpy(rng.integers(0, 256, n)),
-        positions=torch.from_numpy(np.concatenate([np.arange(m) for m in lengths])),
-        lengths=lengths,
-        features=torch.from_numpy(rng.standard_normal((n, n_features)).astype(np.float32)),
-        starts=torch.from_numpy(starts),
-        learned=torch.from_numpy(learned),
-        target_ids=torch.zeros(n, 1, dtype=torch.int64),
-        target_p=torch.zeros(n, 1),
-        in_vocab=torch.ones(n, dtype=torch.bool),
-        lookup_hits=torch.zeros(n, dtype=torch.bool),
-        missed=torch.zeros(n, dtype=torch.bool),
-    )
-
-
-def _has_room(lengths: list[int]) -> npt.NDArray[np.bool_]:
-    return np.concatenate([np.arange(m) < m - 2 for m in lengths])
-
-
 def all_steps(head: Eagle3Head, texts: Texts, n_steps: int) -> dict[tuple[int, int], Floats]:
     """Logits by start and depth."""
-    out: dict[tuple[int, int], Floats] = {}
-    with torch.no_grad():
-        for step in run_chains(head, texts, n_steps):
-            starts = texts.starts[step.chains].tolist()
-            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
-                out[start, step.depth] = row
-    return out
+    return logits_of_steps(head, texts, run_chains(head, texts, n_steps))
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from tests.models.config import TinyConfig
 from tests.models.sketch import Sketch
 from tests.mtp_tools import without
 from tests.parity.mtp_reference import load
+from tests.train.chains import logits_of_steps, random_texts
 from tests.train.tools import Interrupting, quick_block_config, quick_config
 
 Floats = npt.NDArray[np.float32]
@@ -64,36 +66,15 @@ def opened(path: Path) -> MtpHead:
     return head
 
 
-def random_texts(head: MtpHead, lengths: list[int], seed: int = 5) -> Texts:
-    """Sequences of ordinary tokens with random rows; a draft begins wherever it has a step."""
-    rng, n = np.random.default_rng(seed), sum(lengths)
-    ends = np.cumsum(lengths)
-    starts = np.setdiff1d(np.arange(n), np.concatenate((ends - 1, ends - 2)))
-    facts = head.facts
-    return Texts(
-        tokens=torch.from_numpy(rng.integers(0, 256, n)),
-        positions=torch.from_numpy(np.concatenate([np.arange(m) for m in lengths])),
-        lengths=lengths,
-        features=torch.from_numpy(rng.standard_normal((n, facts.n_embd)).astype(np.float32)),
-        starts=torch.from_numpy(starts),
+def texts_for(head: MtpHead, lengths: list[int]) -> Texts:
+    """Random texts of which all is learned, with distributions at random."""
+    n, rng = sum(lengths), np.random.default_rng(6)
+    return replace(
+        random_texts(lengths, head.facts.n_embd),
         learned=torch.ones(n, dtype=torch.bool),
         target_ids=torch.from_numpy(rng.integers(0, 256, (n, 4))),
         target_p=torch.full((n, 4), 0.25),
-        in_vocab=torch.ones(n, dtype=torch.bool),
-        lookup_hits=torch.zeros(n, dtype=torch.bool),
-        missed=torch.zeros(n, dtype=torch.bool),
     )
-
-
-def steps_of(head: MtpHead, texts: Texts, n_steps: int) -> dict[tuple[int, int], Floats]:
-    """Logits by start and depth."""
-    out: dict[tuple[int, int], Floats] = {}
-    with torch.no_grad():
-        for step in run_chains(head, texts, n_steps):
-            starts = texts.starts[step.chains].tolist()
-            for start, row in zip(starts, head.logits(step.y).numpy(), strict=True):
-                out[start, step.depth] = row
-    return out
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
@@ -132,8 +113,8 @@ def test_heads_that_do_not_divide_the_width(arch: str, tmp_path: Path) -> None:
 def check_chains(path: Path) -> None:
     """That the module gives what the reference does."""
     head, n_steps = opened(path), 8
-    texts = random_texts(head, [4, 11])
-    got = steps_of(head, texts, n_steps)
+    texts = texts_for(head, [4, 11])
+    got = logits_of_steps(head, texts, run_chains(head, texts, n_steps))
     tokens, rows = texts.tokens.tolist(), texts.features.double().numpy()
     reference, n_compared, first = load(path), 0, 0
     for length in texts.lengths:
@@ -168,7 +149,7 @@ def test_gradients_flow_through_all_steps(arch: str) -> None:
     step along it makes other experts answer.
     """
     head, n_steps = opened(model_path(arch, **OPTIONS)), 8
-    texts = random_texts(head, [12])
+    texts = texts_for(head, [12])
     head.weight("output.weight").requires_grad_(False)
     weight = head.weight(head.facts.tensor("nextn.eh_proj"))
     loss = _loss(head, texts, n_steps)
@@ -191,7 +172,7 @@ def test_gradients_flow_through_all_steps(arch: str) -> None:
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_bfloat16_says_about_the_same(arch: str) -> None:
     head = opened(model_path(arch, **OPTIONS))
-    texts = random_texts(head, [12])
+    texts = texts_for(head, [12])
     exact = _loss(head, texts, 3)
     with torch.autocast("cpu", torch.bfloat16):
         rounded = _loss(head, texts, 3)
@@ -205,7 +186,7 @@ def test_bfloat16_says_about_the_same(arch: str) -> None:
 def test_the_rows_of_a_chain_are_not_cut_off() -> None:
     """What the last of 8 steps says depends on the row that the first one read."""
     head = opened(model_path("qwen35", **OPTIONS))
-    texts = random_texts(head, [12])
+    texts = texts_for(head, [12])
     texts.starts = texts.starts[2:3]
     texts.features.requires_grad_(True)
     *_, last = run_chains(head, texts, 8)
