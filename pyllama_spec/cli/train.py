@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _Group: TypeAlias = "argparse._ArgumentGroup"
 _GB = 1_000_000_000
-_GOES_ON = "; what was made so far is kept, and the same command goes on with it"
+_GOES_ON = "; what was made so far is kept, and the same command resumes the run"
 _STAYS = "; the draft is as it was"
 
 
@@ -52,7 +52,7 @@ def add_train(commands: _Commands) -> None:
         help="make a draft for a model from nothing but its GGUF",
         description="Makes a draft for a target from nothing but its GGUF: the target writes the "
         "text, and the draft learns to say what it says. Interrupt it at any time; the same "
-        "command goes on where it was.",
+        "command resumes the run.",
     )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="KIND")
     _add_eagle3(kinds)
@@ -114,7 +114,7 @@ def _add_dflash(kinds: _Commands) -> None:
 
 
 def _add_mtp(kinds: _Commands) -> None:
-    parser = kinds.add_parser("mtp", help="the MTP head that the model's file has: go on with it")
+    parser = kinds.add_parser("mtp", help="the MTP head of the model's file, trained further")
     default = MtpFitConfig()
     _add_files(parser, MtpTrainConfig(Path(), Path("x")))
     _add_corpus(parser)
@@ -132,10 +132,10 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
         help="the target, in the type that will decode")  # fmt: skip
     add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
     add("--init", type=Path, metavar="DRAFT.gguf",
-        help="go on with this draft's weights: more text for it, or a target that was tuned "
+        help="begin with this draft's weights: for more text, or for a target that was tuned "
         "since")  # fmt: skip
     add("--from-use", type=file_name, metavar="STORE",
-        help="go on with OUT.gguf, or the draft of --init, from the answers in a draft memory and "
+        help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory and "
         "where it was wrong; what is no better is not kept")  # fmt: skip
     add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
     add("--restart", action="store_true", help="train from the beginning, with the same text")
@@ -303,7 +303,7 @@ def run_dflash(args: argparse.Namespace) -> int:
 
 
 def run_mtp(args: argparse.Namespace) -> int:
-    """Goes on with a head and prints what came out; 1 where it is no better."""
+    """Trains a head further and prints what came out; 1 where it is no better."""
     config = MtpTrainConfig(
         **_run(args),
         fit=MtpFitConfig(**_fit(args), n_steps=args.steps, n_loss_vocab=args.loss_vocab),
@@ -316,7 +316,7 @@ def run_mtp(args: argparse.Namespace) -> int:
 
 
 def _go_on(config: AnyConfig, args: argparse.Namespace) -> int:
-    """Goes on with a draft from use, and prints what came out; 1 where it is no better."""
+    """Trains a draft further from use, and prints what came out; 1 where it is no better."""
     args.if_interrupted = _STAYS
     report = train_from_use(config, TerminalReporter())
     _print_use(report)

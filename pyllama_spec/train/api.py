@@ -1,7 +1,7 @@
 """Training a draft for a target from its GGUF alone: train_eagle3(), train_dflash(), train_mtp().
 
-train_mtp() goes on with the MTP head that the file has, and train_from_use() with any draft, from
-its owner's use. All of them check the files, the target and the packages before anything is
+train_mtp() trains the MTP head of the file further, and train_from_use() any draft, from its
+owner's use. All of them check the files, the target and the packages before anything is
 computed. What needs PyTorch, which is optional, is imported after that.
 """
 
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) -> TrainReport:
     """Trains an EAGLE-3 head and writes it as GGUF.
 
-    All that is made on the way lies in config.work_dir: text, features, checkpoints, curves. An
-    interrupted run is gone on with by calling this again with the same configuration, and gives the
-    same file.
+    All that is made on the way lies in config.work_dir: text, features, checkpoints, curves. A call
+    with the same configuration resumes a run that was interrupted, and gives the same file.
 
     Args:
         config: of the run.
@@ -58,7 +57,7 @@ def train_eagle3(config: Eagle3TrainConfig, reporter: Reporter | None = None) ->
         ArgumentError: a setting is out of range, or the output cannot be written there.
         UnsupportedError: the target gives no layer inputs, or does not generate text.
         CheckpointError: the work folder is of another target, or of other settings.
-        DivergedError: the loss is no number any more; the last good checkpoint is kept.
+        DivergedError: the loss is not finite; the last good checkpoint is kept.
         TrainError: a package is missing, the prompts file is empty, the disk is full, ...
         KeyboardInterrupt: after Ctrl-C, with everything so far kept.
 
@@ -91,7 +90,7 @@ def train_dflash(config: DFlashTrainConfig, reporter: Reporter | None = None) ->
 
 
 def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> TrainReport:
-    """Goes on with the MTP head of a target, and writes it as a GGUF with the head alone.
+    """Trains the MTP head of a target further, and writes a GGUF with the head alone.
 
     By the same pipeline as train_eagle3(), which says what lies where and what is raised; its text
     serves this one in the same work folder. `draft=config.out` takes the file. It is written only
@@ -113,7 +112,7 @@ def train_mtp(config: MtpTrainConfig, reporter: Reporter | None = None) -> Train
 
 
 def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseReport:
-    """Goes on with a draft from what its owner's requests said, and where it was wrong.
+    """Trains a draft further on what its owner's requests said, and where it was wrong.
 
     The draft is config.init, or else what lies at config.out, of the kind of the configuration; an
     MTP head is the target's own where nothing lies there. The new one is written to config.out if
@@ -133,7 +132,7 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
         ArgumentError: the store is of another tokenizer, a setting is out of range, or the output
             cannot be written there.
         UnsupportedError: the target gives no layer inputs, or does not generate text.
-        DivergedError: the loss is no number any more.
+        DivergedError: the loss is not finite.
         TrainError: the draft was made for another target, the store has too few conversations, a
             package is missing, the disk is full, ...
         KeyboardInterrupt: after Ctrl-C.
@@ -145,8 +144,8 @@ def train_from_use(config: AnyConfig, reporter: Reporter | None = None) -> UseRe
     _check_before_opening(config)
     if not config.begun_with.exists():
         raise TrainError(
-            f"{config.begun_with}: there is no such draft to go on with; train one first, or name "
-            "one with --init"
+            f"{config.begun_with}: there is no such draft to train further; train one first, or "
+            "name one with --init"
         )
     with Model(config.target, n_gpu_layers=config.n_gpu_layers, devices=config.devices) as model:
         check_target(model)

@@ -21,13 +21,13 @@ _SMALL_TORCH = (
 class TrainError(PyllamaSpecError):
     """A draft could not be made.
 
-    What was made so far is kept, and a second run goes on with it; a run from use leaves the draft
+    What was made so far is kept, and a second run resumes there; a run from use leaves the draft
     as it was, and nothing else.
     """
 
 
 class DivergedError(TrainError):
-    """The loss is no number any more. The last good checkpoint is kept."""
+    """The loss is not finite. The last good checkpoint is kept."""
 
 
 class CheckpointError(TrainError):
@@ -56,7 +56,7 @@ def writing(path: Path, *, keeps: bool = True) -> Iterator[None]:
 
     Args:
         path: what is written.
-        keeps: whether a run goes on with what it has made; one from use begins again.
+        keeps: whether a run can be resumed; one from use begins again.
 
     """
     try:

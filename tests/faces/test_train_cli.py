@@ -298,7 +298,7 @@ def test_every_kind_has_its_options(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             "train_eagle3", [],
-            "; what was made so far is kept, and the same command goes on with it",
+            "; what was made so far is kept, and the same command resumes the run",
         ),
         ("train_from_use", ["--from-use", "s"], "; the draft is as it was"),
     ],

@@ -209,7 +209,7 @@ def test_all_heads_that_draft_are_trained_or_refused() -> None:
     [
         ("llama", 0, r"\(llama\) has no MTP head to train"),
         ("qwen35", 0, r"\(qwen35\) has no MTP head to train"),
-        ("hy_v3", 3, "has 3 MTP heads, and training goes on with one alone"),
+        ("hy_v3", 3, "has 3 MTP heads, and training takes one alone"),
         *((arch, 1, f"of architecture '{arch}' cannot be trained: ") for arch in REFUSED),
     ],
 )
@@ -332,12 +332,14 @@ def test_settings_of_other_kinds(changes: dict[str, Any], words: str) -> None:
 
 # ---- what other kinds say of it
 
+_USED = 'an MTP head already: draft="mtp" uses it'
+
 
 @pytest.mark.parametrize(
     ("arch", "n_heads", "told"),
     [
-        ("qwen35", 1, 'an MTP head already: draft="mtp" uses it, and `train mtp` goes on with it'),
-        ("deepseek4", 1, 'an MTP head already: draft="mtp" uses it'),
+        ("qwen35", 1, f"{_USED}, and `train mtp` trains it further"),
+        ("deepseek4", 1, _USED),
         ("hy_v3", 2, '2 MTP heads already: draft="mtp" uses them'),
         ("qwen35", 2, None),
         ("qwen35", 0, None),

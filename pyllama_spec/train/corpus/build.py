@@ -268,7 +268,7 @@ def build_corpus(
     n_threads: int | None = None,
     on_progress: Callable[[CorpusProgress], None] | None = None,
 ) -> Corpus:
-    """Generates until there are config.n_tokens answer tokens, or goes on where it stopped.
+    """Generates until there are config.n_tokens answer tokens, or resumes where it stopped.
 
     Args:
         model: the target.

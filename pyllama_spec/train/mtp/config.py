@@ -1,4 +1,4 @@
-"""What a run that goes on with an MTP head is told. All that decides its result is in here."""
+"""The configuration of a run that trains an MTP head further. All that decides its result."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ class MtpTrainConfig(RunConfig):
 
     @property
     def begun_with(self) -> Path:
-        """The file whose head is gone on with: of a run from use the output, where it is there."""
+        """The file whose head a run begins with; of one from use the output, where it is there."""
         is_there = self.use is not None and self.out.exists()
         return self.init or (self.out if is_there else self.target)

@@ -1,4 +1,4 @@
-"""What a GGUF says of its MTP head, and whether training can go on with it. No PyTorch here.
+"""What a GGUF says of its MTP head, and whether it can be trained. No PyTorch here.
 
 A head is one block behind the layers. It norms the embedding of a token and a row, joins them by a
 matrix, and goes through attention and a feed-forward part like a layer's. What that part is depends
@@ -102,7 +102,7 @@ def head_note(info: ModelInfo, name: str) -> str | None:
         return None
     what = "an MTP head" if info.n_heads == 1 else f"{info.n_heads} MTP heads"
     goes_on = (
-        "" if info.n_heads > 1 or info.arch in REFUSED else ", and `train mtp` goes on with it"
+        "" if info.n_heads > 1 or info.arch in REFUSED else ", and `train mtp` trains it further"
     )
     uses = 'draft="mtp" uses it' if info.n_heads == 1 else 'draft="mtp" uses them'
     return f"{name} has {what} already: {uses}{goes_on}"
@@ -194,7 +194,7 @@ def check_head(info: ModelInfo, name: str) -> None:
         raise UnsupportedError(f"{name} ({info.arch}) has no MTP head to train; {_OTHER}")
     if info.n_heads > 1:
         raise UnsupportedError(
-            f"{name} has {info.n_heads} MTP heads, and training goes on with one alone; {_OTHER}"
+            f"{name} has {info.n_heads} MTP heads, and training takes one alone; {_OTHER}"
         )
     if info.arch not in FAMILIES:
         why = REFUSED.get(info.arch, "training has no graph of it")

@@ -1,4 +1,4 @@
-"""Goes on with a draft from its owner's use: what was said, and where the draft was wrong.
+"""Trains a draft further from its owner's use: what was said, and where the draft was wrong.
 
 The texts are those of a draft memory, ids and no more; what the target makes of them is computed
 again, into files without a name. So nothing is left of a run but the draft, which takes the place
@@ -203,7 +203,7 @@ class UseRun(Generic[H]):
 
     @property
     def _begins_with_target(self) -> bool:
-        """Whether the head that is gone on with is one of the target's own."""
+        """Whether the run begins with the target's own head."""
         return self._config.begun_with == self._config.target
 
     def _type(self) -> str:

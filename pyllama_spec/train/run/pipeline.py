@@ -77,7 +77,7 @@ class TrainReport:
 
 
 class Pipeline(Generic[H]):
-    """One run, stage by stage; each goes on where an earlier run stopped.
+    """One run, stage by stage; each resumes where an earlier run stopped.
 
     Args:
         kind: of the draft.
