@@ -1,7 +1,7 @@
 """Trains a draft for a model: ``python examples/train_head.py MODEL.gguf DRAFT.gguf [TOKENS]``.
 
 The text comes from the target itself. 4,000 tokens are a rehearsal of minutes; a draft of use takes
-500,000. Interrupt it at any time: the same command goes on. Needs the extra `train`.
+500,000. Interrupt it at any time: the same command resumes it. Needs the extra `train`.
 """
 
 import sys

@@ -215,6 +215,8 @@ def layer_list(text: str) -> tuple[int, ...]:
 
 def _bytes_of(max_disk: float) -> int:
     """--max-disk in bytes."""
+    if max_disk < 0:
+        raise ArgumentError(f"--max-disk {max_disk:g} is below 0")
     if not math.isfinite(max_disk * _GB):
         raise ArgumentError(f"--max-disk {max_disk:g}: give a finite number of gigabytes")
     return int(max_disk * _GB)
@@ -222,8 +224,6 @@ def _bytes_of(max_disk: float) -> int:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     """What all kinds are told: fields of RunConfig, but for head and fit."""
-    if args.max_disk < 0:
-        raise ArgumentError(f"--max-disk {args.max_disk:g} is below 0")
     found: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
     n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
     if args.from_use is not None:

@@ -45,8 +45,8 @@ class MtpKind(Kind[MtpHead]):
 
     def notes(self, layers: tuple[int, ...]) -> list[str]:
         """What stays as it is."""
-        n_experts = sum(name.endswith("_exps.weight") for name in self._source.facts.fixed)
-        return ["its experts and their router stay as they are"] if n_experts else []
+        has_experts = any(name.endswith("_exps.weight") for name in self._source.facts.fixed)
+        return ["its experts and their router stay as they are"] if has_experts else []
 
     def sizes(self, start: Start) -> dict[str, tuple[int, ...]]:
         """See Kind."""
