@@ -314,7 +314,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         return True
 
     def n_unread(self, seq: int) -> int:
-        """What a small model has not read, or a head that was hardly asked lately."""
+        """What a small model has not read yet, and the rows that wait in a paused head."""
         return self.memory_or_fail().n_unread(seq)
 
     def resume_at(self, seq: int, n_keep: int) -> int:

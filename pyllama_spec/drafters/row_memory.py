@@ -21,12 +21,12 @@ KEEP_ROWS = 32
 # Rows that are kept of the ends of prompts and of borders between them, two of each: a recurrent
 # target has checkpoints there (speculative/checkpoints.py), however long the answer was.
 _KEEP_PINNED = 12
-# A draft rests that was asked in less than this share of the last rounds, of which each counts half
-# after 44 more. It is told of rows then and feeds none: who has it asked again now and then pays
-# for the newest ones alone.
-_REST_BELOW, _KEEP_USE = 1 / 8, 63 / 64
-# Rows of a sequence that wait in a draft that rests, at most; and how many of them are kept then.
-_MOST_WAITING, _KEEP_WAITING = 128, 64
+# A draft is paused if drafts were asked for in less than this share of the last rounds, of which
+# each counts half after 44 more. A paused draft notes rows and feeds none, so that a controller
+# which retries it pays for the newest rows alone.
+_PAUSE_BELOW, _KEEP_USE = 1 / 8, 63 / 64
+# The most rows of a sequence that wait in a paused draft; if more would, this many are kept.
+_MAX_WAITING, _KEEP_WAITING = 128, 64
 
 # Is given a sequence, the row of the batch that is its last one, and whether another batch follows.
 ReadLast = Callable[[int, int, bool], None]
@@ -41,7 +41,7 @@ class SequenceMemory:
         rows: features of the newest tokens.
         n_fed: the rows of positions 0 .. n_fed - 1 were fed.
         first: those before that one have left the window.
-        rested: those before that one were never fed, since the draft rested.
+        n_skipped: the rows of positions 0 .. n_skipped - 1 were dropped in a pause of the draft.
         ahead: the token that followed the kept ones before truncate() took it back.
         pinned: the last two rows of each of the last prompts, by position.
 
@@ -53,7 +53,7 @@ class SequenceMemory:
     first: int = 0
     ahead: int | None = None
     pinned: dict[int, Rows] = field(default_factory=dict)
-    rested: int = 0
+    n_skipped: int = 0
 
     def pin(self) -> None:
         """Keeps the last two rows, those of the end of a prompt."""
@@ -99,23 +99,26 @@ class RowMemory(ABC):
         self._batch.logits = False
         self._batch.head = lane
         self._sequences: dict[int, SequenceMemory] = {}
-        # The share of the last rounds in which it was asked. Of several heads the later ones are
-        # asked more seldom, and all see the same rows: they do not rest.
-        self._use, self._can_rest = 1.0, n_lanes == 1
+        # The share of the last rounds, over all sequences, in which a draft was asked for.
+        self._use = 1.0
 
     @property
-    def is_resting(self) -> bool:
-        """Whether it is hardly ever asked, and feeds nothing before it is."""
-        return self._can_rest and self._use < _REST_BELOW
+    def is_paused(self) -> bool:
+        """Whether drafts are hardly ever asked for, and nothing is fed until one is.
+
+        One of several heads never is: the later heads are asked less often than the first, and all
+        of them need the same rows.
+        """
+        return self._n_lanes == 1 and self._use < _PAUSE_BELOW
 
     def note_asked(self, n: int) -> None:
-        """Drafts of so many sequences are asked for."""
+        """Counts a round that asks for drafts of n sequences."""
         self._use = min(self._use + n * (1.0 - _KEEP_USE), 1.0)
 
     def n_unread(self, seq: int) -> int:
-        """How many rows of a sequence a draft that rests will be fed when it is asked."""
+        """How many rows of a sequence the next draft feeds first; 0 unless the draft is paused."""
         s = self._sequences.get(seq)
-        return self.n_ready(s) - s.n_fed if s is not None and self.is_resting else 0
+        return self.n_ready(s) - s.n_fed if s is not None and self.is_paused else 0
 
     def lane_of(self, seq: int) -> int:
         """The sequence of the draft's context that has a text's rows."""
@@ -163,20 +166,23 @@ class RowMemory(ABC):
 
     def feed_due(self, done: Sequence[Committed]) -> None:
         """Feeds what should not wait any longer of those that were noted."""
-        if self.is_resting:
+        if self.is_paused:
             for one in done:
-                self._let_go(one.seq, self._sequences[one.seq])
+                self._drop_waiting(one.seq, self._sequences[one.seq])
             return
         due = [one.seq for one in done if self._is_due(self._sequences[one.seq])]
         if due:
             self.feed(due)
 
-    def _let_go(self, seq: int, s: SequenceMemory) -> None:
-        """Keeps the newest rows of those that wait. What was fed before leaves a gap, and goes."""
+    def _drop_waiting(self, seq: int, s: SequenceMemory) -> None:
+        """Drops all but the newest rows where too many wait.
+
+        The draft's context drops what it was fed too: it cannot go on behind a gap.
+        """
         end = self.n_ready(s)
-        if end - s.n_fed > _MOST_WAITING:
+        if end - s.n_fed > _MAX_WAITING:
             self.context.memory.remove(self.lane_of(seq))
-            s.n_fed = s.first = s.rested = end - _KEEP_WAITING
+            s.n_fed = s.first = s.n_skipped = end - _KEEP_WAITING
             s.rows.keep_last(s.rows.end - s.n_fed + 1)
 
     def _is_due(self, s: SequenceMemory) -> bool:
@@ -262,8 +268,8 @@ class RowMemory(ABC):
         if s is None:
             return 0
         n = self.known(s, n_keep)
-        if 0 < s.first <= s.rested:  # the target shall not pay for rows that nobody has asked for
-            return n
+        if 0 < s.first == s.n_skipped:
+            return n  # the target must not decode again what a paused draft dropped
         n_seen = min(n, self.n_seen)
         n_there = n - min(s.first, n)
         return n if 2 * n_there >= n_seen else n - n_seen
@@ -295,7 +301,7 @@ class RowMemory(ABC):
         self.context.memory.rollback(self.lane_of(seq), n)
         s.n_fed = min(s.n_fed, n)
         s.first = min(s.first, s.n_fed)
-        s.rested = min(s.rested, s.first)
+        s.n_skipped = min(s.n_skipped, s.first)
 
     def forget(self, seq: int) -> None:
         """Forgets a sequence."""
@@ -308,7 +314,7 @@ class RowMemory(ABC):
         self.forget(to)
         self.context.memory.copy(self.lane_of(seq), self.lane_of(to))
         self._sequences[to] = SequenceMemory(
-            list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead, dict(s.pinned), s.rested
+            list(s.tokens), s.rows.copy(), s.n_fed, s.first, s.ahead, dict(s.pinned), s.n_skipped
         )
 
     def save(self, seq: int, fingerprint: str) -> bytes:
@@ -316,7 +322,7 @@ class RowMemory(ABC):
         s = self.of(seq)
         facts: dict[str, object] = {
             "draft": fingerprint, "n_fed": s.n_fed, "first": s.first, "ahead": s.ahead,
-            "start": s.rows.start, "rested": s.rested,
+            "start": s.rows.start, "n_skipped": s.n_skipped,
         }  # fmt: skip
         rows = s.rows.view(s.rows.start, s.rows.end)
         tokens = np.array(s.tokens, dtype="<i4")
@@ -342,7 +348,7 @@ class RowMemory(ABC):
         rows = np.frombuffer(parts[1], dtype="<f4").reshape(-1, self._n_features)
         s.rows.append(facts["start"], [rows])
         s.n_fed, s.first, s.ahead = facts["n_fed"], facts["first"], facts["ahead"]
-        s.rested = facts.get("rested", 0)  # files of a prefix cache may be older
+        s.n_skipped = facts.get("n_skipped", 0)  # files of a prefix cache may be older
         pinned = np.frombuffer(parts[3], dtype="<f4").reshape(-1, 1, self._n_features)
         s.pinned = dict(zip(facts["pinned"], pinned, strict=True))
         return len(s.tokens)

@@ -76,7 +76,7 @@ class HeadsMemory:
         return self._heads[0].of(seq)
 
     def n_unread(self, seq: int) -> int:
-        """None: several heads do not rest."""
+        """None: several heads are never paused."""
         return self._heads[0].n_unread(seq)
 
     def n_fed(self, seq: int) -> int:

@@ -22,13 +22,13 @@ from tests.perm_paths import PATHS, Path
 from tests.perm_tools import SUCCESSOR, check_perfect
 from tests.row_drafts import ROW_DRAFTS, AnyDrafter, RowDraft, each_kind, marked
 
-# A draft with several heads does not rest.
-RESTING = [name for name in ROW_DRAFTS if getattr(ROW_DRAFTS[name], "n_heads", 1) == 1]
-each_resting = pytest.mark.parametrize("name", [marked(name) for name in RESTING])
+# Several heads are never paused.
+ONE_HEAD = [name for name in ROW_DRAFTS if getattr(ROW_DRAFTS[name], "n_heads", 1) == 1]
+each_one_head = pytest.mark.parametrize("name", [marked(name) for name in ONE_HEAD])
 
 # What reads texts of some hundred tokens several times.
 each_long = pytest.mark.parametrize(
-    "name", [marked(name, is_release=name != "eagle3") for name in RESTING]
+    "name", [marked(name, is_release=name != "eagle3") for name in ONE_HEAD]
 )
 
 
@@ -42,9 +42,9 @@ class Switch(Controller):
         return [DraftDecision(s.max_draft) if self.is_on else NOT_ASKED for s in spans]
 
 
-def rests(memory: RowMemory) -> bool:
-    """Whether it does now: a checker of types holds what it was before to be true."""
-    return memory.is_resting
+def is_paused(memory: RowMemory) -> bool:
+    """Whether it is now: mypy takes a property to stay as it was asserted."""
+    return memory.is_paused
 
 
 def loop_of(
@@ -70,27 +70,27 @@ def decode_plainly(loop: SpeculativeLoop, switch: Switch, kind: RowDraft, n: int
     return seq
 
 
-@each_resting
+@each_one_head
 def test_it_computes_nothing_while_it_is_not_asked(name: str) -> None:
     """Neither for texts nor for prompts, and what waits is bounded."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
-    assert not rests(memory)
+    assert not is_paused(memory)
     seq = decode_plainly(loop, switch, kind, 200)
-    assert rests(memory)
+    assert is_paused(memory)
     n_calls = memory.n_calls
     switch.is_on = False
     for n_more in (200, 3):
         text = kind.further(seq.tokens, n_more)  # in many parts
         assert generate(loop, seq, text, 70).stats.drafted == 0
         s = memory.of(seq.seq_id)
-        assert s.rows.end - s.rows.start <= row_memory._MOST_WAITING + loop.target.n_ubatch + 1
-        assert len(s.rows._buffer) <= 4 * row_memory._MOST_WAITING
-        assert memory.n_unread(seq.seq_id) <= row_memory._MOST_WAITING
+        assert s.rows.end - s.rows.start <= row_memory._MAX_WAITING + loop.target.n_ubatch + 1
+        assert len(s.rows._buffer) <= 4 * row_memory._MAX_WAITING
+        assert memory.n_unread(seq.seq_id) <= row_memory._MAX_WAITING
     assert memory.n_calls == n_calls
 
 
-@each_resting
+@each_one_head
 @pytest.mark.parametrize("n_plain", [150, 300])
 def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
     """From the first draft on, whether its memory goes on or begins anew."""
@@ -98,19 +98,19 @@ def test_all_is_accepted_after_a_pause(name: str, n_plain: int) -> None:
     loop, switch, memory = loop_of(kind, kind.perm())
     check_perfect(generate(loop, SequenceState(), kind.perm_prompt(20), 30))
     seq = decode_plainly(loop, switch, kind, n_plain)
-    assert rests(memory)
+    assert is_paused(memory)
     n_calls = memory.n_calls
     # Twelve rounds, of which the first one drafts already.
     run = generate(loop, seq, kind.further(seq.tokens, 1), 12 * (1 + kind.n_perm))
     check_perfect(run, kind.n_perm)
     assert run.steps[1].n_drafted == kind.n_perm
     assert memory.n_calls > n_calls
-    assert not rests(memory)
+    assert not is_paused(memory)
 
 
 @each_long
 def test_it_begins_again_where_a_text_is_taken_back(name: str) -> None:
-    """At each place of a text whose rows it has, or has let go; nothing is decoded twice for it."""
+    """At each place of a text, its row kept or dropped; nothing is decoded twice for it."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     seq = decode_plainly(loop, switch, kind, 290)
@@ -124,7 +124,7 @@ def test_it_begins_again_where_a_text_is_taken_back(name: str) -> None:
 
 @each_long
 def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
-    """Also once it is asked again: the target never makes up for what was let go."""
+    """Also once it is asked again: the target never decodes again what was dropped."""
     kind = ROW_DRAFTS[name]
     loop, switch, memory = loop_of(kind, kind.perm())
     seq = decode_plainly(loop, switch, kind, 300)
@@ -136,7 +136,7 @@ def test_the_next_turn_reads_its_own_part_alone(name: str) -> None:
         generate(loop, seq, kind.further(seq.tokens, 3), 40)
 
 
-@each_resting
+@each_one_head
 def test_what_it_has_to_read_is_said(name: str) -> None:
     """To the controller, which does not take the first draft of a text for the price of others."""
     kind = ROW_DRAFTS[name]
@@ -153,25 +153,25 @@ def test_what_it_has_to_read_is_said(name: str) -> None:
 
 _PATHS = [
     marked(name, path, is_release=i % len(PATHS) != k % len(PATHS))
-    for k, name in enumerate(RESTING)
+    for k, name in enumerate(ONE_HEAD)
     for i, path in enumerate(PATHS)
 ]
 
 
 @pytest.mark.parametrize(("name", "path"), _PATHS)
-def test_each_path_of_one_that_always_rests(
+def test_each_path_of_one_that_is_always_paused(
     name: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are let go all the time: forks, states and conversations have the right ones left."""
-    monkeypatch.setattr(row_memory, "_REST_BELOW", 2.0)
-    monkeypatch.setattr(row_memory, "_MOST_WAITING", 5)
+    """Rows are dropped all the time: forks, states and conversations have the right ones left."""
+    monkeypatch.setattr(row_memory, "_PAUSE_BELOW", 2.0)
+    monkeypatch.setattr(row_memory, "_MAX_WAITING", 5)
     monkeypatch.setattr(row_memory, "_KEEP_WAITING", 2)
     kind = ROW_DRAFTS[name]
     path(kind, kind.perm)
 
 
 @each_kind
-def test_several_heads_do_not_rest(name: str) -> None:
+def test_several_heads_are_never_paused(name: str) -> None:
     """The later ones are asked more seldom, of rows that all of them share."""
     kind = ROW_DRAFTS[name]
     drafter = kind.perm()
@@ -180,4 +180,4 @@ def test_several_heads_do_not_rest(name: str) -> None:
     heads = getattr(memory, "_heads", [memory])
     for head in heads:
         head._use = 0.0
-        assert head.is_resting == (len(heads) == 1)
+        assert head.is_paused == (len(heads) == 1)
