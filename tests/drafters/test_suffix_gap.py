@@ -1,4 +1,4 @@
-"""A copy that went wrong is taken up again behind the difference, and by nobody else."""
+"""A copy that went wrong resumes behind the difference, and in no other request."""
 
 from __future__ import annotations
 

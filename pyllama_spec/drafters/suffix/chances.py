@@ -17,9 +17,10 @@ _MATCH_EDGES = (4, 5, 6, 7, 8, 10, 13, 17, 22, 32, 48)
 # How many places there are that have the same beginning, and the share that goes on this way.
 _PLACE_EDGES = (2, 4, 9)
 _SHARE_EDGES = (0.26, 0.45, 0.6, 0.8, 0.999)
-# Of a copy behind a difference: how many tokens are equal again, and how long the difference is.
-_AGAIN_EDGES = (1, 2, 3, 4, 6, 9, 14, 22)
-_GAP_EDGES = (2, 3, 5)
+# Of a copy that resumed: how many tokens are equal behind the difference, and how long that is.
+_EQUAL_EDGES = (1, 2, 3, 4, 6, 9, 14, 22)
+_GAP_EDGES = (1, 2, 4)
+# Beyond the cells of matches.
 _GAP_CELLS = 1 << 16
 # What a kind begins with weighs as much as so many observations; one counts half after 128 more.
 _PRIOR = 4.0
@@ -37,8 +38,8 @@ class CopyKind(NamedTuple):
         n_places: how many places go on up to it as the draft does.
         n_agree: how many of those have this token.
         is_own: whether the copy is of the text itself, and of no other one.
-        n_gap: of a copy that is taken up again behind a difference, one more than the tokens that
-            the text has there; 0 for others.
+        n_gap: of a copy that resumed behind a difference, how many tokens the text has there; None
+            for a match.
 
     """
 
@@ -46,7 +47,7 @@ class CopyKind(NamedTuple):
     n_places: int
     n_agree: int
     is_own: bool
-    n_gap: int = 0
+    n_gap: int | None = None
 
 
 class Chances:
@@ -81,8 +82,8 @@ class Chances:
 def _cell(kind: CopyKind) -> tuple[int, float]:
     """Which kinds count as one, as a number, and the chance of one that was never seen."""
     m, share = kind.match_length, kind.n_agree / kind.n_places
-    if kind.n_gap:
-        cell = bisect_right(_AGAIN_EDGES, m) * 8 + bisect_right(_GAP_EDGES, kind.n_gap)
+    if kind.n_gap is not None:
+        cell = bisect_right(_EQUAL_EDGES, m) * 8 + bisect_right(_GAP_EDGES, kind.n_gap)
         return _GAP_CELLS + 2 * cell + kind.is_own, (m + 1.0) / (m + 2.0) * _OF_OTHERS
     cell = bisect_right(_MATCH_EDGES, m)
     cell = cell * 8 + bisect_right(_PLACE_EDGES, kind.n_places)

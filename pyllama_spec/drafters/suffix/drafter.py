@@ -2,8 +2,8 @@
 
 Of all places with the longest match those that go on alike have a vote each, token by token, as in
 SuffixDecoding (arXiv 2411.04975); how likely the winner is has been learnt by how long the match is
-and how many places agree (chances.py). A draft ends where it is no longer likely to be right, and
-behind a difference from what it was copied from it is taken up again there (gap.py).
+and how many places agree (chances.py). A draft ends where it is no longer likely to be right, and a
+copy resumes behind a difference between both texts (gap.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.suffix.chances import Chances, CopyKind
-from pyllama_spec.drafters.suffix.gap import Again, Gap, Lengths, again
+from pyllama_spec.drafters.suffix.gap import Gap, Lengths, ResumePoint, resume_point
 from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source, TokenOrigin
 from pyllama_spec.drafters.suffix.token_index import (
     MAX_MATCH,
@@ -57,9 +58,8 @@ class OwnText:
         n_settled: how many of its tokens were remembered already, or must not be.
         n_private: how many of those must not be.
         origins: TokenOrigin of each token.
-        gap: where the text differs from what was copied last; None where it does not, or that is
-            long ago.
-        lengths: of the last such difference behind which the copy went on.
+        gap: the newest difference from what was copied, while a copy may resume behind it.
+        lengths: of the last difference behind which a copy was right.
 
     """
 
@@ -111,7 +111,7 @@ class _Copied(NamedTuple):
         source: where it was copied from; None for the text itself.
         at: the index of the first one there.
         match_length: how many tokens before it are equal.
-        again: where it was taken up again behind a difference; None for a match.
+        resumed: where it resumed behind a difference; None for a match.
 
     """
 
@@ -122,7 +122,7 @@ class _Copied(NamedTuple):
     source: Source | None
     at: int
     match_length: int
-    again: Again | None = None
+    resumed: ResumePoint | None = None
 
 
 class Suffix(Drafter):
@@ -137,8 +137,8 @@ class Suffix(Drafter):
             like one.
         least_chance: a draft ends before a token that is right, with all before it, more seldom.
         first_chance: there is no draft whose first token is right more seldom.
-        resumes: whether a copy that went wrong is taken up again behind the difference, with fewer
-            equal tokens than min_match.
+        resumes: whether a copy that went wrong resumes behind the difference, with fewer equal
+            tokens than min_match.
 
     Raises:
         ArgumentError: a number is below 1, or min_match below 3, the least that an index has.
@@ -276,14 +276,11 @@ class Suffix(Drafter):
         n_accepted = min(n_right, len(copied.p))
         if source is not None and n_accepted:
             source.note_use(at, n_accepted)
-        if n_right and copied.again is not None:
-            text.lengths = copied.again.lengths
-        if n_right == n_met:
-            index = text.index if source is None else source.index
-            if n_right == len(tokens) or not _is_other(index, at + n_right, tokens[n_right]):
-                return
-        # One that was taken up again wrongly leaves the difference where it was.
-        if n_right or copied.again is None:
+        if not n_right and copied.resumed is not None:
+            return  # it resumed at a wrong place: the difference is where it was
+        if copied.resumed is not None:
+            text.lengths = copied.resumed.lengths
+        if _differs(copied, _index_of(source, text), tokens, n_right):
             text.gap = Gap(source, at + n_right, text.index.n + n_right)
 
     def truncate(self, seq: int, n_keep: int) -> None:
@@ -325,25 +322,24 @@ class Suffix(Drafter):
         if n < 1 or not index.n:
             return NO_DRAFT
         tail = index.tokens[max(index.n - MAX_MATCH, 0) : index.n].tolist()
-        best = self._follow(None, index, tail, n)
-        for source in self._sources(text.user):
-            other = self._follow(source, source.index, tail, n)
-            if best is None or (other is not None and other.n_expected > best.n_expected):
-                best = other
+        found = [self._follow(None, index, tail, n)]
+        found += [self._follow(one, one.index, tail, n) for one in self._sources(text.user)]
         if text.gap is not None and self._resumes:
-            other = self._resume(text.gap, text, n)
-            if best is None or (other is not None and other.n_expected > best.n_expected):
-                best = other
-        if best is None:
+            found.append(self._resume(text.gap, text, n))
+        copies = [copied for copied in found if copied is not None]
+        if not copies:
             return NO_DRAFT
-        p, match_length, is_remembered = best.p, best.match_length, best.source is not None
-        if not p or p[0] < self._first_chance:
-            # What became of it is learnt all the same.
-            self._copied[request.seq] = best._replace(p=[])
-            return NO_DRAFT
+        best = max(copies, key=attrgetter("n_expected"))
+        if best.p and best.p[0] < self._first_chance:
+            best = best._replace(p=[])
+        # Where none of its tokens is drafted, the text tells how likely they were all the same.
         self._copied[request.seq] = best
-        ids = best.ids[: len(p)]
-        return Draft(ids, p, match_length=max(match_length, 1), is_remembered=is_remembered)
+        if not best.p:
+            return NO_DRAFT
+        # A length of 0 would say that a model has drafted it.
+        match_length, is_remembered = max(best.match_length, 1), best.source is not None
+        ids = best.ids[: len(best.p)]
+        return Draft(ids, best.p, match_length=match_length, is_remembered=is_remembered)
 
     def _follow(
         self, source: Source | None, index: TokenIndex, tail: list[int], n: int
@@ -356,29 +352,29 @@ class Suffix(Drafter):
         return self._likely(steps, source, found[0].match_length)
 
     def _resume(self, gap: Gap, text: OwnText, n: int) -> _Copied | None:
-        """Takes a copy up again behind a difference, as far as it is likely to be right."""
-        is_own = gap.source is None
-        index = text.index if gap.source is None else gap.source.index
-        found = again(gap, index, text.index.tokens[gap.begin : text.index.n], text.lengths)
-        if found is None:
+        """Goes on with a copy behind a difference, as far as it is likely to be right."""
+        is_own, index = gap.source is None, _index_of(gap.source, text)
+        new = text.index.tokens[gap.begin : text.index.n]
+        point = resume_point(gap, index, new, text.lengths)
+        if point is None:
             text.gap = None
             return None
-        ids = _continuation(index, found.at, n, is_own=is_own)
-        equal, n_gap = found.n_equal, found.lengths.here + 1
+        ids = _continuation(index, point.at, n, is_own=is_own)
+        n_equal, n_gap = point.n_equal, point.lengths.in_text
         steps = (
-            (token, CopyKind(equal + depth, 1, 1, is_own, n_gap), found.at)
+            (token, CopyKind(n_equal + depth, 1, 1, is_own, n_gap), point.at)
             for depth, token in enumerate(ids)
         )
-        return self._likely(steps, gap.source, equal, found)
+        return self._likely(steps, gap.source, n_equal, point)
 
     def _likely(
         self,
         steps: Iterable[tuple[int, CopyKind, int]],
         source: Source | None,
         match_length: int,
-        found: Again | None = None,
+        resumed: ResumePoint | None = None,
     ) -> _Copied | None:
-        """The tokens of a copy up to the first that is not likely to be right; None for none."""
+        """Ends a copy behind its first token that is not likely to be right; None for no token."""
         chance_of = self.chances.chance
         ids, kinds, p = [], [], []
         survival, n_expected, begin = 1.0, 0.0, 0
@@ -396,7 +392,7 @@ class Suffix(Drafter):
             n_expected += survival
         if not ids:
             return None
-        return _Copied(ids, kinds, p, n_expected, source, begin, match_length, found)
+        return _Copied(ids, kinds, p, n_expected, source, begin, match_length, resumed)
 
     # ---- for people
 
@@ -438,9 +434,19 @@ def copies_beside(max_draft: int, min_match: int, store: str | os.PathLike[str])
     )
 
 
-def _is_other(index: TokenIndex, at: int, token: int) -> bool:
-    """Whether another token of a text stands at a place."""
-    return at < index.n and 0 <= index.tokens[at] != token
+def _index_of(source: Source | None, text: OwnText) -> TokenIndex:
+    """That of a source; of the text itself for None."""
+    return text.index if source is None else source.index
+
+
+def _differs(copied: _Copied, index: TokenIndex, tokens: Sequence[int], n_right: int) -> bool:
+    """Whether the text goes on otherwise than what was copied, behind n_right equal tokens."""
+    if n_right == len(tokens):
+        return False
+    if n_right < len(copied.ids):
+        return True
+    at = copied.at + n_right
+    return at < index.n and 0 <= index.tokens[at] != tokens[n_right]
 
 
 def _votes(

@@ -1,10 +1,9 @@
-"""Where a copy went wrong, and where it may go on: a name that is another one now, a new number.
+"""Where a copy went wrong, and where it may resume: behind a changed name, or a new number.
 
-Behind a difference no n-gram is found until some tokens are equal again, though the text often goes
-on as the copied one does. So the place of the difference is kept for a while, and the copy is taken
-up again there: behind the next tokens that are equal, and before there are any, behind as many
-tokens as the last such difference had. How likely that is has been learnt like all else
-(chances.py).
+Behind a difference no n-gram matches until some tokens are equal again, though the text often goes
+on as the copied one does. So the place of the difference is kept for a while, and the copy resumes
+there: behind the next tokens that are equal, and before there are any, behind as many tokens as the
+last such difference had. How often such a copy is right is counted as for any other (chances.py).
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from typing import NamedTuple
 from pyllama_spec.drafters.suffix.memory import Source
 from pyllama_spec.drafters.suffix.token_index import TokenIndex
 
-# A difference is given up where the text has gone on for so long without the copy.
+# The most tokens that the text may have from the difference on before the copy is given up.
 _MAX_GAP = 12
-# The copied text may have so many tokens more there than this one.
-_REACH = 12
-# Equal tokens behind a difference: more of them are found as any match is.
-_MAX_AGAIN = 3
+# How many more of them the copied text may have.
+_MAX_EXTRA = 12
+# The most equal tokens behind a difference that are looked for; the index finds longer matches.
+_MAX_EQUAL = 3
 
 
 class Lengths(NamedTuple):
-    """How many tokens a difference has in the copied text, and how many in this one."""
+    """How many tokens a difference has: in the copied text, and in this one."""
 
-    there: int = 1
-    here: int = 1
+    in_source: int = 1
+    in_text: int = 1
 
 
 class Gap(NamedTuple):
@@ -45,13 +44,13 @@ class Gap(NamedTuple):
     begin: int
 
 
-class Again(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where a copy may go on.
 
     Attributes:
-        at: the index of the token there.
+        at: the index of its next token, in the copied text.
         n_equal: how many tokens before it are equal, of those behind the difference.
-        lengths: of the difference, if that is so.
+        lengths: of the difference, if the copy is right to go on here.
 
     """
 
@@ -60,14 +59,16 @@ class Again(NamedTuple):
     lengths: Lengths
 
 
-def again(gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths) -> Again | None:
+def resume_point(
+    gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths
+) -> ResumePoint | None:
     """Where the copy may go on.
 
     Args:
         gap: the difference.
-        index: of what it was copied from. The place may be of one that was there before.
+        index: of what was copied. It may have changed since then: gap.at may be beyond its end.
         text: the tokens of the text from the difference on.
-        last: of the difference before.
+        last: of the last difference behind which a copy was right.
 
     Returns:
         None where there is nothing to go on with, or the difference has become too long.
@@ -77,13 +78,13 @@ def again(gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths) -> Ag
     if not 0 < n <= _MAX_GAP:
         return None
     new = list(text)
-    there: list[int] = index.tokens[gap.at : min(gap.at + n + _REACH, index.n)].tolist()
-    for n_equal in range(min(n, _MAX_AGAIN), 0, -1):
+    copied: list[int] = index.tokens[gap.at : min(gap.at + n + _MAX_EXTRA, index.n)].tolist()
+    for n_equal in range(min(n, _MAX_EQUAL), 0, -1):
         ending = new[n - n_equal :]
-        for end in range(n_equal, len(there)):
-            if there[end - n_equal : end] == ending:
-                return Again(gap.at + end, n_equal, Lengths(end - n_equal, n - n_equal))
-    skipped = last.there if last.here == n else n
-    if skipped >= len(there):
+        for end in range(n_equal, len(copied)):
+            if copied[end - n_equal : end] == ending:
+                return ResumePoint(gap.at + end, n_equal, Lengths(end - n_equal, n - n_equal))
+    n_skipped = last.in_source if last.in_text == n else n
+    if n_skipped >= len(copied):
         return None
-    return Again(gap.at + skipped, 0, Lengths(skipped, n))
+    return ResumePoint(gap.at + n_skipped, 0, Lengths(n_skipped, n))
