@@ -14,6 +14,8 @@ from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 # LoRA adapters, each with its scale. None leaves the context's own as they are.
 Adapters = tuple[tuple[Adapter, float], ...] | None
+# Tokens that n_common() compares at once.
+_STRETCH = 512
 
 
 @dataclass(slots=True)
@@ -184,12 +186,9 @@ class SequenceRun:
 
 
 def n_common(held: Sequence[int], wanted: Sequence[int]) -> int:
-    """The length of the common prefix, by comparing whole stretches."""
-    low, high = 0, min(len(held), len(wanted))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tuple(held[low:middle]) == tuple(wanted[low:middle]):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """The length of the common prefix."""
+    n, at = min(len(held), len(wanted)), 0
+    # Many tokens are compared at once, as long as they are equal.
+    while at < n and tuple(held[at : at + _STRETCH]) == tuple(wanted[at : at + _STRETCH]):
+        at += _STRETCH
+    return next((i for i in range(at, n) if held[i] != wanted[i]), n)

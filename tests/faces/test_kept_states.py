@@ -71,5 +71,5 @@ def test_texts_alike() -> None:
     for a, b, n in (((), (1,), 0), ((1,), (1,), 1), ((1, 2, 3), (1, 2, 4, 5), 2), ((2,), (1,), 0)):
         assert n_common(a, b) == n_common(b, a) == n
     long = list(range(1000))
-    for n in range(0, 1000, 37):
+    for n in (*range(0, 1000, 37), 511, 512, 513, 1000):
         assert n_common(long, [*long[:n], -1, *long[n:]]) == n
