@@ -210,13 +210,14 @@ class TextState:
 def survivals_in(rates: Sequence[float], text: TextState, draft: Draft) -> list[float]:
     """Of each token of a draft, the chance in a text that it and all before are right.
 
-    A text in which copies go wrong has worse ones for a while. But a long row of right ones says
-    next to nothing of when the next difference comes: nearly every token of a copy is right.
+    Where copies go wrong more often than expected, the next ones are taken for worse. Where they go
+    wrong less often, they are not taken for better: nearly every token of a copy is right, and a
+    row of right ones says next to nothing of when the text will differ.
 
     Args:
         rates: the chance of each, given those before, in no text in particular.
         text: the text.
-        draft: whose they are.
+        draft: whose tokens they are.
 
     """
     ratio = min(text.lookups.ratio, 1.0) if draft.match_length else text.model.ratio

@@ -50,7 +50,7 @@ _PLAIN_EVERY = 128
 _KEEP_LOCAL, _KEEP_LONG = 0.5 ** (1 / 12), 0.5 ** (1 / 256)
 # How much what was realised counts beside what was expected, which is less noisy.
 _REALISED = 0.2
-# A copy is tried at a price that is not known yet where its tokens are as likely right as this.
+# A copy is verified longer to time that only as far as its tokens are as likely right as this.
 _SURE = 0.6
 # Seconds per token: the memory of the last rounds.
 _KEEP_PACE = 0.5 ** (1 / 16)
@@ -165,7 +165,8 @@ class ProfitController(Controller):
         self._prices: dict[tuple[int, int, int], tuple[int, Prices]] = {}
         self._prices_of_last = Prices([0.0], [0.0], 0.0, 1e-9)
         self._n_rounds = 0
-        # Copies that were cut until one is verified all the same, and between two such tries.
+        # Copies that are cut until one is verified longer to be timed, the same between two tries,
+        # and how long the last try was, until it has paid.
         self._until_try = self._try_interval = _FIRST_RETRY
         self._n_last_try = 0
 
@@ -309,7 +310,7 @@ class ProfitController(Controller):
             last = self._of(spans[0].seq).last
             n, _ = prices.best(survivals_of[0], self.costs.switch_s, last)
             if spans[0].draft.match_length:
-                n = max(n, self._n_tried(spans[0].n_past, survivals_of[0], n))
+                n = self._length_to_try(spans[0].n_past, survivals_of[0], n)
             chosen = [n]
         else:
             chosen = lengths_together(prices, survivals_of, len(spans), self._limits)
@@ -318,22 +319,23 @@ class ProfitController(Controller):
             self._of(spans[i].seq).n_expected = sum(survivals[:n])
         return lengths
 
-    def _n_tried(self, n_past: int, survivals: Sequence[float], n: int) -> int:
-        """How many tokens of a copy to verify to see what that costs; 0 for no such try.
+    def _length_to_try(self, n_past: int, survivals: Sequence[float], n: int) -> int:
+        """How many tokens of a copy to verify: n, or now and then more, to time them.
 
-        What was timed in a bad moment, as when a model was opened beside a busy program, may look
-        so dear that it is never timed again: copies cost nothing else by which that would show.
+        A batch that was timed in a bad moment, as when a model was opened beside a busy program,
+        may look so dear that it is never verified again, and so never timed again. The curve of
+        costs cannot tell it from one that is dear.
         """
-        if n >= self._n_last_try > 0:  # it paid: the next longer ones may as well
+        if n >= self._n_last_try > 0:  # the last try paid: longer ones may pay too
             self._until_try = self._try_interval = _FIRST_RETRY
             self._n_last_try = 0
-        # No longer: of two sizes that are not known one good sample each outweighs them.
+        # Two more at most: a good sample of each of two sizes outweighs their bad ones.
         n_tried = min(sum(s >= _SURE for s in survivals), n + 2)
         if n_tried <= n or self.costs.knows_rows(n_past, 1 + n_tried):
-            return 0
+            return n
         self._until_try -= 1
         if self._until_try > 0:
-            return 0
+            return n
         self._try_interval = min(2 * self._try_interval, _MAX_RETRY)
         self._until_try, self._n_last_try = self._try_interval, n_tried
         return n_tried
