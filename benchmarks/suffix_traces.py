@@ -409,9 +409,7 @@ def beside(args: argparse.Namespace) -> None:
                     drafter.begin_request(0, remember=True, user="")  # sees what was written
                 begin, played = time.process_time(), Played()
                 for one, its in zip(rest, rows, strict=True):
-                    played = Played(
-                        *map(sum, zip(played, play(drafter, *one, told_of(one, its)), strict=True))
-                    )
+                    played = played.plus(play(drafter, *one, told_of(one, its)))
                 micros = 1e6 * (time.process_time() - begin) / played.n_rounds
                 copied = getattr(drafter, "n_lookups", 0) / played.n_rounds
                 print(
@@ -433,9 +431,7 @@ def use(args: argparse.Namespace) -> None:
     played = Played()
     for one in read_trace(args.only, args.folder):
         rows = source.of([*one.prompt, *one.answer])
-        played = Played(
-            *map(sum, zip(played, play(drafter, *one, told_of(one, rows)), strict=True))
-        )
+        played = played.plus(play(drafter, *one, told_of(one, rows)))
     drafter.close()
     print(f"{args.only}: {played.tokens_per_round:.2f} tokens per round, into {args.store}")
 

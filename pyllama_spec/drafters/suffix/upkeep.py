@@ -28,7 +28,7 @@ _PIECE_BYTES = 16
 _MINUTES_PER_DAY = 24 * 60
 
 Progress = Callable[[float], None]
-# Of tokens that are committed from an index on: what a drafter is told of them, part by part.
+# Given tokens and the index of the first one: what a drafter is told as they are committed.
 Told = Callable[[list[int], int], Iterable[Committed]]
 
 
@@ -55,6 +55,10 @@ class Played(NamedTuple):
     def tokens_per_round(self) -> float:
         """1 for plain decoding."""
         return self.n_tokens / max(self.n_rounds, 1)
+
+    def plus(self, other: Played) -> Played:
+        """The counts of both."""
+        return Played(*map(sum, zip(self, other, strict=True)))
 
 
 def files_below(paths: Iterable[Path]) -> Iterator[Path]:
@@ -139,8 +143,8 @@ def play(
         drafter: it may learn from this one.
         prompt: what comes before.
         answer: one token or more, of which the prompt gives the first.
-        told: what it is told of tokens that are committed from an index on; None for a drafter of
-            texts alone, which is told the tokens.
+        told: what it is told as tokens are committed; None for a drafter that reads no rows, which
+            is told the tokens.
 
     """
 
@@ -172,7 +176,7 @@ def play_all(drafter: Drafter, requests: Iterable[tuple[Sequence[int], Sequence[
     """Prompts with their answers, one after the other; see play()."""
     out = Played()
     for prompt, answer in requests:
-        out = Played(*map(sum, zip(out, play(drafter, prompt, answer), strict=True)))
+        out = out.plus(play(drafter, prompt, answer))
     return out
 
 
