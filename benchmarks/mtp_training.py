@@ -2,11 +2,11 @@
 
     python -m benchmarks.mtp_training [changed qwen35 qwen35moe deepseek2 ...]
 
-Each target says PERM: the next token is a function of the last one, four cycles of 80 tokens. With
-the name of an architecture its head is random, with "changed" it is one of qwen35 that knows three
-quarters of the successors, the rest as they were before. It is trained on 900 tokens of the
-target's text; a fifth of its texts is held out. Then both heads draft three tokens a round, alone
-and at a fixed length, behind six prompts.
+Each target writes PERM: the next token is a function of the last one, four cycles of 80 tokens. A
+target that is named by its architecture has a random head. The target "changed", of qwen35, has one
+that knows three quarters of the successors, and outdated ones for the rest. The head is trained on
+900 tokens of the target's text, of which a fifth is held out. Then the head of before and the new
+one draft three tokens a round behind six prompts, without lookups and at a fixed length.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.server_beside --python OTHER/bin/python -m MODEL.gguf -d HEAD.gguf
 
-Both have the same model, threads, places and context; drafts are ours alone. The sides take turns,
-in another order in each repeat. Each repeat has prompts of its own, so that no side remembers a
-whole one. Printed per side: tokens per second of the clock and of the processor, time to the first
-token in the median and the 95th percentile, and the prompt tokens that were computed; then each of
-our sides over theirs, by repeats. Ends with 1 where a text of ours is not that of it alone.
+Both have the same model, threads, places and context; only ours have drafts. The sides take turns,
+in the opposite order in every second repeat. Each repeat has prompts of its own, so that no side
+remembers a whole one. Printed for each side: tokens per second of wall and of CPU time, the median
+and the 95th percentile of the time to the first token, and the prompt tokens that were computed;
+then the ratio of each of our sides to theirs, over the repeats. The exit status is 1 where a text
+of ours differs from that of the same request alone.
 """
 
 from __future__ import annotations

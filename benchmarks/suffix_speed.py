@@ -1,13 +1,14 @@
-"""What copies gain in time over plain decoding, on the traces of suffix_traces.py or on prompts.
+"""The time that copies save over plain decoding, on the traces of suffix_traces.py or on prompts.
 
     python -m benchmarks.suffix_speed -m TARGET.gguf --trace agent [-n 20] [--earlier 0 100]
     python -m benchmarks.suffix_speed -m TARGET.gguf --prompts benchmarks/mixed_prompts.jsonl
 
-Plain decoding, prompt lookup, and suffix after so many earlier requests generate each text in one
-process by turns, in an order that turns too, with the controller that Llama has. Times are the
-processor's of the process over the rounds, without the prompt, which programs beside it disturb
-less than a clock. What is known is printed behind each text, so that a run may be ended early. Ends
-with 1 where a text is not that of plain decoding.
+One process generates each text several times: by plain decoding, by prompt lookup, and by suffix
+that has seen some number of earlier requests, with the controller that Llama has. The order of the
+sides rotates from text to text. Times are CPU seconds of the process over the rounds, without the
+prompt: other programs disturb them less than wall time. All sums so far are printed behind each
+text, so that a run may be ended early. The exit status is 1 where a text differs from that of plain
+decoding.
 
     by_total    plain's time over the side's, of all texts together
     median      of the texts' own ratios; and the worst of them
@@ -44,7 +45,7 @@ WAYS = {
 
 
 class Run(NamedTuple):
-    """A text: its tokens, the processor's seconds of its rounds, and how many they were."""
+    """A text: its tokens, the CPU seconds of its rounds, and how many rounds there were."""
 
     tokens: list[int]
     seconds: float
@@ -53,7 +54,7 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Sum:
-    """Of one side, over texts."""
+    """What one side took, over all texts."""
 
     seconds: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Sum:
     n_equal: int = 0
 
     def add(self, run: Run, plain: Run) -> None:
-        """A text, beside plain decoding's."""
+        """Adds a text and the same text of plain decoding."""
         self.seconds.append(run.seconds)
         self.ratios.append(plain.seconds / run.seconds)
         self.n_tokens += len(run.tokens) - 1
@@ -115,7 +116,7 @@ class Side:
 
 
 def make_drafters(args: argparse.Namespace, earlier: list[Recorded]) -> dict[str, Drafter]:
-    """The drafters by name, which know as many earlier requests as they are to know."""
+    """The drafters by name; those of suffix have seen the earlier requests that args asks for."""
     drafters: dict[str, Drafter] = {"plain": NoDrafter(), "prompt-lookup": PromptLookup()}
     drafters["prompt-lookup, 15"] = PromptLookup(15)
     for n in args.earlier if args.trace else (0,):
@@ -131,7 +132,7 @@ def make_drafters(args: argparse.Namespace, earlier: list[Recorded]) -> dict[str
 def texts_of(
     args: argparse.Namespace, model: Model
 ) -> tuple[list[tuple[list[int], int]], list[Recorded]]:
-    """Prompts with how many tokens to generate, and the requests before them."""
+    """Prompts, each with a number of tokens to generate, and the requests before them."""
     if args.trace:
         trace = read_trace(args.trace, args.folder)
         n = min(N_MEASURED[args.trace], args.n_texts)
@@ -142,7 +143,7 @@ def texts_of(
 
 
 def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack) -> dict[str, Sum]:
-    """Generates all texts on all sides by turns."""
+    """Generates each text on each side."""
     end = monotonic() + args.seconds
     params = ContextParams(n_ctx=4096, n_batch=512, n_threads=args.threads)
     texts, earlier = texts_of(args, model)
@@ -178,11 +179,11 @@ def main() -> int:
     parser.add_argument("--earlier", type=int, nargs="+", default=[0, 100])
     parser.add_argument("--way", default="greedy", choices=tuple(WAYS))
     parser.add_argument("--controller", default="profit", choices=("profit", "fixed"))
-    parser.add_argument("-n", "--n-texts", type=int, default=1000, help="the last so many")
+    parser.add_argument("-n", "--n-texts", type=int, default=1000, help="only the last N")
     parser.add_argument("--max-tokens", type=int, default=128, help="of a prompt's text")
     parser.add_argument("-t", "--threads", type=int, default=1)
-    parser.add_argument("--store", type=Path, help=f"of a side {STORED!r}, which gets each text")
-    parser.add_argument("--sides", nargs="+", help="these alone, beside plain decoding")
+    parser.add_argument("--store", type=Path, help=f"adds the side {STORED!r}, with this store")
+    parser.add_argument("--sides", nargs="+", help="only these, and plain decoding")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no text later")
     args = parser.parse_args()
     with Model(args.model) as model, contextlib.ExitStack() as stack:

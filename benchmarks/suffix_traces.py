@@ -458,7 +458,7 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     both = commands.add_parser("beside", help="the same for a head, without and with a store")
     both.add_argument("--only", default=None, choices=tuple(N_MEASURED))
-    both.add_argument("--requests", type=int, default=1000, help="measure no more, the last ones")
+    both.add_argument("--requests", type=int, default=1000, help="measure only the last N")
     both.set_defaults(run=beside)
     used = commands.add_parser("use", help="write a trace into a store, and where a head missed")
     used.add_argument("store")

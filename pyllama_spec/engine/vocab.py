@@ -13,7 +13,7 @@ from pyllama_spec.errors import ArgumentError, shown
 
 _INT32_MIN = -(2**31)
 _MAX_TEXT_BYTES = 2**31 - 1
-# No status of the C ABI is below.
+# All statuses of the C ABI are above.
 _LEAST_STATUS = -100
 # Ids that become Python's integers in one go.
 _TOGETHER = 1 << 16
@@ -93,7 +93,8 @@ class Vocab:
             n: int = lib.llama_spec_tokenize(
                 self._handle.pointer, data, len(data), out, capacity, add_special, parse_special
             )
-            # In any case: Ctrl-C may have come though the text was read to its end.
+            # A failure is INT32_MIN less the status. A success is checked too: Ctrl-C may have come
+            # though the text was read to its end.
             code = _INT32_MIN - n
             check(code if code >= _LEAST_STATUS else 0, "cannot tokenize the text")
             if n >= 0:
