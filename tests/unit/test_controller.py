@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from time import perf_counter
 
 import pytest
@@ -363,43 +364,93 @@ def test_a_row_of_right_copies_makes_the_next_no_surer(n_right: int, p: list[flo
     assert all(a < b for a, b in zip(survivals_in(rates, wrong, draft), new, strict=True))
 
 
-def verified_of(controller: ProfitController, true_s: Sequence[float], n_rounds: int) -> list[int]:
-    """How many tokens of copies of ten tokens, all right, each round verifies."""
-    out: list[int] = []
-    at = 20
-    for _ in range(n_rounds):
-        span = Span(0, min(at, 200), 10)
-        [decision] = controller.decide([span])
-        span.decide(decision)
-        span.draft = Draft(range(at, at + 10), [0.95] * 10, match_length=12)
-        span.verify(controller.verify_lengths([span])[0])
-        span.tokens = range(at, at + span.n_verified + 1)
-        at += span.n_verified + 1
-        controller.learn([span], Spent(1e-5, true_s[span.n_verified], 1e-4))
-        out.append(span.n_verified)
-    return out
+class Copies:
+    """Rounds of some sequences whose copies are always right, at a price of their rows.
+
+    Args:
+        row_s: seconds of a row more; the first one takes 0.01.
+        n_seqs: how many sequences share each round.
+        n_copies: how many of them have a copy in each round.
+        is_padded: whether all take as many rows as the longest.
+        timed: what the seconds of each number of rows are multiplied by at the start.
+
+    """
+
+    def __init__(
+        self,
+        row_s: float,
+        n_seqs: int = 1,
+        n_copies: int = 1,
+        *,
+        is_padded: bool = False,
+        timed: Callable[[int], float] = lambda rows: 1.0,
+    ) -> None:
+        self.row_s, self.n_seqs, self.n_copies, self.is_padded = row_s, n_seqs, n_copies, is_padded
+        self.controller = ProfitController()
+        self.controller.attach(ControllerLimits(10, has_lookup=True, is_padded=is_padded))
+        sizes = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32)
+        self.controller.learn_costs({n: self.seconds(n) * timed(n) for n in sizes})
+        for seq in range(n_seqs):
+            self.controller.begin(seq)
+
+    def seconds(self, rows: int) -> float:
+        """What a decode takes."""
+        return 1e-2 + self.row_s * (rows - 1)
+
+    def play(self, n_rounds: int) -> list[float]:
+        """How many tokens of each copy the rounds verified, in the mean of the copies."""
+        controller, out, at = self.controller, [], [0] * self.n_seqs
+        for _ in range(n_rounds):
+            spans = [Span(seq, 100, 10) for seq in range(self.n_seqs)]
+            for span, decision in zip(spans, controller.decide(spans), strict=True):
+                span.decide(decision)
+                n, begin = max(decision.n_requested, decision.n_lookup), at[span.seq]
+                if n and span.seq < self.n_copies:
+                    span.draft = Draft(range(begin, begin + n), [0.95] * n, match_length=12)
+            for span, n in zip(spans, controller.verify_lengths(spans), strict=True):
+                span.verify(n)
+                span.tokens = range(at[span.seq], at[span.seq] + n + 1)
+                at[span.seq] += n + 1
+            lengths = [span.n_verified for span in spans]
+            rows = self.n_seqs * (1 + max(lengths)) if self.is_padded else sum(lengths, self.n_seqs)
+            assert rows <= 32
+            controller.learn(spans, Spent(1e-5, self.seconds(rows), 1e-4))
+            out.append(statistics.mean(lengths[: self.n_copies]))
+        return out
 
 
+@cache
+def verified_when_calm(n_seqs: int, n_copies: int, is_padded: bool) -> float:
+    """How many tokens of a copy are verified where all rows were timed in a calm moment."""
+    return statistics.mean(Copies(3e-3, n_seqs, n_copies, is_padded=is_padded).play(400)[-100:])
+
+
+@pytest.mark.parametrize(
+    ("n_seqs", "n_copies", "is_padded"),
+    [(1, 1, False), (2, 2, False), (2, 1, False), (4, 4, False), (4, 1, False), (8, 8, False),
+     (2, 2, True), (4, 4, True), (8, 8, True)],
+)  # fmt: skip
 @pytest.mark.parametrize("factor", [3.0, 10.0, 50.0])
 @pytest.mark.parametrize("from_row", [2, 4])
-def test_rows_that_were_timed_in_a_bad_moment_are_timed_again(factor: float, from_row: int) -> None:
+def test_rows_that_were_timed_in_a_bad_moment_are_timed_again(
+    n_seqs: int, n_copies: int, is_padded: bool, factor: float, from_row: int
+) -> None:
     """Else copies would be cut for as long as the model is open: nothing else shows their price."""
-    true_s = [1e-2 * (1.0 + 0.3 * n) for n in range(11)]
-    controller = ProfitController()
-    controller.attach(ControllerLimits(10, has_lookup=True))
-    seconds = {n + 1: s * (factor if n + 1 >= from_row else 1.0) for n, s in enumerate(true_s)}
-    controller.learn_costs(seconds)
-    controller.begin(0)
-    assert statistics.mean(verified_of(controller, true_s, 400)[-100:]) > 8
+    expected = verified_when_calm(n_seqs, n_copies, is_padded)
+    assert expected > 2
+    disturbed = Copies(
+        3e-3, n_seqs, n_copies, is_padded=is_padded,
+        timed=lambda rows: factor if rows >= from_row else 1.0,
+    )  # fmt: skip
+    # The widths of one copy beside plain sequences lie between those that prices are made of.
+    least = 0.8 if n_copies == n_seqs else 0.5
+    assert statistics.mean(disturbed.play(400)[-100:]) > least * expected
 
 
-def test_rows_that_are_dear_are_not_tried_for_ever() -> None:
+@pytest.mark.parametrize("n_seqs", [1, 2, 4])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_rows_that_are_dear_are_not_tried_for_ever(n_seqs: int, is_padded: bool) -> None:
     """What was timed some times is known, and copies that never pay take next to nothing."""
-    true_s = [1e-2 * (1.0 + 1.5 * n) for n in range(11)]
-    controller = ProfitController()
-    controller.attach(ControllerLimits(10, has_lookup=True))
-    controller.learn_costs({n + 1: s for n, s in enumerate(true_s)})
-    controller.begin(0)
-    verified = verified_of(controller, true_s, 1000)
+    verified = Copies(1.5e-2, n_seqs, n_seqs, is_padded=is_padded).play(1000)
     assert sum(n > 0 for n in verified) < 10
     assert not any(verified[400:])

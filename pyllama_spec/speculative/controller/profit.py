@@ -309,36 +309,53 @@ class ProfitController(Controller):
             survivals_of = [survivals_of[0][: len(prices.verify) - 1]]
             last = self._of(spans[0].seq).last
             n, _ = prices.best(survivals_of[0], self.costs.switch_s, last)
-            if spans[0].draft.match_length:
-                n = self._length_to_try(spans[0].n_past, survivals_of[0], n)
             chosen = [n]
         else:
             chosen = lengths_together(prices, survivals_of, len(spans), self._limits)
+        chosen = self._lengths_to_try(spans, survivals_of, chosen)
         for i, survivals, n in zip(drafted, survivals_of, chosen, strict=True):
             lengths[i] = n
             self._of(spans[i].seq).n_expected = sum(survivals[:n])
         return lengths
 
-    def _length_to_try(self, n_past: int, survivals: Sequence[float], n: int) -> int:
-        """How many tokens of a copy to verify: n, or now and then more, to time them.
+    def _lengths_to_try(
+        self, spans: Sequence[Span], survivals_of: Sequence[Sequence[float]], chosen: list[int]
+    ) -> list[int]:
+        """The lengths that pay, or now and then longer ones of copies, to time such a batch.
 
         A batch that was timed in a bad moment, as when a model was opened beside a busy program,
         may look so dear that it is never verified again, and so never timed again. The curve of
         costs cannot tell it from one that is dear.
+
+        Args:
+            spans: all of the round.
+            survivals_of: of the drafts of those that have one.
+            chosen: how many tokens of each of these drafts pay.
+
         """
-        if n >= self._n_last_try > 0:  # the last try paid: longer ones may pay too
+        drafts = [span.draft for span in spans if span.draft.ids]
+        copies = [i for i, draft in enumerate(drafts) if draft.match_length]
+        if not copies:
+            return chosen
+        # A row more for each sequence, as prices are made, and two rows for a single one. Not more:
+        # a good sample of each of two sizes outweighs their bad ones.
+        n_rows, n_longer = max(len(spans), 2), len(spans) if self._limits.is_padded else len(copies)
+        tried = list(chosen)
+        for i in copies:
+            n_sure = sum(s >= _SURE for s in survivals_of[i])
+            tried[i] = max(chosen[i], min(n_sure, chosen[i] + -(-n_rows // n_longer)))
+        if max(chosen[i] for i in copies) >= self._n_last_try > 0:
+            # The last try paid: longer ones may pay too.
             self._until_try = self._try_interval = _FIRST_RETRY
             self._n_last_try = 0
-        # Two more at most: a good sample of each of two sizes outweighs their bad ones.
-        n_tried = min(sum(s >= _SURE for s in survivals), n + 2)
-        if n_tried <= n or self.costs.knows_rows(n_past, 1 + n_tried):
-            return n
+        if tried == chosen or not self.costs.is_worth_timing(spans, tried):
+            return chosen
         self._until_try -= 1
         if self._until_try > 0:
-            return n
+            return chosen
         self._try_interval = min(2 * self._try_interval, _MAX_RETRY)
-        self._until_try, self._n_last_try = self._try_interval, n_tried
-        return n_tried
+        self._until_try, self._n_last_try = self._try_interval, max(tried[i] for i in copies)
+        return tried
 
     def _survivals(self, span: Span) -> list[float]:
         """Of each token of a draft, the chance that it and all before are right."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyllama_spec.speculative.controller.base import ControllerLimits, KnownCosts, Span, Spent
@@ -59,9 +59,22 @@ class RoundCosts:
         curve = self._verify.curve(n_seqs, n_past)
         return [curve.at(n_seqs * (1 + n)) / n_seqs for n in range(max_draft + 1)]
 
-    def knows_rows(self, n_past: int, rows: int) -> bool:
-        """Whether so many rows of one sequence were timed often."""
-        return self._verify.curve(1, n_past).is_known(rows)
+    def is_worth_timing(self, spans: Sequence[Span], lengths: Sequence[int]) -> bool:
+        """Whether a decode was timed too seldom to know its price, and may be computed.
+
+        Args:
+            spans: all of the round.
+            lengths: how many tokens of the drafts of those that have one are verified.
+
+        """
+        rows = self._n_rows(len(spans), lengths)
+        curve = self._verify.curve(len(spans), _mean_past(spans))
+        return rows <= self.limits.max_rows and not curve.is_known(rows)
+
+    def _n_rows(self, n_seqs: int, lengths: Iterable[int]) -> int:
+        if self.limits.is_padded:
+            return n_seqs * (1 + max(lengths))
+        return n_seqs + sum(lengths)
 
     def draft(self, n_seqs: int, max_draft: int) -> list[float]:
         """[0 .. max_draft] each one's share of drafting n tokens for n_seqs of them together."""
@@ -114,11 +127,8 @@ class RoundCosts:
 
         """
         n_seqs = len(spans)
-        n_past = sum(span.n_past for span in spans) // n_seqs
-        if self.limits.is_padded:
-            rows = n_seqs * (1 + max(span.n_verified for span in spans))
-        else:
-            rows = n_seqs + sum(span.n_verified for span in spans)
+        n_past = _mean_past(spans)
+        rows = self._n_rows(n_seqs, [span.n_verified for span in spans])
         speed = self._verify.speed.now
         if rows == self._last_rows:
             self._verify.add(n_seqs, n_past, rows, spent.verify_s)
@@ -164,6 +174,10 @@ class RoundCosts:
             "switch_ms": 1e3 * self.switch_s,
             "rest_ms": 1e3 * self._rest.at(1),
         }
+
+
+def _mean_past(spans: Sequence[Span]) -> int:
+    return sum(span.n_past for span in spans) // len(spans)
 
 
 def _ms(curve: Curve) -> dict[int, float]:
