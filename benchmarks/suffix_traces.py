@@ -207,7 +207,7 @@ def records(rng: random.Random, n: int) -> Iterator[str]:
 
 
 def record(args: argparse.Namespace) -> None:
-    """Has a model answer all of it, greedily; what is there already when it is stopped is kept."""
+    """Has a model answer all of it, greedily. Each answer is written as soon as it is there."""
     from pyllama_spec import Llama
 
     with Llama(args.model, draft="suffix", n_ctx=8192, n_threads=args.threads) as llm:
