@@ -36,7 +36,6 @@ REASONS = {
     "pyllama_spec/engine/libraries.py": "works before the compiled module can be loaded",
     "pyllama_spec/engine/log.py": "the one place that sets the engine's log level",
     "pyllama_spec/schema/limits.py": "the bounds and refusals that every module of schemas shares",
-    "pyllama_spec/llama/llama.py": "one class with llama-cpp-python's calls: signatures, no work",
     "pyllama_spec/llama_cpp/install.py": "changes sys.modules, and nothing else may",
     "pyllama_spec/llama_cpp/llama_cache.py": "a module of llama-cpp-python by its name",
     "pyllama_spec/llama_cpp/llama_speculative.py": "a module of llama-cpp-python by its name",

@@ -2,36 +2,34 @@
 
 Llama itself holds no work: it is the signatures, defaults and documentation of the public calls,
 and hands each to the object that does it. Those objects call back through the Llama they are
-given; overridable.py lists what of a subclass they heed. Type checkers read llama.pyi, which has
-the overloads, and the keywords of Llama() one by one.
+given; overridable.py lists what of a subclass they heed. Its bases are parts of the same class:
+llama_facts.py has what it says of its model, llama_token_calls.py the calls token by token. Type
+checkers read llama.pyi in place of this file: it has the overloads, and the keywords of Llama() one
+by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import wraps
 from time import perf_counter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from pyllama_spec.chat.template import ChatTemplate, Message
-from pyllama_spec.engine import Adapter, Context, Model
+from pyllama_spec.engine import Adapter
 from pyllama_spec.engine.checks import instance
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.log import thread_log_level
-from pyllama_spec.llama import low_level, pretrained
-from pyllama_spec.llama.caches import BaseLlamaCache, longest_token_prefix
+from pyllama_spec.llama import pretrained
+from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.chat_completion import ChatCompletions, registered_handler
 from pyllama_spec.llama.completion import Completions, Prompts
 from pyllama_spec.llama.embedding import Embeddings, is_one_text, response, texts_of
 from pyllama_spec.llama.event_loop import answered
 from pyllama_spec.llama.llama_cpp_drafts import drafter_of
+from pyllama_spec.llama.llama_token_calls import LlamaTokenCalls
 from pyllama_spec.llama.loading import (
     check_options,
     open_pair,
@@ -49,12 +47,11 @@ from pyllama_spec.llama.open_options import (
     warn_of_unknown,
     with_arguments,
 )
-from pyllama_spec.llama.overridable import Logits
 from pyllama_spec.llama.responses import Response, Stream, answering_model
 from pyllama_spec.llama.settings import Settings
-from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
-from pyllama_spec.requests.generation import Generation, Runtime
-from pyllama_spec.requests.options import LogitsProcessor, RequestOptions, StoppingCriterion
+from pyllama_spec.llama.tokenizer import VocabTexts
+from pyllama_spec.requests.generation import Generation
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import make_controller
 from pyllama_spec.speculative.prefix_store import PrefixStore
 
@@ -66,7 +63,7 @@ if TYPE_CHECKING:
 __all__ = ["Llama", "LlamaState"]
 
 
-class Llama(Closeable):
+class Llama(LlamaTokenCalls, Closeable):
     """A model with a context and a drafter.
 
     With n_parallel=1 one request at a time is computed, by the thread that reads it; with more,
@@ -157,10 +154,6 @@ class Llama(Closeable):
         if settings is not None and name in settings.values:
             return settings.values[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
-    @property
-    def _runtime(self) -> Runtime:
-        return self._opened.runtime
 
     @classmethod
     def from_pretrained(
@@ -493,316 +486,6 @@ class Llama(Closeable):
             return ChatCompletion(**answer)
         return (ChatCompletionChunk(**chunk) for chunk in answer)
 
-    # ---- the vocabulary, and what is known of the model
-
-    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
-        """Token ids of a text.
-
-        Args:
-            text: UTF-8.
-            add_bos: put in what the model wants around a text, such as its BOS token.
-            special: read the names of control tokens as those tokens.
-
-        """
-        return self._texts.tokenize(text, add_bos, special)
-
-    def detokenize(
-        self,
-        tokens: Sequence[int],
-        prev_tokens: Sequence[int] | None = None,
-        special: bool = False,
-    ) -> bytes:
-        """The bytes of a run of tokens; control tokens are empty unless `special`.
-
-        At the beginning of a text, which a BOS token says, the space is left out that vocabularies
-        of SentencePiece put before a first word.
-
-        Raises:
-            ArgumentError: an id is outside the vocabulary.
-
-        """
-        return self._texts.detokenize(tokens, prev_tokens, special)
-
-    def n_ctx(self) -> int:
-        """How many tokens prompt and text may have together."""
-        return self._runtime.context.n_ctx_seq
-
-    def n_vocab(self) -> int:
-        """The size of the vocabulary."""
-        return self._opened.model.info.n_vocab
-
-    def n_embd(self) -> int:
-        """The width of the model's rows, and of its embeddings."""
-        return self._opened.model.info.n_embd
-
-    def token_bos(self) -> int:
-        """The id of the BOS token; -1 if the model has none."""
-        return _or_none(self._opened.model.vocab.bos)
-
-    def token_eos(self) -> int:
-        """The id of the EOS token; -1 if the model has none."""
-        return _or_none(self._opened.model.vocab.eos)
-
-    def token_nl(self) -> int:
-        """The id of a line's end; -1 if the model has none."""
-        return _or_none(self._opened.model.vocab.special("nl"))
-
-    def tokenizer(self) -> LlamaTokenizer:
-        """The vocabulary as an object of its own."""
-        return LlamaTokenizer(self)
-
-    @property
-    def tokenizer_(self) -> LlamaTokenizer:
-        """The same, under the name of llama-cpp-python's attribute."""
-        return self.tokenizer()
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The file's keys and values as text."""
-        return self._opened.model.metadata
-
-    @property
-    def model(self) -> Model:
-        """The engine's model, for programs that go deeper."""
-        return self._opened.model
-
-    @property
-    def context(self) -> Context:
-        """The engine's context. Using it while a generation runs is the caller's own risk."""
-        return self._runtime.context
-
-    @property
-    def _is_recurrent(self) -> bool:
-        return self._opened.model.info.is_recurrent
-
-    @property
-    def _is_hybrid(self) -> bool:
-        return self._opened.model.info.is_hybrid
-
-    @property
-    def _ctx(self) -> SimpleNamespace:
-        is_open_without = self._opened.generating is None
-        return SimpleNamespace(ctx=self.model if is_open_without else self.context)
-
-    @property
-    def drafter_name(self) -> str:
-        """What the statistics call the drafter."""
-        return self._opened.drafter_name
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of weights and of the memory of past tokens, on all devices.
-
-        Those of a draft count that was opened with the model, and those of the context for
-        embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
-        bounds, come on top.
-        """
-        return self._opened.memory_bytes + self._embeddings.memory_bytes
-
-    @property
-    def n_parallel(self) -> int:
-        """How many requests are computed side by side."""
-        return self._runtime.context.n_seq_max
-
-    # ---- the state of the conversation
-
-    def set_seed(self, seed: int | None) -> None:
-        """Starts the model's stream of seeds again, from which requests without one draw."""
-        self._opened.seeds.begin(seed)
-
-    def reset(self) -> None:
-        """Forgets what was read and generated. Nothing needs it: texts do not depend on it."""
-        self._opened.reset()
-
-    def save_state(self) -> LlamaState:
-        """What the last request read and generated, for load_state() of this or an equal Llama.
-
-        Waits in line for a place without a request.
-
-        Raises:
-            BusyError: called by a callback of a running request.
-
-        """
-        return self._opened.save_state()
-
-    def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state; the next request with that beginning does not read it again.
-
-        Raises:
-            ArgumentError: the state is damaged or of another model or settings. What the model
-                held before may be forgotten then.
-            BusyError: called by a callback of a running request.
-
-        """
-        self._low_level.load_state(state)
-
-    # ---- token by token
-
-    @property
-    def n_tokens(self) -> int:
-        """How many tokens the memory holds of the last text. May be set lower, to go back."""
-        return self._low_level.n_tokens
-
-    @n_tokens.setter
-    def n_tokens(self, n: int) -> None:
-        self._low_level.n_tokens = n
-
-    @property
-    def input_ids(self) -> npt.NDArray[np.intc]:
-        """[n_ctx] ids, of which the first n_tokens count; a copy."""
-        return self._low_level.input_ids(self)
-
-    @property
-    def _input_ids(self) -> npt.NDArray[np.intc]:
-        return self.input_ids[: self.n_tokens]
-
-    @property
-    def scores(self) -> Logits:
-        """Logits of eval(): [n_ctx, n_vocab] with logits_all, else [n_batch, n_vocab].
-
-        Row i is that of token i. Without logits_all only the row of the last token is there.
-        """
-        return self._low_level.scores(self)
-
-    @property
-    def _scores(self) -> Logits:
-        return self.scores[: self.n_tokens, :]
-
-    @property
-    def eval_tokens(self) -> deque[int]:
-        """The ids that the memory holds."""
-        return self._low_level.eval_tokens(self)
-
-    @property
-    def eval_logits(self) -> deque[list[float]]:
-        """The rows of `scores` that count: of all tokens with logits_all, else the last one."""
-        return self._low_level.eval_logits(self)
-
-    @property
-    def _logits_all(self) -> bool:
-        return self._low_level.logits_all
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Reads tokens behind those that the memory holds.
-
-        Raises:
-            ContextFullError: they do not fit.
-            ArgumentError: an id is outside the vocabulary.
-            BusyError: called by a callback of a running request.
-
-        """
-        self._low_level.eval(self, tokens)
-
-    # fmt: off
-    def sample(  # noqa: D417 - the like share a line
-        self, top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05, typical_p: float = 1.0,
-        temp: float = 0.80, repeat_penalty: float = 1.0, frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0, tfs_z: float = 1.0, mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1, mirostat_tau: float = 5.0, penalize_nl: bool = True,
-        logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
-    ) -> int:
-        # fmt: on
-        """A token that may follow what the memory holds, whoever read it.
-
-        Args:
-            idx: behind which token, counted from 0; None for the last one. Others need logits_all.
-            penalize_nl: nothing: the engine has no such exception any more.
-            top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
-                presence_penalty, tfs_z, mirostat_mode, mirostat_eta, mirostat_tau,
-                logits_processor, grammar: as of a request.
-
-        Raises:
-            ArgumentError: nothing was read yet, or there is no row at idx.
-
-        """
-        options = low_level.options_of_sampling(
-            top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temperature=temp,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
-            mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
-            logits_processor=logits_processor, grammar=grammar,
-        )  # fmt: skip
-        return self._low_level.sample(self, idx, options)
-
-    # fmt: off
-    def generate(  # noqa: D417 - the like share a line
-        self, tokens: Sequence[int], top_k: int = 40, top_p: float = 0.95, min_p: float = 0.05,
-        typical_p: float = 1.0, temp: float = 0.80, repeat_penalty: float = 1.0, reset: bool = True,
-        frequency_penalty: float = 0.0, presence_penalty: float = 0.0, tfs_z: float = 1.0,
-        mirostat_mode: int = 0, mirostat_tau: float = 5.0, mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
-        stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
-        grammar: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]:
-        # fmt: on
-        """Token by token what follows a prompt, drafted where that is faster.
-
-        It ends behind a token that ends a text, which is given too, and at the context's end.
-
-        Args:
-            tokens: the prompt.
-            reset: begin a new text; False goes on behind what the memory holds.
-            penalize_nl: nothing: the engine has no such exception any more.
-            top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
-                presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,
-                logits_processor, stopping_criteria, grammar: as of a request.
-
-        Raises:
-            ContextFullError: the prompt leaves no room for a token.
-            UnsupportedError: a token was sent into the generator.
-
-        """
-        options = low_level.options_of_sampling(
-            top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, temperature=temp,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty, tfs_z=tfs_z, mirostat_mode=mirostat_mode,
-            mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
-            logits_processor=logits_processor, stopping_criteria=stopping_criteria, grammar=grammar,
-        )  # fmt: skip
-        yield from self._low_level.generate(self, tokens, options, reset=reset)
-
-    @staticmethod
-    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Logits:
-        """Log-softmax along an axis, [...] float32; minus infinity stays."""
-        return low_level.logits_to_logprobs(logits, axis)
-
-    @staticmethod
-    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-        """How many tokens two texts have in common at their beginning."""
-        return longest_token_prefix(a, b)
-
-    # ---- how it was opened
-
-    @property
-    def n_batch(self) -> int:
-        """Tokens per decode; never more than a text has."""
-        return self._settings.n_batch
-
-    @property
-    def n_threads(self) -> int:
-        """CPU threads for a token."""
-        return self.context_params.n_threads  # type: ignore[no-any-return]
-
-    @property
-    def n_threads_batch(self) -> int:
-        """CPU threads for a batch."""
-        return self.context_params.n_threads_batch  # type: ignore[no-any-return]
-
-    @property
-    def context_params(self) -> SimpleNamespace:
-        """How the context was opened, in the engine's numbers; a copy."""
-        return self._settings.context_params(self.n_batch)
-
-    @property
-    def model_params(self) -> SimpleNamespace:
-        """How the model was loaded, in the engine's numbers; a copy."""
-        return self._settings.model_params()
-
-    def pooling_type(self) -> int:
-        """The engine's number of how embeddings of tokens become one: 0 not at all, 1 mean ..."""
-        return self._settings.pooling_type(self.metadata)
-
     # ---- what counts for later requests
 
     def set_cache(self, cache: BaseLlamaCache | None) -> None:
@@ -885,10 +568,6 @@ def _opened_again(kind: type[Llama], keywords: dict[str, Any], own: dict[str, An
     vars(llm).update(own)
     Llama.__init__(llm, **keywords)
     return llm
-
-
-def _or_none(token: int | None) -> int:
-    return -1 if token is None else token
 
 
 Llama.__doc__ = with_arguments(Llama.__doc__)

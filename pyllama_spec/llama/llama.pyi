@@ -1,42 +1,37 @@
 # Type checkers read this in place of llama.py: it has the keywords of Llama() one by one, and what
-# requests give with and without stream=True. tests/unit/test_llama_stub.py compares the two.
+# requests give with and without stream=True. tests/unit/test_llama_stub.py compares the two. The
+# calls of Llama's bases have one form each: type checkers read those in the bases.
 import contextlib
 import os
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, overload
 
-import numpy as np
-import numpy.typing as npt
 from typing_extensions import Unpack
 
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine import Adapter, Context, Model
+from pyllama_spec.engine import Adapter
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.model import SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.llama.caches import BaseLlamaCache
 from pyllama_spec.llama.chat_completion import ChatCompletions
 from pyllama_spec.llama.completion import MoreOptions, Prompts
+from pyllama_spec.llama.llama_token_calls import LlamaTokenCalls
 from pyllama_spec.llama.open_model import LlamaState
 from pyllama_spec.llama.open_options import (
     ChatHandler,
 )
-from pyllama_spec.llama.overridable import Logits
 from pyllama_spec.llama.responses import Response, Stream
-from pyllama_spec.llama.tokenizer import LlamaTokenizer
-from pyllama_spec.requests.generation import Generation, Runtime
-from pyllama_spec.requests.options import LogitsProcessor, RequestOptions, StoppingCriterion
+from pyllama_spec.requests.generation import Generation
+from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import ControllerChoice
 
 __all__ = ["Llama", "LlamaState"]
 
-class Llama(Closeable):
+class Llama(LlamaTokenCalls, Closeable):
     cache: BaseLlamaCache | None
     chat_handler: ChatHandler | None
-    last_n_tokens_size: int
     model_path: str
     spm_infill: bool
     verbose: bool
@@ -76,8 +71,6 @@ class Llama(Closeable):
     def __reduce__(self) -> Any: ...
     def __repr__(self) -> str: ...
     def __getattr__(self, name: str) -> Any: ...
-    @property
-    def _runtime(self) -> Runtime: ...
     @classmethod
     def from_pretrained(
         cls,
@@ -220,117 +213,6 @@ class Llama(Closeable):
         self, query: str, documents: Sequence[str], *, truncate: bool = True
     ) -> list[float]: ...
     def create_chat_completion_openai_v1(self, *args: Any, **keywords: Any) -> Any: ...
-    def tokenize(
-        self, text: str | bytes, add_bos: bool = True, special: bool = False
-    ) -> list[int]: ...
-    def detokenize(
-        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
-    ) -> bytes: ...
-    def n_ctx(self) -> int: ...
-    def n_vocab(self) -> int: ...
-    def n_embd(self) -> int: ...
-    def token_bos(self) -> int: ...
-    def token_eos(self) -> int: ...
-    def token_nl(self) -> int: ...
-    def tokenizer(self) -> LlamaTokenizer: ...
-    @property
-    def tokenizer_(self) -> LlamaTokenizer: ...
-    @property
-    def metadata(self) -> dict[str, str]: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def context(self) -> Context: ...
-    @property
-    def _is_recurrent(self) -> bool: ...
-    @property
-    def _is_hybrid(self) -> bool: ...
-    @property
-    def _ctx(self) -> SimpleNamespace: ...
-    @property
-    def drafter_name(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def n_parallel(self) -> int: ...
-    def set_seed(self, seed: int | None) -> None: ...
-    def reset(self) -> None: ...
-    def save_state(self) -> LlamaState: ...
-    def load_state(self, state: LlamaState) -> None: ...
-    @property
-    def n_tokens(self) -> int: ...
-    @n_tokens.setter
-    def n_tokens(self, n: int) -> None: ...
-    @property
-    def input_ids(self) -> npt.NDArray[np.intc]: ...
-    @property
-    def _input_ids(self) -> npt.NDArray[np.intc]: ...
-    @property
-    def scores(self) -> Logits: ...
-    @property
-    def _scores(self) -> Logits: ...
-    @property
-    def eval_tokens(self) -> deque[int]: ...
-    @property
-    def eval_logits(self) -> deque[list[float]]: ...
-    @property
-    def _logits_all(self) -> bool: ...
-    def eval(self, tokens: Sequence[int]) -> None: ...
-    def sample(
-        self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.8,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        grammar: Any = None,
-        idx: int | None = None,
-    ) -> int: ...
-    def generate(
-        self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.8,
-        repeat_penalty: float = 1.0,
-        reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: LogitsProcessor | Sequence[LogitsProcessor] | None = None,
-        stopping_criteria: StoppingCriterion | Sequence[StoppingCriterion] | None = None,
-        grammar: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]: ...  # noqa: UP043 - as in llama.py
-    @staticmethod
-    def logits_to_logprobs(logits: npt.ArrayLike, axis: int = -1) -> Logits: ...
-    @staticmethod
-    def longest_token_prefix(a: Sequence[int], b: Sequence[int]) -> int: ...
-    @property
-    def n_batch(self) -> int: ...
-    @property
-    def n_threads(self) -> int: ...
-    @property
-    def n_threads_batch(self) -> int: ...
-    @property
-    def context_params(self) -> SimpleNamespace: ...
-    @property
-    def model_params(self) -> SimpleNamespace: ...
-    def pooling_type(self) -> int: ...
     def set_cache(self, cache: BaseLlamaCache | None) -> None: ...
     def set_adapters(
         self, adapters: Sequence[tuple[str | os.PathLike[str] | Adapter, float]]

@@ -14,7 +14,7 @@ from pyllama_spec.engine.checks import integer
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.errors import ArgumentError, ContextFullError, UnsupportedError
 from pyllama_spec.llama.open_model import LlamaState, OpenModel
-from pyllama_spec.llama.overridable import Logits, Overridable
+from pyllama_spec.llama.overridable import Logits, OverridableTokens
 from pyllama_spec.requests.generation import Generation
 from pyllama_spec.requests.job import guided_sampler
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
@@ -25,8 +25,8 @@ from pyllama_spec.speculative import SequenceRun, SequenceState
 class LowLevel:
     """What programs use that drive the model themselves. None of it runs beside a request.
 
-    Every call is handed the Llama that it is made on: what a subclass overrides of Overridable
-    counts here too, and nothing here keeps a Llama alive.
+    Every call is handed the Llama that it is made on: what a subclass overrides of
+    OverridableTokens counts here too, and nothing here keeps a Llama alive.
 
     Args:
         opened: the model.
@@ -60,25 +60,25 @@ class LowLevel:
             raise ArgumentError(f"n_tokens={n} is outside 0 .. {n_held}, the number of tokens held")
         self._n_back, self._last_logits = n, None
 
-    def input_ids(self, llm: Overridable) -> npt.NDArray[np.intc]:
+    def input_ids(self, llm: OverridableTokens) -> npt.NDArray[np.intc]:
         """[n_ctx] ids, of which the first n_tokens count; a copy."""
         ids = np.zeros(llm.n_ctx(), dtype=np.intc)
         tokens = self.state().tokens[: llm.n_tokens]
         ids[: len(tokens)] = tokens
         return ids
 
-    def scores(self, llm: Overridable) -> Logits:
+    def scores(self, llm: OverridableTokens) -> Logits:
         """[n_ctx, n_vocab] logits with logits_all, else [n_batch, n_vocab]."""
         if self._all_logits is None:
             rows = llm.n_ctx() if self.logits_all else self._opened.runtime.context.params.n_batch
             self._all_logits = np.zeros((rows, llm.n_vocab()), dtype=np.float32)
         return self._all_logits
 
-    def eval_tokens(self, llm: Overridable) -> deque[int]:
+    def eval_tokens(self, llm: OverridableTokens) -> deque[int]:
         """The ids that the memory holds."""
         return deque(self.state().tokens[: llm.n_tokens], maxlen=llm.n_ctx())
 
-    def eval_logits(self, llm: Overridable) -> deque[list[float]]:
+    def eval_logits(self, llm: OverridableTokens) -> deque[list[float]]:
         """The rows of `scores` that count: of all tokens with logits_all, else the last one."""
         rows = llm._scores if self.logits_all else llm._scores[-1:]
         return deque(rows.tolist(), maxlen=llm.n_ctx() if self.logits_all else 1)
@@ -88,7 +88,7 @@ class LowLevel:
         self._last_logits = self._n_back = None
         self._opened.load_state(state)
 
-    def eval(self, llm: Overridable, tokens: Sequence[int]) -> None:
+    def eval(self, llm: OverridableTokens, tokens: Sequence[int]) -> None:
         """Reads tokens behind those that the memory holds."""
         if not len(tokens):
             return
@@ -160,7 +160,7 @@ class LowLevel:
                     entries.append(token_logprob(row, prompt[at + 1], n_top))
         return entries
 
-    def sample(self, llm: Overridable, idx: int | None, options: RequestOptions) -> int:
+    def sample(self, llm: OverridableTokens, idx: int | None, options: RequestOptions) -> int:
         """A token that may follow what the memory holds, or its first idx + 1 tokens."""
         row = self._row(llm, idx)
         ids = llm._input_ids
@@ -177,7 +177,7 @@ class LowLevel:
         finally:
             sampler.close()
 
-    def _row(self, llm: Overridable, idx: int | None) -> Logits:
+    def _row(self, llm: OverridableTokens, idx: int | None) -> Logits:
         n = llm.n_tokens
         if n == 0:
             raise ArgumentError("there is nothing to sample from: eval() some tokens before")
@@ -198,7 +198,7 @@ class LowLevel:
         return np.array(llm.scores[at])
 
     def generate(
-        self, llm: Overridable, tokens: Sequence[int], options: RequestOptions, *, reset: bool
+        self, llm: OverridableTokens, tokens: Sequence[int], options: RequestOptions, *, reset: bool
     ) -> Generator[int, Sequence[int] | None, None]:
         """Token by token what follows a prompt, or with reset=False what the memory holds too."""
         prompt = list(tokens) if reset else [*self.state().tokens[: llm.n_tokens], *tokens]
@@ -217,7 +217,7 @@ class LowLevel:
 
     def generation(
         self,
-        llm: Overridable,
+        llm: OverridableTokens,
         tokens: Sequence[int],
         request: RequestOptions,
         *,

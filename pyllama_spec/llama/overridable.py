@@ -17,52 +17,31 @@ from pyllama_spec.requests.generation import Generation
 Logits = npt.NDArray[np.float32]
 
 
-_OF_LLAMA = "pyllama_spec.llama.llama"
+# Llama and its bases are in modules of this package.
+_OF_LLAMA = "pyllama_spec.llama."
 
 
 def is_overridden(llm: Overridable, method: str) -> bool:
     """Whether a subclass, or whoever holds the object, has put another method in place of one."""
-    return method in vars(llm) or getattr(type(llm), method).__module__ != _OF_LLAMA
+    return method in vars(llm) or not getattr(type(llm), method).__module__.startswith(_OF_LLAMA)
 
 
-class Overridable(Protocol):
-    """`Llama`, as completions, chats and low-level calls see it.
-
-    They are handed the Llama at each call and keep none, and use no more of it than stands here:
-    this is the list of what a subclass may override and have heeded.
+class OverridableTokens(Protocol):
+    """`Llama`, as low-level calls see it.
 
     Attributes:
-        cache, chat_handler, last_n_tokens_size, model_path, spm_infill, verbose: see Llama.
+        last_n_tokens_size: see Llama.
         n_tokens: how many tokens the memory holds of the last text.
 
     """
 
-    cache: BaseLlamaCache | None
-    chat_handler: ChatHandler | None
     last_n_tokens_size: int
-    model_path: str
-    spm_infill: bool
-    verbose: bool
 
     def n_ctx(self) -> int:
         """How many tokens prompt and text may have together."""
 
     def n_vocab(self) -> int:
         """The size of the vocabulary."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template."""
-
-    def generate_chat_steps(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **keywords: Any,
-    ) -> Generation:
-        """An answer that has not begun."""
 
     @property
     def n_tokens(self) -> int:
@@ -81,8 +60,40 @@ class Overridable(Protocol):
     @property
     def _input_ids(self) -> npt.NDArray[np.intc]: ...
 
-    def load_state(self, state: LlamaState) -> None:
-        """Goes back to a saved state: asked for one of the cache only where it is overridden."""
-
     def eval(self, tokens: Sequence[int]) -> None:
         """Reads tokens behind those that the memory holds."""
+
+
+class Overridable(OverridableTokens, Protocol):
+    """`Llama`, as completions and chats see it.
+
+    They are handed the Llama at each call and keep none, and use no more of it than stands here:
+    this is the list of what a subclass may override and have heeded.
+
+    Attributes:
+        cache, chat_handler, model_path, spm_infill, verbose: see Llama.
+
+    """
+
+    cache: BaseLlamaCache | None
+    chat_handler: ChatHandler | None
+    model_path: str
+    spm_infill: bool
+    verbose: bool
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template."""
+
+    def generate_chat_steps(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> Generation:
+        """An answer that has not begun."""
+
+    def load_state(self, state: LlamaState) -> None:
+        """Goes back to a saved state: asked for one of the cache only where it is overridden."""

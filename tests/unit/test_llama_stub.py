@@ -56,6 +56,8 @@ def test_both_have_the_same_names() -> None:
     assert public == {name for name in STUBBED if not name.startswith("_")}
     assert set(STUBBED) <= set(WRITTEN)
     assert "__call__ = create_completion" in STUB.read_text(encoding="utf-8")
+    bases = [ast.unparse(base) for base in class_of(STUB).bases]
+    assert bases == [base.__name__ for base in Llama.__bases__]  # their calls are not in the stub
 
 
 @pytest.mark.parametrize("name", [name for name in STUBBED if name != "__init__"])

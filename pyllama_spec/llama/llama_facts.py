@@ -1,0 +1,174 @@
+"""What a Llama says of its model: the vocabulary, sizes, the file's keys, how it was opened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from pyllama_spec.engine import Context, Model
+from pyllama_spec.llama.embedding import Embeddings
+from pyllama_spec.llama.open_model import OpenModel
+from pyllama_spec.llama.settings import Settings
+from pyllama_spec.llama.tokenizer import LlamaTokenizer, VocabTexts
+from pyllama_spec.requests.generation import Runtime
+
+
+class LlamaFacts:
+    """The part of Llama that changes nothing: it is read by requests and by programs."""
+
+    _opened: OpenModel
+    _texts: VocabTexts
+    _settings: Settings
+    _embeddings: Embeddings
+
+    # ---- the vocabulary
+
+    def tokenize(self, text: str | bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: UTF-8.
+            add_bos: put in what the model wants around a text, such as its BOS token.
+            special: read the names of control tokens as those tokens.
+
+        """
+        return self._texts.tokenize(text, add_bos, special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of a run of tokens; control tokens are empty unless `special`.
+
+        At the beginning of a text, which a BOS token says, the space is left out that vocabularies
+        of SentencePiece put before a first word.
+
+        Raises:
+            ArgumentError: an id is outside the vocabulary.
+
+        """
+        return self._texts.detokenize(tokens, prev_tokens, special)
+
+    # ---- the model
+
+    def n_ctx(self) -> int:
+        """How many tokens prompt and text may have together."""
+        return self._runtime.context.n_ctx_seq
+
+    def n_vocab(self) -> int:
+        """The size of the vocabulary."""
+        return self._opened.model.info.n_vocab
+
+    def n_embd(self) -> int:
+        """The width of the model's rows, and of its embeddings."""
+        return self._opened.model.info.n_embd
+
+    def token_bos(self) -> int:
+        """The id of the BOS token; -1 if the model has none."""
+        return _or_none(self._opened.model.vocab.bos)
+
+    def token_eos(self) -> int:
+        """The id of the EOS token; -1 if the model has none."""
+        return _or_none(self._opened.model.vocab.eos)
+
+    def token_nl(self) -> int:
+        """The id of a line's end; -1 if the model has none."""
+        return _or_none(self._opened.model.vocab.special("nl"))
+
+    def tokenizer(self) -> LlamaTokenizer:
+        """The vocabulary as an object of its own."""
+        return LlamaTokenizer(self)
+
+    @property
+    def tokenizer_(self) -> LlamaTokenizer:
+        """The same, under the name of llama-cpp-python's attribute."""
+        return self.tokenizer()
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's keys and values as text."""
+        return self._opened.model.metadata
+
+    @property
+    def model(self) -> Model:
+        """The engine's model, for programs that go deeper."""
+        return self._opened.model
+
+    @property
+    def context(self) -> Context:
+        """The engine's context. Using it while a generation runs is the caller's own risk."""
+        return self._runtime.context
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self._opened.model.info.is_recurrent
+
+    @property
+    def _is_hybrid(self) -> bool:
+        return self._opened.model.info.is_hybrid
+
+    @property
+    def _ctx(self) -> SimpleNamespace:
+        is_open_without = self._opened.generating is None
+        return SimpleNamespace(ctx=self.model if is_open_without else self.context)
+
+    @property
+    def drafter_name(self) -> str:
+        """What the statistics call the drafter."""
+        return self._opened.drafter_name
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights and of the memory of past tokens, on all devices.
+
+        Those of a draft count that was opened with the model, and those of the context for
+        embeddings from the first text on. Buffers of a decode, and copies that prefix_cache_bytes
+        bounds, come on top.
+        """
+        return self._opened.memory_bytes + self._embeddings.memory_bytes
+
+    @property
+    def n_parallel(self) -> int:
+        """How many requests are computed side by side."""
+        return self._runtime.context.n_seq_max
+
+    # ---- how it was opened
+
+    @property
+    def n_batch(self) -> int:
+        """Tokens per decode; never more than a text has."""
+        return self._settings.n_batch
+
+    @property
+    def n_threads(self) -> int:
+        """CPU threads for a token."""
+        return self.context_params.n_threads  # type: ignore[no-any-return]
+
+    @property
+    def n_threads_batch(self) -> int:
+        """CPU threads for a batch."""
+        return self.context_params.n_threads_batch  # type: ignore[no-any-return]
+
+    @property
+    def context_params(self) -> SimpleNamespace:
+        """How the context was opened, in the engine's numbers; a copy."""
+        return self._settings.context_params(self.n_batch)
+
+    @property
+    def model_params(self) -> SimpleNamespace:
+        """How the model was loaded, in the engine's numbers; a copy."""
+        return self._settings.model_params()
+
+    def pooling_type(self) -> int:
+        """The engine's number of how embeddings of tokens become one: 0 not at all, 1 mean ..."""
+        return self._settings.pooling_type(self.metadata)
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._opened.runtime
+
+
+def _or_none(token: int | None) -> int:
+    return -1 if token is None else token
