@@ -75,7 +75,6 @@ class Models:
         # Whose load it is now, while others are in line.
         self._one_load = asyncio.Lock()
         self._first: ServedModel | None = None
-        self._n_turns = 0
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -262,10 +261,9 @@ class Models:
             told = {name: self.without_paths(why) for name, why in opened.failures.items()}
             one.opened, one.failure = opened._replace(failures=told), None
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
-            self._n_turns += 1
-            one.turn = self._n_turns
+            one.loaded_at = monotonic()
             self._rest(one)
-            seconds = one.last_used - begin
+            seconds = one.loaded_at - begin
             metrics.counter("pyllama_spec:model_loads", "Loads of a model.").labels(one.name).inc()
             metrics.histogram(
                 "pyllama_spec:model_load_seconds", "From asked for to loaded."
@@ -437,7 +435,7 @@ class Models:
 
     def _begin_departures(self, one: ServedModel, n_bytes: int) -> None:
         """No new requests go to those whose memory a model needs, longest loaded first."""
-        others = sorted(self._others(one), key=lambda other: other.turn)
+        others = sorted(self._others(one), key=lambda other: other.loaded_at)
         if any(other.n_waiting and other.departure is None for other in others):
             return  # just loaded: whoever has waited for it is answered first
         leaving: list[ServedModel] = []

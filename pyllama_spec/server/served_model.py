@@ -60,7 +60,7 @@ class ServedModel:
         n_waiting: requests that wait until it is loaded.
         n_bytes: what it takes, or took when it was loaded the last time; before it ever was, 0.
         waits_for_room: whether others are in use whose memory it needs.
-        turn: how many loads of all models there were when it was loaded.
+        loaded_at: when it was loaded the last time, on the clock of monotonic().
         departure: while it takes no new requests, since another model waits for its memory: done
             when it was closed, or may stay; else None.
 
@@ -73,9 +73,8 @@ class ServedModel:
         self.failure: tuple[str, float] | None = None
         self.n_users = self.n_waiting = self.n_bytes = 0
         self.waits_for_room = False
-        self.turn = 0
         self.departure: asyncio.Future[None] | None = None
-        self.last_used = monotonic()
+        self.last_used = self.loaded_at = monotonic()
         self.loading: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
 
