@@ -65,7 +65,7 @@ class Models:
             name = settings.alias or Path(listed.model_path).name
             self._only = only = ServedModel(name, None)
             only.service = Service(listed, settings, name, serving.metrics.of(name))
-            only.n_bytes = listed.memory_bytes
+            only.count_bytes()
             spec = ModelSpec(name=name, keywords={})
             self._listed, self.all = ModelList(specs=(spec,), default=name), [only]
         else:
@@ -165,10 +165,7 @@ class Models:
     def done_with(self, one: ServedModel) -> None:
         """Ends a use()."""
         one.n_users -= 1
-        if one.opened is not None:
-            one.n_bytes = one.opened.n_bytes_now
-        elif one.service is not None:
-            one.n_bytes = one.service.llm.memory_bytes
+        one.count_bytes()
         self._rest(one)
 
     def _rest(self, one: ServedModel) -> None:

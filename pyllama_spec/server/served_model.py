@@ -37,11 +37,6 @@ class Opened(NamedTuple):
     n_bytes: int
     store_bytes: int
 
-    @property
-    def n_bytes_now(self) -> int:
-        """The same with what was opened since: the context for embeddings, with the first text."""
-        return self.llm.memory_bytes + self.store_bytes
-
 
 class ServedModel:
     """A model of a server, and how it is with it now.
@@ -97,6 +92,12 @@ class ServedModel:
     def takes_requests(self) -> bool:
         """Whether it is loaded, and no other model waits for its memory in vain."""
         return self.service is not None and self.departure is None
+
+    def count_bytes(self) -> None:
+        """Sets n_bytes to what it takes now: the first text to embed opens another context."""
+        if self.service is not None:
+            store_bytes = 0 if self.opened is None else self.opened.store_bytes
+            self.n_bytes = self.service.llm.memory_bytes + store_bytes
 
     @property
     def aliases(self) -> Sequence[str]:
