@@ -76,8 +76,8 @@ class ModelList:
             prefix_cache_bytes; None for no bound.
         max_loaded: the most that are loaded at once; None for no bound.
         load_timeout_s: seconds that a request waits for its model at most.
-        turn_s: seconds that a model waits until others have a pause; then those whose memory it
-            needs get no new requests until it was loaded.
+        turn_s: seconds that a model waits until others are idle; then those whose memory it needs
+            get no new requests until it was loaded.
         cache: where what was read is kept, for all of them.
         takes_any_name: whether the default one answers to names that there are not.
 

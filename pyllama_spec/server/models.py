@@ -3,9 +3,9 @@
 A model is loaded when a request asks for it, one at a time, in a thread of its own; requests for it
 wait meanwhile, within bounds, and all others go on. Where the memory that is allowed would be
 exceeded, the one that was not used for longest is closed first, and never one that answers or is
-waited for. Where none has a pause, models take turns: after turn_s seconds the one that has been
-loaded for longest gets no new requests, comes to the end of those that it has, and is closed. All
-of it but loading and closing happens in the event loop, so that nothing is locked.
+waited for. Where none is idle, models take turns: after turn_s seconds the one that has been loaded
+for longest drains, that is, it gets no new requests, comes to the end of those that it has, and is
+closed. All of it but loading and closing happens in the event loop, so that nothing is locked.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Models:
             self._listed = listed
             self.all = [ServedModel(spec.name, spec) for spec in listed.specs]
         self._by_name = {name: found for one in self.all for name, found in one.names()}
-        # Whose load it is now, while others are in line.
+        # Models are loaded one at a time: which one is now, while others are in line.
         self._one_load = asyncio.Lock()
-        self._first: ServedModel | None = None
+        self._being_loaded: ServedModel | None = None
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._threads: set[threading.Thread] = set()
@@ -159,22 +159,22 @@ class Models:
             if why is not None:
                 raise _not_loaded(found.adapter, why)
         one.n_users += 1
-        one.stay()
+        one.cancel_expiry()
         return found
 
     def done_with(self, one: ServedModel) -> None:
         """Ends a use()."""
         one.n_users -= 1
         one.count_bytes()
-        self._rest(one)
+        self._released(one)
 
-    def _rest(self, one: ServedModel) -> None:
-        """A request leaves a model: it may be closed, or is after its time."""
+    def _released(self, one: ServedModel) -> None:
+        """A request or a load is done with a model: it may be closed, or is once it expires."""
         one.last_used = monotonic()
         self._note_change()
         after = None if one.spec is None else one.spec.keep_alive_s
         if after is not None and one.is_idle and not self._is_ending:
-            one.stay()
+            one.cancel_expiry()
             loop = asyncio.get_running_loop()
             one.expiry = loop.call_later(after, self._begin, self._expire, one, one.last_used)
 
@@ -206,7 +206,7 @@ class Models:
         try:
             while not one.takes_requests:
                 self._check(one)
-                awaited: asyncio.Future[None] | None = one.departure
+                awaited: asyncio.Future[None] | None = one.draining
                 if awaited is None:
                     awaited = one.loading = one.loading or asyncio.ensure_future(self._load(one))
                 await asyncio.wait({awaited}, timeout=max(until - monotonic(), 0))
@@ -218,7 +218,7 @@ class Models:
                     )  # fmt: skip
         finally:
             one.n_waiting -= 1
-            self._rest(one)
+            self._released(one)
 
     def _check(self, one: ServedModel) -> None:
         """Raises where waiting for a model is of no use."""
@@ -233,15 +233,15 @@ class Models:
         one.failure = None
 
     def _why_not_yet(self, one: ServedModel) -> str:
-        first = self._first
-        if one.departure is not None and first is not None:
-            return f"it makes room for {first.name!r} once its last requests have ended (turn_s)"
-        if first is not None and first.waits_for_room:
+        now = self._being_loaded
+        if one.draining is not None and now is not None:
+            return f"it makes room for {now.name!r} once its last requests have ended (turn_s)"
+        if now is not None and now.waits_for_room:
             others = (m.name for m in self.all if m.service is not None and not m.is_idle)
             return f"requests to {', '.join(others)} have the room (memory_mib, max_loaded)"
-        if first is None or first is one:
+        if now is None or now is one:
             return "it is still being loaded"
-        return f"{first.name!r} is loaded before it"
+        return f"{now.name!r} is loaded before it"
 
     # ---- loading
 
@@ -249,7 +249,7 @@ class Models:
         """Loads a model, or notes why that failed."""
         metrics, begin = self.serving.metrics, monotonic()
         try:
-            async with self._turn_of(one):
+            async with self._loading_alone(one):
                 opened = await self._opened(one, may_close_others)
             assert one.spec is not None
             defaults = {**self.serving.settings.defaults, **one.spec.defaults}
@@ -259,7 +259,7 @@ class Models:
             one.opened, one.failure = opened._replace(failures=told), None
             one.service = Service(opened.llm, settings, one.name, metrics.of(one.name))
             one.loaded_at = monotonic()
-            self._rest(one)
+            self._released(one)
             seconds = one.loaded_at - begin
             metrics.counter("pyllama_spec:model_loads", "Loads of a model.").labels(one.name).inc()
             metrics.histogram(
@@ -279,14 +279,14 @@ class Models:
             self._note_change()
 
     @asynccontextmanager
-    async def _turn_of(self, one: ServedModel) -> AsyncGenerator[None, None]:
-        """Around a load: one at a time."""
+    async def _loading_alone(self, one: ServedModel) -> AsyncGenerator[None, None]:
+        """Around a load: waits until no other model is loaded."""
         async with self._one_load:
-            self._first = one
+            self._being_loaded = one
             try:
                 yield
             finally:
-                self._first = None
+                self._being_loaded = None
 
     def _note_failure(self, one: ServedModel, error: Exception) -> None:
         if self._is_ending:
@@ -367,7 +367,7 @@ class Models:
         return [m for m in self.all if m is not one and m.service is not None]
 
     def _left_out(self, one: ServedModel) -> _UnwantedError:
-        """Of a model that was to be there from the start: a request for it may close others."""
+        """A preload found no room and closes no other model; a request for it may."""
         log.warning("%s is not loaded at the start: those before it leave no room", one.name)
         return _UnwantedError()
 
@@ -388,7 +388,7 @@ class Models:
             one: the model.
             n_bytes: what it takes.
             may_close_others: whether others make room.
-            turn_ends: when those that have no pause are to make it, on the clock of monotonic().
+            turn_ends: from when on busy ones drain, on the clock of monotonic().
 
         Raises:
             OutOfMemoryError: it would not fit alone.
@@ -414,13 +414,13 @@ class Models:
                 await self._wait_for_room(one, n_bytes, turn_ends)
         finally:
             for other in self.all:  # whoever is loaded still need not be closed any more
-                self._end_departure(other)
+                self._end_draining(other)
 
     async def _wait_for_room(self, one: ServedModel, n_bytes: int, turn_ends: float) -> None:
-        """Waits until something changes; from the end of their turn on others are to leave."""
+        """Waits until something changes; from the end of their turn on others drain."""
         left_s = turn_ends - monotonic()
         if left_s <= 0:
-            self._begin_departures(one, n_bytes)
+            self._drain_others(one, n_bytes)
         self._changed.clear()
         change = asyncio.ensure_future(self._changed.wait())
         one.waits_for_room = True
@@ -430,31 +430,31 @@ class Models:
             change.cancel()
             one.waits_for_room = False
 
-    def _begin_departures(self, one: ServedModel, n_bytes: int) -> None:
-        """No new requests go to those whose memory a model needs, longest loaded first."""
+    def _drain_others(self, one: ServedModel, n_bytes: int) -> None:
+        """Has those drain whose memory a model needs, and no more of them; longest loaded first."""
         others = sorted(self._others(one), key=lambda other: other.loaded_at)
-        if any(other.n_waiting and other.departure is None for other in others):
+        if any(other.n_waiting and other.draining is None for other in others):
             return  # just loaded: whoever has waited for it is answered first
-        leaving: list[ServedModel] = []
+        needed: list[ServedModel] = []
         for other in others:
-            if not self._fits(one, n_bytes, leaving):
-                leaving.append(other)
-        for other in list(leaving):  # a later one may have room enough without the first
-            rest = [m for m in leaving if m is not other]
-            if self._fits(one, n_bytes, rest):
-                leaving = rest
+            if not self._fits(one, n_bytes, needed):
+                needed.append(other)
+        for other in list(needed):  # a later one may have room enough without the first
+            fewer = [m for m in needed if m is not other]
+            if self._fits(one, n_bytes, fewer):
+                needed = fewer
         for other in others:
-            if other not in leaving:
-                self._end_departure(other)
-            elif other.departure is None:
-                other.departure = asyncio.get_running_loop().create_future()
+            if other not in needed:
+                self._end_draining(other)
+            elif other.draining is None:
+                other.draining = asyncio.get_running_loop().create_future()
                 log.info("%s takes no new requests: it is the turn of %s", other.name, one.name)
 
-    def _end_departure(self, one: ServedModel) -> None:
-        """A model is closed, or may stay: whoever waits for it looks again."""
-        if one.departure is not None:
-            one.departure.set_result(None)
-            one.departure = None
+    def _end_draining(self, one: ServedModel) -> None:
+        """A model is closed, or need not be: whoever waits for it looks again."""
+        if one.draining is not None:
+            one.draining.set_result(None)
+            one.draining = None
 
     async def _close_oldest(self) -> bool:
         """Closes what is idle and was not used for longest; False where all are in use."""
@@ -475,8 +475,8 @@ class Models:
         if opened is None:
             return
         one.service, one.opened, one.n_bytes = None, None, opened.n_bytes
-        one.stay()
-        self._end_departure(one)
+        one.cancel_expiry()
+        self._end_draining(one)
         await in_daemon(opened.llm.close, lambda _: None, self._threads)
         counter = self.serving.metrics.counter(
             "pyllama_spec:model_unloads", "Models that were closed, by why.", "reason"
@@ -541,7 +541,7 @@ class Models:
 
 
 class _UnwantedError(Exception):
-    """What is loaded is not to be, and that is no failure."""
+    """A load is given up, which is no failure: nobody waits for it, or a preload has no room."""
 
 
 def _not_loaded(name: str, why: str) -> ApiError:

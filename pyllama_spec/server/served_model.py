@@ -56,8 +56,8 @@ class ServedModel:
         n_bytes: what it takes, or took when it was loaded the last time; before it ever was, 0.
         waits_for_room: whether others are in use whose memory it needs.
         loaded_at: when it was loaded the last time, on the clock of monotonic().
-        departure: while it takes no new requests, since another model waits for its memory: done
-            when it was closed, or may stay; else None.
+        draining: None unless it drains, that is, takes no new requests, since another model waits
+            for its memory. Done once it was closed, or need not be.
 
     """
 
@@ -68,7 +68,7 @@ class ServedModel:
         self.failure: tuple[str, float] | None = None
         self.n_users = self.n_waiting = self.n_bytes = 0
         self.waits_for_room = False
-        self.departure: asyncio.Future[None] | None = None
+        self.draining: asyncio.Future[None] | None = None
         self.last_used = self.loaded_at = monotonic()
         self.loading: asyncio.Task[None] | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -85,13 +85,13 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         """Whether it is loaded, and nobody uses it or is about to."""
-        is_wanted = self.n_waiting and self.departure is None
+        is_wanted = self.n_waiting and self.draining is None
         return self.service is not None and not (self.n_users or is_wanted)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it is loaded, and no other model waits for its memory in vain."""
-        return self.service is not None and self.departure is None
+        """Whether it is loaded, and does not drain."""
+        return self.service is not None and self.draining is None
 
     def count_bytes(self) -> None:
         """Sets n_bytes to what it takes now: the first text to embed opens another context."""
@@ -152,8 +152,8 @@ class ServedModel:
             if isinstance(file, (str, os.PathLike)):
                 yield os.fspath(file), Path(file).name
 
-    def stay(self) -> None:
-        """Is not closed for having no requests."""
+    def cancel_expiry(self) -> None:
+        """It is not closed for having no requests."""
         if self.expiry is not None:
             self.expiry.cancel()
             self.expiry = None

@@ -43,7 +43,8 @@ class Held(Models):
     """Its loads wait until the test lets them go on.
 
     Attributes:
-        opened: the names of what was begun to be loaded, in order.
+        begun: the names of the models whose loads began, in order.
+        made: what they gave.
         may_go_on: of all loads; set unless a test clears it.
 
     """

@@ -40,16 +40,16 @@ def endless(client: Client, name: str) -> Iterator[ExitStack]:
         yield end
 
 
-def is_leaving(models: Held, name: str) -> bool:
+def is_draining(models: Held, name: str) -> bool:
     """Whether a model takes no new requests, for another one's sake."""
-    return models.named(name).departure is not None
+    return models.named(name).draining is not None
 
 
 def test_a_busy_model_takes_no_new_requests_while_another_waits() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
         with endless(client, "a"):
             of_b = Asking(client, "b")
-            until(lambda: is_leaving(models, "a"))
+            until(lambda: is_draining(models, "a"))
             of_a = [Asking(client, "a") for _ in range(3)]
             until(lambda: models.named("a").n_waiting == 3)
             assert models.begun == ["a"]
@@ -58,7 +58,7 @@ def test_a_busy_model_takes_no_new_requests_while_another_waits() -> None:
         for one in of_a:
             assert text_of(one.result()) == own_text("a")
         assert models.begun == ["a", "b", "a"]
-        assert not is_leaving(models, "a")
+        assert not is_draining(models, "a")
 
 
 def test_each_in_its_turn_while_clients_of_all_never_pause() -> None:
@@ -70,7 +70,7 @@ def test_each_in_its_turn_while_clients_of_all_never_pause() -> None:
         assert [text_of(answer) for answer in answers] == own * 4
         # None is loaded for nobody: there are no more loads than requests.
         assert 3 <= len(models.begun) <= 12
-        until(lambda: not any(is_leaving(models, name) for name in "abc"))
+        until(lambda: not any(is_draining(models, name) for name in "abc"))
 
 
 def test_before_its_turn_ends_a_model_goes_on() -> None:
@@ -84,44 +84,44 @@ def test_before_its_turn_ends_a_model_goes_on() -> None:
         assert text_of(of_b.result()) == own_text("b")
 
 
-def test_nobody_leaves_for_a_request_that_is_given_up() -> None:
+def test_nobody_drains_for_a_request_that_is_given_up() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
         with endless(client, "a"):
             given_up = HTTPConnection(client.host, client.port)
             body = '{"model": "b", "prompt": "the cat", "max_tokens": 2}'
             given_up.request("POST", TEXT, body, {"Content-Type": "application/json"})
-            until(lambda: is_leaving(models, "a"))
+            until(lambda: is_draining(models, "a"))
             of_a = Asking(client, "a")
             until(lambda: models.named("a").n_waiting == 1)
             given_up.close()
             assert text_of(of_a.result()) == own_text("a")
-            assert not is_leaving(models, "a")
+            assert not is_draining(models, "a")
         assert models.begun == ["a"]
 
 
-def test_only_those_leave_whose_memory_is_wanted() -> None:
+def test_only_those_drain_whose_memory_is_wanted() -> None:
     """One of two is enough; where the older one is too small it is the other."""
     file_bytes = model_path("llama", seed=0).stat().st_size
     large = {"n_ctx": 4096}
-    for of_b, leaves in (({}, "a"), (large, "b")):
+    for of_b, drains in (({}, "a"), (large, "b")):
         specs = (spec("a"), spec("b", of_b), spec("c", large))
         with several(*specs, turn_s=0) as (client, models):
             for name in "ab":
                 assert asked(client, name)[0] == 200
             assert asked(client, "c")[0] == 200
             n_bytes = {name: models.named(name).n_bytes for name in "abc"}
-        bound = sum(n_bytes.values()) - n_bytes[leaves] + file_bytes
+        bound = sum(n_bytes.values()) - n_bytes[drains] + file_bytes
         with several(*specs, memory_bytes=bound, turn_s=0) as (client, models):
-            stays = "b" if leaves == "a" else "a"
+            stays = "b" if drains == "a" else "a"
             with endless(client, "a") as of_first, endless(client, "b") as of_second:
                 of_c = Asking(client, "c")
-                until(partial(is_leaving, models, leaves))
-                assert not is_leaving(models, stays)
+                until(partial(is_draining, models, drains))
+                assert not is_draining(models, stays)
                 assert text_of(asked(client, stays)) == own_text(stays)
-                (of_first if leaves == "a" else of_second).close()
+                (of_first if drains == "a" else of_second).close()
                 assert of_c.result()[0] == 200
                 assert models.named(stays).service is not None
-                assert models.named(leaves).service is None
+                assert models.named(drains).service is None
 
 
 def test_the_bounds_of_waiting_hold_for_a_model_that_makes_room() -> None:
@@ -129,7 +129,7 @@ def test_the_bounds_of_waiting_hold_for_a_model_that_makes_room() -> None:
     with several(spec("a", few), spec("b"), max_loaded=1, turn_s=0) as (client, models):
         with endless(client, "a"):
             of_b = Asking(client, "b")
-            until(lambda: is_leaving(models, "a"))
+            until(lambda: is_draining(models, "a"))
             of_a = Asking(client, "a")
             until(lambda: models.named("a").n_waiting == 1)
             status, answer = asked(client, "a")
@@ -141,7 +141,7 @@ def test_who_waits_in_vain_for_one_that_makes_room_is_told_for_whom() -> None:
     with several(spec("a"), spec("b"), max_loaded=1, turn_s=0) as (client, models):
         with endless(client, "a"):
             of_b = Asking(client, "b")
-            until(lambda: is_leaving(models, "a"))
+            until(lambda: is_draining(models, "a"))
             object.__setattr__(models._listed, "load_timeout_s", 0.05)  # of who comes from now on
             status, answer = asked(client, "a")
             assert (status, answer["error"]["code"]) == (503, "model_loading")
@@ -157,7 +157,7 @@ def test_the_end_comes_to_those_that_wait_for_a_turn(n_waiting: int) -> None:
         endless(client, "a"),
     ):
         of_b = Asking(client, "b")
-        until(lambda: is_leaving(models, "a"))
+        until(lambda: is_draining(models, "a"))
         of_a = [Asking(client, "a") for _ in range(n_waiting)]
         until(lambda: models.named("a").n_waiting == n_waiting)
         client.server.stop()
