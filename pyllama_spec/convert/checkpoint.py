@@ -112,7 +112,9 @@ def _read_shards(index: Path, read: _Reader) -> dict[str, SourceTensor]:
     files = sorted(set(places.values()))
     for file in files:
         if file != Path(file).name or "\\" in file:
-            raise ConversionError(f"{index} names {file!r}, but there is no such file beside it")
+            raise ConversionError(
+                f"{index} names {file!r}, which is not the plain name of a file beside it"
+            )
         if not (index.parent / file).exists():
             raise ConversionError(f"{index.name} names {file}, which is not beside it")
     tensors: dict[str, SourceTensor] = {}
