@@ -91,7 +91,7 @@ class BaseLlamaCache(ABC):
 
     @abstractmethod
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
-        """Keeps a state, and lets go of the oldest ones where there is no room."""
+        """Keeps a state, and drops the oldest ones where there is no room."""
 
 
 def _closest(keys: Iterable[StateKey], key: StateKey) -> StateKey | None:

@@ -22,7 +22,7 @@ How it is built, from the ground up:
     service     Service: begins requests on a Llama; Answer: one of them, in chunks or as a whole
     model_list  ModelList: which models there are, as a TOML file says
     loader      what a load needs of the machine
-    served_model  ServedModel: how it is with one of them now
+    served_model  ServedModel: the state of one of them
     models      Models: which of them are loaded, and for whom room is made
     routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
     access      who may call: the Host header, the Origin of a page, the key

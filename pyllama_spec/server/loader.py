@@ -1,4 +1,4 @@
-"""What a load needs: the memory that the model will take, and a thread that holds up no end."""
+"""What a load needs: the memory that the model will take, and a thread that delays no exit."""
 
 from __future__ import annotations
 

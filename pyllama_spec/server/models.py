@@ -184,7 +184,7 @@ class Models:
         return () if found.adapter is None or opened is None else opened.adapters[found.adapter]
 
     def without_paths(self, message: str) -> str:
-        """A message to a client: where files lie is nobody's business."""
+        """A message to a client, which is not told where files lie."""
         if self._only is not None and self._only.service is not None:
             return message.replace(str(self._only.service.llm.model_path), self._only.name)
         places = [place for one in self.all for place in one.places()]

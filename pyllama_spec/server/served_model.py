@@ -1,4 +1,4 @@
-"""One model of a server: how it is loaded, and how it is with it now."""
+"""One model of a server: how it is loaded, and its state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Opened(NamedTuple):
 
 
 class ServedModel:
-    """A model of a server, and how it is with it now.
+    """A model of a server, and its state.
 
     Args:
         name: what requests call it.
