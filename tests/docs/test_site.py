@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
 
+from pyllama_spec import Llama
 from tools.docs.site_hooks import (
     _FENCE,
     _FROM_ELSEWHERE,
@@ -122,3 +124,13 @@ def test_captures_are_shown(capture: Path) -> None:
     shown = f"](images/{capture.name}{end})"
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
     assert any(shown in text for text in texts), f"no page has {shown}"
+
+
+def test_the_reference_has_each_call_of_llama() -> None:
+    page, _, _ = (ROOT / "docs/api/llama.md").read_text(encoding="utf-8").partition("The keywords")
+    listed = re.findall(r"^ {8}- (\w+)$", page, re.MULTILINE)
+    public = {name: inspect.getattr_static(Llama, name) for name in dir(Llama) if name[0] != "_"}
+    calls = (property, staticmethod, classmethod)
+    assert sorted(listed) == sorted(
+        name for name, one in public.items() if isinstance(one, calls) or inspect.isfunction(one)
+    )
