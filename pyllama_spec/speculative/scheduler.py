@@ -34,7 +34,7 @@ from pyllama_spec.speculative.prompt_pace import PromptPace
 from pyllama_spec.speculative.sequence import SequenceRun
 
 # How many rows one more pass over the weights costs. Two cores without AVX-512, SmolLM2-135M: a row
-# more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0 (docs/measurements.md).
+# more costs 1.8 ms of 11.5 for the first one in BF16, 1.4 of 4.5 in Q4_0 (docs/measurements/).
 _PASS_ROWS = 4
 # How many rounds a prompt is passed over for shorter ones before its age counts.
 _MAX_PASSED = 1
@@ -58,7 +58,7 @@ class Limits:
         n_outputs: the most tokens of a decode with logits.
         draft_bound: the most tokens that a sequence drafts, whatever the round, and why no more.
         max_rows: the most rows of a decode that verifies: up to this many, rows are computed as
-            single ones are (docs/measurements.md), so that text does not depend on company.
+            single ones are (docs/measurements/), so that text does not depend on company.
         max_chunk: the most tokens of a prompt that a decode reads. Without a pace prompts are
             always cut at the same places, whatever runs beside them.
         max_stepwise: prompts with no more tokens left than this are read a token a round beside

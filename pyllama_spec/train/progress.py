@@ -18,8 +18,9 @@ _NEARLY = 0.999
 
 # Of a run's text: from when on it says how long all of it will take.
 _KNOWN = 0.02
-# Training over text, in time, by docs/train-log.md: 22 to 47.5 minutes without AVX-512, 42 to 34
-# with it. A larger target writes more slowly, while the head grows less.
+# Training over text, in time, by docs/measurements/training.md and archive.md there: 22 to 47.5
+# minutes without AVX-512, 42 to 34 with it. A larger target writes more slowly, while the head
+# grows less.
 _LEAST_TRAINING, _MOST_TRAINING, _EPOCHS = 0.4, 1.3, 2.6
 
 

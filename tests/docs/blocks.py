@@ -21,10 +21,8 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
 # Logs tell what was run when, for hours and on other machines: their commands are parsed.
-LOG = frozenset((
-    "docs/measurements.md", "docs/train-log.md", "docs/parity-table.md", "docs/apps-table.md",
-    "examples/drafts/README.md",
-))  # fmt: skip
+LOG = frozenset(("docs/parity-table.md", "docs/apps-table.md", "examples/drafts/README.md"))
+MEASUREMENTS = "docs/measurements/"
 RUNS, TEXT = ("bash", "python"), ("text", "json", "toml", "lark", "gbnf")
 _MARK = re.compile(r"<!-- (not run|newcomer): (\S.*?) -->\s*$", re.DOTALL)
 _INLINE = re.compile(r"`(pyllama-spec [^`]+)`")
@@ -58,13 +56,18 @@ class Block:
 
 def pages() -> list[Path]:
     """README, CONTRIBUTING, the pages of docs/ and what is said of the trained drafts."""
-    docs, drafts = sorted((ROOT / "docs").glob("*.md")), ROOT / "examples" / "drafts" / "README.md"
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, drafts]
+    docs, log = (sorted((ROOT / folder).glob("*.md")) for folder in ("docs", MEASUREMENTS))
+    drafts = ROOT / "examples" / "drafts" / "README.md"
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *docs, *log, drafts]
+
+
+def _is_log(page: str) -> bool:
+    return page in LOG or page.startswith(MEASUREMENTS)
 
 
 def is_log(page: Path) -> bool:
     """Whether it is a log and no guide."""
-    return page.relative_to(ROOT).as_posix() in LOG
+    return _is_log(page.relative_to(ROOT).as_posix())
 
 
 def _walk(tokens: list[Token], page: str) -> Iterator[Block]:
@@ -99,7 +102,7 @@ def inline_commands(page: Path) -> list[str]:
 
 def fate(block: Block) -> str:
     """What the tests do with a block."""
-    if block.page in LOG:
+    if _is_log(block.page):
         return "of the log: parsed"
     if block.language not in RUNS:
         return "no code"

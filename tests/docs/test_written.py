@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
 
 from tools.docs import charts, command_line, results
 
@@ -50,3 +54,23 @@ def test_the_table_of_drafts_is_the_same_wherever_it_stands() -> None:
     ]
     assert tables[0]
     assert tables[0] == tables[1]
+
+
+LOG = sorted((results.DOCS / "measurements").glob("*.md"))
+
+
+def test_the_log_says_what_is_where() -> None:
+    index = (results.DOCS / "measurements/index.md").read_text(encoding="utf-8")
+    for page in LOG:
+        assert page.name == "index.md" or f"]({page.name})" in index, f"{page.name} is not listed"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in LOG if page.name != "index.md"], ids=lambda page: page.stem
+)
+def test_what_was_measured_has_a_date(page: Path) -> None:
+    """A figure without one cannot be compared with a later one."""
+    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    assert sections
+    for section in sections:
+        assert re.search(r"\b20\d\d-\d\d-\d\d\b", section), section.partition("\n")[0]

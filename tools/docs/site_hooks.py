@@ -24,7 +24,8 @@ DOCS = "docs"
 # Where files from outside of docs/ lie on the site.
 TAKEN_IN = "repository"
 # What programs and runs have written.
-LOGS = frozenset(("measurements.md", "train-log.md", "parity-table.md", "apps-table.md"))
+LOGS = frozenset(("parity-table.md", "apps-table.md"))
+MEASUREMENTS = "measurements/"
 _LINK = re.compile(r"(!?\[[^\[\]]*\]\()([^()\s#]+)(#[^()\s]*)?(\))")
 _DRAWING = re.compile(r"^!\[[^\]]*\]\((assets/[\w-]+\.svg)\)$", re.MULTILINE)
 _FENCE = re.compile(r"^( *)(`{3,})[^\n]*\n.*?^\1\2`* *$", re.MULTILINE | re.DOTALL)
@@ -119,7 +120,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     del config
     here = page.file.src_uri
     is_taken_in = here.startswith(f"{TAKEN_IN}/")
-    if is_taken_in or here in LOGS:
+    if is_taken_in or here in LOGS or here.startswith(MEASUREMENTS):
         page.meta["search"] = {"boost": 0.2}  # behind the pages that explain
     source = here.removeprefix(f"{TAKEN_IN}/") if is_taken_in else f"{DOCS}/{here}"
 
