@@ -30,22 +30,23 @@ PACKAGES = {
     "aider": ("aider-chat",),
 }
 HEAD = """# Clients of others
-Made by `python -m tools.server_clients`: each client from the index in an environment of its own,
-against `pyllama-spec serve -m {model} -d prompt-lookup --embeddings --pooling mean`, one call after
-the other. A small model may answer a question badly; what counts is that the client gets what its
-call promises: a text, pieces of a stream, a call of a tool with arguments of its schema, an object
-of the form, a vector.
+`python -m tools.server_clients` makes this page. It installs each client from the index into an
+environment of its own, starts
+`pyllama-spec serve -m {model} -d prompt-lookup --embeddings --pooling mean`,
+and makes one call after the other. A small model may answer a question badly. The page shows
+whether the client gets what its call promises: a text, pieces of a stream, a tool call with
+arguments of its schema, an object of the form, a vector.
 """
 FOOT = """
 ## What to know
-- **A key** has to be given to most clients, whatever it is, where the server asks for none.
-- **Embeddings of LangChain** are sent as ids of OpenAI's own tokenizer unless
-  `check_embedding_ctx_length=False` says otherwise: they would be other texts for this model.
-- **`Tool, its own choice`** is up to the model: where it writes a text, none is called. `required`
-  and a tool's name hold it to a call by a grammar.
+- **A key**: most clients need one, any text, even if the server asks for none.
+- **Embeddings of LangChain** are sent as ids of OpenAI's own tokenizer, which are other texts for
+  this model. Set `check_embedding_ctx_length=False`.
+- **`Tool, its own choice`** is up to the model: if it writes a text, no tool is called. `required`
+  or a tool's name enforces a call by a grammar.
 - **aider and LiteLLM** name a server's API in the model: `openai/NAME` or `anthropic/NAME`.
-- **llm** reads `extra-openai-models.yaml` in its folder, with `api_base`, and `supports_tools` and
-  `supports_schema` where they are to be used.
+- **llm** reads `extra-openai-models.yaml` in its folder, with `api_base`, and with
+  `supports_tools` and `supports_schema` to use them.
 """
 
 

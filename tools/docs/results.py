@@ -4,7 +4,7 @@
     python -m tools.docs.results run.json      takes a run in, without its record of single rounds
     python -m tools.docs.results               writes the page; tests/docs compares it
 
-A figure of the page stands in a file, and nowhere else.
+Each figure of the page is in one of the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Result = dict[str, Any]
 
 _OFF = "the drafter was off:"
 _HEAD = """# Results
-Made by `python -m tools.docs.results` from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/: each figure stands in one of them. Total tokens over total seconds of decoding, never a mean of rates; plain decoding and decoding with the draft take turns, prompt by prompt. The prompts are those of the package, none of which the drafts were trained on; greedy, chat template, the controller on. Your machine and model: run the command.
+`python -m tools.docs.results` makes this page from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/; each figure is in one of them. To measure your machine and model, run the command of a section.
+
+Figures are total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the draft are interleaved, prompt by prompt. The prompts are those of the package; none of the drafts was trained on them. Decoding is greedy, with the chat template and the controller.
 """  # noqa: E501 - a paragraph of a page is a line
 
 
@@ -33,7 +35,7 @@ def load() -> list[tuple[Path, Result]]:
 
 
 def take_in(source: Path) -> Path:
-    """Puts a run into docs/results/; what each single round did is left out."""
+    """Puts a run into docs/results/, without its record of single rounds."""
     run: Result = json.loads(source.read_text("utf-8"))
     for prompt in run["prompts"]:
         prompt.pop("turns", None)
@@ -98,7 +100,7 @@ def _machine(run: Result) -> str:
     kernels = sorted(set(machine["row_kernels"].values()))
     return (
         f"{machine['cpu_model']}, {n} thread{'s' if n > 1 else ''}, "
-        f"row kernels {', '.join(kernels)}; load average {load:.0f} when it began"
+        f"row kernels {', '.join(kernels)}; load average {load:.0f} at the start"
     )
 
 
@@ -124,7 +126,7 @@ def _section(path: Path, run: Result) -> Iterator[str]:
         )
     yield line
     for note in run["notes"]:
-        yield f"\nNote: {note.replace(_OFF, 'on some prompts the draft was off in the end:')}."
+        yield f"\nNote: {note.replace(_OFF, 'on some prompts the draft was disabled at the end:')}."
     yield f"\n| prompts | {_COLUMNS} |\n{_RULE}"
     for name, one in run["categories"].items():
         same = [prompt["same_text"] for prompt in run["prompts"] if prompt["category"] == name]
