@@ -271,7 +271,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def _compiled(text: str, is_strict: bool, prefix: str, *, by_property: bool) -> Loosened:
-    """What a schema's text gives; an error is remembered as well."""
+    """The grammar of a schema's text; errors are cached too."""
     with _LOCKS[hash(text) % len(_LOCKS)]:
         made = _outcome(text, is_strict, prefix, by_property=by_property)
     if isinstance(made, ArgumentError):

@@ -59,7 +59,7 @@ class ArgumentError(PyllamaSpecError, ValueError):
 
 
 class UnknownKeywordError(ArgumentError, TypeError):
-    """A request has no such keyword: a TypeError as well, as of any Python function."""
+    """A request has no such keyword. It is a TypeError too, as with any Python function."""
 
 
 class SchemaError(ArgumentError):

@@ -64,7 +64,7 @@ def measure_streaming(n_threads: int, buffer_bytes: int | None = None) -> Stream
     """Streams a buffer much larger than the caches on some threads. Takes about a second.
 
     Args:
-        n_threads: as many as decode. NumPy lets go of the GIL meanwhile.
+        n_threads: as many as decoding uses. NumPy releases the GIL meanwhile.
         buffer_bytes: None for eight times the last-level cache, within 256 MiB .. 1 GiB.
 
     """

@@ -1,9 +1,9 @@
 """Acceptance by coin flips, to study speed apart from a draft's quality.
 
-The verdict stays the target's own. What is made up is the draft: an oracle that knows how plain
-decoding went on takes the proposal of the real drafter and puts right or wrong tokens in its place,
-as seeded coins fall. So drafting costs what the real drafter costs, verifying what that many rows
-cost, the text is the target's, and only the rate of acceptance is chosen.
+Only the draft is synthetic. An oracle that knows the text of plain decoding replaces the tokens of
+the real drafter's proposal by right or wrong ones, by seeded coin flips. So drafting costs what the
+real drafter costs, verifying costs what that many rows cost, the text is the target's, and only the
+rate of acceptance is chosen.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pyllama_spec.engine import Context, Model
 class SyntheticDrafter(Drafter):
     """Proposes len(probabilities) tokens, the i-th right with probabilities[i] if it is reached.
 
-    It asks the real drafter for as many each time and ignores what they are. Before each text it
-    has to be told how the text will go: follow(). Where the text leaves that answer, which on one
-    machine only rounding can cause, the proposals are the real drafter's, and are counted.
+    It asks the real drafter for as many tokens each time and ignores which they are. follow() has
+    to tell it each text beforehand. If the text departs from that answer, which on one machine only
+    rounding can cause, the proposals are the real drafter's, and are counted.
 
     Args:
         inner: the real drafter; it learns the same of the text as without this one.

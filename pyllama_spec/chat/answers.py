@@ -125,7 +125,7 @@ class AnswerText:
         return answer
 
     def add(self, tokens: Sequence[int], text: str) -> None:
-        """Appends tokens, and the text that was given out for them: less than theirs at a stop."""
+        """Appends tokens, and the text that was emitted for them: less than theirs at a stop."""
         pieces = {token: self._vocab.piece(token) for token in tokens}
         # Only what has no text of its own has to be named; the rest is in the text already.
         named = {token for token in pieces if token in self._shown and not pieces[token]}
@@ -155,14 +155,14 @@ class _Parsed(NamedTuple):
 
 
 class EngineReader:
-    """Answers in the form of the model's own template, which the engine knows to read.
+    """Reads answers in the form of the model's own template, which the engine can parse.
 
     Args:
-        session: of the chat.
-        at_once: the grammar has a call begin at once.
-        single: it has one call at most.
-        is_apart: whether the thought is no part of the text.
-        grammar: rules to follow in place of the session's.
+        session: the chat's.
+        at_once: the grammar makes the answer begin with a call.
+        single: the answer has at most one call.
+        is_apart: whether the thought is kept out of the text.
+        grammar: rules that replace the session's.
 
     """
 

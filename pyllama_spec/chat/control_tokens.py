@@ -116,8 +116,9 @@ class _Tokenizer:
     def _may_be_forged(self, name: str, start: int, end: int) -> bool:
         """Whether the caller could have written this name, whatever the template did to the text.
 
-        A chat with as many control tokens as it has without the caller's signs has them from the
-        template; and so it has one at a place where it has it without them as well.
+        If a chat has as many control tokens as the same chat without the caller's special
+        characters, they come from the template. So does a single one that is at the same place in
+        both.
         """
         plain, blank = name.casefold(), self._caller.blank
         if blank is not None and len(blank) == len(self._text) and any(map(is_sign, name)):
@@ -135,7 +136,7 @@ class _Tokenizer:
 
     @cached_property
     def _control_names(self) -> tuple[list[str], list[str] | None]:
-        """The names of control tokens in the chat, and in the one without the caller's signs."""
+        """The names of control tokens in the chat, with the caller's characters and without."""
         blank = self._caller.blank
         return self._names_in(self._text), None if blank is None else self._names_in(blank)
 

@@ -70,7 +70,7 @@ SUBSTITUTIONS = (
 
 
 class NotTrackedError(Exception):
-    """The caller's values cannot be given stand-ins."""
+    """The caller's values cannot be replaced by placeholders."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,8 +252,9 @@ class ChatTemplate:
         for role in dict.fromkeys(str(message["role"]) for message in messages):
             if role not in _ROLES and role not in self.source:
                 warnings.warn(
-                    f"the chat template names no role {shown(role)}: it may leave the message out, "
-                    f"or show the model what it never saw. Usual are {', '.join(_ROLES)}",
+                    f"the chat template names no role {shown(role)}: it may omit the message, or "
+                    "show it in a form that the model does not know. Usual are "
+                    f"{', '.join(_ROLES)}",
                     stacklevel=3,
                 )
 

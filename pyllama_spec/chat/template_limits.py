@@ -239,7 +239,7 @@ def _check_size(n: float) -> None:
 def _check_number(value: Any) -> None:
     if isinstance(value, (int, float)) and abs(value) > MAX_NUMBER:
         raise TemplateLimitError(
-            f"asks for the number {value!s:.20}; at most {MAX_NUMBER} is taken"
+            f"asks for the number {value!s:.20}; at most {MAX_NUMBER} is allowed"
         )
 
 

@@ -82,7 +82,7 @@ class ToolRequest:
         names = [_name(tool) for tool in offered]
         if reasoning_format not in (None, *REASONING):
             raise ArgumentError(
-                f"reasoning_format={reasoning_format!r} is none of {', '.join(REASONING)}"
+                f"reasoning_format={reasoning_format!r} is not one of {', '.join(REASONING)}"
             )
         if parallel_tool_calls not in (None, True, False):
             raise ArgumentError(f"parallel_tool_calls={parallel_tool_calls!r} is not True or False")

@@ -40,20 +40,22 @@ def add_bench(commands: _Commands) -> None:
         "smaller model; several are measured in one run",
     )  # fmt: skip
     add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
-    add("-n", "--max-tokens", type=int, default=128, help="tokens per prompt at most")
+    add("-n", "--max-tokens", type=int, default=128, help="maximum number of tokens per prompt")
     add("--repeat", type=int, default=3, help="how often each prompt is measured")
-    add("--n-draft", type=int, help="most tokens to draft per round [the drafter's own]")
+    add(
+        "--n-draft", type=int, help="maximum number of drafted tokens per round [the drafter's own]"
+    )
     add(
         "--p-min", type=float, default=None, metavar="P",
-        help="stop drafting below this probability, and nowhere else [as the controller says]",
+        help="stop drafting below this probability [as the controller says]",
     )  # fmt: skip
     add(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens stood before, without asking the draft; 0: never [5]",
+        help="copy where the last N tokens occurred before, without asking the draft; 0: never [5]",
     )  # fmt: skip
     add(
         "--controller", default=None, choices=tuple(NAMES),
-        help="how much is drafted: as much as pays, --n-draft tokens in every round, or nothing "
+        help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
         "[profit]",
     )  # fmt: skip
     add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
@@ -82,7 +84,7 @@ def add_bench(commands: _Commands) -> None:
     add_layer_options(parser)
     add_context_options(parser)
     add("-c", "--n-ctx", type=int, default=None, help="context length; without it what is needed")
-    add("--verbose", action="store_true", help="show what the engine says")
+    add("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=run_bench)
 
 
@@ -172,4 +174,6 @@ def _write(path: Path, text: str) -> None:
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PyllamaSpecError(f"cannot write {path}: {error}; the table above is all") from None
+        raise PyllamaSpecError(
+            f"cannot write {path}: {error}; only the table above was written"
+        ) from None

@@ -32,12 +32,12 @@ def add_convert(commands: _Commands) -> None:
     parser.add_argument(
         "--type",
         choices=KINDS,
-        help="type of the matrices; without it, the draft's own",
+        help="type of the matrices; without it the draft's own",
     )
     parser.add_argument(
         "--layer-ids", choices=("input", "output"), default=None,
-        help="how the draft's layer ids count, where its files do not tell: id k enters layer k, "
-        "or leaves block k",
+        help="how the draft's layer ids count, if its files do not say: id k is the "
+        "input of layer k, or the output of block k",
     )  # fmt: skip
     parser.set_defaults(run=run_convert)
 

@@ -56,7 +56,7 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-dev", "--devices", type=names, default=None, metavar="NAME,...",
-        help="those that take layers, as doctor lists them [all]",
+        help="devices that take layers, by their names in doctor [all]",
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def add_context_options(parser: argparse.ArgumentParser) -> None:
     """Adds what of a context is computed on the devices of its layers."""
     parser.add_argument(
         "--offload-kqv", action=argparse.BooleanOptionalAction, default=True,
-        help="the KV cache lies with its layers, or in the host's memory [with them]",
+        help="keep the KV cache with its layers, or in the host's memory [with them]",
     )  # fmt: skip
     parser.add_argument(
         "--op-offload", action="store_true",

@@ -50,7 +50,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_layer_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=_run_doctor)
 
 

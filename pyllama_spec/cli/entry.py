@@ -156,8 +156,8 @@ def _add_quantize(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("output", type=Path, metavar="OUT.gguf", help="where to")
     parser.add_argument("type", metavar="TYPE", help=", ".join(quantize_types()))
     parser.add_argument("--pure", action="store_true", help="all tensors in this type")
-    parser.add_argument("--threads", type=int, default=0, help="0: all of the machine's")
-    parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+    parser.add_argument("--threads", type=int, default=0, help="threads; 0: all of the machine's")
+    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
     parser.set_defaults(run=_run_quantize)
 
 

@@ -78,34 +78,33 @@ def add_model_options(
         "the GGUF of a draft or of a smaller model",
     )
     parser.add_argument(
-        "--n-draft", type=int, help="most tokens to draft per round [the drafter's own]"
+        "--n-draft", type=int, help="maximum number of drafted tokens per round [the drafter's own]"
     )
     parser.add_argument(
         "--p-min",
         type=float,
         default=None,
         metavar="P",
-        help="stop drafting below this probability, and nowhere else: the controller is off "
-        "[as the controller says]",
+        help="stop drafting below this probability; the controller is off [as the controller says]",
     )
     parser.add_argument(
         "--lookup", type=int, default=None, metavar="N",
-        help="copy where the last N tokens stood before, without asking the draft; 0: never [5]",
+        help="copy where the last N tokens occurred before, without asking the draft; 0: never [5]",
     )  # fmt: skip
     parser.add_argument(
         "--controller", default=None, choices=tuple(NAMES),
-        help="how much is drafted: as much as pays, --n-draft tokens in every round, or nothing "
+        help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
         "[profit]",
     )  # fmt: skip
     parser.add_argument(
         "--draft-memory", type=file_name, default=None, metavar="FILE",
-        help="a store of texts to copy from, to which this one is added: made where there is none, "
-        "see the command memory",
+        help="a store of texts to copy from, which this text is added to; made if "
+        "missing, see the command memory",
     )  # fmt: skip
     parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
     parser.add_argument(
         "--draft-n-ctx", type=int, default=None, metavar="N",
-        help="how many tokens the draft's model remembers [as many as are of use to it]",
+        help="how many tokens the draft model remembers [as many as are of use to it]",
     )  # fmt: skip
     parser.add_argument(
         "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
@@ -113,7 +112,7 @@ def add_model_options(
     add_layer_options(parser)
     add_context_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="no figures below a text")
-    parser.add_argument("--verbose", action="store_true", help="show what the engine says")
+    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -123,19 +122,30 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         "-n", "--max-tokens", type=int, default=128, help="below 1: up to the context"
     )
     parser.add_argument("--temp", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--seed", type=int, default=1, help="of the draws; -1: another each time")
     parser.add_argument(
-        "--top-k", type=int, default=default.top_k, help="draw among so many; 0: among all"
+        "--seed", type=int, default=1, help="seed of sampling; -1: another one each time"
     )
     parser.add_argument(
-        "--top-p", type=float, default=default.top_p, help="among this share of probability"
+        "--top-k",
+        type=int,
+        default=default.top_k,
+        help="sample among this many likeliest tokens; 0: among all",
     )
     parser.add_argument(
-        "--min-p", type=float, default=default.min_p, help="and above this share of the likeliest"
+        "--top-p",
+        type=float,
+        default=default.top_p,
+        help="sample among the likeliest tokens with this share of probability",
+    )
+    parser.add_argument(
+        "--min-p",
+        type=float,
+        default=default.min_p,
+        help="sample only tokens with at least this share of the likeliest one's probability",
     )
     parser.add_argument(
         "--repeat-penalty", type=float, default=default.repeat_penalty,
-        help="divides the logits of what was said; 1: none",
+        help="divides the logits of generated tokens; 1: none",
     )  # fmt: skip
     parser.add_argument("--stop", action="append", default=[], help="a string that ends the text")
     parser.add_argument(

@@ -72,7 +72,7 @@ def _add_eagle3(kinds: _Commands) -> None:
         help="without the norms of EAGLE-3.1, so that stock llama.cpp loads it")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1; 1 with --plain")
     fit.add_argument("--steps", type=int, default=default.n_steps, metavar="N",
-        help="how deep it learns to draft [%(default)s]")  # fmt: skip
+        help="depth to which it learns to draft [%(default)s]")  # fmt: skip
     parser.set_defaults(run=run_eagle3, if_interrupted=_GOES_ON)
 
 
@@ -90,25 +90,26 @@ def _add_dflash(kinds: _Commands) -> None:
     head("--layers", type=int, default=sizes.n_layer, metavar="N", help="layers [%(default)s]")
     head("--block", type=int, default=sizes.block_size, metavar="N",
         help="slots of a block, the token before it included [%(default)s]")  # fmt: skip
-    head("--causal", action="store_true", help="a slot sees those before it alone")
+    head("--causal", action="store_true", help="a slot sees only those before it")
     head("--markov", type=int, default=sizes.markov_rank, metavar="RANK",
-        help="of the matrix of what follows a token; 0 for none [%(default)s]")  # fmt: skip
+        help="rank of the matrix of what follows a token; 0 for none [%(default)s]")  # fmt: skip
     head("--confidence", action="store_true",
-        help="a number per slot that says how likely it is accepted; with --markov")  # fmt: skip
+        help="a number per slot: how likely its token is accepted; with --markov")  # fmt: skip
     first = sizes_group.add_mutually_exclusive_group().add_argument
     first("--from-mask", dest="sample_from_anchor", action="store_false", default=None,
         help="the known token's slot does not draft: the default without --markov")  # fmt: skip
     first("--from-anchor", dest="sample_from_anchor", action="store_true", default=None,
-        help="it drafts, too: the default with --markov")  # fmt: skip
+        help="the known token's slot drafts too: the default with --markov")  # fmt: skip
     fit = _add_fit(parser, default, copied="0.1").add_argument
     fit("--anchor-share", type=float, default=default.anchor_share, metavar="SHARE",
-        help="share of the places that a block is learned from [%(default)g]")  # fmt: skip
+        help="share of the positions at which a block begins [%(default)g]")  # fmt: skip
     fit("--weights", choices=WEIGHTS, default=default.weights,
-        help="of depths: fixed, or what each adds to what is accepted [%(default)s]")  # fmt: skip
+        help="weights of depths: fixed, or by what each adds to the accepted tokens "
+        "[%(default)s]")  # fmt: skip
     fit("--dpace-alpha", type=float, default=default.dpace_alpha, metavar="A",
-        help="smooths those of dpace [%(default)g]")  # fmt: skip
+        help="smooths the weights of dpace [%(default)g]")  # fmt: skip
     fit("--hard-share", type=float, default=default.hard_share, metavar="SHARE",
-        help="of the loss, what goes to the text's token and not to the target's distribution "
+        help="share of the loss for the text's token instead of the target's distribution "
         "[%(default)g]")  # fmt: skip
     parser.set_defaults(run=run_dflash, if_interrupted=_GOES_ON)
 
@@ -120,9 +121,9 @@ def _add_mtp(kinds: _Commands) -> None:
     _add_corpus(parser)
     fit = _add_fit(parser, default, copied="0.1").add_argument
     fit("--steps", type=int, default=default.n_steps, metavar="N",
-        help="how deep it learns to draft [%(default)s]")  # fmt: skip
+        help="depth to which it learns to draft [%(default)s]")  # fmt: skip
     fit("--loss-vocab", type=int, default=default.n_loss_vocab, metavar="N",
-        help="most frequent tokens that losses and measurements look at [%(default)s]")  # fmt: skip
+        help="frequent tokens that losses and measurements use [%(default)s]")  # fmt: skip
     parser.set_defaults(run=run_mtp, if_interrupted=_GOES_ON, ngrams=None)
 
 
@@ -132,15 +133,15 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
         help="the target, in the type that will decode")  # fmt: skip
     add("-o", "--output", type=Path, required=True, metavar="OUT.gguf", help="the draft")
     add("--init", type=Path, metavar="DRAFT.gguf",
-        help="begin with this draft's weights: for more text, or for a target that was tuned "
-        "since")  # fmt: skip
+        help="begin with this draft's weights: for more text, or for a fine-tuned "
+        "target")  # fmt: skip
     add("--from-use", type=file_name, metavar="STORE",
         help="train OUT.gguf, or the draft of --init, further on the answers in a draft memory and "
-        "where it was wrong; what is no better is not kept")  # fmt: skip
+        "where it was wrong; the result is kept only if it is better")  # fmt: skip
     add("--work", type=Path, help="folder of text, features and checkpoints [OUT.gguf.train]")
     add("--restart", action="store_true", help="train from the beginning, with the same text")
     add("--max-disk", type=float, default=default.max_disk_bytes / _GB, metavar="GB",
-        help="the most that features may take; the others are computed again in every epoch "
+        help="the most disk for features; what does not fit is computed again in every epoch "
         "[%(default)g]")  # fmt: skip
     add("--type", choices=KINDS,
         help=f"type of the matrices in the file [{default.export_type}; with --from-use the "
@@ -148,7 +149,7 @@ def _add_files(parser: argparse.ArgumentParser, default: RunConfig) -> None:
     add("-t", "--threads", type=int, help="CPU threads [the physical cores]")
     add_target_options(parser)
     add("--device", choices=("cpu", "cuda"), help="for the training [a GPU if there is one]")
-    add("--verbose", action="store_true", help="show what the engine says")
+    add("--verbose", action="store_true", help="show the engine's messages")
 
 
 def _add_corpus(parser: argparse.ArgumentParser) -> None:
@@ -167,17 +168,22 @@ def _add_corpus(parser: argparse.ArgumentParser) -> None:
         help="share of answers at temperature 0 [%(default)s]")  # fmt: skip
     add("--temperature", type=float, default=default.temperature, metavar="T",
         help="temperature of the other answers [%(default)s]")  # fmt: skip
-    add("--seed", type=int, default=default.seed, help="of all random draws [%(default)s]")
+    add("--seed", type=int, default=default.seed, help="seed of all random draws [%(default)s]")
 
 
 def _add_head(parser: argparse.ArgumentParser, n_head_kv: str, layers: str) -> _Group:
     group = parser.add_argument_group("head")
     add = group.add_argument
     add("--target-layers", type=layer_list, metavar="A,B,C",
-        help=f"layer inputs to read [{layers}]")  # fmt: skip
-    add("--draft-vocab", type=int, metavar="N", help="tokens that it can draft [as many as pay]")
+        help=f"layer inputs of the target that the draft reads [{layers}]")  # fmt: skip
+    add(
+        "--draft-vocab",
+        type=int,
+        metavar="N",
+        help="size of the draft's vocabulary [as many as pay]",
+    )
     add("--n-head", type=int, help="attention heads [the target's]")
-    add("--n-head-kv", type=int, help=f"heads of keys and values [{n_head_kv}]")
+    add("--n-head-kv", type=int, help=f"key/value heads [{n_head_kv}]")
     add("--n-ff", type=int, help="width of its feed-forward block [the target's]")
     return group
 
@@ -189,7 +195,7 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
     add("--step-decay", type=float, default=default.step_decay, metavar="D",
         help="weight of a depth over that of the one before [%(default)g]")  # fmt: skip
     add("--missed-share", type=float, default=default.missed_share, metavar="SHARE",
-        help="share of drafts that are learned on after a wrong token [%(default)g]")  # fmt: skip
+        help="share of drafts that learn beyond their first wrong token [%(default)g]")  # fmt: skip
     add("--copied-share", type=float, metavar="SHARE",
         help=f"share of drafts learned where decoding would copy [{copied}]")  # fmt: skip
     if not isinstance(default, MtpFitConfig):  # whose matrix is the target's own
@@ -199,10 +205,13 @@ def _add_fit(parser: argparse.ArgumentParser, default: FitSettings, copied: str)
         help="tokens of a batch, prompts included [%(default)s]")  # fmt: skip
     add("--lr", type=float, default=default.lr, help="peak learning rate [%(default)g]")
     add(
-        "--weight-decay", type=float, default=default.weight_decay, help="of matrices [%(default)g]"
+        "--weight-decay",
+        type=float,
+        default=default.weight_decay,
+        help="weight decay of matrices [%(default)g]",
     )
     add("--patience", type=int, default=default.patience, metavar="N",
-        help="measurements without progress that end it [%(default)s]")  # fmt: skip
+        help="measurements without progress after which training ends [%(default)s]")  # fmt: skip
     add("--precision", choices=PRECISIONS, default=default.precision,
         help="of matrix products; auto takes the faster one [%(default)s]")  # fmt: skip
     return group

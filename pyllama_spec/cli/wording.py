@@ -24,7 +24,7 @@ _OPTIONS = {
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Says each default in brackets, unless the text does so itself."""
+    """Prints each default in brackets, unless the help text has it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help

@@ -40,7 +40,7 @@ def to_inputs(
         counted: how it counts.
         n_layer: layers of the target.
         n_wanted: how many the draft's fc reads.
-        least_output: -1 where what leaves the embedding is called output -1.
+        least_output: -1 if the embedding's output is called output -1.
 
     Raises:
         ConversionError: there are more or fewer, or one is out of range or there twice.

@@ -258,7 +258,7 @@ def _check(archive: zipfile.ZipFile, root: str, name: str, view: _View) -> None:
         steps = zip(view.shape, view.strides, strict=True)
         last = view.offset + sum((n - 1) * stride for n, stride in steps)
         if last >= storage.n_elements:
-            raise ValueError(f"{name} reaches beyond its numbers")
+            raise ValueError(f"{name} reaches beyond the end of its storage")
 
 
 def _reader(path: Path, root: str, name: str, view: _View) -> Callable[[], Raw]:

@@ -123,7 +123,7 @@ def _rotated(config: Fields, merged: Fields, head_size: int, is_allowed: bool) -
     share = Fields({key: partial}, config.where)
     n_rot = int(head_size * share.number(key))
     if n_rot % 2 or not 0 < n_rot <= head_size:
-        raise share.fail(key, f"a share of {head_size} that gives pairs")
+        raise share.fail(key, f"a share of {head_size} that is an even number")
     return n_rot
 
 

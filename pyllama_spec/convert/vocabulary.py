@@ -73,8 +73,8 @@ def map_vocabulary(
     else:
         lost = "d2t is all zero" if d2t is not None else "there is neither d2t nor t2d"
         raise ConversionError(
-            f"the head knows {n_output} of {n_trained} tokens, and {lost}: the table that says "
-            "which is lost, and no draft would be accepted"
+            f"the head predicts {n_output} of {n_trained} tokens, and {lost}: without the table "
+            "of their ids no draft would be accepted"
         )
     _check(ids, n_vocab)
     is_whole = n_output == n_vocab and bool(np.array_equal(ids, np.arange(n_vocab)))

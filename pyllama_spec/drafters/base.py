@@ -308,7 +308,7 @@ class Drafter(Closeable):
     # ---- a state that outlasts a request
 
     def resume_at(self, seq: int, n_keep: int) -> int:
-        """How many of the first n_keep tokens it can go on after; commit() tells the rest anew."""
+        """After how many of the first n_keep tokens it can resume; commit() repeats the rest."""
         return n_keep
 
     def save(self, seq: int) -> bytes | None:

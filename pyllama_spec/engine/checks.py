@@ -136,7 +136,7 @@ def one_of(value: object, known: Iterable[str | None], name: str) -> None:
     """Raises ArgumentError unless the value is one of these names."""
     names = tuple(known)
     if not (value is None or isinstance(value, str)) or value not in names:
-        raise ArgumentError(f"{name}={shown(value)} is none of {', '.join(map(str, names))}")
+        raise ArgumentError(f"{name}={shown(value)} is not one of {', '.join(map(str, names))}")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

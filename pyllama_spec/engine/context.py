@@ -228,7 +228,7 @@ class Context(Closeable):
         return self._handle.is_forked
 
     def lend(self, borrower: str | None) -> None:
-        """Lets callers read and no more, until it is told None: changes of the memory raise.
+        """Makes the memory read-only until called with None: changes of it raise.
 
         Args:
             borrower: in the words of the error, such as "the drafter suffix".

@@ -214,8 +214,8 @@ def _check_thoughts(params: SamplerParams) -> None:
         return
     if len(params.thought_tags) < 2 or not all(params.thought_tags):
         raise ArgumentError(
-            f"thought_tags={shown(params.thought_tags)} is not what begins a thought and what ends "
-            "it, which a budget needs and a grammar that skips thoughts"
+            f"thought_tags={shown(params.thought_tags)} is not the two texts that begin and end a "
+            "thought; a budget and a grammar that skips thoughts need them"
         )
     if params.thought_budget is not None and not params.thought_close:
         raise ArgumentError("thought_budget needs the ids that end a thought, in thought_close")
@@ -274,7 +274,7 @@ class Sampler:
         self._text = ffi.new("char[]", _MAX_FORCED_BYTES)
 
     def _make_room(self, n: int) -> None:
-        """For drafts of at most n tokens."""
+        """Makes room for drafts of at most n tokens."""
         self._draft = ffi.new("int32_t[]", n)
         self._chain = ffi.new("int32_t[]", n + 1)
 

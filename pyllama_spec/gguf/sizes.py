@@ -72,7 +72,7 @@ def _type_name(type_id: int) -> str:
 
 
 def main_type(path: Path) -> MainType | None:
-    """The type of most of the weights; None of a file without any.
+    """The type of most of the weights; None for a file without weights.
 
     Raises:
         ModelLoadError: the file's table cannot be read.

@@ -92,9 +92,7 @@ def _count(path: Path, keys: Mapping[str, GgufKey], name: str, default: int | No
     if key is None and default is not None:
         return default
     if key is None or type(key.value) is not int or key.value < 0:
-        raise ModelLoadError(
-            f"{path} has no {name} that is a number, so it is not a language model"
-        )
+        raise ModelLoadError(f"{path} has no number for the key {name}: it is not a language model")
     return key.value
 
 

@@ -80,7 +80,7 @@ class BaseLlamaCache(ABC):
     @property
     @abstractmethod
     def cache_size(self) -> int:
-        """Bytes that it takes."""
+        """Its size in bytes."""
 
     @abstractmethod
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
@@ -109,7 +109,7 @@ class LlamaRAMCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """Bytes that it takes."""
+        """Its size in bytes."""
         return sum(state.llama_state_size for state in self.cache_state.values())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
@@ -159,7 +159,7 @@ class LlamaDiskCache(BaseLlamaCache):
 
     @property
     def cache_size(self) -> int:
-        """Bytes that it takes."""
+        """Its size in bytes."""
         return int(self.cache.volume())
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:

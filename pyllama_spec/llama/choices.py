@@ -19,8 +19,8 @@ def options_of_choices(request: RequestOptions, seeds: SeedStream) -> list[Reque
     """The options of each of a request's answers; one request draws one seed of the model's.
 
     Args:
-        request: of the caller.
-        seeds: the model's.
+        request: the caller's options.
+        seeds: the model's stream of seeds.
 
     """
     if request.n == 1:

@@ -230,7 +230,7 @@ class OpenOptions:
             if not isinstance(flag, bool) and (flag is not None or name in _FLAGS):
                 raise ArgumentError(f"{name}={shown(flag)} is not True or False")
         if self.numa:
-            warnings.warn(f"numa={shown(self.numa)} changes nothing here", stacklevel=4)
+            warnings.warn(f"numa={shown(self.numa)} has no effect here", stacklevel=4)
         if self.tokenizer is not None and not getattr(self.tokenizer, "is_of_the_model", False):
             raise UnsupportedError(
                 f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
@@ -403,7 +403,7 @@ def _by_number(value: object, name: str, known: Mapping[int, Any]) -> Any:
         return value
     number = integer(value, name)
     if number not in known:
-        raise ArgumentError(f"{name}={shown(number)} is none of {', '.join(map(str, known))}")
+        raise ArgumentError(f"{name}={shown(number)} is not one of {', '.join(map(str, known))}")
     return known[number]
 
 

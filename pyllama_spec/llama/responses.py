@@ -229,7 +229,7 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
             return next(chunks)
 
     def result(self) -> Response:
-        """All of it, as without stream=True; waits."""
+        """The whole response, as without stream=True. Blocks until it is complete."""
         return self._whole()
 
     # ---- for an event loop

@@ -69,7 +69,7 @@ class Settings:
         )  # fmt: skip
 
     def pooling_type(self, metadata: Mapping[str, str]) -> int:
-        """The engine's number of how embeddings of tokens become one."""
+        """The engine's number of the pooling type."""
         own = metadata.get(f"{self._model.info.arch}.pooling_type", "0")
         named = POOLING[self.params.pooling]
         return named if named >= 0 else int(own)

@@ -253,7 +253,7 @@ def _checked(found: Mapping[str, Any], path: str) -> dict[str, Any]:
         if name in _REFUSED and value is not None:
             raise UnsupportedError(f"{name} in {path}: {_REFUSED[name]}")
         if name not in _OPTIONS and name not in _REFUSED:
-            raise ArgumentError(f"{name} in {path} is not known here; --help lists what is")
+            raise ArgumentError(f"{path}: the option {name} is unknown; --help lists the options")
     return {name: value for name, value in found.items() if value is not None}
 
 

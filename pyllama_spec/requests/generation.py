@@ -328,10 +328,10 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     # ---- its end
 
     def abort(self) -> None:
-        """Ends it at whichever stage it is, from any thread, and waits for nothing.
+        """Ends the request at any stage, from any thread, without waiting.
 
-        In line, put aside or unread it is over at once, while it is computed with the round. Its
-        readers get CancelledError. May be called twice, and after its end.
+        A request that is queued, set aside or unread ends at once; one that is being computed ends
+        with the round. Its readers get CancelledError. May be called twice, and after its end.
         """
         self._runner.abort(self._ticket)
 

@@ -108,7 +108,7 @@ class GuidedSampler(StepSampler):
         return self._sampler.sample_row(self._masked(context.logits(i)))
 
     def sample_row(self, logits: npt.NDArray[np.float32]) -> int:
-        """Draws from a row of the caller's: [n_vocab] float32."""
+        """Samples from the caller's row of logits: [n_vocab] float32."""
         token = self._sampler.sample_row(logits)
         if self._sampler.skips_grammar or self._matcher.validate_tokens([token]):
             return token

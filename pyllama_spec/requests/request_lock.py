@@ -62,7 +62,7 @@ class RequestLock:
                 self._condition.notify_all()
 
     def cancel(self) -> None:
-        """Ends what runs; nothing if nothing does."""
+        """Cancels the running request, if there is one."""
         with self._condition:
             if self._owner is not None and not self._is_closed:
                 self._interrupt(True)

@@ -354,7 +354,7 @@ class Runner(Visits):
     # ---- a round
 
     def _work(self) -> None:
-        """The thread."""
+        """The body of the thread."""
         line = self._line
         while True:
             with self._lock:

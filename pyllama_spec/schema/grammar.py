@@ -1,7 +1,7 @@
 """Rules of a grammar while they are made, and their GBNF text.
 
-A rule that nothing can be made of takes with it what needs it; one that is used once, and has no
-choice, is written where it is used.
+A rule that matches nothing is removed, and so are the rules that need it. A rule that is used once
+and has no alternatives is written where it is used.
 """
 
 from __future__ import annotations

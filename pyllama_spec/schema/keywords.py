@@ -516,7 +516,7 @@ def _string_parts(node: Node) -> list[Formula]:
         lang = format_language(name)
         if lang is None:
             raise cannot(
-                "format", path, f"{clipped(json.dumps(name))} is none of those that are kept: "
+                "format", path, f"{clipped(json.dumps(name))} cannot be enforced; known are "
                 f"{', '.join(KEPT_FORMATS)}", "Leave it out, or write a pattern",
             )  # fmt: skip
         parts.append(Text(lang, is_narrow=True, keyword="format", path=path))

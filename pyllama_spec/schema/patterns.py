@@ -186,7 +186,7 @@ class _Reader:
         if not (low or high) or not (low + high).isdecimal() or not (low + high).isascii():
             return None  # a brace without numbers means itself
         if not low:
-            raise PatternError(f"{{{inner}}} means itself in ECMA-262; write {{0,{high}}}")
+            raise PatternError(f"{{{inner}}} is plain text in ECMA-262; write {{0,{high}}}")
         if (comma and high and int(high) < int(low)) or len(low + high) > 12:
             raise PatternError(f"{{{inner}}} is not a range")
         self.at = end + 1
@@ -214,7 +214,7 @@ class _Reader:
         if self._next_is("?"):  # lazy: the same texts
             self.at += 1
         elif self._text[self.at : self.at + 1] in ("+", "*"):
-            raise PatternError("a repetition is repeated")
+            raise PatternError("a repetition cannot be repeated")
         return repeat(part, *times)
 
     def _escape(self, *, in_bracket: bool = False) -> CharSet:

@@ -382,7 +382,7 @@ class Exchange:
             self._task.cancel()
 
     async def _ping(self) -> None:
-        """Says something where the stream is silent, so that nobody between takes it for dead."""
+        """Sends a comment on a silent stream, so that no proxy closes it."""
         while True:
             n_sent = self._n_sent
             await asyncio.sleep(self.serving.settings.ping_s)
@@ -474,7 +474,7 @@ def stopping() -> ApiError:
 def stopped() -> ApiError:
     """What a client is told whose request the end of the server ends."""
     return ApiError(
-        503, "the server has stopped before the answer was whole: ask again", "stopping"
+        503, "the server stopped before the answer was complete: send the request again", "stopping"
     )
 
 

@@ -115,7 +115,7 @@ def _draft(values: Mapping[str, Any]) -> str | None:
     for one in types:
         if one not in (*_DRAFTS, *_LOOKUPS, "none"):
             known = ", ".join(("none", *_DRAFTS, *_LOOKUPS))
-            raise ArgumentError(f"--spec-type {one!r:.60} is none of {known}")
+            raise ArgumentError(f"--spec-type {one!r:.60} is not one of {known}")
     if types == ["none"]:
         return None
     draft: str | None = values.get("draft")
@@ -152,7 +152,7 @@ def _held(values: Mapping[str, Any]) -> dict[str, Any]:
     mode = values.get("load_mode")
     if mode is not None:
         if mode not in _LOAD_MODES:
-            raise ArgumentError(f"-lm {mode!r:.60} is none of {', '.join(_LOAD_MODES)}")
+            raise ArgumentError(f"-lm {mode!r:.60} is not one of {', '.join(_LOAD_MODES)}")
         held["use_mmap"], held["use_mlock"] = _LOAD_MODES[mode]
     scale = values.get("rope_scale")
     if scale is not None:
@@ -233,7 +233,7 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
 def _of_chats(values: Mapping[str, Any]) -> dict[str, Any]:
     form = values.get("reasoning_format", "auto")
     if form not in ("auto", "none", "deepseek"):
-        raise ArgumentError(f"--reasoning-format {form!r:.60} is none of auto, none, deepseek")
+        raise ArgumentError(f"--reasoning-format {form!r:.60} is not one of auto, none, deepseek")
     chats: dict[str, Any] = {"reasoning_format": form}
     for name in ("chat_template_kwargs", "reasoning_effort"):
         if name in values:

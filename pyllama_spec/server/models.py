@@ -197,8 +197,8 @@ class Models:
         most = one.max_waiting
         if most is not None and one.n_waiting >= most:
             raise ApiError(
-                429, f"{one.n_waiting} requests wait until the model {one.name!r} is loaded, as "
-                f"many as max_waiting={most} allows: try again later", "queue_full",
+                429, f"{one.n_waiting} requests already wait for the model {one.name!r} to load; "
+                f"max_waiting={most} allows no more: try again later", "queue_full",
             )  # fmt: skip
         limit = self._listed.load_timeout_s
         until = monotonic() + limit
@@ -492,7 +492,7 @@ class Models:
     # ---- the beginning and the end
 
     def start(self) -> None:
-        """Begins to load what is to be there from the start, in the file's order; once."""
+        """Starts loading the models with `preload`, in the file's order. Called once."""
         if self._preloads is None:
             self._preloads = [one for one in self.all if one.spec and one.spec.is_preloaded]
             self._begin(self._preload)

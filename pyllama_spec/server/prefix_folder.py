@@ -39,7 +39,7 @@ _MAX_QUEUED = 2
 
 
 class _Header(msgspec.Struct, kw_only=True):
-    """What stands before the bytes of a state."""
+    """The header before the bytes of a state."""
 
     owner: str
     model: str

@@ -260,7 +260,9 @@ async def metrics(exchange: Exchange) -> None:
     """GET /metrics."""
     serving = exchange.serving
     if not serving.settings.has_metrics:
-        raise ApiError(501, "this server gives no metrics: --no-metrics", "unsupported")
+        raise ApiError(
+            501, "this server has no metrics: it was started with --no-metrics", "unsupported"
+        )
     await exchange.send_bytes(serving.metrics.text(), CONTENT_TYPE)
 
 

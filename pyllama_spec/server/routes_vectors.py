@@ -28,8 +28,8 @@ async def embeddings(exchange: Exchange) -> None:
     n_embd = service.llm.model.info.n_embd_out
     if request.dimensions not in (None, n_embd):
         raise ApiError(
-            400, f"dimensions={request.dimensions}: this model's vectors have {n_embd}, and are "
-            "not cut", "unsupported", "dimensions",
+            400, f"dimensions={request.dimensions}: this model's vectors have {n_embd} numbers and "
+            "cannot be shortened: omit dimensions", "unsupported", "dimensions",
         )  # fmt: skip
 
     async def computed() -> tuple[list[list[float]], int]:

@@ -108,11 +108,11 @@ class Service:
             raise beyond(field, f"has {len(messages)} entries", most)
 
     def unstarted(self, request: ChatRequest) -> Stream:
-        """The handle of a chat that never begins, for what its prompt is; takes milliseconds.
+        """The handle of a chat that is never started, for its prompt; takes milliseconds.
 
         Raises:
             PyllamaSpecError: the request cannot be made; see Llama.create_chat_completion().
-            ApiError: it is beyond a bound.
+            ApiError: it exceeds a limit.
 
         """
         keywords = self.chat_keywords(request)
@@ -183,7 +183,7 @@ class Service:
         return [answer.stage for answer in self.answers]
 
     def n_running(self) -> int:
-        """How many requests are computed."""
+        """The number of running requests."""
         return sum(stage not in ("new", "queued", "ended") for stage in self._stages())
 
     def n_waiting(self) -> int:

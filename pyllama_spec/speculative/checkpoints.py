@@ -90,7 +90,7 @@ class Checkpoints:
         self._kept[seq] = self._last(sorted(kept, key=lambda one: one.n_tokens))
 
     def of(self, seq: int) -> list[Checkpoint]:
-        """Those of a sequence, by their place."""
+        """The checkpoints of a sequence, by position."""
         return list(self._kept.get(seq, ()))
 
     def replace(self, seq: int, checkpoints: Sequence[Checkpoint]) -> None:

@@ -81,7 +81,7 @@ class IsolatedDrafter:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is off for any sequence."""
+        """Whether the drafter is disabled for any sequence."""
         return bool(self._failures)
 
     def resume_at(self, seq: int, n_keep: int, tokens: Sequence[int]) -> int:

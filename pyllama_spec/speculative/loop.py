@@ -1,4 +1,4 @@
-"""The face of the round for one sequence at a time, with the calls in the caller's hands."""
+"""The round for one sequence at a time, where the caller makes each call."""
 
 from __future__ import annotations
 

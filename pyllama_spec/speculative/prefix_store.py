@@ -110,7 +110,7 @@ class PrefixStore:
             self._entries.append(entry)
 
     def clear(self) -> None:
-        """Lets go of all."""
+        """Drops all copies."""
         self._entries.clear()
         self.n_bytes = 0
 

@@ -255,7 +255,7 @@ class Prefixes:
             self.shelve(holder.state)
 
     def shelve(self, state: SequenceState) -> None:
-        """Copies what a sequence holds to the store, unless somebody holds all of it anyway."""
+        """Copies a sequence's contents to the store, unless it or another sequence has them."""
         store, n = self.store, state.n_decoded
         if store is None or not store.max_bytes or n < MIN_TOKENS:
             return

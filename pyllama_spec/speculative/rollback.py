@@ -72,7 +72,7 @@ class Rollback:
             )
 
     def settle(self) -> bool:
-        """After the sequences of a decode were read; True if it has decoded, over their rows."""
+        """Called once the rows of a decode are read; True if it decoded, which overwrites them."""
         return False
 
     def mark(self, state: SequenceState, *, is_end: bool = True, is_border: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""From what the scheduler says to one decode of the target."""
+"""Builds one decode of the target from what the scheduler decided."""
 
 from __future__ import annotations
 

@@ -198,7 +198,9 @@ class FitSettings:
         check_shares(self, "missed_share")
         check_shares(self, "copied_share", optional=True)
         if self.precision not in PRECISIONS:
-            raise ArgumentError(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
+            raise ArgumentError(
+                f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}"
+            )
 
 
 def check_shares(settings: object, *names: str, optional: bool = False) -> None:
@@ -292,7 +294,9 @@ class RunConfig:
         real(self.max_disk_bytes, "max_disk_bytes", 0)
         real(self.checkpoint_s, "checkpoint_s", 0)
         if self.export_type not in KINDS:
-            raise ArgumentError(f"export_type={self.export_type!r} is none of {', '.join(KINDS)}")
+            raise ArgumentError(
+                f"export_type={self.export_type!r} is not one of {', '.join(KINDS)}"
+            )
         if self.device not in (None, "cpu", "cuda"):
             raise ArgumentError(f"device={self.device!r} is neither 'cpu' nor 'cuda'")
 

@@ -64,7 +64,7 @@ def read_json(path: Path) -> Any:
         return None
     except (ValueError, OSError, RecursionError) as error:
         raise TrainError(
-            f"{path} cannot be read ({error}); remove the folder to begin again"
+            f"{path} cannot be read ({error}); remove the folder to start over"
         ) from None
 
 

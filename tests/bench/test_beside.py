@@ -164,8 +164,8 @@ def test_one_that_ends_at_once_leaves_its_words(tmp_path: Path) -> None:
         ({"beside": "vllm"}, "there are llama-server, llama-cpp-python"),
         ({"beside": "llama-server", "peer": "http://127.0.0.1:1"}, "give one of them"),
         ({"beside_python": "python3"}, "name the system too"),
-        ({"beside": "llama-server", "devices": ("CPU",)}, "leave devices and rpc_servers out"),
-        ({"beside": "llama-server", "rpc_servers": ("h:1",)}, "leave devices and rpc_servers out"),
+        ({"beside": "llama-server", "devices": ("CPU",)}, "omit devices and rpc_servers"),
+        ({"beside": "llama-server", "rpc_servers": ("h:1",)}, "omit devices and rpc_servers"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:

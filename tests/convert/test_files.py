@@ -214,7 +214,7 @@ def test_numbers_of_a_torch_file(tmp_path: Path) -> None:
         (data, {}, "the numbers of a are missing"),
         (data, {"data/0": raw[:-4]}, "the numbers of a are not 120 bytes"),
         (data, {"data/0": raw, "byteorder": b"big"}, "big-endian"),
-        (data.replace(shape, taller), {"data/0": raw}, "reaches beyond its numbers"),
+        (data.replace(shape, taller), {"data/0": raw}, "reaches beyond the end of its storage"),
     ):
         with pytest.raises(ConversionError, match=message):
             read_torch(pickled(tmp_path / "b.bin", changed, **files))

@@ -64,7 +64,7 @@ def changed(array: Ids, index: int, value: int) -> Ids:
 @pytest.mark.parametrize(
     ("d2t", "t2d", "message"),
     [
-        (None, None, "knows 96 of 320 tokens, and there is neither d2t nor t2d"),
+        (None, None, "predicts 96 of 320 tokens, and there is neither d2t nor t2d"),
         (ZEROS, None, "d2t is all zero: the table"),
         (None, ONES, "t2d marks 320 tokens, and the head knows 96"),
         (ZEROS, ONES, "t2d marks 320 tokens, and the head knows 96"),

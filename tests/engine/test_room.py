@@ -113,5 +113,5 @@ def test_types_are_the_engine_s() -> None:
     for name in ("f17", "", "q8"):
         assert lib.llama_spec_type_id(name.encode()) == lib.LLAMA_SPEC_ARGUMENT
     for wrong in ({"type_k": "f17"}, {"type_v": "i32"}):
-        with pytest.raises(ArgumentError, match="is none of f32"):
+        with pytest.raises(ArgumentError, match="is not one of f32"):
             opened("llama", **wrong)

@@ -274,7 +274,7 @@ def test_an_effort_of_a_model_without_thoughts() -> None:
         for effort in ("minimal", "low", "medium", "high", "xhigh"):
             with pytest.raises(UnsupportedError, match=f"reasoning_effort='{effort}'"):
                 llm.create_chat_completion([USER], reasoning_effort=effort)
-        with pytest.raises(ArgumentError, match="reasoning_effort='most' is none of"):
+        with pytest.raises(ArgumentError, match="reasoning_effort='most' is not one of"):
             llm.create_chat_completion([USER], reasoning_effort="most")
 
 

@@ -208,7 +208,7 @@ def test_work_of_other_settings_is_refused(
         ({"anchor_share": 0.0}, "anchor_share=0 leaves nothing"),
         ({"dpace_alpha": 1.5}, r"dpace_alpha=1\.5 is outside 0 \.\. 1"),
         ({"hard_share": -1.0}, "hard_share"),
-        ({"weights": "sum"}, "weights='sum' is none of decay, dpace"),
+        ({"weights": "sum"}, "weights='sum' is not one of decay, dpace"),
         ({"missed_share": 2.0}, "missed_share"),
     ],
 )

@@ -149,7 +149,7 @@ def target_matrix(
         shape = None if tensor is None else list(tensor.shape)
         raise ConversionError(
             f"{why}: that needs {names[0]} [{target.n_vocab}, {target.n_embd}] of the target, and "
-            f"{path.name} has {shape}; of a split model give the merged file"
+            f"{path.name} has {shape}; if the model is split, give the merged file"
         )
     notes.append(f"{why}: {tensor.name} of the target is copied into the file")
     return _gguf_source(path, tensor, notes)

@@ -27,7 +27,7 @@ _SELECTOR_KEYS = ("conv_kernel_size", "conv_group_size", "selector_rank", "selec
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What there is.
+    """The optional heads of a checkpoint.
 
     Attributes:
         markov_rank: None without a Markov head.

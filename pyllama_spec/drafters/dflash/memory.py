@@ -1,4 +1,4 @@
-"""What a DFlash draft remembers: keys and values that it made of the target's rows."""
+"""The memory of a DFlash draft: keys and values computed from the target's rows."""
 
 from __future__ import annotations
 

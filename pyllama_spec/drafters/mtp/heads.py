@@ -88,7 +88,7 @@ class HeadsMemory:
         return self._heads[0].ask(seqs)
 
     def guess(self, head: int, guesses: Mapping[int, Guesses]) -> Mapping[int, Choice]:
-        """What a head says behind the guesses of those before it, by sequence."""
+        """A head's guess after the guesses of the heads before it, by sequence."""
         return self._heads[head].guess(guesses)
 
     def commit(self, done: Sequence[Committed]) -> None:
@@ -158,7 +158,7 @@ class _Lane(MtpMemory):
         self._owner.decode(batch)
 
     def guess(self, guesses: Mapping[int, Guesses]) -> dict[int, Choice]:
-        """Feeds what waits and the guesses behind it, and says what follows the last of them."""
+        """Feeds the waiting rows and the guesses after them, and guesses one token more."""
         seqs = sorted(guesses)
         for seq in seqs:
             s = self.of(seq)

@@ -65,7 +65,7 @@ class Chances:
         return _LOW if p < _LOW else _HIGH if p > _HIGH else p
 
     def learn(self, kinds: Sequence[CopyKind], n_right: int) -> None:
-        """Takes what became of a draft.
+        """Learns from the outcome of a draft.
 
         Args:
             kinds: of its tokens, as far as they have met the text.

@@ -49,17 +49,17 @@ _CHOSEN = bytes([TokenOrigin.CHOSEN])
 
 
 class OwnText:
-    """The text of one sequence, and whose it is.
+    """The text of one sequence, and its user.
 
     Attributes:
         index: its tokens.
-        user: whose request it is.
-        remembers: whether what is new of it may be copied from in later requests.
+        user: the user of its request.
+        remembers: whether later requests may copy from its new tokens.
         n_settled: how many of its tokens were remembered already, or must not be.
         n_private: how many of those must not be.
         origins: TokenOrigin of each token.
-        gap: the newest difference from what was copied, while a copy may resume behind it.
-        lengths: of the last difference behind which a copy was right.
+        gap: the newest difference from what was copied, while a copy may resume after it.
+        lengths: of the last difference after which a copy was right.
 
     """
 

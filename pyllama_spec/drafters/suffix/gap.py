@@ -45,12 +45,12 @@ class Gap(NamedTuple):
 
 
 class ResumePoint(NamedTuple):
-    """Where a copy may go on.
+    """Where a copy may resume.
 
     Attributes:
         at: the index of its next token, in the copied text.
-        n_equal: how many tokens before it are equal, of those behind the difference.
-        lengths: of the difference, if the copy is right to go on here.
+        n_equal: how many tokens before it are equal, of those after the difference.
+        lengths: of the difference, if the copy is right to resume here.
 
     """
 

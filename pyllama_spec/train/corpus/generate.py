@@ -120,7 +120,7 @@ class _Collector(Drafter):
         return self._features[seq]
 
     def take(self, seq: int, n: int, n_shared: int) -> TargetFeatures | None:
-        """The features of the first n tokens, for good; the rows of the shared ones stay, too."""
+        """Hands over the features of the first n tokens, and keeps a copy of the shared rows."""
         features = self.of(seq)
         if features is None:
             return None

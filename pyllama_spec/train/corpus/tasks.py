@@ -136,8 +136,8 @@ class Documents:
         first = next((t for t in (vocab.bos, vocab.eos) if t is not None), None)
         if first is None:
             raise UnsupportedError(
-                f"{model.path.name} has neither a chat template nor a token that begins a text; "
-                "give prompts of your own (--prompts)"
+                f"{model.path.name} has neither a chat template nor a token that begins a text: "
+                "give your own prompts (--prompts)"
             )
         self._first = first
         self.shared: list[int] = []

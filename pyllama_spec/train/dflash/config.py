@@ -99,7 +99,7 @@ class DFlashFitConfig(FitSettings):
         if self.anchor_share == 0:
             raise ArgumentError("anchor_share=0 leaves nothing to learn from")
         if self.weights not in WEIGHTS:
-            raise ArgumentError(f"weights={self.weights!r} is none of {', '.join(WEIGHTS)}")
+            raise ArgumentError(f"weights={self.weights!r} is not one of {', '.join(WEIGHTS)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class DFlashKind(Kind[DFlashHead]):
             head, seen.rows, seen.tokens, seen.last, counts, seen.channel_rms, config.fit.seed
         )
         if wanted.from_anchor:
-            reporter.line(f"the first layer input tells {100 * max(r2, 0):.0f}% of its token")
+            reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         piece = start.model.vocab.piece(mask, special=True).decode("utf-8", "replace")
         reporter.line(f"mask token: {mask} ({piece!r})")
         return head

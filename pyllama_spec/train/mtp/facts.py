@@ -221,8 +221,8 @@ def read_facts(path: Path, info: ModelInfo) -> HeadFacts:
     parts = file.keys.pop("split.count", None)
     if parts is not None and parts.value > 1:
         raise TrainError(
-            f"{path.name} is one of {parts.value} files, and its head may lie in another: give the "
-            "merged file"
+            f"{path.name} is one of {parts.value} files, and its head may be in another one: "
+            "give the merged file"
         )
     keys = _Keys(path, info.arch, {n: k.value for n, k in file.keys.items()})
     block = keys.number("block_count") - 1
@@ -351,7 +351,9 @@ def _block_names(
         needed += ["ffn_up", "ffn_down", *gate]
     missing = [name for name in needed if name not in own]
     if missing:
-        raise TrainError(f"{path.name} has no tensor {prefix}{missing[0]}.weight, so no whole head")
+        raise TrainError(
+            f"{path.name} has no tensor {prefix}{missing[0]}.weight: its head is incomplete"
+        )
     unknown = sorted(own.difference(needed, optional))
     if unknown:
         raise UnsupportedError(

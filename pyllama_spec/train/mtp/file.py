@@ -152,7 +152,7 @@ def read_head_draft(path: Path, target: Model) -> InitDraft:
 
 
 def _info(path: Path) -> ModelInfo:
-    """Of a file, whose head the engine loads: it compares the sizes of tensors with the keys."""
+    """A file's ModelInfo. The engine loads the head and compares its tensors with the keys."""
     if not path.exists():
         raise TrainError(f"init={path}: there is no such file; check its path")
     with Model(path, load_mtp=True, use_extra_bufts=False) as model:

@@ -25,7 +25,7 @@ from pyllama_spec.train.run.texts import COPIED_SHARE, Texts, with_fewer_lookups
 
 
 class MtpKind(Kind[MtpHead]):
-    """Heads that lie in a file already, and draft a token per step.
+    """Heads that a file already has; they draft one token per step.
 
     Args:
         config: of the run.

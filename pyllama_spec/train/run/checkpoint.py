@@ -121,7 +121,7 @@ class _Disk:
 
 
 def save_whole(content: dict[str, Any], file: BinaryIO) -> None:
-    """torch.save(), but for what it raises where a write fails.
+    """torch.save() that raises OSError if a write fails.
 
     Raises:
         OSError: as the file raised it.

@@ -117,7 +117,7 @@ class Kind(ABC, Generic[H]):
         """A head with the weights to begin with, on the CPU.
 
         Raises:
-            ArgumentError: its sizes do not fit each other.
+            ArgumentError: its sizes are inconsistent.
 
         """
 

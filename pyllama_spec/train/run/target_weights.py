@@ -105,7 +105,7 @@ def read_weights(path: Path, info: ModelInfo) -> TargetWeights:
         shape = None if embedding is None else embedding.shape
         raise TrainError(
             f"{path.name} has no token_embd.weight of {info.n_vocab} x {info.n_embd} (found: "
-            f"{shape}); of a split model give the merged file"
+            f"{shape}); if the model is split, give the merged file"
         )
     output = floats("output.weight")
     if output is None or output.shape != embedding.shape:
