@@ -51,7 +51,7 @@ class PyllamaSpecError(Exception):
 
 
 class ModelLoadError(PyllamaSpecError, ValueError):
-    """A file is missing, unreadable, broken, or not the kind of model that was asked for."""
+    """A file is missing, unreadable, damaged, or another kind of model than was expected."""
 
 
 class ArgumentError(PyllamaSpecError, ValueError):
@@ -63,12 +63,12 @@ class UnknownKeywordError(ArgumentError, TypeError):
 
 
 class SchemaError(ArgumentError):
-    """A JSON schema is malformed, or asks for what a grammar cannot hold.
+    """A JSON schema is malformed, or asks for something that a grammar cannot enforce.
 
     Attributes:
-        keyword: the keyword that is at fault; "" where it is the whole schema.
-        path: where it stands, as a JSON pointer behind "#".
-        is_beyond: whether the keyword means something, which a grammar cannot hold.
+        keyword: the keyword at fault; "" for the whole schema.
+        path: its place, as a JSON pointer after "#".
+        is_beyond: whether the keyword is valid and a grammar cannot enforce it.
 
     """
 
@@ -90,7 +90,7 @@ class ConversionError(PyllamaSpecError):
 
 
 class ContextFullError(PyllamaSpecError, ValueError):
-    """The context has no room for the tokens: it must be opened larger, or the prompt cut."""
+    """The context has no room for the tokens: open a larger one, or shorten the prompt."""
 
 
 def too_long(n_tokens: int, n_ctx: int) -> str:
@@ -125,7 +125,7 @@ class BusyError(PyllamaSpecError):
 
 
 class QueueFullError(BusyError):
-    """As many requests wait for a place as the model was told to let wait: try again later."""
+    """The queue is full: as many requests wait as max_waiting allows. Try again later."""
 
 
 class CancelledError(PyllamaSpecError):
@@ -133,7 +133,7 @@ class CancelledError(PyllamaSpecError):
 
 
 class DeadlineError(CancelledError, TimeoutError):
-    """The request was not answered within the time that it was given."""
+    """The request was not answered within its timeout."""
 
 
 # The code of the SystemExit that ends a daemon thread which computes while the process ends. No
@@ -156,8 +156,8 @@ class ForkedError(PyllamaSpecError):
 class RemoteError(PyllamaSpecError):
     """A server of layers cannot be reached, has gone, is silent, or answers nonsense.
 
-    What lay on it is lost. Close the model and open it again: that connects anew, and fails with
-    the same error until the server is back.
+    Its layers and memory are lost. Close the model and open it again: that connects anew, and fails
+    with the same error until the server is back.
     """
 
 
@@ -166,8 +166,8 @@ class OutOfMemoryError(PyllamaSpecError, MemoryError):
 
 
 class EngineError(PyllamaSpecError):
-    """The engine failed inside; the context that reports it may have to be opened again."""
+    """An error inside the engine; the context that reports it may have to be opened again."""
 
 
 class ContextOpenError(EngineError, ValueError):
-    """The engine cannot open a context with these options: a ValueError too, as of any option."""
+    """The engine cannot open a context with these options. It is a ValueError too."""

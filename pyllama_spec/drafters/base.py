@@ -28,9 +28,9 @@ class Draft(NamedTuple):
             lookup hit: the controller goes by them instead of by match_length.
         candidates: [len(ids)] for each place the likeliest tokens with their probabilities,
             likeliest first, where the drafter has more than one; or None.
-        match_length: of a lookup hit: how many tokens stood before the place that it was taken
-            from as they stand at the end of the text; 0 for what was not looked up.
-        is_remembered: whether a lookup hit is from another text than the one that it continues.
+        match_length: of a lookup hit: how many tokens before the place that it was copied from
+            equal those at the end of the text; 0 for other drafts.
+        is_remembered: whether a lookup hit is copied from another text.
 
     """
 
@@ -59,12 +59,12 @@ NO_DRAFT = Draft()
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What somebody else holds to be the next token of a draft.
+    """A second opinion on the next token of a draft.
 
     Attributes:
         token: the id.
         p: its probability.
-        weight: how much this counts, where the draft model's own distribution counts 1.
+        weight: its weight, where the draft model's own distribution has 1.
 
     """
 
@@ -106,18 +106,17 @@ class TokenView(Sequence[int]):
 
 
 class DraftRequest(NamedTuple):
-    """What is asked for one sequence.
+    """A request for a draft for one sequence.
 
     Attributes:
         seq: the sequence.
         tokens: its prompt and all committed tokens; the last one is pending: the target has not
             decoded it.
         n_requested: the most tokens that are wanted, at least 1.
-        prior: who else has a say in each token, for drafters that can mix; None for nobody.
-        stop: where to end, for drafters that draft a token at a time; None for n_requested.
-        lookup_only: only what costs no call of a model is wanted; for drafters with has_lookup.
-        n_lookup: the most tokens that are wanted of a lookup hit, where that is more than
-            n_requested; else 0.
+        prior: gives votes on each token, for drafters that can mix; None for none.
+        stop: says where to end, for drafters that draft a token at a time; None for n_requested.
+        lookup_only: only drafts without a call of a model are wanted; for drafters with has_lookup.
+        n_lookup: the most tokens that are wanted of a lookup hit, if more than n_requested; else 0.
 
     """
 
@@ -135,20 +134,19 @@ class Committed(NamedTuple):
 
     Attributes:
         seq: the sequence.
-        tokens: what follows the tokens that were told before; they stand at positions `start`,
-            start + 1, ... Rejected tokens are never mentioned.
+        tokens: the next tokens after those passed before, at positions `start`, start + 1, ...
+            Rejected tokens are never passed.
         start: the position of the first one.
-        features: the target's rows of positions first_row, first_row + 1, ... that it has decoded,
-            of each target layer. They are views that the next decode overwrites: copy what is to
-            be kept. Of a prompt they are the tokens' own; after a round they begin one position
-            before `start`, since the token that was pending has its row now and the last token,
-            which is pending, has none yet. () where none are wanted, and where all rows of the
-            tokens were told before.
+        features: the target's rows at the decoded positions first_row, first_row + 1, ..., for each
+            target layer. They are views that the next decode overwrites: copy what you keep. For a
+            prompt they are the tokens' own. After a round they begin one position before `start`,
+            since the formerly pending token has its row now, and the last token, which is pending,
+            has none yet. () if none are wanted, or if all rows of the tokens were passed before.
         first_row: see features.
-        is_border: whether another text may go on otherwise behind these tokens: rows that are
-            needed to begin there again are worth keeping.
-        n_chosen: how many of the tokens, the last ones, the target chose itself in this request;
-            those before them were given. 0 where that is not known any more.
+        is_border: whether another text may depart after these tokens: rows that are needed to
+            resume there are worth keeping.
+        n_chosen: how many of the tokens, counted from the end, the target chose in this request;
+            those before them were given. 0 if that is no longer known.
 
     """
 
@@ -179,42 +177,40 @@ class SequenceErrors(PyllamaSpecError):  # noqa: N818 - several of them
 
 
 class Drafter(Closeable):
-    """Proposes continuations. Nobody asks what kind it is, and it never imports the loop.
+    """Proposes continuations. The round does not depend on its kind, and it never imports the loop.
 
-    A simple drafter overrides propose_one(), which is given the text so far, and nothing else. One
-    that keeps a state overrides commit_one() and truncate() as well. One that computes for all
-    sequences of a round at once overrides the list forms, propose() and commit(), instead. All
-    other methods have defaults.
+    A simple drafter overrides propose_one(), which gets the text so far, and nothing else. One with
+    a state overrides commit_one() and truncate() as well. One that computes all sequences of a
+    round at once overrides the list forms, propose() and commit(), instead. All other methods have
+    defaults.
 
-    What the round promises, per sequence:
+    What the round guarantees, per sequence:
 
-    - commit() tells every token once and in order: those of the prompt, part by part, then those of
-      each round, the accepted ones and the target's own;
-    - propose() is called when all committed tokens have been told;
-    - there is nothing to undo after a rejection: rejected tokens are never mentioned;
-    - truncate() says that only the first n_keep tokens still count, before commit() goes on there.
+    - commit() passes every token once and in order: those of the prompt, part by part, then those
+      of each round, the accepted ones and the target's own;
+    - propose() is called when all committed tokens have been passed;
+    - there is nothing to undo after a rejection: rejected tokens are never passed;
+    - truncate() says that only the first n_keep tokens remain, before commit() continues there.
 
-    An exception turns the drafter off for that sequence until its next prompt. The text goes on
+    An exception disables the drafter for that sequence until its next prompt. The text continues
     without it; the result says why in `reason_off`, and the exception itself is in
-    `reason_off_error`. A list form that knows which sequences failed raises SequenceErrors; after
-    any other exception of a list form all sequences of the call count as failed.
+    `reason_off_error`. A list form that knows which sequences failed raises SequenceErrors; any
+    other exception of a list form disables the drafter for all sequences of the call.
 
     Attributes:
-        name: what the statistics call it.
-        target_layers: the layer inputs that it wants from the target; () for none.
-        max_draft: the most tokens that it proposes at once; from check() on the target may have a
-            part in it.
-        is_stepwise: whether each token of a draft is a step that costs, behind which
-            DraftRequest.stop is asked; else a draft costs by how many tokens were asked for.
-        step_share: of a stepwise drafter, what a token of a draft takes over a row of the target,
-            as far as that can be told before one was drafted; 0 for unknown. It may be known once
-            attach() was called.
-        has_lookup: whether it also has drafts that cost no call of a model, and heeds
+        name: its name in the statistics.
+        target_layers: the layer inputs that it needs from the target; () for none.
+        max_draft: the most tokens that it proposes at once; after check() it may depend on the
+            target.
+        is_stepwise: whether each token of a draft is a step that costs, after which it asks
+            DraftRequest.stop; otherwise the cost of a draft depends on the requested number.
+        step_share: of a stepwise drafter, the cost of a drafted token in rows of the target, if it
+            can be told before the first one; 0 for unknown. It may be known only after attach().
+        has_lookup: whether it also has drafts without a call of a model, and obeys
             DraftRequest.lookup_only.
         wants_head: whether it drafts with the MTP head in the target's own file, which has to be
             loaded with it: Model(load_mtp=True).
-        note: what results say of it beside its name, such as why draft="auto" took it; "" for
-            nothing.
+        note: a remark in results besides its name, such as why draft="auto" took it; "" for none.
 
     """
 

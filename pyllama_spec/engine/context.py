@@ -100,7 +100,7 @@ class _View:
 
 
 class Context(Closeable):
-    """Decodes batches of one model and holds what they leave behind.
+    """Decodes batches of one model, and holds its memory and the rows of the last batch.
 
     One thread at a time: a second one gets BusyError. It keeps its model's weights and its
     target's context alive, so that they can be closed in any order.
@@ -376,13 +376,13 @@ class Context(Closeable):
         have to have one before the next decode. Logits of other ids are minus infinity.
 
         Returns:
-            Where the matrix lies.
+            The file that has the matrix.
 
         Raises:
             ArgumentError: n_slots is negative, fewer than the draft's selector takes, or more than
                 the vocabulary has.
             UnsupportedError: this is no draft's context, its heads have matrices of their own, it
-                knows a part of the vocabulary alone, or the matrix lies on a device.
+                knows a part of the vocabulary alone, or the matrix is on a device.
             OutOfMemoryError: there is not enough memory for the rows.
 
         """
@@ -399,8 +399,8 @@ class Context(Closeable):
 
         Args:
             slots: [n] int32, which slots.
-            ids: [n] int32, the ids that they stand for from now on.
-            rows: [n, row_bytes] uint8, contiguous, as they lie in the file.
+            ids: [n] int32, the ids of these rows from now on.
+            rows: [n, row_bytes] uint8, contiguous, as they are stored in the file.
 
         Raises:
             ArgumentError: the shapes do not fit, or a slot or an id is out of range.

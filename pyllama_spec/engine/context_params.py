@@ -50,7 +50,7 @@ class ContextParams:
         pooling: how embeddings of tokens become one of a text; None for the model's own.
         attention_type: "causal" or "non-causal"; None for the model's own.
         offload_kqv: keep the KV cache on the GPU with its layers.
-        op_offload: let the GPU compute wide batches (prompts) of layers that lie in the host's
+        op_offload: let the GPU compute wide batches (prompts) of layers that are in the host's
             memory too. Off: rows of a prompt and rows of a draft would be rounded differently.
         swa_full: keep all positions of sliding-window layers, so that any prefix can be reused.
         kv_unified: one KV buffer for all sequences, needed where tokens belong to several.

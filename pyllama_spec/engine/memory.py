@@ -42,9 +42,9 @@ class Memory:
     def rollback(self, seq: int, n_keep: int) -> bool:
         """Keeps the first n_keep positions of a sequence; False if the engine cannot go back there.
 
-        A recurrent state goes back into the last batch of its sequence: behind its first token or
-        any later one, at most n_rs_seq tokens in all since that batch. After False the sequence is
-        as it was, and the caller may clear it and decode again.
+        A recurrent state can only go back within the last batch of its sequence, to after its first
+        token or any later one, and by at most n_rs_seq tokens in all since that batch. After False
+        the sequence is unchanged, and the caller may clear it and decode again.
 
         Raises:
             ArgumentError: n_keep is negative.

@@ -44,9 +44,9 @@ class Model(Closeable):
     """A GGUF file, loaded. Contexts keep what they need of it alive, so it may be closed first.
 
     Args:
-        path: the file; of a split model the first part.
+        path: the file; the first part of a split model.
         n_gpu_layers: how many layers go to the GPU; -1 for all of them, 0 for the CPU alone. A
-            warning says where fewer lie there in the end.
+            warning says if fewer are there in the end.
         devices: names of the devices that take them, as engine.devices() has them; None for all.
         rpc_servers: "host:port" of servers whose devices take layers too, before this machine's:
             docs/rpc.md. Their names are as in "RPC0[host:port]".
@@ -59,7 +59,7 @@ class Model(Closeable):
         vocab_only: load the vocabulary without the weights.
         load_mtp: load the MTP head of the file too, if it has one; info.has_head says whether it
             can draft.
-        kv_overrides: keys of the file with other values; overrides.py says which may be.
+        kv_overrides: keys of the file with other values; overrides.py lists the keys.
         progress: called with 0.0 .. 1.0 while loading.
 
     Raises:
@@ -175,7 +175,7 @@ class Model(Closeable):
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether some of its layers lie on a GPU, or on another machine."""
+        """Whether some of its layers are on a GPU, or on another machine."""
         return self.info.n_device_layers > 0
 
     @property
@@ -308,8 +308,8 @@ class Model(Closeable):
 
         Args:
             layers: 0 .. n_layer. "Input of layer k" is the residual stream that enters layer k;
-                n_layer stands for what leaves the last layer, before the final norm. HEAD_ROWS
-                stands for the rows that the model's MTP head reads.
+                n_layer is the output of the last layer, before the final norm. HEAD_ROWS is the
+                rows that the model's MTP head reads.
 
         Raises:
             ArgumentError: a layer does not exist.

@@ -61,13 +61,13 @@ class SamplerParams:
             unless nothing else may, as where a grammar has come to its end.
         ignore_eos: no end token may come at all, with the same exception.
         stop_token_ids: see min_tokens; who reads the tokens ends the text there.
-        bad_words: texts that may not stand in the answer.
-        thought_tags: what begins a thought, and what may end it.
+        bad_words: texts that must not occur in the answer.
+        thought_tags: the text that begins a thought, and the texts that may end it.
         thought_is_open: whether the prompt's end has begun one.
         thought_budget: the most tokens in all thoughts of an answer together; None for any number.
         thought_close: ids that come where it is used up, once for each thought.
-        grammar_skips_thoughts: whether the grammar is of what stands outside of thoughts: inside it
-            neither allows nor sees a token.
+        grammar_skips_thoughts: whether the grammar applies only outside of thoughts; inside it
+            neither restricts nor sees a token.
 
     """
 

@@ -66,19 +66,18 @@ __all__ = ["Llama", "LlamaState"]
 class Llama(LlamaTokenCalls, Closeable):
     """A model with a context and a drafter.
 
-    With n_parallel=1 one request at a time is computed, by the thread that reads it; with more,
-    that many requests and open streams are computed side by side, by a thread of their own. Each
-    gets the text that it would get alone. Others wait in line; a stream that nobody reads is put
-    aside for them, and goes on from there once it is read. In an event loop acreate_completion()
-    and acreate_chat_completion() never wait.
+    With n_parallel=1 one request at a time is computed, by the thread that reads it. With more,
+    that many requests and open streams are computed at once, by a thread of their own. Each gets
+    the text that it would get alone. Further requests are queued; a stream that nobody reads is set
+    aside for them, and resumes once it is read. In an event loop acreate_completion() and
+    acreate_chat_completion() never block.
 
-    Numbers of llama-cpp-python's constants are taken where names are. What changes nothing here
-    (logits_all without eval(), numa, no_perf, lora_base ...) passes; a keyword that there is not
+    Numbers of llama-cpp-python's constants are accepted instead of names. Keywords without effect
+    here (logits_all without eval(), numa, no_perf, lora_base ...) are accepted; an unknown keyword
     warns.
 
-    Defaults are those of llama-cpp-python, so that programs keep theirs: n_ctx=512, max_tokens=16
-    and temperature=0.8 for a text, no bound and 0.2 for a chat. The command line has others: 4096,
-    128, 0.
+    The defaults are llama-cpp-python's: n_ctx=512; max_tokens=16 and temperature=0.8 for a text; no
+    limit and 0.2 for a chat. The command line has others: 4096, 128, 0.
 
     Raises:
         ModelLoadError: a file is missing, unreadable, or not a model.

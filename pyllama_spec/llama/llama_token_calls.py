@@ -106,7 +106,7 @@ class LlamaTokenCalls(LlamaFacts):
         return self._low_level.logits_all
 
     def eval(self, tokens: Sequence[int]) -> None:
-        """Reads tokens behind those that the memory holds.
+        """Reads tokens after those in memory.
 
         Raises:
             ContextFullError: they do not fit.
@@ -125,11 +125,11 @@ class LlamaTokenCalls(LlamaFacts):
         logits_processor: Any = None, grammar: Any = None, idx: int | None = None,
     ) -> int:
         # fmt: on
-        """A token that may follow what the memory holds, whoever read it.
+        """Samples a token that may follow the tokens in memory, whichever call read them.
 
         Args:
-            idx: behind which token, counted from 0; None for the last one. Others need logits_all.
-            penalize_nl: nothing: the engine has no such exception any more.
+            idx: the token to sample after, from 0; None for the last one. Others need logits_all.
+            penalize_nl: no effect: the engine no longer has this exception.
             top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
                 presence_penalty, tfs_z, mirostat_mode, mirostat_eta, mirostat_tau,
                 logits_processor, grammar: as of a request.
@@ -166,7 +166,7 @@ class LlamaTokenCalls(LlamaFacts):
         Args:
             tokens: the prompt.
             reset: begin a new text; False goes on behind what the memory holds.
-            penalize_nl: nothing: the engine has no such exception any more.
+            penalize_nl: no effect: the engine no longer has this exception.
             top_k, top_p, min_p, typical_p, temp, repeat_penalty, frequency_penalty,
                 presence_penalty, tfs_z, mirostat_mode, mirostat_tau, mirostat_eta,
                 logits_processor, stopping_criteria, grammar: as of a request.

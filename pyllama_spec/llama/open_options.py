@@ -56,22 +56,22 @@ class OpenOptions:
     """How a Llama is opened.
 
     Args:
-        model_path: the target's GGUF file; of a split model the first part.
-        n_gpu_layers: layers on the GPU; -1 for all. What lies where in the end is in
-            `model.placement`, and a warning says where it is less.
+        model_path: the target's GGUF file; the first part of a split model.
+        n_gpu_layers: layers on the GPU; -1 for all. `model.placement` has the real placement, and
+            a warning says if fewer layers are there.
         devices: names of the devices that take layers, as `doctor` lists them; None for all.
-        draft_gpu_layers: layers on the GPU of a draft that is given as a file; None for
-            n_gpu_layers, and for 0 with rpc_servers.
-        rpc_servers: "host:port" of servers that take layers of the target, see docs/rpc.md; with
-            n_gpu_layers. A server that is lost is a RemoteError.
-        rpc_timeout: seconds that one answer of theirs may take, in this process, on connections
-            that are opened from now on; None leaves it [300].
+        draft_gpu_layers: layers on the GPU for a draft that is given as a file; None for
+            n_gpu_layers, or for 0 with rpc_servers.
+        rpc_servers: "host:port" of servers that take layers of the target, see docs/rpc.md; needs
+            n_gpu_layers. A lost server raises RemoteError.
+        rpc_timeout: seconds that one answer of a server may take, in this process, on connections
+            opened from now on; None leaves it [300].
         split_mode, main_gpu, tensor_split: several GPUs, see engine.Model.
-        vocab_only: the vocabulary alone: tokenize() and what else needs no weights.
-        use_mmap, use_mlock: how the file is held.
+        vocab_only: load the vocabulary only, for tokenize() and other calls without weights.
+        use_mmap, use_mlock: map the file; lock it in memory.
         kv_overrides: keys of the file with other values, see engine/overrides.py.
-        seed: where the stream of seeds begins that requests without one draw from: equal requests
-            give different texts, set_seed() starts again. None, -1 for anywhere.
+        seed: the start of the stream of seeds for requests without one: equal requests give
+            different texts, set_seed() starts again. None or -1 for a random start.
         n_ctx: positions for prompt and text of a request; None or 0 for as many as the model was
             trained with.
         n_batch, n_ubatch: tokens per decode, and per step inside of it.
@@ -82,7 +82,7 @@ class OpenOptions:
         yarn_ext_factor, yarn_attn_factor, yarn_beta_fast, yarn_beta_slow, yarn_orig_ctx: of YaRN;
             below 0, and 0 for the last, for the model's own.
         logits_all: keep the logits of every token that eval() reads, in `scores`.
-        embedding: give embeddings, by embed() and create_embedding(), in a context beside.
+        embedding: allow embed() and create_embedding(), in a context of their own.
         offload_kqv: keep the KV cache on the GPU.
         flash_attn: None for off on the CPU, and the engine's choice on a GPU.
         op_offload: let a GPU compute wide batches of layers in the host's memory; None for no.
@@ -97,41 +97,41 @@ class OpenOptions:
         draft_model: llama-cpp-python's drafts: a LlamaPromptLookupDecoding or a LlamaDraftModel.
         tokenizer: a LlamaTokenizer, which changes nothing; no other.
         type_k, type_v: types of the KV cache, such as "f16" or "q8_0".
-        spm_infill: put the suffix first where a gap is filled.
-        verbose: progress bars, what the engine says while it loads, and a line for each request,
+        spm_infill: put the suffix before the prefix to fill a gap.
+        verbose: progress bars, the engine's messages while it loads, and a line for each request,
             on stderr.
-        draft: who proposes tokens: None or "none" for plain decoding, "prompt-lookup" for copies of
-            the text itself, "suffix" for those of earlier requests' texts too, "grammar" for no
-            more than what a grammar or schema forces (every other one drafts that as well), "mtp"
-            for the head in the model's own file, the path of the GGUF of a draft or of a smaller
-            model, or a Drafter;
-            "auto" for the head where there is one, else a draft that lies beside the file and was
-            made for it, else "prompt-lookup". It changes how fast the text comes, never the
+        draft: the drafter. None or "none" for plain decoding; "prompt-lookup" for copies of the
+            text itself; "suffix" for copies of earlier requests' texts too; "grammar" for only the
+            tokens that a grammar or schema forces (every other drafter drafts them as well); "mtp"
+            for the head in the model's own file; the path of the GGUF of a draft or of a smaller
+            model; a Drafter;
+            "auto" for the head if there is one, else a draft beside the file that was made for it,
+            else "prompt-lookup". It changes how fast the text comes, never the
             text.
         n_draft: the most tokens to draft per round; None for the drafter's own number.
-        p_min: end a draft before a token that it is less sure of, for drafts from a file, and
-            nowhere else: the controller is off then. 0 drafts n_draft tokens in every round, which
-            is most accepted tokens but not always most speed.
-        lookup: where the last so many tokens stood in the text before, propose what followed there
-            instead of asking the draft of a file: None for 5. 0 for never, and no n-grams beside
-            it either: the head of the file alone.
-        controller: how much is drafted. None or "profit": as much as makes the text come soonest
-            here, nothing at all where plain decoding is faster; "fixed": n_draft tokens in every
-            round; "off": nothing; or a speculative.Controller.
-        draft_n_ctx: how many tokens of a sequence a draft that is given as a file, or the head of
-            the model's own, remembers: None for as many as are of use to it, which is as many as
-            n_ctx for all but DFlash. Fewer take less memory and time; the oldest are forgotten.
-        n_parallel: how many requests are computed side by side. The KV cache is that many times
-            as large.
-        max_waiting: the most requests that may wait for a place or, put aside, for their reader;
-            one more is a QueueFullError at once. None for any number.
+        p_min: end a draft of a file before a token with a lower probability. The controller is off
+            then. 0 drafts n_draft tokens in every round, which accepts the most tokens but is not
+            always fastest.
+        lookup: if the last tokens, this many, occurred in the text before, copy what followed there
+            instead of asking the draft of a file. None for 5; 0 for never, and without n-grams:
+            the head of the file alone.
+        controller: decides how many tokens are drafted. None or "profit": as many as are fastest
+            here, and none if plain decoding is faster; "fixed": n_draft tokens in every round;
+            "off": none; or a speculative.Controller.
+        draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
+            own file, remembers. None for as many as are of use to it, which is n_ctx for all but
+            DFlash. Fewer take less memory and time; the oldest are dropped.
+        n_parallel: how many requests are computed at once. The KV cache is that many times as
+            large.
+        max_waiting: the most requests that may wait for a place or, set aside, for their reader;
+            one more is a QueueFullError at once. None for no limit.
         chat_template: Jinja text instead of the file's.
         prefix_cache_bytes: the most memory for copies of what past requests have read, so that a
-            prompt that begins like one of them is read from there on; None for 2 GiB, and no more
-            than a quarter of the machine's. 0 keeps no more than n_parallel places hold.
-        draft_memory: the file of a store of texts, which "suffix", "mtp" and drafts from files copy
-            from, and which requests are written to unless they say remember=False; one file for
-            each tokenizer, see docs/suffix.md. None, the default: nothing is written.
+            prompt with the same beginning need not read it again. None for 2 GiB, and no more than
+            a quarter of the machine's memory; 0 for no copies besides the n_parallel places.
+        draft_memory: the file of a store of texts. "suffix", "mtp" and drafts from files copy from
+            it, and requests are written to it unless they have remember=False; one file for each
+            tokenizer, see docs/suffix.md. None, the default: nothing is written.
 
     """
 

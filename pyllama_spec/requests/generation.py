@@ -47,19 +47,19 @@ class GenerationRecord:
 
     Attributes:
         prompt_tokens: the prompt's ids.
-        text: what came out, without stop strings and end tokens.
-        tokens: its ids, up to the last one that gave some of the text. An end token is not there.
+        text: the generated text, without stop strings and end tokens.
+        tokens: its ids, up to the last one with a part of the text; without an end token.
         from_draft: for each of them, whether it was drafted and accepted.
         logprobs: for each of them, if the request asked for it.
         finish_reason: "stop" or "length" at the end, else None.
         stop_reason: the stop string or the id of stop_token_ids that ended it; None for anything
             else.
         n_shifts: how often the older half of the text was forgotten, with context_shift.
-        stats: counts of all rounds, also of tokens behind a stop string.
+        stats: counts of all rounds, including tokens after a stop string.
         timing: seconds.
         n_cached: tokens of the prompt that were not read: another request had read them.
-        note: what whoever asked should know of the prompt, such as tools that a chat template left
-            out; "" for nothing.
+        note: a remark on the prompt for the caller, such as tools that the chat template does not
+            show; "" for none.
         token_sources: the text in pieces, each with who drafted its tokens: "model", "copy" of
             the text itself, "memory" for a copy of an earlier one, "grammar", or
             "target" for the target's own choice, and where not all were drafted.
@@ -122,14 +122,14 @@ class GenerationRecord:
 class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
     """The handle of a request: an iterator over its pieces, whose last one has a finish_reason.
 
-    It takes a place in the model with its first piece, or with start(), and gives it back with the
-    last one, or when it is closed or dropped. What was decoded until then stays in the model's
-    memory, where the next request with the same beginning finds it.
+    It takes a place in the model with its first piece, or with start(), and releases it with the
+    last one, or when it is closed or dropped. The decoded tokens stay in the model's memory for the
+    next request with the same beginning.
 
-    `for` reads it and waits; `async for` reads it in an event loop, which never waits: the request
-    is computed elsewhere, at most 64 pieces ahead of its reader. A task that is cancelled while it
-    reads, or `async with` that is left, aborts it. A stream that nobody reads loses its place to
-    those that wait for one, and goes on as if nothing had been once it is read again.
+    `for` reads it and blocks. `async for` reads it in an event loop without blocking: the request
+    is computed in another thread, at most 64 pieces ahead of its reader. Cancelling the reading
+    task, or leaving `async with`, aborts it. A stream that nobody reads loses its place to requests
+    that wait for one, and resumes with the same text once it is read again.
 
     Attributes:
         record: what it has given so far; complete after the last piece.

@@ -60,30 +60,30 @@ class RequestOptions:
     Attributes:
         max_tokens: the most tokens to generate, a whole number (8.0 is one too); None, 0 or less:
             up to the context's end. None of any other option is its default.
-        max_completion_tokens: OpenAI's newer name for it; where it is given, it counts.
-        min_tokens: before so many tokens no end token and none of stop_token_ids is chosen, and no
-            stop string counts that is whole within them. Where nothing else may follow, as behind
-            a grammar's end, the text ends all the same.
+        max_completion_tokens: OpenAI's newer name for it; it takes precedence.
+        min_tokens: until the text has this many tokens, no end token and none of stop_token_ids is
+            chosen, and a stop string within them has no effect. If nothing else may follow, as
+            after a grammar's end, the text ends all the same.
         ignore_eos: no end token is chosen at all, with the same exception.
-        n: how many answers to give to one prompt. The first has the text that n=1 gives, answer i
-            (from 0) that of seed + i, modulo 2**32 - 1; of seed=-1 each has one of its own.
-        temperature: divides the logits; 0 is greedy, as all below 1e-6 is; below 0 the model's own
-            distribution, without cuts.
+        n: the number of answers to one prompt. The first has the text of n=1, answer i (from 0)
+            that of seed + i, modulo 2**32 - 1; with seed=-1 each has its own seed.
+        temperature: divides the logits; 0, and all below 1e-6, is greedy; below 0 samples from the
+            model's own distribution, without cuts.
         top_k, top_p, min_p, typical_p, top_n_sigma: cuts; 0, 1, 0, 1, -1 are off.
-        min_keep: how many candidates the cuts leave at least.
-        stop: a string or several that end the text and are no part of it.
-        stop_token_ids: ids that end it too. `stop_reason` of a choice says what did: the string, or
-            the id; None for the model's own end or a limit.
+        min_keep: the least number of candidates that the cuts leave.
+        stop: one or several strings that end the text and are not part of it.
+        stop_token_ids: ids that end it too. `stop_reason` of a choice is the string or the id that
+            did; None for the model's own end or a limit.
         include_stop_str_in_output: leave the string, or the token, at the text's end.
-        bad_words: texts that never stand in what is generated, also not inside of longer words; a
-            space before one lets it bar words that begin with it. Case counts.
+        bad_words: texts that never occur in the answer, not even inside longer words; with a space
+            before it, one bars only words that begin with it. Case-sensitive.
         repeat_penalty, frequency_penalty, presence_penalty: 1, 0, 0 are off.
-        penalize_prompt: whether they, and DRY, see the prompt too; None for with DRY alone.
+        penalize_prompt: whether they, and DRY, see the prompt too; None: only DRY does.
         penalty_last_n: how many past tokens the penalties see; -1 for all, None for the model's
             last_n_tokens_size.
         dry_*, xtc_*: see engine.SamplerParams.
         mirostat_mode, mirostat_tau, mirostat_eta: 0 is off, 1 or 2.
-        seed: of the draws; None for the model's own seed, -1 for a new one.
+        seed: of sampling; None for the next of the model's stream of seeds, -1 for a new one.
         logit_bias: id (int, or str of digits) -> what is added to its logit.
         grammar: GBNF rules with a rule `root`; Lark rules with a rule `start` that begin with
             "%llguidance {}"; or an object that holds either as `_grammar`.
@@ -91,50 +91,49 @@ class RequestOptions:
             those that it describes; {"type": "json_schema", "json_schema": {"schema": {...}}} means
             the same; {"type": "regex", "pattern": "..."}; {"type": "grammar", "syntax": "lark",
             "regex" or "gbnf", "definition": "..."}; {"type": "text"} for anything.
-        tfs_z: 1, which is off; the engine has no tail-free sampling any more.
-        logprobs: how many alternatives to report with each token's log-probability; None for no
-            log-probabilities. They are those of the model, before any sampler.
-        grammar_triggers, grammar_trigger_tokens, grammar_prefill: of a grammar that waits, or that
-            the prompt's end began; see engine.SamplerParams.
-        timeout_s: seconds, from the call on, after which the request ends with a DeadlineError,
-            wherever it is; looked at between two rounds. None for no end.
+        tfs_z: only 1, which is off; the engine no longer has tail-free sampling.
+        logprobs: the number of alternatives to report with each token's log-probability; None for
+            no log-probabilities. They are the model's, before any sampler.
+        grammar_triggers, grammar_trigger_tokens, grammar_prefill: for a grammar that starts later,
+            or that the prompt's end began; see engine.SamplerParams.
+        timeout_s: seconds after the call when the request ends with a DeadlineError, at any stage;
+            checked between two rounds. None for no limit.
         logits_processor: one or several functions that change the logits, in order.
         stopping_criteria: one or several functions that end the text before the next token.
-        thinking_token_budget: the most tokens that the model may think, in all its thoughts
-            together; there the tokens that end a thought come. By the marks of the model's own
-            template. -1 or None for any number.
-        reasoning_effort: of a chat: "none", "minimal", "low", "medium", "high" or "xhigh", for
-            templates that read it; of others "none" switches thoughts off, and the next three are
-            budgets of 128, 1024 and 2048 tokens, "high" one of 4096.
-        continue_final_message: of a chat: the last message, an assistant's, is the beginning of the
-            answer, and what is generated goes on behind it. True, or "content" or
-            "reasoning_content" for which of the two goes on.
-        add_generation_prompt: of a chat: False for a prompt that ends with the last message;
-            continue_final_message, with which others want it said, has it so anyway.
+        thinking_token_budget: the most tokens of all thoughts together; at the limit the tokens
+            that end a thought are forced. The marks of thoughts are those of the model's own
+            template. -1 or None for no limit.
+        reasoning_effort: for chats: "none", "minimal", "low", "medium", "high" or "xhigh", passed
+            to templates that read it. With others "none" switches thoughts off, and the next three
+            are budgets of 128, 1024 and 2048 tokens, "high" one of 4096.
+        continue_final_message: for chats: the answer continues the last message, an assistant's.
+            True, or "content" or "reasoning_content" for the part to continue.
+        add_generation_prompt: for chats: False for a prompt that ends with the last message;
+            continue_final_message implies it.
         return_token_ids: report `token_ids` with each choice and chunk, those of its text, and
             `prompt_token_ids`.
         return_token_sources: report `token_sources` with each choice and chunk: its text in pieces,
             each with who drafted it: "model", "copy" of the text itself, "memory" for a copy of an
             earlier one, "grammar", or "target" for the target's own choice.
-        prediction: a text that much of this one repeats, such as the file that is edited: drafted
-            where the two are alike, by any Llama with a draft. None for nothing. The text is the
+        prediction: a text that the answer is expected to repeat much of, such as the file that is
+            edited. Any Llama with a draft drafts from it where the two are alike. The text is the
             same.
-        n_draft: the most tokens to draft for it per round; 0 decodes it plainly. None for as many
-            as the Llama was opened for, which is the most in any case. The text is the same.
-        stream_options: of a stream: {"include_usage": True} for a last chunk with `usage` and no
-            choices, and None as the usage of those before; with "continuous_usage_stats" each has
-            the usage so far. None for the usage in the chunk with the finish_reason.
-        user: who asks. It changes no text: a draft that learns from earlier requests copies from
-            those of the same user alone, and from stores that were named.
+        n_draft: the most tokens to draft for this request per round, within the Llama's own limit;
+            0 decodes it plainly, None takes the Llama's limit. The text is the same.
+        stream_options: for streams: {"include_usage": True} for a last chunk with `usage` and no
+            choices, and `usage` None in the others; with "continuous_usage_stats" each has the
+            usage so far. None for the usage in the chunk with the finish_reason.
+        user: whose request it is. It changes no text: a draft that learns from earlier requests
+            copies only from those of the same user, and from named stores.
         remember: whether a draft may learn from this request for later ones, in memory or in the
-            store that draft_memory= names. False: nothing of it is kept.
-        context_shift: where the context is full, forget the older half of the text behind n_keep
-            and go on; needs max_tokens. What stays is read again, so that any model can. Off: the
-            text ends there.
-        n_keep: how many of the prompt's first tokens never are forgotten, a BOS token beside them;
-            -1 for all, and never more than half a context.
-        thought_tags, thought_is_open, thought_close, grammar_skips_thoughts: of the model's
-            thoughts, which chats and texts fill in; see engine.SamplerParams.
+            store of draft_memory=. False: nothing of it is kept.
+        context_shift: when the context is full, drop the older half of the text after n_keep and
+            continue; needs max_tokens. The rest is read again, so this works with every model. Off:
+            the text ends there.
+        n_keep: the number of the prompt's first tokens that are never dropped, besides a BOS token;
+            -1 for all, but never more than half a context.
+        thought_tags, thought_is_open, thought_close, grammar_skips_thoughts: describe the model's
+            thoughts; chats and texts fill them in; see engine.SamplerParams.
 
     Raises:
         ArgumentError: a value is out of range or of a wrong type.
