@@ -30,7 +30,7 @@ _EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
 def add_bench(commands: _Commands) -> None:
     """Adds the command `bench`."""
     parser = commands.add_parser(
-        "bench", help="plain and speculative decoding side by side, prompt by prompt"
+        "bench", help="measure plain and speculative decoding, interleaved, prompt by prompt"
     )
     add = parser.add_argument
     add("-m", "--model", type=file_name, required=True, help="the target's GGUF")

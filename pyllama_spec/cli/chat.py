@@ -57,7 +57,7 @@ Several lines: paste them, or end a line with \\ (with prompt_toolkit: Alt-Enter
 def add_chat(commands: _Commands) -> None:
     """Adds the command `chat`."""
     parser = commands.add_parser(
-        "chat", help="talk with a model; /help there says how", epilog=DEFAULTS_APART
+        "chat", help="talk with a model; /help lists the commands", epilog=DEFAULTS_APART
     )
     add_model_options(parser)
     add_sampling_options(parser)

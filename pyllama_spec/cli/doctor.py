@@ -1,4 +1,4 @@
-"""doctor: versions, devices, and what a verify batch costs for a model."""
+"""doctor: print versions and devices, and measure the cost of a verify batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BUSY = 0.75
 def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command `doctor`."""
     parser = commands.add_parser(
-        "doctor", help="versions, devices, and what a verify batch costs for a model"
+        "doctor", help="print versions and devices, and measure the cost of a verify batch"
     )
     parser.add_argument(
         "-m", "--model", type=file_name, help="the target; without it, no measurement"

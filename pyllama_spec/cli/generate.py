@@ -32,9 +32,9 @@ _Messages = list[dict[str, Any]]
 # Of the decodes: one now and then may be a try.
 _SHARED = 0.25
 DEFAULTS_APART = (
-    "The defaults here suit a look at a model. Those of Llama in Python are llama-cpp-python's, so "
-    "that programs keep theirs: a shorter context (512), 16 tokens for a text and no bound for a "
-    "chat, a temperature of 0.8 for a text and 0.2 for a chat."
+    "These defaults suit a first look at a model. Llama in Python has those of llama-cpp-python: a "
+    "shorter context (512), 16 tokens for a text and no limit for a chat, a temperature of 0.8 for "
+    "a text and 0.2 for a chat."
 )
 
 

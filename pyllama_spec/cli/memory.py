@@ -34,22 +34,28 @@ def add_memory(commands: _Commands) -> None:
         "0600, and it belongs to one tokenizer (docs/suffix.md).",
     )  # fmt: skip
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    build = _action(actions, "build", "add files and folders, and say what that is worth", _build)
+    build = _action(
+        actions, "build", "add files and folders, and report what copies of them give", _build
+    )
     build.add_argument("paths", type=file_name, nargs="+", metavar="PATH", help="files or folders")
     _add_model(build, is_required=True)
     _add_size(build, "to which a new one may grow [268]")
-    show = _action(actions, "show", "say what is in it", _show)
-    show.add_argument("--texts", type=int, default=0, metavar="N", help="and the N newest texts")
+    show = _action(actions, "show", "show what a store holds", _show)
+    show.add_argument(
+        "--texts", type=int, default=0, metavar="N", help="show the N newest texts too"
+    )
     show.add_argument("--json", action="store_true", help="print one JSON object")
     _add_model(show, is_required=False)
-    merge = _action(actions, "merge", "add what is in other stores", _merge)
+    merge = _action(actions, "merge", "add the texts of other stores", _merge)
     merge.add_argument("others", type=file_name, nargs="+", metavar="OTHER", help="stores")
-    prune = _action(actions, "prune", "take out what is old or of little use", _prune)
+    prune = _action(actions, "prune", "remove old texts and those of little use", _prune)
     _add_size(prune, "to which it is cut, and may grow [as before]")
-    prune.add_argument("--days", type=float, default=None, help="texts that are older go [none]")
-    forget = _action(actions, "forget", "take out all texts that have TEXT in them", _forget)
+    prune.add_argument(
+        "--days", type=float, default=None, help="remove texts that are older [none]"
+    )
+    forget = _action(actions, "forget", "remove all texts that contain TEXT", _forget)
     forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="as it was written")
-    forget.add_argument("--all", action="store_true", help="take out everything")
+    forget.add_argument("--all", action="store_true", help="remove everything")
     _add_model(forget, is_required=False)
 
 

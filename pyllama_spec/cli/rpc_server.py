@@ -25,7 +25,10 @@ def add_rpc_server(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
     parser.add_argument(
-        "--port", type=whole_number(0, 65535), default=DEFAULT_PORT, help="0: any that is free"
+        "--port",
+        type=whole_number(0, 65535),
+        default=DEFAULT_PORT,
+        help="the port; 0: any free one",
     )
     parser.add_argument(
         "-dev", "--devices", type=names, default=None, metavar="NAME,...",

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EPILOG = (
-    "Keys stand in a file, one a line, or in the environment variable PYLLAMA_SPEC_API_KEY: what "
-    "stands in a command line is seen by all who list processes. SIGTERM and Ctrl-C stop it: what "
-    "runs comes to its end first, or is cut after --stop-timeout."
+    "API keys are in a file, one per line, or in the environment variable PYLLAMA_SPEC_API_KEY: "
+    "everyone who lists processes sees a command line. SIGTERM and Ctrl-C stop the server: running "
+    "requests are finished, or cut after --stop-timeout."
 )
 
 # Beside --config: what is said of the server, and of a model in its own lines.
@@ -43,12 +43,12 @@ FLAGS = {
 def add_serve(commands: _Commands) -> None:
     """Adds the command `serve`."""
     parser = commands.add_parser(
-        "serve", help="answer over HTTP, as OpenAI's API does", epilog=_EPILOG
+        "serve", help="serve a model over HTTP with OpenAI's API", epilog=_EPILOG
     )
     models = parser.add_mutually_exclusive_group(required=True)
     models.add_argument(
         "--config", type=Path, default=None, metavar="TOML",
-        help="a file of several models, each loaded when a request asks for it; in the place of -m",
+        help="a file of several models, each loaded when a request asks for it; instead of -m",
     )  # fmt: skip
     add_model_options(parser, models)
     of_models = {one.dest: one.default for one in parser._actions if one.dest not in _OF_SERVER}
@@ -57,13 +57,13 @@ def add_serve(commands: _Commands) -> None:
     add = parser.add_argument
     add("--parallel", type=int, default=4, metavar="N",
         help="requests computed at once; the KV cache is that many times as large")  # fmt: skip
-    add("--alias", default=None, help="what answers call the model [its file]")
-    add("--embeddings", action="store_true", help="give embeddings and scores of pairs too")
+    add("--alias", default=None, help="the model's name in answers [its file]")
+    add("--embeddings", action="store_true", help="serve embeddings and reranking too")
     add("--pooling", choices=[one for one in POOLING if one], default=None,
         help="how a text's embedding is made of those of its tokens [the model's own]")  # fmt: skip
-    add("--lora", type=Path, default=None, metavar="GGUF", help="an adapter")
+    add("--lora", type=Path, default=None, metavar="GGUF", help="a LoRA adapter")
     add("--cache-dir", type=Path, default=None, metavar="DIR",
-        help="keep what was read of long prompts there for the next start [in memory]")  # fmt: skip
+        help="keep the KV cache of long prompts there for the next start [in memory]")  # fmt: skip
     add("--cache-size", type=int, default=2048, metavar="MIB", help="the most MiB of --cache-dir")
     add("--slots", action="store_true", help="show what is computed now, at /slots")
     add("--metrics", action=argparse.BooleanOptionalAction, default=True,
@@ -83,13 +83,19 @@ def _no_key(_text: str) -> None:
 def _add_address(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="the address to listen at; 0.0.0.0: all of them")
-    add("--port", type=int, default=8080, help="0: any that is free")
-    add("--api-key-file", type=Path, default=None, metavar="F", help="keys, one a line [no key]")
+    add("--port", type=int, default=8080, help="the port; 0: any free one")
+    add(
+        "--api-key-file",
+        type=Path,
+        default=None,
+        metavar="F",
+        help="API keys, one per line [no key]",
+    )
     add("--api-key", type=_no_key, default=None, help=argparse.SUPPRESS)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN",
-        help="an origin whose pages may call; may be given again [none]")  # fmt: skip
+        help="an origin whose pages may call; may be repeated [none]")  # fmt: skip
     add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
-        help="names that the server is reached by [those of this machine on a loopback "
+        help="host names by which clients reach the server [those of this machine on a loopback "
         "address, else any]")  # fmt: skip
     add("--tls-cert", type=Path, default=None, metavar="PEM", help="with --tls-key: HTTPS")
     add("--tls-key", type=Path, default=None, metavar="PEM", help="the key of --tls-cert")
@@ -98,11 +104,11 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--max-waiting", type=int, default=64, metavar="N",
-        help="requests that may wait; one more is told to come again")  # fmt: skip
+        help="requests that may wait; one more is a 429")  # fmt: skip
     add("--max-tokens", type=int, default=None, metavar="N",
         help="the most tokens of an answer [what the context holds]")  # fmt: skip
     add("--max-time", type=float, default=3600.0, metavar="S",
-        help="seconds that a request may take, waiting too")  # fmt: skip
+        help="seconds that a request may take, in the queue too")  # fmt: skip
     add("--max-body", type=int, default=8, metavar="MIB", help="the most MiB of a request")
     add("--send-timeout", type=float, default=60.0, metavar="S",
         help="seconds that a client may take for one event of a stream")  # fmt: skip

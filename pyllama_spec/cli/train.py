@@ -61,7 +61,7 @@ def add_train(commands: _Commands) -> None:
 
 
 def _add_eagle3(kinds: _Commands) -> None:
-    parser = kinds.add_parser("eagle3", help="an EAGLE-3 head: a token per step")
+    parser = kinds.add_parser("eagle3", help="train an EAGLE-3 head, which drafts a token per step")
     default = FitConfig()
     _add_files(parser, Eagle3TrainConfig(Path(), Path("x")))
     parser.add_argument("--ngrams", type=int, metavar="N",
@@ -77,7 +77,9 @@ def _add_eagle3(kinds: _Commands) -> None:
 
 
 def _add_dflash(kinds: _Commands) -> None:
-    parser = kinds.add_parser("dflash", help="a DFlash draft: a block in one pass")
+    parser = kinds.add_parser(
+        "dflash", help="train a DFlash draft, which drafts a block in one pass"
+    )
     default, sizes = DFlashFitConfig(), DFlashHeadConfig()
     _add_files(parser, DFlashTrainConfig(Path(), Path("x")))
     parser.add_argument("--ngrams", type=int, metavar="N",
@@ -115,7 +117,7 @@ def _add_dflash(kinds: _Commands) -> None:
 
 
 def _add_mtp(kinds: _Commands) -> None:
-    parser = kinds.add_parser("mtp", help="the MTP head of the model's file, trained further")
+    parser = kinds.add_parser("mtp", help="train the MTP head of the model's file further")
     default = MtpFitConfig()
     _add_files(parser, MtpTrainConfig(Path(), Path("x")))
     _add_corpus(parser)

@@ -14,19 +14,19 @@ from pyllama_spec.cli.entry import command_parser
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
 _HEAD = """# Command line
-Made by `python -m tools.docs.command_line` from the parsers of the commands themselves.
+`python -m tools.docs.command_line` makes this page from the parsers of the commands.
 
 ```bash
 pyllama-spec --version
 pyllama-spec generate --help
 ```
 
-On a terminal, drafted and accepted tokens have the colour of who drafted them: green for the model, cyan for a copy of the text itself, magenta for one of an earlier text (`suffix`), yellow for what a grammar forced; the target's own are plain. `--json` says it in `token_sources`. The figures follow on stderr. Without colour, by `NO_COLOR=1`, in a pipe or in a file, the words are the same ([a bench](images/bench-no-color.txt)). Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
+On a terminal, drafted and accepted tokens have the colour of who drafted them: green for the model, cyan for a copy of the text itself, magenta for a copy of an earlier text (`suffix`), yellow for forced tokens of a grammar. The target's own tokens have no colour. `--json` has the same in `token_sources`. The figures follow on stderr. With `NO_COLOR=1`, in a pipe or in a file the text has no colours ([a bench](images/bench-no-color.txt)). Exit codes: 0 done, 1 a failure with one line that says why and what to do, 2 bad usage, 130 stopped by Ctrl-C.
 
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-light.svg#gh-light-mode-only)
 ![pyllama-spec chat: a message of three lines that was pasted, the answer with its drafted tokens in green, and the figures below](images/chat-dark.svg#gh-dark-mode-only)
 
-A line of a `--prompts` file is a prompt or a chat, which may have `tools`, a list of functions as chat completions take them; `train` needs neither id nor category:
+A line of a `--prompts` file is a prompt or a chat. A chat may have `tools`, a list of functions as in chat completions. `train` needs neither id nor category:
 
 ```json
 {"id": "a", "category": "b", "prompt": "..."}
