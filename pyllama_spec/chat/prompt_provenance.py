@@ -147,6 +147,32 @@ def _free(taken: set[str]) -> Iterator[str]:
     raise NotTrackedError("the chat has every private-use character")
 
 
+class _OneForEach:
+    """Characters, and what stands for each: a free one for each that is asked for.
+
+    Args:
+        taken: characters that may not stand for others.
+        letter: stands for every character, if it is not "".
+
+    Attributes:
+        free: characters that stand for none yet.
+        by_char: what stands for the characters that were asked for.
+
+    """
+
+    def __init__(self, taken: set[str], letter: str) -> None:
+        self.free = _free(taken)
+        self.by_char: dict[str, str] = {}
+        self._letter = letter
+
+    def __call__(self, char: str) -> str:
+        if self._letter:
+            return self._letter
+        if char not in self.by_char:
+            self.by_char[char] = next(self.free)
+        return self.by_char[char]
+
+
 class StandIns:
     """The characters of one rendering, and what stands for them.
 
@@ -170,23 +196,17 @@ class StandIns:
         letter: str = "",
         form: Form = "jinja2",
     ) -> None:
-        self._words, self._letter, self._form = words, letter, form
+        self._words, self._form = words, form
         self._lookups = lookups if substitution.keeps_lookups else ()
-        self._free = _free(taken)
-        self._stand_ins_by_char: dict[str, str] = {}
+        # Of its own: alphabets that called a method of this object would make a circle with it.
+        stand_ins = _OneForEach(taken, letter)
+        self._stand_ins_by_char = stand_ins.by_char
         keeps = form != "jinja2"
-        self._signs = _Alphabet(self._stand_in_of, signs_only=True, keeps_escaped=keeps)
-        self._all = _Alphabet(self._stand_in_of, signs_only=False, keeps_escaped=keeps)
+        self._signs = _Alphabet(stand_ins, signs_only=True, keeps_escaped=keeps)
+        self._all = _Alphabet(stand_ins, signs_only=False, keeps_escaped=keeps)
         self._alphabet = self._signs if substitution.signs_only else self._all
-        has_marks = substitution.has_marks
-        self.open, self.close = (next(self._free), next(self._free)) if has_marks else ("", "")
-
-    def _stand_in_of(self, char: str) -> str:
-        if self._letter:
-            return self._letter
-        if char not in self._stand_ins_by_char:
-            self._stand_ins_by_char[char] = next(self._free)
-        return self._stand_ins_by_char[char]
+        free, has_marks = stand_ins.free, substitution.has_marks
+        self.open, self.close = (next(free), next(free)) if has_marks else ("", "")
 
     def value(self, value: Any, key: str = "") -> Any:
         """A value of the caller with stand-ins, in all that it holds.

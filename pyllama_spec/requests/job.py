@@ -495,6 +495,10 @@ class Job:
 
     def close(self) -> None:
         """Frees the sampler; from here on its sequence may be another one's."""
-        if self._tokens is None and self.run is not None:
-            self._tokens = self._generated()
+        if self.run is not None:
+            if self._tokens is None:
+                self._tokens = self._generated()
+            # It is a method of this job, which has the run: the two would keep the request's texts
+            # until the collector of circles comes.
+            self.run.forced = None
         self._sampler.close()

@@ -493,6 +493,9 @@ class Runner(Visits):
     def _end(self, ticket: Ticket, error: BaseException | None, finish: str | None = None) -> None:
         """Takes a request out of its place, and tells its reader."""
         if isinstance(error, CancelledError):
+            # Nobody asks where it was noticed, and the frames there hold the request, which would
+            # make a circle with its error.
+            error.__traceback__ = None
             error = ClosedError(CLOSED) if self._is_closed else ticket.reason or error
         if error is not None:
             ticket.job.attach_partial(error)
