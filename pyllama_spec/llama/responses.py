@@ -333,13 +333,16 @@ class Completion:
         }
         if self.has_logprobs:
             logprobs = completion_logprobs(self.vocab, record.logprobs, self.offset)
-            choice["logprobs"] = self._with_prompt(logprobs)
+            head = self._of_prompt()
+            if head is not None:
+                logprobs = {key: [*head[key], *logprobs[key]] for key in logprobs}
+            choice["logprobs"] = logprobs
         return choice
 
-    def _with_prompt(self, logprobs: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """Puts the prompt's tokens, but for a BOS token, before those of the text."""
+    def _of_prompt(self) -> dict[str, list[Any]] | None:
+        """Those of the prompt's tokens, but for a BOS token; None where they are not reported."""
         if self.prompt_logprobs is None:
-            return logprobs
+            return None
         tokens = self.generation.record.prompt_tokens
         shown = [
             (token, entry)
@@ -350,7 +353,7 @@ class Completion:
         head = completion_logprobs(self.vocab, known, 0)
         if head["tokens"]:  # OpenAI's API has nulls there: nothing comes before the first token
             head["token_logprobs"][0] = head["top_logprobs"][0] = None
-        return {key: [*head[key], *logprobs[key]] for key in logprobs}
+        return head
 
     def whole(self, envelope: Envelope) -> Response:
         """The whole response."""
@@ -367,7 +370,7 @@ class Completion:
             return envelope.wrap("text_completion", choice)
 
         if self.echo:
-            yield chunk(self.echo)
+            yield chunk(self.echo, logprobs=self._of_prompt())
         offset = self.offset
         for piece in self.generation:
             if piece is PENDING:

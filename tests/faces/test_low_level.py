@@ -234,6 +234,12 @@ def test_echo_with_logprobs() -> None:
         )
         rows = found["logprobs"]
         assert "".join(rows["tokens"]) == found["text"]
+        chunks = llm("the cat", max_tokens=3, echo=True, logprobs=2, stream=True, **GREEDY)
+        parts = [choice for chunk in chunks for choice in chunk["choices"]]
+        for name in ("tokens", "token_logprobs", "top_logprobs"):
+            assert [x for one in parts for x in (one["logprobs"] or {name: []})[name]] == rows[name]
+        assert parts[0]["text"] == "the cat"
+        assert "".join(parts[0]["logprobs"]["tokens"]) == "the cat"
         ends = list(itertools.accumulate(map(len, rows["tokens"])))
         assert rows["text_offset"] == [0, *ends[:-1]]
         assert rows["token_logprobs"][0] is None

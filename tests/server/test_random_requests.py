@@ -1,0 +1,451 @@
+"""Requests at random, several at once, against the library's own calls: the same, to the bit.
+
+The server drafts in every round and computes three requests at a time; the library has no draft
+and computes each request alone. A request is drawn once, as what it means, and written twice: as
+the endpoint's body, and as the keywords of the library's call.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pyllama_spec import Llama
+from tests.faces.tools import open_tiny
+from tests.models import model_path
+from tests.server.world import Client, events_of, served
+
+N_QUICK, N_RELEASE, N_CLIENTS = 8, 200, 4
+CHAT, TEXT, MESSAGES, RESPONSES = (
+    "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
+)  # fmt: skip
+# The tiny model has no tokens of its own around a gap.
+FILLS = {f"tokenizer.ggml.fim_{name}_token_id": 65 + i for i, name in enumerate(
+    ("pre", "suf", "mid"))}  # fmt: skip
+WORDS = ("the", "cat", "sat", "on", "a mat", "1, 2, 3,", "é", "日本", "<|im_end|>", "\n", '"x"', "")
+FORM = {"type": "object", "properties": {"a": {"enum": ["xx", "y"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    llm = open_tiny("prompt-lookup", n_ctx=512, n_parallel=3, max_waiting=64, kv_overrides=FILLS)
+    with served(llm, alias="m", max_choices=4) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[Llama]:
+    with open_tiny(n_ctx=512, kv_overrides=FILLS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Iterator[tuple[Client, Llama]]:
+    given: Json = {"n_ctx": 256, "embedding": True, "pooling_type": "mean"}
+    with served(open_tiny(**given)) as client, open_tiny(**given) as llm:
+        yield client, llm
+
+
+@pytest.fixture(scope="module")
+def scores() -> Iterator[tuple[Client, Llama]]:
+    def opened() -> Llama:
+        return Llama(model_path("reranker"), embedding=True, n_ctx=128, n_batch=128, n_threads=1)
+
+    with served(opened()) as client, opened() as llm:
+        yield client, llm
+
+
+class Drawn:
+    """What a request asks for, at random.
+
+    Args:
+        seed: of all of it.
+
+    Attributes:
+        rng: for what an endpoint alone has.
+        options: those that the body and the library's call name alike.
+
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.options: Json = {"max_tokens": rng.randrange(1, 25), "seed": rng.randrange(1000)}
+        self.options["temperature"] = rng.choice([0, 0.4, 0.8, 1.3])
+        drawn: Json = {
+            "top_p": rng.choice([0.5, 0.9, 1.0]), "top_k": rng.choice([1, 5, 40]),
+            "min_p": rng.choice([0.0, 0.1]),
+            "min_tokens": rng.randrange(1, self.options["max_tokens"] + 1),
+            "frequency_penalty": 0.4, "presence_penalty": -0.2, "stop": [rng.choice("aegt "), "zz"],
+            "logit_bias": {str(97 + rng.randrange(26)): rng.choice([-5.0, 3.0, 50.0])},
+            "ignore_eos": True, "bad_words": ["e", "th"], "grammar": "root ::= [a-h ]+",
+        }  # fmt: skip
+        for name in rng.sample(sorted(drawn), rng.randrange(5)):
+            self.options[name] = drawn[name]
+        self.streams = rng.random() < 0.5
+
+    def text(self, n_words: int = 12) -> str:
+        words = [self.rng.choice(WORDS) for _ in range(self.rng.randrange(1, n_words))]
+        # A word is said again, so that a copy finds something.
+        return self.rng.choice((" ", "")).join([*words, *words]) or "a"
+
+    def talk(self) -> list[Json]:
+        """Turns that alternate, behind a system's or not."""
+        turns = [{"role": "system", "content": self.text(4)}] if self.rng.random() < 0.3 else []
+        roles = ("user", "assistant", "user")[: self.rng.choice([1, 1, 3])]
+        return [*turns, *({"role": role, "content": self.text(5)} for role in roles)]
+
+    def drafting(self, right: str) -> Json:
+        """What changes no text: how it is drafted, by a prediction that is nearly right too."""
+        right = right.replace("\0", "")  # which no text may have that is given
+        at = self.rng.randrange(len(right) + 1)
+        guess = right[:at] + self.rng.choice(("", "q")) + right[at + self.rng.randrange(2) :]
+        prediction = {"type": "content", "content": guess}
+        return self.rng.choice([
+            {}, {"speculation": {"draft": False}}, {"speculation": {"n_draft": 2}},
+            {"prediction": prediction}, {"prediction": {
+                **prediction, "content": [{"type": "text", "text": guess}]}},
+        ])  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it."""
+    return json.loads(json.dumps(value))
+
+
+def streamed(client: Client, path: str, body: Json) -> list[Json]:
+    """The data of all events."""
+    connection, response = client.send("POST", path, {**body, "stream": True})
+    assert response.status == 200, response.read()
+    events = [event for event in events_of(response) if event != "[DONE]"]
+    connection.close()
+    return events
+
+
+def play(n: int, salt: int, ask: Callable[[Drawn], tuple[Any, Any]]) -> None:
+    """Requests by several clients at once; `ask` gives what came and what the library gave."""
+    # By number: another test's requests are others.
+    with ThreadPoolExecutor(N_CLIENTS) as pool:
+        pairs = list(pool.map(lambda i: ask(Drawn(salt * 1_000_000 + i)), range(n)))
+    for i, (came, own) in enumerate(pairs):
+        assert came == own, f"request {i}"
+    assert len({json.dumps(own, sort_keys=True) for _, own in pairs}) > n // 2
+
+
+numbers = pytest.mark.parametrize(
+    "n", [N_QUICK, pytest.param(N_RELEASE, marks=pytest.mark.release)], ids=["few", "many"]
+)
+
+
+# ---- OpenAI's
+
+
+def choices_of(chunks: list[Json], key: str) -> dict[int, list[Json]]:
+    found: dict[int, list[Json]] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            assert key in choice
+            found.setdefault(choice["index"], []).append(choice)
+    return found
+
+
+@numbers
+def test_texts(client: Client, library: Llama, n: int) -> None:
+    """Prompts in each form, echo, log-probabilities, several choices, predictions."""
+
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        rng = drawn.rng
+        prompt: Any = drawn.text()
+        if rng.random() < 0.3:
+            prompt = library.tokenize(prompt)
+        given = dict(drawn.options)
+        if rng.random() < 0.3:
+            given["logprobs"] = rng.randrange(4)
+        if rng.random() < 0.3:
+            given["n"] = rng.randrange(2, 4)
+        if rng.random() < 0.3 and isinstance(prompt, str):
+            given["echo"] = True
+        if not drawn.streams and rng.random() < 0.3:
+            prompt = [prompt, library.tokenize(drawn.text())] if isinstance(prompt, list) else [
+                prompt, drawn.text()]  # fmt: skip
+        own: Any = plain(library.create_completion(prompt, **given))
+        body = {"prompt": prompt, **given, **drawn.drafting(own["choices"][0]["text"])}
+        if not drawn.streams:
+            answer = client.right(TEXT, body)
+            keys = ("index", "text", "logprobs", "finish_reason", "stop_reason")
+            return ([{key: one[key] for key in keys} for one in answer["choices"]],
+                    [{key: one[key] for key in keys} for one in own["choices"]])  # fmt: skip
+        came = []
+        for _, parts in sorted(choices_of(streamed(client, TEXT, body), "text").items()):
+            logprobs = [part["logprobs"] for part in parts if part.get("logprobs")]
+            told = [x for one in logprobs for x in one["token_logprobs"]] if logprobs else None
+            came.append(["".join(part["text"] for part in parts), told, parts[-1]["finish_reason"]])
+        return came, [
+            [one["text"], one["logprobs"] and one["logprobs"]["token_logprobs"],
+             one["finish_reason"]] for one in own["choices"]
+        ]  # fmt: skip
+
+    play(n, 1, ask)
+
+
+@numbers
+def test_chats(client: Client, library: Llama, n: int) -> None:
+    """Log-probabilities, several choices, forms, predictions, answers that are continued."""
+
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        rng, given, messages = drawn.rng, dict(drawn.options), drawn.talk()
+        if rng.random() < 0.3:
+            given |= {"logprobs": True, "top_logprobs": rng.randrange(4)}
+        if rng.random() < 0.3:
+            given["n"] = rng.randrange(2, 4)
+        if rng.random() < 0.2:
+            given.pop("grammar", None)
+            given["response_format"] = {"type": "json_schema", "json_schema": {"schema": FORM}}
+        elif rng.random() < 0.2:
+            messages.append({"role": "assistant", "content": drawn.text(3)})
+            given["continue_final_message"] = True
+        own: Any = plain(library.create_chat_completion(messages, **given))
+        guess = own["choices"][0]["message"]["content"]
+        body = {"messages": messages, **given, **drawn.drafting(guess)}
+        if not drawn.streams:
+            answer = client.right(CHAT, body)
+            keys = ("index", "message", "logprobs", "finish_reason")
+            return ([{key: one[key] for key in keys} for one in answer["choices"]],
+                    [{key: one[key] for key in keys} for one in own["choices"]])  # fmt: skip
+        came = []
+        for _, parts in sorted(choices_of(streamed(client, CHAT, body), "delta").items()):
+            text = "".join(part["delta"].get("content") or "" for part in parts)
+            told = [one for part in parts if part.get("logprobs")
+                    for one in part["logprobs"]["content"]]  # fmt: skip
+            came.append([text, told, parts[-1]["finish_reason"]])
+        return came, [
+            [one["message"]["content"], (one["logprobs"] or {}).get("content", []),
+             one["finish_reason"]] for one in own["choices"]
+        ]  # fmt: skip
+
+    play(n, 2, ask)
+
+
+def responses_body(drawn: Drawn, messages: list[Json]) -> Json:
+    """A talk as items, with the system's words in either place."""
+    rng, items = drawn.rng, []
+    body: Json = {}
+    for one in messages:
+        text: Any = one["content"]
+        if one["role"] == "system" and rng.random() < 0.5:
+            body["instructions"] = text
+            continue
+        kind = "output_text" if one["role"] == "assistant" else "input_text"
+        if rng.random() < 0.5:
+            text = [{"type": kind, "text": text}]
+        items.append({"type": "message", "role": one["role"], "content": text})
+    body["input"] = items
+    if len(messages) == 1 and rng.random() < 0.5:
+        body["input"] = messages[0]["content"]
+    return body
+
+
+@numbers
+def test_responses(client: Client, library: Llama, n: int) -> None:
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        messages, given = drawn.talk(), dict(drawn.options)
+        given.pop("stop", None)  # there is no word for it
+        given.pop("top_k", None)
+        own: Any = library.create_chat_completion(messages, reasoning_format="auto", **given)
+        text, finish = own["choices"][0]["message"]["content"], own["choices"][0]["finish_reason"]
+        given["max_output_tokens"] = given.pop("max_tokens")
+        body = {**responses_body(drawn, messages), **given, **drawn.drafting(text)}
+        if drawn.streams:
+            events = streamed(client, RESPONSES, body)
+            answer = events[-1]["response"]
+            parts = [one["delta"] for one in events if one["type"] == "response.output_text.delta"]
+            assert "".join(parts) == text
+        else:
+            answer = client.right(RESPONSES, body)
+        said = "".join(part["text"] for item in answer["output"] if item["type"] == "message"
+                       for part in item["content"])  # fmt: skip
+        usage = own["usage"]
+        return (
+            [said, answer["status"], answer["usage"]["input_tokens"],
+             answer["usage"]["output_tokens"]],
+            [text, "incomplete" if finish == "length" else "completed", usage["prompt_tokens"],
+             usage["completion_tokens"]],
+        )  # fmt: skip
+
+    play(n, 3, ask)
+
+
+# ---- Anthropic's
+
+
+def messages_body(drawn: Drawn, messages: list[Json]) -> Json:
+    """A talk as blocks, with the system's words apart."""
+    body: Json = {"messages": []}
+    for one in messages:
+        text: Any = one["content"]
+        if drawn.rng.random() < 0.5:
+            text = [{"type": "text", "text": text}]
+        if one["role"] == "system":
+            body["system"] = text
+        else:
+            body["messages"].append({"role": one["role"], "content": text})
+    return body
+
+
+@numbers
+def test_messages(client: Client, library: Llama, n: int) -> None:
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        messages, given = drawn.talk(), dict(drawn.options)
+        more: Json = {"reasoning_format": "auto"}
+        if drawn.rng.random() < 0.3:
+            messages.append({"role": "assistant", "content": drawn.text(3)})
+            more["continue_final_message"] = True
+        own: Any = library.create_chat_completion(messages, **more, **given)
+        (choice,), usage = own["choices"], own["usage"]
+        text, finish = choice["message"]["content"], choice["finish_reason"]
+        word = choice.get("stop_reason") if isinstance(choice.get("stop_reason"), str) else None
+        if "stop" in given:
+            given["stop_sequences"] = given.pop("stop")
+        talk = messages_body(drawn, messages)
+        counted = client.right(f"{MESSAGES}/count_tokens", talk)["input_tokens"]
+        body = {**talk, **given, **drawn.drafting(text)}
+        if drawn.streams:
+            events = streamed(client, MESSAGES, body)
+            said = "".join(one["delta"]["text"] for one in events
+                           if one["type"] == "content_block_delta")  # fmt: skip
+            (end,) = (one for one in events if one["type"] == "message_delta")
+            told, n_tokens = end["delta"], end["usage"]["output_tokens"]
+        else:
+            told = client.right(MESSAGES, body)
+            said = "".join(block["text"] for block in told["content"])
+            n_tokens = told["usage"]["output_tokens"]
+            used = told["usage"]
+            assert used["input_tokens"] + used["cache_read_input_tokens"] == counted
+        reason = "max_tokens" if finish == "length" else "stop_sequence" if word else "end_turn"
+        return (
+            [said, told["stop_reason"], told["stop_sequence"], n_tokens, counted],
+            [text, reason, word, usage["completion_tokens"], usage["prompt_tokens"]],
+        )
+
+    play(n, 4, ask)
+
+
+# ---- llama-server's
+
+
+def native(client: Client, path: str, body: Json, *, streams: bool) -> list[Any]:
+    """Text, tokens, log-probabilities and end of a text in llama-server's form."""
+    if streams:
+        *parts, last = streamed(client, path, body)
+        return [
+            "".join(one["content"] for one in parts), [x for one in parts for x in one["tokens"]],
+            [x["logprob"] for one in parts for x in one.get("completion_probabilities", ())],
+            last["stop_type"], last["stopping_word"], last["tokens_predicted"],
+        ]  # fmt: skip
+    whole = client.right(path, body)
+    return [
+        whole["content"], whole["tokens"],
+        [one["logprob"] for one in whole.get("completion_probabilities", ())], whole["stop_type"],
+        whole["stopping_word"], whole["tokens_predicted"],
+    ]  # fmt: skip
+
+
+def as_native(own: Any) -> list[Any]:
+    """The library's answer in that form."""
+    (choice,) = own["choices"]
+    word = choice["stop_reason"] if isinstance(choice["stop_reason"], str) else ""
+    ends = {"length": "limit", "stop": "word" if word else "eos"}
+    told = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else []
+    return [choice["text"], list(choice["token_ids"]), plain(told), ends[choice["finish_reason"]],
+            word, own["usage"]["completion_tokens"]]  # fmt: skip
+
+
+@numbers
+@pytest.mark.parametrize("path", ["/completion", "/infill"])
+def test_texts_and_gaps_in_llama_servers_form(
+    client: Client, library: Llama, path: str, n: int
+) -> None:
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        rng, given = drawn.rng, dict(drawn.options)
+        n_probs = rng.choice([None, None, 1, 3])
+        before, after, files = drawn.text(), drawn.text(), [drawn.text(4)] * rng.randrange(2)
+        suffix = after if path == "/infill" else None
+        beside = "".join(f"--- f.py ---\n\n{one}\n" for one in files) if suffix is not None else ""
+        own = library.create_completion(
+            beside + before, suffix, return_token_ids=True, logprobs=n_probs, **given
+        )
+        given["n_predict"] = given.pop("max_tokens")
+        text: str = as_native(own)[0]
+        body = {**given, "n_probs": n_probs, "return_tokens": True, **drawn.drafting(text)}
+        if suffix is None:
+            body["prompt"] = before
+        else:
+            at = rng.randrange(len(before) + 1)
+            body |= {"input_prefix": before[:at], "prompt": before[at:], "input_suffix": suffix}
+            body["input_extra"] = [{"filename": "f.py", "text": one} for one in files]
+        return native(client, path, body, streams=drawn.streams), as_native(own)
+
+    play(n, 5 + len(path), ask)
+
+
+@numbers
+def test_tokens_and_templates(client: Client, library: Llama, n: int) -> None:
+    vocab = library.model.vocab
+
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        rng, text, talk = drawn.rng, drawn.text(), drawn.talk()
+        flags = {"add_special": rng.random() < 0.5, "parse_special": rng.random() < 0.5}
+        ids = vocab.tokenize(text, **flags)
+        came = [
+            client.right("/tokenize", {"content": text, **flags})["tokens"],
+            client.right("/detokenize", {"tokens": ids})["content"],
+            client.right("/apply-template", {"messages": talk})["prompt"],
+        ]
+        raw = library.detokenize(ids, special=True)
+        return came, [ids, raw.decode(errors="replace"), library.template.render(talk).text]
+
+    play(n, 6, ask)
+
+
+# ---- vectors and scores
+
+
+@numbers
+def test_embeddings(vectors: tuple[Client, Llama], n: int) -> None:
+    client, library = vectors
+
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        given: Any = [drawn.text(6) for _ in range(drawn.rng.randrange(1, 4))]
+        if drawn.rng.random() < 0.3:
+            given = [library.tokenize(one) for one in given]
+        own, n_tokens = library.embed(given, normalize=True, return_count=True)
+        answer = client.right("/v1/embeddings", {"input": given})
+        came = [one["embedding"] for one in answer["data"]]
+        return [came, answer["usage"]["prompt_tokens"]], [plain(own), n_tokens]
+
+    play(n, 7, ask)
+
+
+@numbers
+def test_scores(scores: tuple[Client, Llama], n: int) -> None:
+    client, library = scores
+
+    def ask(drawn: Drawn) -> tuple[Any, Any]:
+        query, n_documents = drawn.text(4), drawn.rng.randrange(1, 5)
+        documents = [drawn.text(5) for _ in range(n_documents)]
+        own = library.rank(query, documents)
+        best = sorted(range(n_documents), key=lambda i: -own[i])[: drawn.rng.randrange(1, 6)]
+        top = {"top_n": len(best)}
+        answer = client.right("/v1/rerank", {"query": query, "documents": documents, **top})
+        return (
+            [[one["index"], one["relevance_score"]] for one in answer["results"]],
+            [[i, plain(own[i])] for i in best],
+        )
+
+    play(n, 8, ask)
