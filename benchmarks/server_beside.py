@@ -8,7 +8,8 @@ in the opposite order in every second repeat. Each repeat has prompts of its own
 remembers a whole one. Printed for each side: tokens per second of wall and of CPU time, the median
 and the 95th percentile of the time to the first token, and the prompt tokens that were computed;
 then the ratio of each of our sides to theirs, over the repeats. The exit status is 1 where a text
-of ours differs from that of the same request alone.
+of ours differs from that of the same request alone. With --shared N all requests have one system
+prompt of about N tokens, another one in each repeat.
 """
 
 from __future__ import annotations
@@ -66,10 +67,12 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def ask(self, question: str) -> tuple[str, float, dict[str, Any]]:
+    def ask(self, question: str, shared: str = "") -> tuple[str, float, dict[str, Any]]:
         """One streamed chat: its text, the seconds to its first token, and its usage."""
+        turns = [{"role": "system", "content": shared}] if shared else []
         body = {
-            "model": "m", "messages": [{"role": "user", "content": question}], "stream": True,
+            "model": "m", "messages": [*turns, {"role": "user", "content": question}],
+            "stream": True,
             "max_tokens": N_TOKENS, "temperature": 0, "stream_options": {"include_usage": True},
         }  # fmt: skip
         begin, first, parts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
@@ -91,11 +94,12 @@ class Server:
         connection.close()
         return "".join(parts), first, usage
 
-    def burst(self, questions: Sequence[str], n_clients: int) -> Burst:
+    def burst(self, questions: Sequence[str], n_clients: int, shared: str) -> Burst:
         """All questions, by so many clients at once."""
         cpu_s, begin, out = self.cpu_s(), time.perf_counter(), Burst()
         with ThreadPoolExecutor(n_clients) as pool:
-            for text, first_s, usage in pool.map(self.ask, questions):
+            answers = pool.map(lambda question: self.ask(question, shared), questions)
+            for text, first_s, usage in answers:
                 out.texts.append(text)
                 out.first_s.append(first_s)
                 out.n_tokens += usage["completion_tokens"]
@@ -128,6 +132,13 @@ def _questions(repeat: int, n: int) -> list[str]:
     return [way.format(_SUBJECTS[i % len(_SUBJECTS)]) + again + " " * (i // 16) for i in range(n)]
 
 
+def _shared(repeat: int, n_tokens: int) -> str:
+    """A system prompt of about so many tokens; no two repeats begin alike."""
+    rules = [f"Rule {i}: of {_SUBJECTS[(i + repeat) % 16]} say what readers of book {repeat} say."
+             for i in range(n_tokens // 17)]  # fmt: skip
+    return " ".join(rules)
+
+
 def _line(name: str, bursts: Sequence[Burst]) -> str:
     def spread(values: Sequence[float], digits: int) -> str:
         middle, low, high = statistics.median(values), min(values), max(values)
@@ -151,6 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--shared", type=int, default=0, help="tokens of a common system prompt")
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("-c", "--n-ctx", type=int, default=512)
     args = parser.parse_args(argv)
@@ -174,8 +186,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             side.ask("Say hello.")
         for repeat in range(args.repeat):
             for side in sides if repeat % 2 == 0 else sides[::-1]:
-                found[side.name].append(side.burst(_questions(repeat, n), args.clients))
-        alone = [sides[0].ask(one)[0] for r in range(args.repeat) for one in _questions(r, n)]
+                shared = _shared(repeat, args.shared)
+                found[side.name].append(side.burst(_questions(repeat, n), args.clients, shared))
+        alone = [
+            sides[0].ask(one, _shared(repeat, args.shared))[0]
+            for repeat in range(args.repeat)
+            for one in _questions(repeat, n)
+        ]
     print("tokens/s, tokens/processor-s, first token, 95th (s), prompt tokens computed")
     for name, bursts in found.items():
         print(_line(name, bursts))

@@ -222,5 +222,6 @@ def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
 
 def _say(url: str, args: argparse.Namespace) -> None:
     name = Path(args.model).name
-    what = f"{args.parallel} requests at once, draft {args.draft}"
+    at_once = "one request at a time" if args.parallel == 1 else f"{args.parallel} requests at once"
+    what = f"{at_once}, draft {args.draft}"
     print(f"{name} answers at {url}, {what}", flush=True)

@@ -18,15 +18,13 @@ import pytest
 from pyllama_spec import Llama
 from tests.faces.tools import open_tiny
 from tests.models import model_path
+from tests.server.test_endpoints import FILLS
 from tests.server.world import Client, events_of, served
 
 N_QUICK, N_RELEASE, N_CLIENTS = 8, 200, 4
 CHAT, TEXT, MESSAGES, RESPONSES = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
 )  # fmt: skip
-# The tiny model has no tokens of its own around a gap.
-FILLS = {f"tokenizer.ggml.fim_{name}_token_id": 65 + i for i, name in enumerate(
-    ("pre", "suf", "mid"))}  # fmt: skip
 WORDS = ("the", "cat", "sat", "on", "a mat", "1, 2, 3,", "é", "日本", "<|im_end|>", "\n", '"x"', "")
 FORM = {"type": "object", "properties": {"a": {"enum": ["xx", "y"]}, "b": {"type": "boolean"}},
         "required": ["a", "b"], "additionalProperties": False}  # fmt: skip

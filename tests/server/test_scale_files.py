@@ -1,0 +1,72 @@
+"""The files of examples/serve agree with each other, and with what the server does by default."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from pyllama_spec.cli.entry import command_parser
+from pyllama_spec.server import ServerSettings
+
+FOLDER = Path(__file__).parents[2] / "examples" / "serve"
+COMPOSE, HAPROXY, NGINX, DOCKERFILE = (
+    (FOLDER / name).read_text()
+    for name in ("compose.yaml", "haproxy.cfg", "nginx.conf", "Dockerfile")
+)
+SETTINGS = ServerSettings()
+
+
+def number(pattern: str, text: str) -> int:
+    """The one number that stands there."""
+    (found,) = re.findall(pattern, text, re.M)
+    return int(found)
+
+
+def test_the_proxies_send_to_the_servers_of_the_compose_file() -> None:
+    services = re.findall(r"^  ([\w-]+): \*worker$", COMPOSE, re.M)
+    (line,) = re.findall(r"command: >\n +(.*)$", COMPOSE, re.M)
+    command = command_parser().parse_args(shlex.split(line))
+    assert command.host == "0.0.0.0"
+    expected = [f"{name}:{command.port}" for name in services]
+    assert len(expected) == 2
+    assert re.findall(r"^ +server [\w-]+ ([\w.:-]+)$", HAPROXY, re.M) == expected
+    assert re.findall(r"^ +server ([\w-]+:\d+)", NGINX, re.M) == expected
+    # What the command reads is put there.
+    (config,) = re.findall(r"\./models\.toml:(\S+):ro", COMPOSE)
+    assert str(command.config) == config
+    assert str(command.api_key_file) == "/run/secrets/keys"
+    assert "keys: {file: ./keys.txt}" in COMPOSE
+    assert 'ENTRYPOINT ["pyllama-spec"]' in DOCKERFILE
+    assert "haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro" in COMPOSE
+
+
+def test_they_listen_where_the_compose_file_says() -> None:
+    (port,) = re.findall(r'ports: \["127\.0\.0\.1:\d+:(\d+)"\]', COMPOSE)
+    assert number(r"^ +bind :(\d+)$", HAPROXY) == number(r"^ +listen (\d+);$", NGINX) == int(port)
+
+
+def test_no_proxy_cuts_what_the_server_would_finish() -> None:
+    assert number(r"^ +client_max_body_size (\d+)m;$", NGINX) << 20 >= SETTINGS.max_body_bytes
+    assert SETTINGS.max_time_s is not None
+    for seconds in (
+        number(r"^ +timeout server (\d+)s$", HAPROXY),
+        number(r"^ +proxy_read_timeout (\d+)s;$", NGINX),
+    ):
+        assert seconds >= SETTINGS.max_time_s
+        assert seconds > SETTINGS.ping_s
+    assert number(r"^ +timeout http-request (\d+)s$", HAPROXY) >= SETTINGS.body_timeout_s
+    assert number(r"stop_grace_period: (\d+)s$", COMPOSE) > SETTINGS.stop_timeout_s
+
+
+def test_what_a_session_is_known_by_is_what_the_page_says() -> None:
+    page = (FOLDER.parents[1] / "docs" / "server-scale.md").read_text()
+    assert "$http_x_session_id" in NGINX
+    named = re.findall(r"hdr\(([\w-]+)\)|json_query\('\$\.(\w+)'\)", HAPROXY)
+    assert [header or field for header, field in named] == [
+        "x-session-id", "prompt_cache_key", "user",
+    ]  # fmt: skip
+    for name in ("X-Session-Id", "`prompt_cache_key`", "`user`"):
+        assert name in page
+    n_bytes = number(r"req\.body,bytes\(0,(\d+)\)", HAPROXY)
+    assert f"the first {n_bytes:,} bytes of the body" in page
