@@ -381,8 +381,8 @@ class Job:
         return len(self.run.prompt) - len(self._past)
 
     def keep(self, state: SequenceState) -> None:
-        """Behind its last round, while it has its sequence still."""
-        if self.keeper is not None:
+        """Behind its last round, while it has its sequence still; nothing of a private request."""
+        if self.keeper is not None and self._options.remember:
             with contextlib.suppress(Exception):  # the text is whole, whatever becomes of this
                 self.keeper.behind(state)
 

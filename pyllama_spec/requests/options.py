@@ -126,7 +126,8 @@ class RequestOptions:
         user: whose request it is. It changes no text: a draft that learns from earlier requests
             copies only from those of the same user, and from named stores.
         remember: whether a draft may learn from this request for later ones, in memory or in the
-            store of draft_memory=. False: nothing of it is kept.
+            store of draft_memory=, and whether a cache of set_cache() may keep its state. False:
+            neither. A context holds its text until another request takes the place.
         context_shift: when the context is full, drop the older half of the text after n_keep and
             continue; needs max_tokens. The rest is read again, so this works with every model. Off:
             the text ends there.

@@ -94,6 +94,7 @@ class Sampling(Struct, kw_only=True):
     return_token_ids: bool | None = None
     timeout: Annotated[float, Meta(ge=0)] | None = None
     user: str | None = None
+    remember: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None

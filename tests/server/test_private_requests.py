@@ -1,0 +1,91 @@
+"""Whose text a request of the server is drafted from, and what of it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec.server.prefix_folder import PrefixFolder
+from tests.faces.tools import open_tiny
+from tests.server.world import Client, served
+
+TEXT = "/v1/completions"
+PROMPT = "abcdefghijklmnopqrstuvw"
+KEYS = ("first-key", "second-key")
+SAYS: dict[str, Any] = {"temperature": 0, "max_tokens": 40}
+ASKED = [{"role": "user", "content": "Which words are in the book on the table?"}]
+# A body of each endpoint that generates a text.
+BODIES: dict[str, dict[str, Any]] = {
+    TEXT: {"prompt": PROMPT, **SAYS},
+    "/v1/chat/completions": {"messages": ASKED, **SAYS},
+    "/v1/messages": {"messages": ASKED, "model": "any", **SAYS},
+    "/v1/responses": {"input": ASKED, "temperature": 0, "max_output_tokens": 40},
+    "/completion": {"prompt": PROMPT, "temperature": 0, "n_predict": 40},
+}
+
+
+def n_accepted(client: Client, **more: Any) -> int:
+    answer = client.right(TEXT, {"prompt": PROMPT, **SAYS, **more})
+    return int(answer["speculation"]["accepted"])
+
+
+def changes_place(client: Client) -> None:
+    """Another request takes the sequence, so that what it held before counts as an earlier text."""
+    client.right(TEXT, {"prompt": "0123456789", "max_tokens": 2, "remember": False})
+
+
+@pytest.mark.parametrize("n_parallel", [1, 2])
+@pytest.mark.parametrize("who", ["keys", "users", "named and nameless", "private"])
+def test_nobody_is_drafted_from_another_ones_text(who: str, n_parallel: int) -> None:
+    asks: list[tuple[str | None, dict[str, Any]]] = {
+        "keys": [(KEYS[0], {}), (KEYS[1], {})],
+        "users": [(None, {"user": "ann"}), (None, {"user": "bob"})],
+        "named and nameless": [(None, {"user": "ann"}), (None, {})],
+        "private": [(None, {"remember": False}), (None, {})],
+    }[who]
+    settings = {"api_keys": KEYS} if who == "keys" else {}
+    with served(open_tiny("suffix", n_parallel=n_parallel), **settings) as client:
+        counts = []
+        for client.key, more in asks:
+            counts.append(n_accepted(client, **more))
+            changes_place(client)
+        assert counts[0] == counts[1]
+        # Who asks again has his own text.
+        assert n_accepted(client, **more) > counts[1] + 15
+
+
+def test_who_names_one_store_shares_it(tmp_path: Path) -> None:
+    store = tmp_path / "team.memory"
+    with served(open_tiny("suffix", draft_memory=store), api_keys=KEYS) as client:
+        client.key = KEYS[0]
+        first = n_accepted(client)
+        changes_place(client)
+        client.key = KEYS[1]
+        assert n_accepted(client) > first + 15
+    other = tmp_path / "other.memory"
+    with served(open_tiny("suffix", draft_memory=other)) as client:
+        assert n_accepted(client) == first
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_is_not_to_be_remembered_is_not_written(tmp_path: Path, path: str) -> None:
+    store = tmp_path / "store.memory"
+    with served(open_tiny("suffix", draft_memory=store, n_ctx=512)) as client:
+        before = store.read_bytes()
+        client.right(path, {**BODIES[path], "remember": False})
+        assert store.read_bytes() == before
+        client.right(path, BODIES[path])
+    assert store.read_bytes() != before
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_folder_of_states_has_none_of_a_private_request(tmp_path: Path, remember: bool) -> None:
+    llm = open_tiny("prompt-lookup")
+    cache = PrefixFolder(tmp_path, 1 << 26, 16)
+    llm.set_cache(cache)
+    with served(llm) as client:
+        client.right(TEXT, {**BODIES[TEXT], "remember": remember})
+    cache.close()
+    assert bool(list(tmp_path.iterdir())) == remember
