@@ -90,6 +90,25 @@ def test_a_file_that_is_deleted_is_made_anew(path: Path) -> None:
     assert not knows(again, fresh(1))
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_of_a_link_what_it_names_is_the_store(tmp_path: Path, is_there: bool) -> None:
+    """Though larger files take its place, and what is forgotten is gone from both names."""
+    path, link = tmp_path / "real.memory", tmp_path / "link.memory"
+    if is_there:
+        opened(path).add(fresh(0))
+    link.symlink_to(path)
+    store, other = opened(link), opened(path)
+    for seed in range(120):
+        (store, other)[seed % 2].add(fresh(seed))
+    assert link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [link, path]
+    assert all(knows(opened(path), fresh(seed)) for seed in range(120))
+    with store.locked():
+        store.keep([])
+    assert not opened(path).texts()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_a_draft_copies_from_it(path: Path) -> None:
     writer, reader = Suffix(8, store=opened(path)), Suffix(8, store=opened(path))
     teach(writer, [fresh(1)])

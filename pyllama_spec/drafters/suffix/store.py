@@ -56,7 +56,8 @@ class Store:
     """A store that is open.
 
     Args:
-        path: its file. It is made where there is none, with mode 0600, and its mode is set to that.
+        path: its file, or a link to it. It is made where there is none, with mode 0600, and its
+            mode is set to that.
         digest: of the vocabulary, [32] bytes; None for whatever it was made for.
         max_bytes: to which a new one may grow; None for 256 MiB.
         is_read_only: whether nothing may be written.
@@ -76,7 +77,8 @@ class Store:
         max_bytes: int | None = None,
         is_read_only: bool = False,
     ) -> None:
-        self.path = Path(path)
+        # Of a link what it names is the store: a larger file that takes the name must be that one.
+        self.path = Path(path).resolve() if Path(path).is_symlink() else Path(path)
         self._digest, self._is_read_only = digest, is_read_only
         self._max_tokens = capacity_of(DEFAULT_BYTES if max_bytes is None else max_bytes)
         self._waiting: deque[tuple[list[int], list[int]]] = deque(maxlen=_MAX_WAITING)
