@@ -6,9 +6,10 @@
 One process generates each text several times: by plain decoding, by prompt lookup, and by suffix
 that has seen some number of earlier requests, with the controller that Llama has. The order of the
 sides rotates from text to text. Times are CPU seconds of the process over the rounds, without the
-prompt: other programs disturb them less than wall time. All sums so far are printed behind each
-text, so that a run may be ended early. The exit status is 1 where a text differs from that of plain
-decoding.
+prompt: other programs disturb them less than wall time. Behind each text its own ratios are
+printed, with what was verified and accepted of drafts, and all sums so far, so that a run may be
+ended early; `--only 7` measures the seventh text alone. The exit status is 1 where a text differs
+from that of plain decoding.
 
     by_total    plain's time over the side's, of all texts together
     median      of the texts' own ratios; and the worst of them
@@ -45,11 +46,30 @@ WAYS = {
 
 
 class Run(NamedTuple):
-    """A text: its tokens, the CPU seconds of its rounds, and how many rounds there were."""
+    """A text: its tokens, the CPU seconds of its rounds, and what the rounds were.
+
+    Attributes:
+        tokens: the text.
+        seconds: of the processor.
+        n_rounds: how many there were.
+        n_verified: how many drafted tokens they verified.
+        n_accepted: and accepted.
+
+    """
 
     tokens: list[int]
     seconds: float
     n_rounds: int
+    n_verified: int
+    n_accepted: int
+
+    def line(self, plain: Run) -> str:
+        """What is printed of the text alone."""
+        return (
+            f"{plain.seconds / self.seconds:.3f} of plain, {self.n_accepted} of {self.n_verified} "
+            f"drafted tokens accepted in {self.n_rounds} rounds, "
+            f"{1e3 * self.seconds / self.n_rounds:.2f} ms a round"
+        )
 
 
 @dataclass(slots=True)
@@ -102,11 +122,13 @@ class Side:
             loop.prefill(self._sequence, prompt)
             rounds = loop.generate(self._sequence, sampler, n_tokens)
             tokens = list(next(rounds).tokens)
-            begin, n_rounds = process_time(), 0
+            begin, n_rounds, n_verified, n_accepted = process_time(), 0, 0, 0
             for step in rounds:
                 tokens += step.tokens
                 n_rounds += 1
-            return Run(tokens, process_time() - begin, n_rounds)
+                n_verified += step.n_drafted
+                n_accepted += step.n_accepted
+            return Run(tokens, process_time() - begin, n_rounds, n_verified, n_accepted)
         finally:
             sampler.close()
 
@@ -153,6 +175,8 @@ def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack)
         stack.callback(sides[name].close)
     sums, names = {name: Sum() for name in sides}, list(sides)
     for at, (prompt, n_tokens) in enumerate(texts):
+        if args.only is not None and at + 1 not in args.only:
+            continue
         if monotonic() > end:
             break
         turn = at % len(names)
@@ -161,10 +185,11 @@ def measure(args: argparse.Namespace, model: Model, stack: contextlib.ExitStack)
         runs = {n: sides[n].run(prompt, n_tokens) for n in names[turn:] + names[:turn]}
         if len(runs["plain"].tokens) < 2:  # the prompt gave all of it
             continue
-        print(f"{at + 1} of {len(texts)} texts", flush=True)
+        print(f"text {at + 1} of {len(texts)}", flush=True)
         for name in names:
             sums[name].add(runs[name], runs["plain"])
-            print(f"  {name:20} {sums[name].line(sums['plain'])}", flush=True)
+            print(f"  {name:20} {runs[name].line(runs['plain'])}")
+            print(f"  {'':20} all: {sums[name].line(sums['plain'])}", flush=True)
     return sums
 
 
@@ -180,6 +205,7 @@ def main() -> int:
     parser.add_argument("--way", default="greedy", choices=tuple(WAYS))
     parser.add_argument("--controller", default="profit", choices=("profit", "fixed"))
     parser.add_argument("-n", "--n-texts", type=int, default=1000, help="only the last N")
+    parser.add_argument("--only", type=int, nargs="+", help="these texts, counted from 1")
     parser.add_argument("--max-tokens", type=int, default=128, help="of a prompt's text")
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("--store", type=Path, help=f"adds the side {STORED!r}, with this store")

@@ -33,6 +33,7 @@ from pyllama_spec.drafters import (
     Committed,
     Drafter,
     DraftOptions,
+    LookupFirst,
     PromptLookup,
     Suffix,
 )
@@ -45,6 +46,7 @@ FOLDER = Path(__file__).parent / "traces"
 # How many requests of each trace are measured: the last ones.
 N_MEASURED = {"agent": 40, "edits": 20, "records": 50}
 N_EARLIER = (0, 10, 100)
+_BY_RULE = "head, prompt lookup"
 # Of the context that rows are made in, and how many tokens it reads at once.
 _N_CTX, _CHUNK = 4096, 512
 
@@ -381,7 +383,10 @@ def told_of(one: Recorded, rows: Sequence[npt.NDArray[np.float16]]) -> Told:
 
 
 def beside(args: argparse.Namespace) -> None:
-    """Prints tokens per round of a head alone, with copies of the text, and with a store."""
+    """Prints tokens per round of a head alone, with copies of the text, and with a store.
+
+    The copies of "prompt lookup" are those of the newest place with as many equal tokens.
+    """
     print("trace     drafter                       tokens/round  drafted/round  us/round  copied")
     target = Model(args.model)
     for name, n_measured in N_MEASURED.items():
@@ -395,7 +400,9 @@ def beside(args: argparse.Namespace) -> None:
         source = Rows(target, head.target_layers, args.threads)
         rows = [list(source.of([*one.prompt, *one.answer])) for one in rest]
         head.close()
-        kinds: list[tuple[str, int | None]] = [("head alone", None), ("head, own copies", None)]
+        kinds: list[tuple[str, int | None]] = [
+            (words, None) for words in ("head alone", _BY_RULE, "head, own copies")
+        ]
         kinds += [(f"head, a store, after {n}", n) for n in N_EARLIER]
         for words, n in kinds:
             with tempfile.TemporaryDirectory() as folder:
@@ -403,6 +410,8 @@ def beside(args: argparse.Namespace) -> None:
                 lookup = 0 if words == "head alone" else None
                 options = DraftOptions(lookup=lookup, max_draft=args.n_draft, memory=store)
                 drafter = open_draft(args.draft, options)
+                if words == _BY_RULE:
+                    drafter = _by_rule(drafter)
                 drafter.attach(source.context)
                 if store is not None:
                     _tell(store, target, earlier[len(earlier) - min(n or 0, len(earlier)) :])
@@ -421,15 +430,23 @@ def beside(args: argparse.Namespace) -> None:
         source.context.close()
 
 
+def _by_rule(drafter: Drafter) -> Drafter:
+    """The same head behind copies by a simpler rule: what followed the newest place."""
+    assert isinstance(drafter, LookupFirst)
+    n = drafter.min_ngram
+    rule = PromptLookup(drafter.max_draft, max_ngram=n, min_ngram=n)
+    return LookupFirst(drafter.drafter, n, drafter.table, rule)
+
+
 def use(args: argparse.Namespace) -> None:
-    """Writes all of a trace into a store as if it were asked with a head, and where that missed."""
+    """Writes a trace into a store as if it were asked with a head, and where that missed."""
     target = Model(args.model)
     drafter = open_draft(args.draft, DraftOptions(max_draft=args.n_draft, memory=args.store))
     drafter.check(target)
     source = Rows(target, drafter.target_layers, args.threads)
     drafter.attach(source.context)
     played = Played()
-    for one in read_trace(args.only, args.folder):
+    for one in read_trace(args.only, args.folder)[: args.requests]:
         rows = source.of([*one.prompt, *one.answer])
         played = played.plus(play(drafter, *one, told_of(one, rows)))
     drafter.close()
@@ -463,6 +480,7 @@ def main() -> None:
     used = commands.add_parser("use", help="write a trace into a store, and where a head missed")
     used.add_argument("store")
     used.add_argument("--only", required=True, choices=tuple(N_MEASURED))
+    used.add_argument("--requests", type=int, default=1000, help="write only the first N")
     used.set_defaults(run=use)
     for command in (recording, measuring, both, used):
         command.add_argument("--folder", type=Path, default=FOLDER, help="of the traces")

@@ -1,9 +1,9 @@
 """A draft model behind a lookup: where the text repeats itself, what followed needs no model.
 
 A small head reads the text through one layer of attention and loses the thread of a long copy; an
-index of the text's own n-grams never does. So a text that ends as it ended before is drafted by
-prompt lookup, and any other by the model. Its calls are saved then as well: the model gets the rows
-of several rounds at once, when it is next asked.
+index of the text's own n-grams never does. So a text that ends as it ended before is drafted by a
+copy (suffix/), if that is more likely right than wrong, and any other by the model. Its calls are
+saved then as well: the model gets the rows of several rounds at once, when it is next asked.
 
 Where the model is asked, n-grams have a say too, if it listens: those of the text that are shorter
 than what is copied, and those of a table that was counted with the model (ngram_table.py).
@@ -88,7 +88,8 @@ class LookupFirst(Drafter):
         drafter: the draft model. It is closed with this.
         min_ngram: how many tokens have to be the same.
         table: what follows the last few tokens as a rule, if the draft model came with it.
-        lookup: what copies in place of a PromptLookup of min_ngram tokens; it is closed with this.
+        lookup: what copies in place of that which copies from the text itself alone; it is closed
+            with this.
 
     Raises:
         ArgumentError: min_ngram is below 1.
@@ -110,11 +111,7 @@ class LookupFirst(Drafter):
         self.target_layers = drafter.target_layers
         self.max_draft, self.is_stepwise = drafter.max_draft, drafter.is_stepwise
         self.wants_head = drafter.wants_head
-        # One size: among places that end alike the newest is as good as the one that does so for
-        # longest, and an index of four sizes takes a kilobyte per token.
-        self._lookup = lookup or PromptLookup(
-            drafter.max_draft, max_ngram=min_ngram, min_ngram=min_ngram
-        )
+        self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
         # Proposals that were looked up, for who asks where they come from.
         self.n_lookups = 0
         # What the model guessed last of each sequence.
@@ -256,6 +253,17 @@ class LookupFirst(Drafter):
         """Closes the model and frees the index."""
         self._lookup.close()
         self.drafter.close()
+
+
+def _copies(max_draft: int, min_ngram: int) -> PromptLookup | Suffix:
+    """What copies from the text itself where at least min_ngram tokens are the same."""
+    from pyllama_spec.drafters.suffix import can_look_up, copies_beside
+
+    if can_look_up(min_ngram):
+        return copies_beside(max_draft, min_ngram)
+    # One size: among places that end alike the newest is as good as the one that does so for
+    # longest, and an index of four sizes takes a kilobyte per token.
+    return PromptLookup(max_draft, max_ngram=min_ngram, min_ngram=min_ngram)
 
 
 def _what_followed(text: npt.NDArray[np.int32], tail: Sequence[int]) -> tuple[int, int] | None:

@@ -21,7 +21,8 @@ class DraftOptions:
         p_min: end a draft before a token that the draft gives a lower probability; None for no
             such limit.
         lookup: where the last so many tokens stood before, propose what followed there instead of
-            asking the draft; None for the default, 0 for never, and no n-grams beside it either.
+            asking the draft, if that is likely right; None for the default, 0 for never, and no
+            n-grams beside it either.
         n_ctx: tokens of a sequence that the model of a draft remembers; None for as many as are of
             use to it.
         n_gpu_layers: layers of the draft's file on the GPU.

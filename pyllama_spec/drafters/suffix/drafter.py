@@ -417,21 +417,32 @@ def open_suffix(options: DraftOptions) -> Suffix:
     return Suffix(options.length(_FIXED_DRAFT, _ADAPTIVE_DRAFT), store=options.memory)
 
 
-def copies_beside(max_draft: int, min_match: int, store: str | os.PathLike[str]) -> Suffix:
-    """What copies from a store beside a draft model, which is asked where a copy is unlikely.
+def can_look_up(min_match: int) -> bool:
+    """Whether an index tells matches of so many tokens from shorter ones."""
+    return min(ORDERS) <= min_match <= MAX_MATCH
+
+
+def copies_beside(
+    max_draft: int, min_match: int, store: str | os.PathLike[str] | None = None
+) -> Suffix:
+    """What copies beside a draft model, which is asked where a copy is unlikely.
+
+    It copies from the text itself, and from a store if one is named: what earlier requests said is
+    remembered beside a model only where its owner says so.
 
     Raises:
-        ArgumentError: min_match is below 3.
+        ArgumentError: min_match is below 3 or above 24.
 
     """
-    if min_match < min(ORDERS):
+    if not can_look_up(min_match):
         raise ArgumentError(
-            f"lookup={min_match} with a draft_memory: an index has matches of {min(ORDERS)} "
-            "tokens or more"
+            f"lookup={min_match} with a draft_memory: an index has matches of {min(ORDERS)} to "
+            f"{MAX_MATCH} tokens"
         )
     return Suffix(
-        max_draft, min_match=min_match, store=store, first_chance=_BESIDE_A_MODEL, resumes=False
-    )
+        max_draft, min_match=min_match, remembers=False, store=store,
+        first_chance=_BESIDE_A_MODEL, resumes=False,
+    )  # fmt: skip
 
 
 def _index_of(source: Source | None, text: OwnText) -> TokenIndex:
