@@ -24,6 +24,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": ASKED, "temperature": 0, "max_output_tokens": 40},
     "/completion": {"prompt": PROMPT, "temperature": 0, "n_predict": 40},
 }
+# Two requests that must not be drafted from each other: the key, and fields of the body.
+WHO: dict[str, list[tuple[str | None, dict[str, Any]]]] = {
+    "keys": [(KEYS[0], {}), (KEYS[1], {})],
+    "users": [(None, {"user": "ann"}), (None, {"user": "bob"})],
+    "named and nameless": [(None, {"user": "ann"}), (None, {})],
+    "private": [(None, {"remember": False}), (None, {})],
+}
 
 
 def n_accepted(client: Client, **more: Any) -> int:
@@ -37,14 +44,9 @@ def changes_place(client: Client) -> None:
 
 
 @pytest.mark.parametrize("n_parallel", [1, 2])
-@pytest.mark.parametrize("who", ["keys", "users", "named and nameless", "private"])
+@pytest.mark.parametrize("who", WHO)
 def test_nobody_is_drafted_from_another_ones_text(who: str, n_parallel: int) -> None:
-    asks: list[tuple[str | None, dict[str, Any]]] = {
-        "keys": [(KEYS[0], {}), (KEYS[1], {})],
-        "users": [(None, {"user": "ann"}), (None, {"user": "bob"})],
-        "named and nameless": [(None, {"user": "ann"}), (None, {})],
-        "private": [(None, {"remember": False}), (None, {})],
-    }[who]
+    asks = WHO[who]
     settings = {"api_keys": KEYS} if who == "keys" else {}
     with served(open_tiny("suffix", n_parallel=n_parallel), **settings) as client:
         counts = []
