@@ -20,7 +20,7 @@ from pyllama_spec.bench.sides import Run, Side, open_sides
 from pyllama_spec.chat.prompt_file import Prompt
 from pyllama_spec.chat.template import ChatTemplate
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.drafters.automatic import wants_head
+from pyllama_spec.drafters.automatic import check_before, wants_head
 from pyllama_spec.drafters.draft_weights import weight_bytes
 from pyllama_spec.engine import Model, set_rpc_timeout
 from pyllama_spec.errors import ContextFullError, PyllamaSpecError
@@ -60,6 +60,8 @@ def run(
     peer = None if config.peer is None else _connected(config.peer)
     if config.rpc_timeout is not None:
         set_rpc_timeout(config.rpc_timeout)
+    for one in (config.draft, *config.also):
+        check_before(one, config.model_path)
     with Model(
         config.model_path, n_gpu_layers=config.n_gpu_layers, devices=config.devices,
         rpc_servers=config.rpc_servers,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.device_options import add_layer_options
 from pyllama_spec.cli.wording import file_name, whole_number
-from pyllama_spec.drafters import DraftOptions, needs_file
-from pyllama_spec.drafters.automatic import make_drafter_for, wants_head
+from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
+from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import AUTO, MTP
 from pyllama_spec.engine import Model, server_devices, set_rpc_timeout
@@ -68,20 +69,43 @@ def _run_doctor(args: argparse.Namespace) -> int:
     if is_text:
         _print_system(result)
     if args.model is not None:
+        _measure(args, result)
+    if args.json:
+        print(json.dumps(result, indent=1))
+        return 0
+    if "verify_cost" in result:
+        _print_costs(result["verify_cost"], args.max_rows, args.repeat)
+    if "draft" in result:
+        _print_draft(result["draft"], result["verify_cost"], result["model"]["n_vocab"])
+    return 0
+
+
+def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Opens the model and its draft, and adds what is measured of them."""
+    with ExitStack() as opened:
+        drafter = None
+        if args.draft is not None:
+            # What is wrong with a draft is said before the target is loaded.
+            drafter = open_before(args.draft, args.model, _draft_options(args))
+            if drafter is not None:
+                opened.callback(drafter.close)
         bar = ProgressBar("loading the model")
         bar.draw(0.0)
         model = Model(
             args.model, n_gpu_layers=args.n_gpu_layers, devices=args.devices,
-            rpc_servers=args.rpc_servers, load_mtp=wants_head(args.draft, args.model), progress=bar,
+            rpc_servers=args.rpc_servers, progress=bar,
+            load_mtp=wants_head(args.draft if drafter is None else drafter, args.model),
         )  # fmt: skip
+        opened.enter_context(model)
         bar.clear()
         result["model"] = diagnostics.describe_model(model)
-        if is_text:
+        if not args.json:
             _print_model(result["model"])
-        if args.draft is not None:
-            result["draft"] = _measure_draft(args, model)
-            if result["draft"] is None:
-                del result["draft"]
+        if args.draft is not None and drafter is None:
+            drafter = make_drafter_for(model, args.draft, _draft_options(args))
+            opened.callback(drafter.close)
+        if drafter is not None:
+            result.update(_measured_draft(args, model, drafter))
         bar = ProgressBar("measuring verify batches")
         bar.draw(0.0)
         costs = diagnostics.measure_verify_cost(
@@ -91,24 +115,17 @@ def _run_doctor(args: argparse.Namespace) -> int:
             n_threads=args.threads,
             progress=bar,
         )
-        result["verify_cost"] = [
-            {name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs
-        ]
-    if args.json:
-        print(json.dumps(result, indent=1))
-        return 0
-    if "verify_cost" in result:
-        _print_costs(result["verify_cost"], args.max_rows, args.repeat)
-    if "draft" in result:
-        _print_draft(result["draft"], result["verify_cost"])
-    return 0
+    result["verify_cost"] = [
+        {name: round(value, 4) for name, value in asdict(cost).items()} for cost in costs
+    ]
 
 
 def _draft_options(args: argparse.Namespace) -> DraftOptions:
     place = draft_place(
         args.n_gpu_layers, args.draft_gpu_layers, args.devices, args.rpc_servers
     )  # fmt: skip
-    return DraftOptions(lookup=0, **place)
+    # As many tokens as a generation drafts, where the controller ends what does not pay.
+    return DraftOptions(lookup=0, is_adaptive=True, **place)
 
 
 def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -118,22 +135,24 @@ def _on_servers(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [asdict(device) for devices in devices_by_server for device in devices]
 
 
-def _measure_draft(args: argparse.Namespace, model: Model) -> dict[str, Any] | None:
-    # The draft alone: a copy, which stands beside it in a generation, costs nothing.
+def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) -> dict[str, Any]:
+    """What is measured of a draft, under its name in the result; nothing where there is no model.
+
+    The draft alone: a copy, which stands beside it in a generation, costs nothing.
+    """
+    if not drafter.wants_head and "path" not in drafter.describe():
+        if not args.json:
+            _field("draft", f"{drafter.note}; there is no draft model to measure")
+        return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)
     try:
-        with make_drafter_for(model, args.draft, _draft_options(args)) as drafter:
-            if not drafter.wants_head and "path" not in drafter.describe():
-                bar.clear()
-                if not args.json:
-                    _field("draft", f"{drafter.note}; there is no draft model to measure")
-                return None
-            return diagnostics.describe_draft(
-                drafter, model, repeats=args.repeat, n_threads=args.threads
-            )
+        facts = diagnostics.describe_draft(
+            drafter, model, repeats=args.repeat, n_threads=args.threads
+        )
     finally:
         bar.clear()
+    return {"draft": facts}
 
 
 def _field(name: str, text: object) -> None:
@@ -202,7 +221,7 @@ def _pays(n_drafted: int, above: float) -> str:
     return f"never: {above:.2f} tokens, and {n_drafted + 1} are the most"
 
 
-def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
+def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]], n_vocab: int) -> None:
     size, step = draft["size_bytes"] / 1e6, draft["step_ms"]
     print()
     kind = f" of type {draft['weights']}" if draft.get("weights") else ""
@@ -213,6 +232,9 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     if "shared_tokens" in draft:
         n, of = draft["shared_tokens"], draft["target_tokens"]
         _field("vocabulary", f"{draft['vocabulary']}, {n} of {of} tokens ({n / of:.0%}) shared")
+    n_choices = draft.get("n_output")
+    if n_choices is not None and n_choices < n_vocab:
+        _field("chooses", f"among {n_choices} of {n_vocab} tokens, those of the text among them")
     if draft["note"]:
         _field("note", draft["note"])
     share, draft_ms = step / costs[0]["ms"], draft["draft_ms"]
@@ -220,8 +242,9 @@ def _print_draft(draft: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         _field("a step", f"{step:.2f} ms for each drafted token, {share:.3f} x one row")
     else:
         _field("a draft", f"one call for up to {draft['max_draft']} tokens")
-    print("\nDraft and batch together, by the medians above:\n")
-    print(" drafted  draft ms   a round pays above")
+    if len(costs) > 1:
+        print("\nDraft and batch together, by the medians above:\n")
+        print(" drafted  draft ms   a round pays above")
     for cost in costs[1:]:
         n = cost["n_rows"] - 1
         if n > len(draft_ms):

@@ -17,9 +17,11 @@ from pyllama_spec.drafters.registry import (
     MTP,
     PROMPT_LOOKUP,
     SUFFIX,
+    check_draft_file,
     holds_head_alone,
     is_draft,
     make_drafter,
+    needs_file,
     open_draft,
 )
 from pyllama_spec.engine.model import Model, most_heads
@@ -65,6 +67,49 @@ def check_head(target: str | os.PathLike[str]) -> None:
     fault = _head_fault(path)
     if fault:
         raise ArgumentError(f'draft="{MTP}": {path.name} {fault}; {INSTEAD}')
+
+
+def check_before(draft: object, target: str | os.PathLike[str]) -> None:
+    """Raises what the files' keys say against a draft. Loads nothing.
+
+    Args:
+        draft: as of Llama.
+        target: the target's file.
+
+    Raises:
+        ArgumentError: the target has no MTP head to draft with, or there is no such draft.
+        ModelLoadError: a file is missing, damaged or no GGUF.
+        UnsupportedError: this version has no drafter for the draft's architecture.
+
+    """
+    if draft == MTP or (isinstance(draft, Drafter) and draft.wants_head):
+        check_head(target)
+    elif isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
+        check_draft_file(draft)
+
+
+def open_before(
+    draft: object, target: str | os.PathLike[str], options: DraftOptions
+) -> Drafter | None:
+    """The drafter that `draft=` means for a target that is not loaded yet; None of "auto".
+
+    A large target takes minutes to load: what is wrong with a draft should be said before.
+
+    Raises:
+        PyllamaSpecError: whatever make_drafter() and check_head() raise. Nothing stays open then.
+
+    """
+    if draft == AUTO:
+        return None
+    drafter = make_drafter(draft, options)
+    try:
+        if drafter.wants_head:
+            check_head(target)
+    except PyllamaSpecError:
+        if drafter is not draft:
+            drafter.close()
+        raise
+    return drafter
 
 
 def _head_fault(path: Path) -> str:

@@ -358,7 +358,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self.note = f"{self.note}; {text}" if self.note else text
 
     def describe(self) -> dict[str, Any]:
-        """Its file, its sizes, where it lies, and the layers that it reads."""
+        """Its file, its sizes, where it lies, how many ids it chooses among, what it reads."""
         info = self.model.info
         return {
             "path": str(self.model.path),
@@ -368,6 +368,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             "memory_bytes": 0 if self._memory is None else self._memory.context.memory_bytes,
             "n_layer": info.n_layer,
             "n_embd": info.n_embd,
+            "n_output": self.n_choices,
             "placement": self.model.placement,
             "target_layers": list(self.target_layers),
             "reads": f"the inputs of layers {', '.join(map(str, self.target_layers))}",

@@ -155,7 +155,16 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
         UnsupportedError: this version has no drafter for its architecture.
 
     """
-    file = Path(path)
+    return _resolved(_opener_of(Path(path)))(Path(path), options or DraftOptions())
+
+
+def check_draft_file(path: str | os.PathLike[str]) -> None:
+    """Raises what open_draft() raises of a file's keys. Loads nothing."""
+    _opener_of(Path(path))
+
+
+def _opener_of(file: Path) -> Opener | str:
+    """What opens a draft's file; raises as open_draft()."""
     if not file.exists() and file.suffix != ".gguf" and len(file.parts) == 1:
         names = (*_NAMED, AUTO)
         named = " nor ".join(f'"{name}"' for name in names)
@@ -183,7 +192,7 @@ def open_draft(path: str | os.PathLike[str], options: DraftOptions | None = None
         )
     if opener is None:
         opener = _HEAD_ALONE if holds_head_alone(file) else _SMALL_MODEL
-    return _resolved(opener)(file, options or DraftOptions())
+    return opener
 
 
 def holds_head_alone(file: Path) -> bool:

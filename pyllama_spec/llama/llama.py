@@ -32,6 +32,7 @@ from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.llama_token_calls import LlamaTokenCalls
 from pyllama_spec.llama.loading import (
     check_options,
+    closed_on_failure,
     open_pair,
     open_runtime,
     why_not_generating,
@@ -112,13 +113,14 @@ class Llama(LlamaTokenCalls, Closeable):
         with thread_log_level("info") if options.verbose else contextlib.nullcontext():
             controller = make_controller(options.controller, options.p_min)
             model, drafter = open_pair(draft, options, controller)
-            params = for_model(params, model)
-            why_not = why_not_generating(model, options.vocab_only, options.embedding)
-            runtime = None if why_not else open_runtime(
-                model, params, drafter, options.n_draft, options.n_parallel, controller,
-                wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
-            )  # fmt: skip
-        own = None if drafter is draft and draft_model is None else drafter  # closed with this
+            own = None if drafter is draft and draft_model is None else drafter  # closed with this
+            with closed_on_failure(own, model):
+                params = for_model(params, model)
+                why_not = why_not_generating(model, options.vocab_only, options.embedding)
+                runtime = None if why_not else open_runtime(
+                    model, params, drafter, options.n_draft, options.n_parallel, controller,
+                    wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
+                )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose
         self.spm_infill, self.last_n_tokens_size = options.spm_infill, last_n
@@ -131,7 +133,8 @@ class Llama(LlamaTokenCalls, Closeable):
         self._chats = ChatCompletions(opened, self._low_level, self._completions, *form)
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
-            self.set_adapters(adapters)
+            with closed_on_failure(self):
+                self.set_adapters(adapters)
         if runtime is not None:
             warn_of_length(params, model)
             runtime.runner.load_s = perf_counter() - start

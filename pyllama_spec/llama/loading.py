@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from pyllama_spec.drafters import Drafter, make_drafter
-from pyllama_spec.drafters.automatic import check_head, make_drafter_for, wants_head
-from pyllama_spec.drafters.registry import AUTO, is_draft
+from pyllama_spec.drafters import Drafter
+from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
+from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.exactness import FEW_ROWS
@@ -33,6 +35,10 @@ from pyllama_spec.terminal import ProgressBar
 _MAX_PARALLEL = 256
 # Told how far it is, 0.0 to 1.0, while a file is loaded in this context; what it raises ends that.
 WATCH: ContextVar[Progress | None] = ContextVar("WATCH", default=None)
+
+
+class _CanBeClosed(Protocol):
+    def close(self) -> None: ...
 
 
 def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None:
@@ -156,14 +162,30 @@ def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tu
     draft_options = options.draft_options(
         progress=progress_for(file, options.verbose), is_adaptive=controller.wants_costs
     )
-    if draft == AUTO:
-        model = open_model(options, load_mtp=wants_head(draft, options.model_path))
-        return model, make_drafter_for(model, draft, draft_options)
     # What is wrong with a draft is said before the target is loaded.
-    drafter = make_drafter(draft, draft_options)
-    if drafter.wants_head:
-        check_head(options.model_path)
-    return open_model(options, load_mtp=drafter.wants_head), drafter
+    drafter = open_before(draft, options.model_path, draft_options)
+    with closed_on_failure(None if drafter is draft else drafter):
+        is_head = wants_head(draft if drafter is None else drafter, options.model_path)
+        model = open_model(options, load_mtp=is_head)
+    if drafter is None:
+        with closed_on_failure(model):
+            drafter = make_drafter_for(model, draft, draft_options)
+    return model, drafter
+
+
+@contextmanager
+def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
+    """Closes them where the block fails.
+
+    Who keeps the exception, as a notebook does, keeps its frames, and with them the models.
+    """
+    try:
+        yield
+    except BaseException:
+        for one in opened:
+            if one is not None:
+                one.close()
+        raise
 
 
 def open_runtime(
@@ -219,9 +241,10 @@ def open_runtime(
         target_layers=tuple(drafter.target_layers),
     )
     context = _open_context(model, params)
-    round_ = Round(context, drafter, n_draft, controller, store=store)
-    on_close = _learn_costs(round_, controller, drafter)
-    return Runtime(model, context, round_, Runner(round_, max_waiting), on_close)
+    with closed_on_failure(context):
+        round_ = Round(context, drafter, n_draft, controller, store=store)
+        on_close = _learn_costs(round_, controller, drafter)
+        return Runtime(model, context, round_, Runner(round_, max_waiting), on_close)
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
 import pytest
 
+from pyllama_spec import Llama
 from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.diagnostics import measure_verify_cost, pays_above
 from pyllama_spec.cli.entry import main
+from pyllama_spec.drafters import output_part
 from pyllama_spec.engine import Model
 from pyllama_spec.errors import EngineError
 from tests.models import model_path
@@ -69,6 +72,49 @@ def test_the_command_says_what_is_missing(
     figures = [float(n) for n in re.findall(r"(\d+\.\d+) tokens per round", out)]
     assert len(figures) > 10
     assert min(figures) >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "most"),
+    [
+        (("qwen35", {"n_heads": 1}), "mtp", 6),
+        (("mimo2", {"n_heads": 3}), "mtp", 3),
+        (("llama", {}), ("eagle3", {}), 8),
+        (("llama", {}), ("llama", {"seed": 1}), 8),
+    ],
+)
+def test_drafts_as_long_as_a_generation_makes_them(
+    target: tuple[str, dict[str, int]],
+    draft: str | tuple[str, dict[str, int]],
+    most: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With the controller, which ends what does not pay."""
+    path = str(model_path(target[0], **target[1]))
+    name = draft if isinstance(draft, str) else str(model_path(draft[0], **draft[1]))
+    command = ["doctor", "-m", path, "-d", name, "-t", "1", "--max-rows", "9", "--repeat", "1"]
+    assert main([*command, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["draft"]
+    assert facts["max_draft"] == len(facts["draft_ms"]) == most
+    assert facts["opening"][-1]["n_drafted"] == most
+    with Llama(path, draft=name, n_ctx=128, n_threads=1, lookup=0) as llm:
+        assert llm._opened.runtime.round.max_draft == most
+
+
+def test_how_many_ids_a_head_chooses_among(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output_part, "N_SLOTS", 64)
+    monkeypatch.setattr(output_part, "_WORTH_IT", 1e9)  # whatever the steps took
+    pairs = ((("qwen35", {"n_heads": 1}), "mtp"), (("llama", {}), str(model_path("eagle3"))))
+    for (kind, options), draft in pairs:
+        command = ["doctor", "-m", str(model_path(kind, **options)), "-d", draft, "-t", "1"]
+        assert main([*command, "--max-rows", "2", "--repeat", "1"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "chooses among 64 of 320 tokens, those of the text among them" in said
+    monkeypatch.setattr(output_part, "_WORTH_IT", 0.0)
+    assert main([*command, "--max-rows", "2", "--repeat", "1"]) == 0
+    assert "chooses" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,6 @@ class Mtp(ChainDrafter[MtpMemory | HeadsMemory]):
             "size_bytes": weights.n_bytes if weights else 0,
             "weights": weights.type if weights else "",
             "n_layer": self._model.info.n_heads,
-            "n_output": self.n_choices,
             "target_layers": [],
             "reads": "the rows that the target's graph has for its MTP head",
         }

@@ -141,7 +141,7 @@ class SmallModel(ChainDrafter[TokenMemory]):
     def describe(self) -> dict[str, Any]:
         """Its file, its sizes, and how much of the target's vocabulary it shares."""
         facts = super().describe()
-        del facts["target_layers"]
+        del facts["target_layers"], facts["n_output"]
         facts["reads"] = "the text"
         facts["weights"] = self._type.name if self._type is not None else ""
         vocab = self._vocab

@@ -1,0 +1,169 @@
+"""A draft that does not fit is refused in one line, before the target is loaded where it can be.
+
+Nothing stays open: not while the exception is kept either, as notebooks and pytest keep it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from pyllama_spec import Llama
+from pyllama_spec.cli.entry import main
+from pyllama_spec.errors import PyllamaSpecError
+from tests.models import model_path
+from tests.mtp_tools import head_alone, without
+
+COMMANDS = {
+    "doctor": ("doctor", "--max-rows", "2", "--repeat", "1", "-t", "1"),
+    "generate": ("generate", "-p", "ab", "-n", "4"),
+    "bench": ("bench", "-n", "4", "--repeat", "1"),
+}
+
+
+class Refused(NamedTuple):
+    """A target, a draft, what the refusal says, and whether their keys alone say it."""
+
+    target: Path
+    draft: str
+    words: str
+    by_keys: bool
+
+
+def _copy(source: Path, path: Path, *missing: str) -> Path:
+    """A file under a name that no other test opens."""
+    return without(source, path, *missing)
+
+
+def no_head(folder: Path) -> Refused:
+    target = _copy(model_path("llama"), folder / "bare.gguf")
+    return Refused(target, "mtp", "bare.gguf (llama) has no MTP head", True)
+
+
+def no_such_file(folder: Path) -> Refused:
+    target = _copy(model_path("llama"), folder / "target.gguf")
+    return Refused(target, str(folder / "gone.gguf"), "gone.gguf does not exist", True)
+
+
+def unknown_kind(folder: Path) -> Refused:
+    target = _copy(model_path("llama"), folder / "target.gguf")
+    draft = folder / "kind.gguf"
+    data = model_path("eagle3").read_bytes()
+    draft.write_bytes(data.replace(b"eagle3", b"eagle9"))
+    return Refused(target, str(draft), "drafts of kind 'eagle9' are not supported", True)
+
+
+def other_vocabulary(folder: Path) -> Refused:
+    target = _copy(model_path("llama"), folder / "target.gguf")
+    draft = _copy(model_path("eagle3", n_vocab=640), folder / "wide.gguf")
+    return Refused(target, str(draft), "a vocabulary of 640, this one has 320", False)
+
+
+def other_models_head(folder: Path) -> Refused:
+    target = _copy(model_path("qwen35", n_layer=4), folder / "target.gguf")
+    draft = head_alone(model_path("perm_mtp", arch="qwen35"), folder / "mtp-other.gguf")
+    return Refused(target, str(draft), "as many layers as 2, this one has 4", False)
+
+
+def torn_head(folder: Path) -> Refused:
+    source = model_path("qwen35", n_heads=1)
+    target = _copy(source, folder / "torn.gguf", "blk.4.nextn.eh_proj.weight")
+    return Refused(target, "mtp", "no tensor blk.4.nextn.eh_proj.weight", False)
+
+
+def torn_head_alone(folder: Path) -> Refused:
+    target = _copy(model_path("qwen35", n_layer=2, n_embd=320), folder / "target.gguf")
+    source = model_path("perm_mtp", arch="qwen35")
+    draft = head_alone(source, folder / "mtp-torn.gguf", "blk.2.nextn.enorm.weight")
+    return Refused(target, str(draft), "blk.2.nextn.enorm.weight", False)
+
+
+def torn_draft(folder: Path) -> Refused:
+    target = _copy(model_path("llama"), folder / "target.gguf")
+    draft = _copy(model_path("eagle3"), folder / "torn-draft.gguf", "fc.weight")
+    return Refused(target, str(draft), "fc.weight", False)
+
+
+CASES = (
+    no_head, no_such_file, unknown_kind, other_vocabulary, other_models_head, torn_head,
+    torn_head_alone, torn_draft,
+)  # fmt: skip
+
+
+def still_open(folder: Path) -> set[str]:
+    """The files of a folder that this process has open or mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    paths = [Path(line.split(maxsplit=5)[-1]) for line in lines]
+    # The listing's own is gone by now.
+    paths += [one.readlink() for one in list(Path("/proc/self/fd").iterdir()) if one.is_symlink()]
+    return {path.name for path in paths if path.is_relative_to(folder)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_stays_open(case: Any, tmp_path: Path) -> None:
+    refused = case(tmp_path)
+    kept = []
+    for n_parallel in (1, 2):
+        with pytest.raises(PyllamaSpecError) as caught:
+            Llama(
+                refused.target, draft=refused.draft, n_ctx=128, n_threads=1, n_parallel=n_parallel
+            )
+        kept.append(caught)  # with its frames
+        assert refused.words in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert still_open(tmp_path) == set()
+
+
+def test_nothing_stays_open_where_a_target_cannot_be_loaded(tmp_path: Path) -> None:
+    """The draft is open by then."""
+    target = _copy(model_path("llama"), tmp_path / "target.gguf", "blk.0.attn_q.weight")
+    draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
+    with pytest.raises(PyllamaSpecError, match=r"blk\.0\.attn_q") as caught:
+        Llama(target, draft=draft, n_ctx=128, n_threads=1)
+    assert caught.tb is not None
+    assert still_open(tmp_path) == set()
+
+
+def test_nothing_stays_open_where_there_is_no_memory(tmp_path: Path) -> None:
+    """Of the target's context: the draft fits, and both are loaded by then."""
+    target = _copy(model_path("llama"), tmp_path / "target.gguf")
+    draft = _copy(model_path("eagle3"), tmp_path / "draft.gguf")
+    with pytest.raises(PyllamaSpecError) as caught:
+        Llama(target, draft=draft, n_ctx=2**30, n_threads=1)
+    assert caught.tb is not None
+    assert still_open(tmp_path) == set()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_one_line(
+    case: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused = case(tmp_path)
+    first, *more = COMMANDS[command]
+    assert main([first, "-m", str(refused.target), "-d", refused.draft, *more]) == 1
+    said = capsys.readouterr()
+    assert refused.words in said.err.replace('"', "'").replace("--draft", "draft")
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("pyllama-spec: ")
+
+
+@pytest.mark.parametrize("case", [one for one in CASES if one is not torn_head])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_draft_comes_before_the_target(
+    case: Any, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a target that cannot be loaded either: which of the two is told shows the order.
+
+    bench looks at keys alone, and opens its drafts behind the target.
+    """
+    refused = case(tmp_path)
+    broken = _copy(refused.target, tmp_path / f"b-{refused.target.name}", "token_embd.weight")
+    is_before = refused.by_keys or (command != "bench" and "torn" in case.__name__)
+    first, *more = COMMANDS[command]
+    assert main([first, "-m", str(broken), "-d", refused.draft, *more]) == 1
+    said = capsys.readouterr().err
+    assert (refused.words in said) == is_before
+    assert ("token_embd.weight" in said) == (not is_before)
