@@ -2,11 +2,14 @@
 
     python -m venv OTHER && OTHER/bin/pip install xllamacpp==2026.10.11549
     python -m benchmarks.mtp_beside_stock --python OTHER/bin/python [--arch qwen35 ...] [-n 140]
+        [--cache f32]
 
 xllamacpp is a wheel of the pinned source; its server logs each drafted token. Printed are, for each
 architecture, whether the texts are equal, and the drafts of how many rounds. Greedy, three tokens
 a round, random weights in F32, which accept next to nothing: each round begins one token on. Files
-of the architectures that may have several heads have three.
+of the architectures that may have several heads have three. Caches of F16 round what both remember,
+and by other kernels: where two tokens or two experts are nearly equal the drafts differ. Caches of
+F32 say whether that is all.
 """
 
 from __future__ import annotations
@@ -29,8 +32,10 @@ from tests.mtp_tools import ARCHS, mtp_context, with_head
 from tests.oracles import generate
 
 N_DRAFT = 3
+CACHES = {"f16": 1, "f32": 0}
 _DRAFTED = re.compile(r"draft candidate\s+0, pos\s+(\d+):\s+(\d+)")
-# Runs in the other environment: the path, the prompt's ids and the number of tokens are arguments.
+# Runs in the other environment: the path, the prompt's ids, the number of tokens and the caches'
+# type by its number in ggml.h are arguments.
 _STOCK = f"""
 import json, sys
 import xllamacpp as x
@@ -44,6 +49,8 @@ p.verbosity, p.load_mtp, p.cache_ram_mib = 10, True, 0
 p.speculative.types = [x.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_MTP]
 draft = p.speculative.draft
 draft.n_max, draft.n_min, draft.p_min, draft.backend_sampling = {N_DRAFT}, 0, 0.0, False
+for one in (p, draft):
+    one.cache_type_k = one.cache_type_v = x.ggml_type(int(sys.argv[4]))
 answer = x.Server(p).handle_completions({{
     "prompt": json.loads(sys.argv[2]), "n_predict": int(sys.argv[3]), "temperature": 0, "top_k": 1,
     "ignore_eos": True, "cache_prompt": False, "return_tokens": True,
@@ -71,18 +78,23 @@ def n_heads(arch: str) -> int:
     return N_DRAFT if arch in SEVERAL else 1
 
 
-def ours(arch: str, prompt: list[int], n: int) -> tuple[list[int], list[list[int]]]:
+def ours(
+    arch: str, prompt: list[int], n: int, cache: str = "f16"
+) -> tuple[list[int], list[list[int]]]:
     """The text, and what was drafted in each round."""
-    drafter = Noting()
-    with mtp_context(with_head(arch, n_heads=n_heads(arch)), drafter, n_ctx=1024) as context:
+    drafter, model = Noting(), with_head(arch, n_heads=n_heads(arch))
+    with mtp_context(model, drafter, n_ctx=1024, type_k=cache, type_v=cache) as context:
         run = generate(SpeculativeLoop(context, drafter), SequenceState(), prompt, n)
         drafter.close()
     return run.tokens, drafter.drafts
 
 
-def stock(python: str, arch: str, prompt: list[int], n: int) -> tuple[Any, list[list[int]]]:
+def stock(
+    python: str, arch: str, prompt: list[int], n: int, cache: str = "f16"
+) -> tuple[Any, list[list[int]]]:
     """The same of the engine's own driver."""
-    arguments = [str(model_path(arch, n_heads=n_heads(arch))), json.dumps(prompt), str(n)]
+    path, number = str(model_path(arch, n_heads=n_heads(arch))), CACHES[cache]
+    arguments = [path, json.dumps(prompt), str(n), str(number)]
     done = subprocess.run(
         [python, "-c", _STOCK, *arguments], capture_output=True, text=True, errors="replace",
         timeout=600, check=True,
@@ -102,12 +114,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--python", required=True, help="of the environment with xllamacpp")
     parser.add_argument("--arch", nargs="+", choices=ARCHS, default=ARCHS)
     parser.add_argument("-n", type=int, default=140, help="tokens of the text")
+    parser.add_argument("--seed", type=int, default=5, help="of the 20 tokens of the prompt")
+    parser.add_argument("--cache", choices=list(CACHES), default="f16", help="type of both caches")
     args = parser.parse_args(argv)
-    prompt = [int(i) for i in np.random.default_rng(5).integers(3, 250, 20)]
+    prompt = [int(i) for i in np.random.default_rng(args.seed).integers(3, 250, 20)]
     are_equal = True
     for arch in args.arch:
-        text, drafts = ours(arch, prompt, args.n)
-        other_text, others = stock(args.python, arch, prompt, args.n)
+        text, drafts = ours(arch, prompt, args.n, args.cache)
+        other_text, others = stock(args.python, arch, prompt, args.n, args.cache)
         same = sum(a[: len(b)] == b[: len(a)] for a, b in zip(drafts, others, strict=False))
         are_equal &= text == other_text
         print(
