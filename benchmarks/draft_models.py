@@ -4,10 +4,11 @@
 
 For each prompt, greedy and then seeded at temperature 0.8 with penalties, the text is generated
 plainly, with the controller, and with each fixed number of drafted tokens, in an order that turns
-with the prompts. Copies of the text are off: what is measured is the model. Ratios are of the
-processor time of the process, prompts included, which programs beside it disturb less than a clock;
-and of the clock over the rounds alone. What is known so far is written after each prompt, so that a
-run may be ended early. Ends with 1 where a text differs.
+with the prompts. Copies of the text are off: what is measured is the model. Times are the
+processor's, which programs beside it disturb less than a clock: ratios with the prompts, what a
+round costs without. What is known so far is written to --json after each prompt, so that a run may
+be ended early, and `--merge A.json B.json` prints several runs together, such as one from `--first
+13` on. Ends with 1 where a text differs.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from time import monotonic, process_time
 
 from pyllama_spec.bench.config import load_prompts
 from pyllama_spec.bench.sides import Run, Side
 from pyllama_spec.chat.template import ChatTemplate
-from pyllama_spec.drafters import NoDrafter, SmallModel
+from pyllama_spec.drafters import Draft, DraftRequest, NoDrafter, SmallModel
 from pyllama_spec.engine import ContextParams, Model
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.requests.options import RequestOptions
@@ -43,137 +44,166 @@ WAYS = {
 MAX_DRAFT = 8
 
 
-@dataclass(slots=True)
-class Sum:
-    """Of one side and way, over prompts."""
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is kept of a run; seconds are the processor's."""
 
-    n_texts: int = 0
-    n_equal: int = 0
-    n_tokens: int = 0
-    n_rounds: int = 0
-    n_asked: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
-    decode_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    cpu_s: float = 0.0
-    # Plain decoding's, over this side's: of each prompt.
-    by_clock: list[float] = field(default_factory=list)
-    by_cpu: list[float] = field(default_factory=list)
+    prompt: str
+    equal: bool
+    n_tokens: int
+    n_rounds: int
+    n_asked: int
+    n_drafted: int
+    n_accepted: int
+    cpu_s: float
+    rounds_s: float
+    draft_s: float
+    plain_s: float
 
-    def add(self, run: Run, plain: Run) -> None:
-        """A text."""
-        self.n_texts += 1
-        self.n_equal += run.tokens == plain.tokens
-        self.n_tokens += run.n_decoded
-        self.n_rounds += len(run.rounds)
-        self.n_asked += sum(drafted > 0 for drafted, _ in run.rounds)
-        self.n_drafted += sum(drafted for drafted, _ in run.rounds)
-        self.n_accepted += sum(accepted for _, accepted in run.rounds)
-        self.decode_s += run.decode_s
-        self.draft_s += run.draft_s
-        self.verify_s += run.verify_s
-        self.cpu_s += run.cpu_s
-        if run.n_decoded and run.decode_s > 0.0:
-            self.by_clock.append(plain.decode_s / run.decode_s)
-            self.by_cpu.append(plain.cpu_s / run.cpu_s)
+    @classmethod
+    def of(cls, prompt: str, run: Run, plain: Run, draft_s: float) -> Text:
+        """A run, beside plain decoding's."""
+        return cls(
+            prompt, run.tokens == plain.tokens, run.n_decoded, len(run.rounds),
+            sum(drafted > 0 for drafted, _ in run.rounds),
+            sum(drafted for drafted, _ in run.rounds),
+            sum(accepted for _, accepted in run.rounds),
+            run.cpu_s, run.rounds_cpu_s, draft_s, plain.cpu_s,
+        )  # fmt: skip
 
-    def row(self, plain: Sum) -> dict[str, Any]:
-        """What is printed and kept."""
-        rounds = max(self.n_rounds, 1)
-        return {
-            "texts": self.n_texts, "equal": self.n_equal, "tokens": self.n_tokens,
-            "rounds": self.n_rounds, "rounds_with_draft": self.n_asked,
-            "drafted": self.n_drafted, "accepted": self.n_accepted,
-            "acceptance": self.n_accepted / max(self.n_drafted, 1),
-            "tokens_per_round": self.n_tokens / rounds,
-            "draft_ms": 1e3 * self.draft_s / rounds, "verify_ms": 1e3 * self.verify_s / rounds,
-            "rest_ms": 1e3 * (self.decode_s - self.draft_s - self.verify_s) / rounds,
-            "by_cpu": plain.cpu_s / max(self.cpu_s, 1e-9),
-            "by_clock": plain.decode_s / max(self.decode_s, 1e-9),
-            "median_by_cpu": statistics.median(self.by_cpu or [1.0]),
-            "median_by_clock": statistics.median(self.by_clock or [1.0]),
-            "worst_by_cpu": min(self.by_cpu or [1.0]),
-        }  # fmt: skip
+
+Texts = dict[str, dict[str, list[Text]]]
+
+
+class Timed(SmallModel):
+    """It counts the processor's time of its drafts."""
+
+    draft_s = 0.0
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """Its own, counted."""
+        start = process_time()
+        drafts = super().propose(requests)
+        self.draft_s += process_time() - start
+        return drafts
 
 
 @contextlib.contextmanager
 def open_sides(
-    model: Model, drafts: dict[str, Model], fixed: list[int], options: RequestOptions, threads: int
-) -> Iterator[dict[str, Side]]:
-    """Plain decoding, and for each draft the controller and fixed lengths, by their names."""
+    model: Model,
+    drafts: dict[str, Model],
+    lengths: list[int],
+    options: RequestOptions,
+    threads: int,
+) -> Iterator[dict[str, tuple[Side, Timed | None]]]:
+    """Plain decoding, and each draft with each length, 0 for the controller's, by their names."""
     params = ContextParams(n_ctx=1024, n_batch=128, n_ubatch=128, n_threads=threads)
     with contextlib.ExitStack() as stack:
-        sides = {"plain": Side(open_runtime(model, params, NoDrafter(), None), options)}
+        plain = stack.enter_context(Side(open_runtime(model, params, NoDrafter(), None), options))
+        sides: dict[str, tuple[Side, Timed | None]] = {"plain": (plain, None)}
         for name, draft in drafts.items():
-            for n in (0, *fixed):
-                drafter = SmallModel(draft, n or MAX_DRAFT)
+            for n in lengths:
+                drafter = Timed(draft, n or MAX_DRAFT)
                 controller = FixedLength() if n else ProfitController()
                 runtime = open_runtime(
                     model, params, drafter, n or MAX_DRAFT, controller=controller
                 )
-                sides[f"{name} {n or 'profit'}"] = Side(runtime, options, drafter)
-        for side in sides.values():
-            stack.enter_context(side)
+                side = stack.enter_context(Side(runtime, options, drafter))
+                sides[f"{name} {n or 'profit'}"] = side, drafter
         yield sides
 
 
-def show(way: str, name: str, row: dict[str, Any]) -> None:
-    """A line."""
-    print(
-        f"{way} {name}: {row['equal']} of {row['texts']} texts equal, {row['drafted']} drafted, "
-        f"{row['acceptance']:.2f} accepted, {row['tokens_per_round']:.2f} tokens a round, "
-        f"draft {row['draft_ms']:.1f} + verify {row['verify_ms']:.1f} + rest {row['rest_ms']:.2f} "
-        f"ms a round, drafted in {row['rounds_with_draft']} of {row['rounds']} rounds; "
-        f"by processor time {row['by_cpu']:.3f} (median {row['median_by_cpu']:.3f}, worst "
-        f"{row['worst_by_cpu']:.3f}), by the clock {row['by_clock']:.3f} (median "
-        f"{row['median_by_clock']:.3f})",
-        flush=True,
-    )
+def show(texts: Texts) -> None:
+    """A line for each side."""
+    for way, by_name in texts.items():
+        for name, of in by_name.items():
+            rounds, drafted = sum(t.n_rounds for t in of), sum(t.n_drafted for t in of)
+            draft_ms = 1e3 * sum(t.draft_s for t in of) / max(rounds, 1)
+            ratios = [t.plain_s / t.cpu_s for t in of]
+            print(
+                f"{way} {name}: {sum(t.equal for t in of)} of {len(of)} texts equal, "
+                f"{sum(t.n_tokens for t in of)} tokens, {drafted} drafted, "
+                f"{sum(t.n_accepted for t in of) / max(drafted, 1):.3f} accepted, "
+                f"{sum(t.n_tokens for t in of) / max(rounds, 1):.2f} tokens a round, draft "
+                f"{draft_ms:.1f} + rest "
+                f"{1e3 * sum(t.rounds_s for t in of) / max(rounds, 1) - draft_ms:.1f} ms a round, "
+                f"drafted in {sum(t.n_asked for t in of)} of {rounds} rounds; plain over it "
+                f"{sum(t.plain_s for t in of) / sum(t.cpu_s for t in of):.3f} (median "
+                f"{statistics.median(ratios):.3f}, {min(ratios):.3f} .. {max(ratios):.3f})",
+                flush=True,
+            )
 
 
-def main() -> int:
-    """Measures; 1 where texts differ."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("-m", "--model", type=Path, required=True)
-    parser.add_argument("-d", "--draft", type=Path, action="append", required=True)
-    parser.add_argument("--fixed", type=int, action="append", default=[])
-    parser.add_argument("--prompts", type=Path, default=PROMPTS)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
-    parser.add_argument("-n", "--max-tokens", type=int, default=128)
-    parser.add_argument("-t", "--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no prompt later")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+def read(paths: list[Path]) -> Texts:
+    """The texts of several runs."""
+    out: Texts = {}
+    for path in paths:
+        for way, by_name in json.loads(path.read_text(encoding="utf-8")).items():
+            for name, texts in by_name.items():
+                out.setdefault(way, {}).setdefault(name, []).extend(Text(**t) for t in texts)
+    return out
+
+
+def measure(args: argparse.Namespace) -> Texts:
+    """All texts."""
     end = monotonic() + args.seconds
+    lengths = ([] if args.fixed_only else [0]) + args.fixed
+    texts: Texts = {way: {} for way in args.ways}
     with Model(args.model) as model, contextlib.ExitStack() as stack:
         drafts = {path.stem: stack.enter_context(Model(path)) for path in args.draft}
         by_way = {
-            way: stack.enter_context(open_sides(model, drafts, args.fixed, WAYS[way], args.threads))
+            way: stack.enter_context(open_sides(model, drafts, lengths, WAYS[way], args.threads))
             for way in args.ways
         }
         template = ChatTemplate.of_model(model)
-        sums = {way: {name: Sum() for name in sides} for way, sides in by_way.items()}
-        rows: dict[str, dict[str, dict[str, Any]]] = {}
-        for at, prompt in enumerate(load_prompts(args.prompts)):
+        prompts = load_prompts(args.prompts)
+        for at, prompt in enumerate(prompts[args.first - 1 :] + prompts[: args.first - 1]):
             if monotonic() > end:
                 break
             ids = prompt.as_chat(None).tokens(model.vocab, template)
             for way, sides in by_way.items():
                 names = list(sides)
-                turn = at % len(names)
-                runs = {n: sides[n].run(ids, args.max_tokens) for n in names[turn:] + names[:turn]}
+                turn, runs = at % len(names), {}
+                for name in names[turn:] + names[:turn]:
+                    side, drafter = sides[name]
+                    before = drafter.draft_s if drafter else 0.0
+                    run = side.run(ids, args.max_tokens)
+                    runs[name] = run, (drafter.draft_s if drafter else 0.0) - before
+                plain, _ = runs["plain"]
                 for name in names:
-                    sums[way][name].add(runs[name], runs["plain"])
-                rows[way] = {n: sums[way][n].row(sums[way]["plain"]) for n in names}
-            print(f"{at + 1} prompts: {prompt.id}", file=sys.stderr, flush=True)
+                    run, draft_s = runs[name]
+                    of = texts[way].setdefault(name, [])
+                    of.append(Text.of(prompt.id, run, plain, draft_s))
+            load = os.getloadavg()[0]
+            print(f"{at + 1} prompts: {prompt.id}, load {load:.1f}", file=sys.stderr, flush=True)
             if args.json is not None:
-                args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        for way, by_name in rows.items():
-            for name, row in by_name.items():
-                show(way, name, row)
-    return int(any(row["equal"] < row["texts"] for by in rows.values() for row in by.values()))
+                kept = {w: {n: [asdict(t) for t in of] for n, of in b.items()}
+                        for w, b in texts.items()}  # fmt: skip
+                args.json.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    return texts
+
+
+def main() -> int:
+    """Measures; 1 where texts differ."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-m", "--model", type=Path)
+    parser.add_argument("-d", "--draft", type=Path, action="append", default=[])
+    parser.add_argument("--fixed", type=int, action="append", default=[])
+    parser.add_argument("--fixed-only", action="store_true", help="without the controller")
+    parser.add_argument("--prompts", type=Path, default=PROMPTS)
+    parser.add_argument("--first", type=int, default=1, help="the prompt to begin with [1]")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("-n", "--max-tokens", type=int, default=128)
+    parser.add_argument("-t", "--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no prompt later")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="JSON")
+    args = parser.parse_args()
+    if not args.merge and (args.model is None or not args.draft):
+        parser.error("give -m and -d, or --merge")
+    texts = read(args.merge) if args.merge else measure(args)
+    show(texts)
+    return int(not all(t.equal for by in texts.values() for of in by.values() for t in of))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """What an MTP head adds to reading a prompt, in the shape of Qwen3.5-4B.
 
-    python -m benchmarks.mtp_prefill [--layers 4 8] [--prompt 2000] [--threads 1] [--repeat 2]
+    python -m benchmarks.mtp_prefill [--layers 4] [--prompt 2000] [--threads 1] [--repeat 2]
+    python -m benchmarks.mtp_prefill -m q4.gguf --layers 32 --repeat 1
 
-Files of random weights with some of its 32 layers, one in four with attention, and with its head:
-width 2,560, feed-forward 9,216, Q4_K. Both sides read the same prompt, in turn, and their processor
-times count. What a layer takes is the difference between two numbers of layers; what the head adds
-does not depend on how many there are. The last line is made of both for 32 layers. Delta nets and
-heads of attention are narrower here than the model's, so that its share is smaller.
+A file of random weights (benchmarks/shapes.py) with some of its 32 layers, one in four with
+attention, and with its head and its 248,320 ids; -m reads one that is there. Three sides read the
+same prompt, part by part in turn, and their processor times count: plain, plain with the snapshots
+of the recurrent state that drafts need, and with the head. The last line is for all layers: layers
+and snapshots as many times as there are groups of four in the model, and the head once.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -21,62 +23,81 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.mtp_output import write_model
+from benchmarks.shapes import qwen35_4b
 from pyllama_spec.drafters import Mtp, NoDrafter
 from pyllama_spec.engine import Context, Model
-from pyllama_spec.speculative import SequenceState, SpeculativeLoop
+from pyllama_spec.speculative import Round, SequenceRun, SequenceState, SpeculativeLoop
 
-N_LAYER, INTERVAL, N_VOCAB = 32, 4, 32768
+N_LAYER, N_VOCAB = 32, 248320
 
 
-def read_s(path: Path, n_prompt: int, n_threads: int, repeat: int) -> tuple[float, float]:
-    """Processor seconds of a prompt, plain and with the head: the least of each."""
+def read_s(path: Path, n_prompt: int, n_threads: int, repeat: int) -> list[float]:
+    """Processor seconds of a prompt, the least of each: plain, with snapshots, with the head."""
     prompt = [int(i) for i in np.random.default_rng(0).integers(300, 20000, n_prompt)]
     drafter = Mtp()
-    took: tuple[list[float], list[float]] = ([], [])
-    options: dict[str, Any] = {"n_ctx": n_prompt + 64, "n_threads": n_threads, "n_rs_seq": 6}
+    options: dict[str, Any] = {"n_ctx": n_prompt + 64, "n_batch": 512, "n_threads": n_threads}
+    n_snapshots = drafter.max_draft + 1  # as Llama opens it
     with (
         Model(path, load_mtp=True) as model,
         Context(model, **options) as alone,
-        Context(model, target_layers=drafter.target_layers, **options) as kept,
-    ):
-        loops = [SpeculativeLoop(alone, NoDrafter()), SpeculativeLoop(kept, drafter)]
-        for i in range(repeat):
-            for loop, out in list(zip(loops, took, strict=True))[:: 1 if i % 2 else -1]:
-                loop.target.memory.clear()
-                loop.drafter.truncate(0, 0)
-                begin = time.process_time()
-                loop.prefill(SequenceState(), prompt)
-                out.append(time.process_time() - begin)
+        Context(model, n_rs_seq=n_snapshots, **options) as ready,
+        Context(
+            model, target_layers=drafter.target_layers, n_rs_seq=n_snapshots, **options
+        ) as kept,
+    ):  # fmt: skip
+        rounds = [SpeculativeLoop(context, NoDrafter()).round for context in (alone, ready)]
+        rounds.append(SpeculativeLoop(kept, drafter).round)
+        took = [_in_turn(rounds, prompt, turn=i % len(rounds)) for i in range(repeat)]
         drafter.close()
-    return min(took[0]), min(took[1])
+    return [min(of) for of in zip(*took, strict=True)]
+
+
+def _in_turn(rounds: Sequence[Round], prompt: Sequence[int], *, turn: int) -> list[float]:
+    """Processor seconds of a prompt on each side, which take turns part by part."""
+    runs, took = [], [0.0] * len(rounds)
+    for round_ in rounds:
+        round_.target.memory.clear()
+        round_.drafter.truncate(0, 0)
+        runs.append(SequenceRun(SequenceState(), prompt, remember=False))
+        round_.begin(runs[-1])
+    order = [*range(turn, len(rounds)), *range(turn)]
+    while any(run.n_missing for run in runs):
+        for i in order:
+            if runs[i].n_missing:
+                begin = time.process_time()
+                for _, step in rounds[i].step([runs[i]]):
+                    if step.error is not None:
+                        raise step.error
+                took[i] += time.process_time() - begin
+    return took
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes the models, and prints a line for each and one for all layers."""
+    """Writes the model, and prints a line for it and one for all layers."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--layers", type=int, nargs=2, default=[4, 8])
+    parser.add_argument("-m", "--model", type=Path, help="a file that is there, with --layers")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=2000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=2)
     args = parser.parse_args(argv)
-    plain, added = [], []
-    for n_layer in args.layers:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.gguf"
-            write_model(path, N_VOCAB, "Q6_K", n_layer, INTERVAL)
-            alone_s, both_s = read_s(path, args.prompt, args.threads, args.repeat)
-        plain.append(alone_s)
-        added.append(both_s - alone_s)
-        print(
-            f"{n_layer} layers, {args.prompt} tokens: {alone_s:.2f} s plain, {both_s:.2f} s with "
-            f"the head ({both_s / alone_s:.3f})",
-            flush=True,
-        )
-    layer_s = (plain[1] - plain[0]) / (args.layers[1] - args.layers[0])
-    whole_s = plain[0] + (N_LAYER - args.layers[0]) * layer_s
-    ratios = " and ".join(f"{1 + one / whole_s:.3f}" for one in added)
-    print(f"{layer_s:.2f} s a layer: {whole_s:.1f} s for {N_LAYER} layers, {ratios} with the head")
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.model or Path(folder) / "model.gguf"
+        if args.model is None:
+            qwen35_4b(N_VOCAB, args.layers).write(path)
+        alone_s, ready_s, both_s = read_s(path, args.prompt, args.threads, args.repeat)
+    print(
+        f"load {os.getloadavg()[0]:.1f}; {args.layers} layers, {args.prompt} tokens: "
+        f"{alone_s:.2f} s plain, {ready_s:.2f} s with snapshots ({ready_s / alone_s:.3f}), "
+        f"{both_s:.2f} s with the head ({both_s / alone_s:.3f})"
+    )
+    times = N_LAYER / args.layers
+    whole_s, head_s = alone_s * times, both_s - ready_s
+    print(
+        f"{whole_s:.1f} s for {N_LAYER} layers; the head adds {head_s:.2f} s, "
+        f"{head_s / (alone_s / args.layers):.2f} layers: "
+        f"{(ready_s * times + head_s) / whole_s:.3f} of plain"
+    )
     return 0
 
 

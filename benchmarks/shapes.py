@@ -1,8 +1,11 @@
 """Random weights in the shapes of published models: what a round costs, without a download.
 
-    python -m benchmarks.shapes qwen3.5-4b OUT.gguf [--vocab 248320]
-    python -m benchmarks.shapes llama-3.1-8b OUT.gguf
+    python -m benchmarks.shapes qwen3.5-4b OUT.gguf [--vocab 248320] [--layers 32]
+    python -m benchmarks.shapes qwen3-0.6b OUT.gguf
     python -m benchmarks.shapes llama-3.1-8b-eagle3 OUT.gguf
+
+The shapes: qwen3.5-4b and qwen3.5-9b with their MTP head, qwen3-8b, qwen3-0.6b, llama-3.1-8b, and
+an EAGLE-3 head for the last.
 
 Types as in Q4_K_M, of the EAGLE-3 head Q8_0. The weights are blocks of random bits with mean 0, so
 that gigabytes are there in seconds. Behind each token stands the one that is STRIDE ids further on,
@@ -149,19 +152,22 @@ class Shape(Sketch):
         return out
 
 
-class _WideHeads(TinyConfig):
-    """Heads of 256 numbers, whatever the width."""
+@dataclass(frozen=True)
+class _Sized(TinyConfig):
+    """With heads of a size of their own, whatever the width."""
+
+    head_size: int = 256
 
     @property
     def head_dim(self) -> int:
-        return 256
+        return self.head_size
 
 
-def qwen35_4b(n_vocab: int, n_layer: int) -> Shape:
-    """Qwen3.5-4B with its MTP head: 24 of 32 layers are gated delta nets."""
+def qwen35(n_vocab: int, n_layer: int, n_embd: int, n_ff: int) -> Shape:
+    """A Qwen3.5 with its MTP head, of 4B or 9B: of four layers three are gated delta nets."""
     m = Shape(
-        _WideHeads(
-            "qwen35", 0, n_layer, n_vocab, n_embd=2560, n_head=16, n_head_kv=4, n_ff=9216,
+        _Sized(
+            "qwen35", 0, n_layer, n_vocab, n_embd=n_embd, n_head=16, n_head_kv=4, n_ff=n_ff,
             attention_interval=4, n_heads=1, rope_freq_base=1e7,
         )
     )  # fmt: skip
@@ -185,6 +191,38 @@ def qwen35_4b(n_vocab: int, n_layer: int) -> Shape:
     m.output()
     mtp.add_heads(m)
     return m
+
+
+def qwen35_4b(n_vocab: int, n_layer: int) -> Shape:
+    """Qwen3.5-4B."""
+    return qwen35(n_vocab, n_layer, 2560, 9216)
+
+
+def qwen35_9b(n_vocab: int, n_layer: int) -> Shape:
+    """Qwen3.5-9B."""
+    return qwen35(n_vocab, n_layer, 4096, 12288)
+
+
+def qwen3(n_vocab: int, n_layer: int, n_embd: int, n_head: int, n_ff: int) -> Shape:
+    """A dense Qwen3."""
+    m = Shape(
+        _Sized(
+            "qwen3", 0, n_layer, n_vocab, n_embd=n_embd, n_head=n_head, n_head_kv=8, n_ff=n_ff,
+            rope_freq_base=1e6, head_size=128,
+        )
+    )  # fmt: skip
+    dense.qwen3(m)
+    return m
+
+
+def qwen3_8b(n_vocab: int, n_layer: int) -> Shape:
+    """Qwen3-8B."""
+    return qwen3(n_vocab, n_layer, 4096, 32, 12288)
+
+
+def qwen3_06b(n_vocab: int, n_layer: int) -> Shape:
+    """Qwen3-0.6B, which drafts for the larger ones of its family."""
+    return qwen3(n_vocab, n_layer, 1024, 16, 3072)
 
 
 def llama_8b(n_vocab: int, n_layer: int) -> Shape:
@@ -260,11 +298,15 @@ def llama_8b_eagle3(n_vocab: int, n_layer: int) -> _Eagle3:
     )  # fmt: skip
 
 
-SHAPES: dict[str, tuple[Callable[[int, int], Shape | _Eagle3], int]] = {
-    "qwen3.5-4b": (qwen35_4b, 248320),
-    "llama-3.1-8b": (llama_8b, 128256),
-    "llama-3.1-8b-eagle3": (llama_8b_eagle3, 128256),
+SHAPES: dict[str, tuple[Callable[[int, int], Shape | _Eagle3], int, int]] = {
+    "qwen3.5-4b": (qwen35_4b, 248320, 32),
+    "qwen3.5-9b": (qwen35_9b, 248320, 32),
+    "qwen3-8b": (qwen3_8b, 151936, 36),
+    "qwen3-0.6b": (qwen3_06b, 151936, 28),
+    "llama-3.1-8b": (llama_8b, 128256, 32),
+    "llama-3.1-8b-eagle3": (llama_8b_eagle3, 128256, 32),
 }
+"""What makes a shape, its vocabulary, and its layers or those of its target."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -273,10 +315,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("path", type=Path)
     parser.add_argument("--vocab", type=int, help="ids [the model's own]")
-    parser.add_argument("--layers", type=int, default=32, help="of the target [32]")
+    parser.add_argument("--layers", type=int, help="of the target [the model's own]")
     args = parser.parse_args(argv)
-    make, n_vocab = SHAPES[args.shape]
-    path = make(args.vocab or n_vocab, args.layers).write(args.path)
+    make, n_vocab, n_layer = SHAPES[args.shape]
+    path = make(args.vocab or n_vocab, args.layers or n_layer).write(args.path)
     print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
     return 0
 

@@ -1,10 +1,11 @@
 """What snapshots of a recurrent state add to a verify batch, and what a replay costs instead.
 
     python -m benchmarks.snapshot_cost [--arch qwen35] [--rows 8] [--repeats 15]
+    python -m benchmarks.snapshot_cost -m q4.gguf --rows 4 --depths 4 --repeats 8
 
-A random model of some 20 million parameters. All contexts take turns, on one thread, and medians of
-the processor's time of a round are compared (other programs then disturb it less): a batch of
-`rows` tokens of which half are refused.
+A random model of some 20 million parameters, or a file (benchmarks/shapes.py). All contexts take
+turns, on one thread, and medians of the processor's time of a round are compared (other programs
+then disturb it less): a batch of `rows` tokens of which half are refused.
 
     plain     the batch alone, in a context without snapshots; its state is not taken back
     native    the batch with n_rs_seq snapshots, and the rollback
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from pathlib import Path
 from time import process_time
 
 from pyllama_spec.engine import Batch, Context, Model
@@ -70,13 +72,15 @@ def main() -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", default="qwen35")
+    parser.add_argument("-m", "--model", type=Path)
+    parser.add_argument("--depths", type=int, nargs="+", default=DEPTHS)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
-    with Model(model_path(args.arch, **SIZES)) as model:
+    with Model(args.model or model_path(args.arch, **SIZES)) as model:
         n_params, n_state = model.info.n_params / 1e6, model.info.state_bytes / 2**20
-        print(f"{args.arch}, {n_params:.1f} M parameters, a state of {n_state:.2f} MiB")
-        cases = [("plain", 0), ("replay", 0), *(("native", n) for n in DEPTHS)]
+        print(f"{model.info.arch}, {n_params:.1f} M parameters, a state of {n_state:.2f} MiB")
+        cases = [("plain", 0), ("replay", 0), *(("native", n) for n in args.depths)]
         benches = [Bench(model, n, args.rows) for _, n in cases]
         times: list[list[float]] = [[] for _ in cases]
         for i in range(args.repeats + 1):

@@ -48,6 +48,7 @@ class Run:
         decode_s: all rounds.
         draft_s, verify_s: of those, in the drafter and in the target's decode.
         cpu_s: processor time of all threads of the process, prompt and rounds.
+        rounds_cpu_s: of that, in the rounds.
         state: of SpeculationStats: none, used, idle or disabled.
         reason_off: why the drafter was disabled; None if it was not.
         disabled_since: after how many rounds it was.
@@ -65,6 +66,7 @@ class Run:
     draft_s: float = 0.0
     verify_s: float = 0.0
     cpu_s: float = 0.0
+    rounds_cpu_s: float = 0.0
     state: str = "none"
     reason_off: str | None = None
     disabled_since: int | None = None
@@ -140,12 +142,13 @@ class Side(Closeable):
             loop.prefill(sequence, prompt, remember=False)
             rounds = loop.generate(sequence, sampler, n_tokens, observe)
             steps = [next(rounds)]  # from the prompt
+            drawn = process_time()
             before = self.runtime.context.transfers_with_drafts
             steps += rounds
             transfers = self.runtime.context.transfers_with_drafts.since(before)
         finally:
             sampler.close()
-        cpu_s = process_time() - start
+        end = process_time()
         timing, stats = loop.timing, loop.stats
         return Run(
             tokens=tuple(token for step in steps for token in step.tokens),
@@ -155,7 +158,8 @@ class Side(Closeable):
             decode_s=timing.decode_s,
             draft_s=timing.draft_s,
             verify_s=timing.verify_s,
-            cpu_s=cpu_s,
+            cpu_s=end - start,
+            rounds_cpu_s=end - drawn,
             reason_off=stats.reason_off if stats.state == "disabled" else None,
             state=stats.state,
             disabled_since=stats.off_since,

@@ -191,6 +191,16 @@ def test_synthetic_rounds_are_the_heads_own(tmp_path: Path) -> None:
         assert isinstance(spec.synthetic.inner, Eagle3)
 
 
+def test_the_processor_time_of_rounds_leaves_the_prompt_out(tmp_path: Path) -> None:
+    target = model_path("llama")
+    plain, (spec,) = open_sides(Model(target), tiny_config(tmp_path, model_path=target), 256)
+    with plain, spec:
+        for side in (plain, spec):
+            alone, with_rounds = side.run(range(3, 103), 1), side.run(range(3, 103), 9)
+            assert alone.rounds_cpu_s < alone.cpu_s / 2, "its only token comes from the prompt"
+            assert 0.0 < with_rounds.rounds_cpu_s < with_rounds.cpu_s
+
+
 def test_an_eagle3_head_is_measured_and_its_file_noted(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path, model_path=model_path("perm"), draft=model_path("perm_eagle3"), repeats=1

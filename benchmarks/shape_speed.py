@@ -1,0 +1,244 @@
+"""What a draft gives a target of random weights when its tokens are accepted as published.
+
+    python -m benchmarks.shapes qwen3.5-4b q4.gguf
+    python -m benchmarks.shape_speed -m q4.gguf [--lengths 3 2] [--accepted 0.83 0.65 0.49] [-n 48]
+    python -m benchmarks.shape_speed -m q8.gguf -d q06.gguf --lengths 3 2
+
+The drafts are those of the MTP head in the file, over the whole vocabulary and over a part of it,
+or of a small model; coins put right and wrong tokens in place of theirs, as `bench
+--synthetic-acceptance` does. `--accepted` says of all first, second, third ... drafted tokens how
+many are right. All sides take turns, a round each, on one thread, and the processor's time counts,
+so that other programs disturb all alike. The coins of some dozen rounds fall as they like: the last
+figure of a line takes what a round costs, and as many tokens as `--accepted` means on average.
+With `--controller` one more side has the controller choose the lengths from the first token on,
+with nothing known of the machine but what it measures when it is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, process_time
+from typing import Any
+
+from benchmarks.shapes import STRIDE
+from pyllama_spec.bench.synthetic import SyntheticDrafter
+from pyllama_spec.drafters import (
+    Committed,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Mtp,
+    NoDrafter,
+    SmallModel,
+)
+from pyllama_spec.engine import ContextParams, Model, Sampler, SamplerParams
+from pyllama_spec.llama.loading import open_runtime
+from pyllama_spec.requests.generation import Runtime
+from pyllama_spec.speculative import (
+    FixedLength,
+    ProfitController,
+    SequenceState,
+    SpeculativeLoop,
+    Step,
+)
+
+# Of a head: as many ids as it takes by itself.
+N_IDS = 16384
+# The most that the controller may draft.
+MAX_DRAFT = 6
+
+
+class Timed(SyntheticDrafter):
+    """Made-up tokens, the cost of the real ones, and a count of the processor's time for them."""
+
+    def __init__(self, inner: Drafter, probabilities: Sequence[float], n_vocab: int) -> None:
+        super().__init__(inner, probabilities, n_vocab, seed=7)
+        self.is_stepwise = inner.is_stepwise
+        self.cpu_s = 0.0
+
+    @property
+    def step_share(self) -> float:  # type: ignore[override]
+        """The real drafter's, known once it is attached."""
+        return self.inner.step_share
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """As many as were asked for: what the real one is sure of says nothing here."""
+        start = process_time()
+        draft = super().propose_one(request._replace(stop=None))
+        self.cpu_s += process_time() - start
+        return draft
+
+    def commit(self, done: Sequence[Committed]) -> None:
+        """Counted too: a drafter reads there, and makes new ids ready."""
+        start = process_time()
+        super().commit(done)
+        self.cpu_s += process_time() - start
+
+
+def conditional(accepted: Sequence[float]) -> list[float]:
+    """Of each drafted token, given that those before it were right."""
+    before = [1.0, *accepted]
+    return [min(one / max(last, 1e-9), 1.0) for last, one in zip(before, accepted, strict=False)]
+
+
+@dataclass(slots=True)
+class Side:
+    """One way to generate, in the middle of its text; the first round is not timed."""
+
+    name: str
+    runtime: Runtime
+    drafter: Timed | None
+    steps: Iterator[Step] | None = None
+    tokens: tuple[int, ...] = ()
+    n_rounds: int = 0
+    n_timed: int = 0
+    n_drafted: int = 0
+    cpu_s: float = 0.0
+    draft_s: float = 0.0
+    expected: float = 0.0
+    """Tokens of a round, where a fixed number is drafted in each."""
+
+    def begin(self, prompt: list[int], n_tokens: int, sampler: Sampler) -> None:
+        """Reads the prompt, and draws the first token."""
+        loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
+        if self.drafter is not None:
+            answer = [prompt[-1] + STRIDE * (i + 1) for i in range(n_tokens)]
+            self.drafter.follow(len(prompt), answer, "text")
+        loop.prefill(sequence, prompt, remember=False)
+        self.steps = loop.generate(sequence, sampler, n_tokens)
+        self.tokens = next(self.steps).tokens
+
+    def round(self) -> bool:
+        """A round; whether there was one."""
+        assert self.steps is not None
+        draft_s = self.drafter.cpu_s if self.drafter is not None else 0.0
+        start = process_time()
+        step = next(self.steps, None)
+        took = process_time() - start
+        if step is None:
+            return False
+        self.tokens += step.tokens
+        if self.n_rounds:
+            self.n_timed += len(step.tokens)
+            self.n_drafted += step.n_drafted
+            self.cpu_s += took
+            self.draft_s += (self.drafter.cpu_s if self.drafter is not None else 0.0) - draft_s
+        self.n_rounds += 1
+        return True
+
+    def row(self, plain: Side) -> dict[str, Any]:
+        """What is printed and kept; times in milliseconds of the processor."""
+        rounds, tokens = max(self.n_rounds - 1, 1), max(self.n_timed, 1)
+        plain_s = plain.cpu_s / max(plain.n_timed, 1)
+        n = min(len(self.tokens), len(plain.tokens))
+        return {
+            "equal": self.tokens[:n] == plain.tokens[:n], "tokens": self.n_timed,
+            "rounds": rounds, "drafted": self.n_drafted, "tokens_per_round": tokens / rounds,
+            "draft_ms": 1e3 * self.draft_s / rounds,
+            "rest_ms": 1e3 * (self.cpu_s - self.draft_s) / rounds,
+            "token_ms": 1e3 * self.cpu_s / tokens,
+            "over_plain": plain_s / max(self.cpu_s / tokens, 1e-9),
+            "expected_over_plain": self.expected * plain_s / max(self.cpu_s / rounds, 1e-9),
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def open_sides(model: Model, draft: Model | None, args: argparse.Namespace) -> Iterator[list[Side]]:
+    """Plain decoding, and each draft with each length."""
+    params = ContextParams(n_ctx=512, n_batch=64, n_ubatch=64, n_threads=1)
+    given = conditional(args.accepted)
+
+    def real(n: int, n_output: int) -> Drafter:
+        return Mtp(max_draft=n, n_output=n_output) if draft is None else SmallModel(draft, n)
+
+    with contextlib.ExitStack() as stack:
+
+        def side(name: str, drafter: Drafter | None, given: Sequence[float], fixed: bool) -> Side:
+            timed = None if drafter is None else Timed(drafter, given, model.info.n_vocab)
+            if timed is not None:
+                stack.callback(timed.close)
+            runtime = open_runtime(
+                model, params, timed or NoDrafter(), timed.max_draft if timed else None,
+                controller=FixedLength() if fixed else ProfitController(),
+            )  # fmt: skip
+            stack.callback(runtime.context.close)
+            expected = 1.0 + sum(args.accepted[: len(given)]) if fixed else 0.0
+            return Side(name, runtime, timed, expected=expected)
+
+        sides = [side("plain", None, (), True)]
+        outputs = [(0, "all ids"), (N_IDS, f"{N_IDS:,} ids")] if draft is None else [(0, "draft")]
+        for n_output, name in outputs:
+            sides += [
+                side(f"{name}, {n}", real(n, n_output), given[:n], True) for n in args.lengths
+            ]
+        if args.controller:
+            n_output, name = outputs[-1]
+            chances = (given + [given[-1]] * MAX_DRAFT)[:MAX_DRAFT]
+            sides.append(side(f"{name}, controller", real(MAX_DRAFT, n_output), chances, False))
+        yield sides
+
+
+def show(sides: list[Side]) -> dict[str, Any]:
+    """A line for each side."""
+    rows = {side.name: side.row(sides[0]) for side in sides}
+    print(f"load {os.getloadavg()[0]:.1f}; rounds but the first of each side", flush=True)
+    for side in sides:
+        name, row = side.name, rows[side.name]
+        print(
+            f"{name}: {row['tokens_per_round']:.2f} tokens a round, draft {row['draft_ms']:.1f} + "
+            f"rest {row['rest_ms']:.1f} ms a round, {row['token_ms']:.1f} ms a token, "
+            f"{row['over_plain']:.3f} of plain, {row['tokens']} tokens, "
+            f"{'the same text' if row['equal'] else 'ANOTHER TEXT'}"
+            + (f"; as accepted on average {row['expected_over_plain']:.3f}" * (side.expected > 0)),
+            flush=True,
+        )
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measures; 1 where texts differ."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("-d", "--draft", type=Path, help="a small model; without, the MTP head")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[3])
+    parser.add_argument("--accepted", type=float, nargs="+", default=[0.83, 0.65, 0.49])
+    parser.add_argument("--controller", action="store_true")
+    parser.add_argument("-n", "--max-tokens", type=int, default=48)
+    parser.add_argument("--prompt", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(argv)
+    if max(args.lengths) > len(args.accepted):
+        parser.error("--accepted has to say something of each drafted token of --lengths")
+    end = monotonic() + args.seconds
+    prompt = [300 + i for i in range(args.prompt)]
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(Model(args.model, load_mtp=args.draft is None))
+        draft = None if args.draft is None else stack.enter_context(Model(args.draft))
+        sides = stack.enter_context(open_sides(model, draft, args))
+        for side in sides:
+            sampler = stack.enter_context(
+                contextlib.closing(Sampler(model, SamplerParams(temperature=0.0)))
+            )
+            side.begin(prompt, args.max_tokens, sampler)
+        going, told = sides, monotonic()
+        while going and monotonic() < end:
+            going = [side for side in going if side.round()]
+            if monotonic() > told + 120.0:
+                told = monotonic()
+                show(sides)
+        rows = show(sides)
+        if args.json is not None:
+            args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return int(not all(row["equal"] for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
