@@ -33,7 +33,6 @@ from typing import Any
 
 from pyllama_spec.bench import beside
 
-N_TOKENS = 48
 _SUBJECTS = (
     "the tides", "bread", "a bicycle", "sleep", "volcanoes", "paper", "bees", "a lighthouse",
     "rust", "the moon", "a violin", "salt", "maps", "glass", "rivers", "clocks",
@@ -55,10 +54,12 @@ class Burst:
 
 
 class Server:
-    """A server in a process of its own."""
+    """A server in a process of its own, asked for texts of at most max_tokens."""
 
-    def __init__(self, name: str, process: subprocess.Popen[Any], address: str) -> None:
-        self.name, self.process = name, process
+    def __init__(
+        self, name: str, process: subprocess.Popen[Any], address: str, max_tokens: int
+    ) -> None:
+        self.name, self.process, self._max_tokens = name, process, max_tokens
         self.host, _, port = address.rpartition("//")[2].partition(":")
         self.port = int(port)
 
@@ -72,8 +73,8 @@ class Server:
         turns = [{"role": "system", "content": shared}] if shared else []
         body = {
             "model": "m", "messages": [*turns, {"role": "user", "content": question}],
-            "stream": True,
-            "max_tokens": N_TOKENS, "temperature": 0, "stream_options": {"include_usage": True},
+            "stream": True, "stream_options": {"include_usage": True},
+            "max_tokens": self._max_tokens, "temperature": 0,
         }  # fmt: skip
         begin, first, parts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
         connection = http.client.HTTPConnection(self.host, self.port, timeout=600)
@@ -110,7 +111,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def _running(name: str, command: Sequence[str]) -> Iterator[Server]:
+def _running(name: str, command: Sequence[str], max_tokens: int) -> Iterator[Server]:
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -120,7 +121,7 @@ def _running(name: str, command: Sequence[str]) -> Iterator[Server]:
         if not address:
             raise SystemExit(f"{name} did not start: {' '.join(command)}")
         threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield Server(name, process, re.findall(r"http://[\w.]+:\d+", address)[0])
+        yield Server(name, process, re.findall(r"http://[\w.]+:\d+", address)[0], max_tokens)
     finally:
         process.terminate()
         process.wait()
@@ -162,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--shared", type=int, default=0, help="tokens of a common system prompt")
     parser.add_argument("-t", "--threads", type=int, default=1)
     parser.add_argument("-c", "--n-ctx", type=int, default=512)
@@ -178,9 +180,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for draft in args.draft:
         commands[f"ours, {Path(draft).stem}"] = [*commands["ours"], "-d", draft]
     with contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(_running(name, one)) for name, one in commands.items()]
+        sides = [
+            stack.enter_context(_running(name, one, args.max_tokens))
+            for name, one in commands.items()
+        ]
         process = stack.enter_context(beside.serving(args.python, job))
-        sides.append(Server("llama-server", process, f"http://127.0.0.1:{job['port']}"))
+        address = f"http://127.0.0.1:{job['port']}"
+        sides.append(Server("llama-server", process, address, args.max_tokens))
         found: dict[str, list[Burst]] = {side.name: [] for side in sides}
         for side in sides:
             side.ask("Say hello.")
