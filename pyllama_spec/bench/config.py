@@ -104,7 +104,7 @@ class BenchConfig:
                 "peer names a server that runs, beside starts one; give one of them"
             )
         if self.beside is None and self.beside_python is not None:
-            raise ArgumentError("beside_python needs beside: name the system to compare with too")
+            raise ArgumentError("beside_python needs beside: name the system too")
         if self.beside is not None and (self.devices or self.rpc_servers):
             raise ArgumentError(
                 "beside starts a server that knows n_gpu_layers only: omit devices and rpc_servers"

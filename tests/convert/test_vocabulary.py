@@ -65,7 +65,7 @@ def changed(array: Ids, index: int, value: int) -> Ids:
     ("d2t", "t2d", "message"),
     [
         (None, None, "predicts 96 of 320 tokens, and there is neither d2t nor t2d"),
-        (ZEROS, None, "d2t is all zero: the table"),
+        (ZEROS, None, "d2t is all zero: without the table"),
         (None, ONES, "t2d marks 320 tokens, and the head knows 96"),
         (ZEROS, ONES, "t2d marks 320 tokens, and the head knows 96"),
         (OFFSETS[:-1], MASK, r"d2t has the shape \[95\], not \[96\]"),
