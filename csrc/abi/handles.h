@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi/answer_rules.h"
+#include "abi/logit_changes.h"
 #include "abi/llama-spec.h"
 #include "abi/thoughts.h"
 #include "base/draft_output.h"
@@ -135,13 +136,16 @@ struct llama_spec_sampler {
     llama_spec::thoughts thoughts, thoughts_begin;  // what a grammar that waits is not shown
     // Where there are thoughts: the same grammar until it wakes. Whether the sampler's waits cannot be read.
     std::unique_ptr<llama_grammar, void (*)(llama_grammar *)> waiting{ nullptr, nullptr }, waiting_begin{ nullptr, nullptr };
-    bool is_argmax = false;     // greedy and nothing before it: no candidate list is needed
+    bool is_argmax = false;     // greedy, and before it only `changes`: no candidate list is needed
+    int32_t n_top = 0;          // how many candidates the chain looks at, which begins with top_k; 0 where it sees all
+    llama_spec::logit_changes changes;
     double grammar_seconds_left = llama_spec::GRAMMAR_BOUNDS.seconds;
     std::vector<int32_t> grammar_prefill;   // what its grammar had seen before the first token
     llama_spec::answer_rules rules;
     bool grammar_skips_thoughts = false;    // what is inside of a thought, and its marks, are none of the grammar's
     std::vector<llama_token_data> candidates;
-    std::vector<float> row;     // logits without the choices that a grammar has refused
+    std::vector<float> row;     // logits with what the request changes, and without what a grammar has refused
+    std::vector<float> room;    // of top_logits()
     std::atomic<bool> busy{ false };
     llama_spec::home_process home;
     ~llama_spec_sampler() {

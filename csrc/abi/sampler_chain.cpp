@@ -22,10 +22,6 @@ void add(llama_sampler * chain, llama_sampler * sampler, const char * what) {
     llama_sampler_chain_add(chain, sampler);
 }
 
-bool has_penalties(const llama_spec_sampler_params & p) {
-    return p.penalty_last_n != 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f);
-}
-
 void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
     for (float value : { p.temperature, p.top_p, p.min_p, p.typical_p, p.top_n_sigma, p.xtc_probability, p.xtc_threshold,
                          p.repeat_penalty, p.frequency_penalty, p.presence_penalty, p.dry_multiplier, p.dry_base,
@@ -46,35 +42,24 @@ void check_params(const llama_spec_sampler_params & p, int32_t n_vocab) {
     }
 }
 
-// How many past tokens a penalty sees; -1 for the context's. The engine allocates that many at once.
+// How many past tokens a penalty sees; -1 for the context's. DRY's allocates that many at once.
 int32_t window(int32_t last_n, const model_state & model) {
     constexpr int32_t MAX_WINDOW = 1 << 22;
     return std::min(last_n < 0 ? std::max(llama_model_n_ctx_train(model.model), 0) : last_n, MAX_WINDOW);
 }
 
-// Everything that reshapes the logits before the ones that cut the candidates.
-bool add_biases(llama_sampler * chain, const llama_spec_sampler_params & p, const model_state & model) {
-    bool any = false;
-    if (p.n_bias > 0) {
-        std::vector<llama_logit_bias> bias((size_t) p.n_bias);
-        for (int32_t i = 0; i < p.n_bias; ++i) {
-            bias[(size_t) i] = { p.bias_ids[i], p.bias[i] };
-        }
-        add(chain, llama_sampler_init_logit_bias(model.n_vocab(), p.n_bias, bias.data()), "logit_bias");
-        any = true;
-    }
-    if (has_penalties(p)) {
-        const int32_t last_n = window(p.penalty_last_n, model);
-        add(chain, llama_sampler_init_penalties(model.n_vocab(), last_n, p.repeat_penalty, p.frequency_penalty,
-                p.presence_penalty), "the penalties");
-        any = true;
-    }
+// Biases and penalties come before all of it: logit_changes.h.
+void add_dry(llama_sampler * chain, const llama_spec_sampler_params & p, const model_state & model) {
     if (p.dry_multiplier != 0.0f) {
         add(chain, llama_sampler_init_dry(model.vocab(), p.dry_multiplier, p.dry_base, p.dry_allowed_length,
                 window(p.dry_penalty_last_n, model), p.dry_breakers, (size_t) p.n_dry_breakers), "DRY");
-        any = true;
     }
-    return any;
+}
+
+// Of how many candidates the chain sees no more than the likeliest; 0 where what comes first looks at all of them.
+int32_t n_top_of(const llama_spec_sampler_params & p) {
+    const bool is_first = p.temperature > 0.0f && p.mirostat == 0 && p.dry_multiplier == 0.0f && p.top_n_sigma <= 0.0f;
+    return is_first ? std::max(p.top_k, 0) : 0;
 }
 
 void add_choice(llama_sampler * chain, const llama_spec_sampler_params & p, int32_t n_vocab) {
@@ -165,9 +150,11 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         auto s = std::make_unique<llama_spec_sampler>();
         s->model = model->state;
         s->chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
-        const bool biased = add_biases(s->chain, *params, *s->model);
+        s->changes = logit_changes(*params, window(params->penalty_last_n, *s->model));
+        add_dry(s->chain, *params, *s->model);
         add_choice(s->chain, *params, s->model->n_vocab());
-        s->is_argmax = !biased && params->temperature <= 0.0f;
+        s->is_argmax = params->dry_multiplier == 0.0f && params->temperature <= 0.0f;
+        s->n_top     = n_top_of(*params);
         if (asks_of_answer(*params)) {
             auto & state = *s->model;
             std::call_once(state.pieces_made, [&] { state.pieces = std::make_unique<token_pieces>(state.vocab()); });
@@ -208,6 +195,8 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         auto s = std::make_unique<llama_spec_sampler>();
         s->model     = from.model;
         s->is_argmax = from.is_argmax;
+        s->n_top     = from.n_top;
+        s->changes   = from.changes;
         s->rules     = from.rules;
         s->grammar_skips_thoughts = from.grammar_skips_thoughts;
         // A copy goes on with what its grammar has taken so far: else each of a slow one would have all of it anew.
@@ -238,6 +227,7 @@ int llama_spec_sampler_reset(llama_spec_sampler * sampler) {
         in_use lock(s.busy, "the sampler");
         llama_sampler_reset(s.chain);
         s.rules.reset();
+        s.changes.reset();
         s.n_unmatched = 0;
         s.thoughts    = s.thoughts_begin;
         s.grammar_seconds_left = GRAMMAR_BOUNDS.seconds;

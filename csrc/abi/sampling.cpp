@@ -1,6 +1,7 @@
 // Draws tokens with a sampler chain.
 
 #include "abi/handles.h"
+#include "abi/top_logits.h"
 #include "checks/grammar_check.h"
 #include "hooks/held_logits.h"
 
@@ -178,20 +179,55 @@ bool leave_possible(llama_spec_sampler & s, bool ends) {
     return !s.candidates.empty();
 }
 
+// The candidates are in the order of their ids, of which some may be missing.
+float * logit_of(std::vector<llama_token_data> & candidates, int32_t id) {
+    if ((size_t) id < candidates.size() && candidates[(size_t) id].id == id) {
+        return &candidates[(size_t) id].logit;
+    }
+    const auto at = std::lower_bound(candidates.begin(), candidates.end(), id,
+            [](const llama_token_data & one, int32_t other) { return one.id < other; });
+    return at != candidates.end() && at->id == id ? &at->logit : nullptr;
+}
+
 int32_t draw_from(llama_spec_sampler & s) {
+    s.changes.apply([&](int32_t id) { return logit_of(s.candidates, id); });
     llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
     llama_sampler_apply(s.chain, &all);
     return selected(all);
 }
 
+// The logits with what rules forbid and the request changes, in s.row.
+void fill_row(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+    s.row.assign(logits, logits + n_vocab);
+    s.rules.forbid([&](int32_t id) -> float & { return s.row[(size_t) id]; }, ends);
+    s.changes.apply([&](int32_t id) { return &s.row[(size_t) id]; });
+}
+
+// Negative where nothing was found in a hurry: then the whole way says what there is, or what is wrong.
+int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
+    if (s.n_top == 0) {
+        return -1;
+    }
+    const bool is_changed = s.changes.any() || s.rules.any_forbidden(ends);
+    if (is_changed) {
+        fill_row(s, logits, n_vocab, ends);
+    }
+    if (!top_logits(is_changed ? s.row.data() : logits, n_vocab, s.n_top, s.room, s.candidates)) {
+        return -1;
+    }
+    llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, true };
+    llama_sampler_apply(s.chain, &all);
+    return selected(all);
+}
+
 int32_t draw_greedy(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool has_grammar, bool ends) {
-    int32_t id = argmax(logits, n_vocab);
-    if (!s.rules.forbids(id, ends) && (!has_grammar || is_allowed(s, id))) {
+    const bool is_changed = s.changes.any();
+    int32_t id = is_changed ? -1 : argmax(logits, n_vocab);
+    if (id >= 0 && !s.rules.forbids(id, ends) && (!has_grammar || is_allowed(s, id))) {
         return id;
     }
-    s.row.assign(logits, logits + n_vocab);
-    if (s.rules.any_forbidden(ends)) {
-        s.rules.forbid([&](int32_t one) -> float & { return s.row[(size_t) one]; }, ends);
+    fill_row(s, logits, n_vocab, ends);
+    if (is_changed || s.rules.any_forbidden(ends)) {
         id = argmax_or_negative(s.row.data(), n_vocab);
     }
     if (id < 0 || !has_grammar || is_allowed(s, id)) {
@@ -218,15 +254,18 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
         if (id >= 0) {
             return id;
         }
-        if (!has_grammar && may_be_last) {
+        if (!has_grammar && may_be_last && !s.changes.any()) {
             return -1;
         }
     } else {
-        fill_allowed(s, logits, n_vocab, ends);
-        if (!leave_possible(s, ends)) {
-            return nothing_left(may_be_last);
+        int32_t id = draw_top(s, logits, n_vocab, ends);
+        if (id < 0) {
+            fill_allowed(s, logits, n_vocab, ends);
+            if (!leave_possible(s, ends)) {
+                return nothing_left(may_be_last);
+            }
+            id = draw_from(s);
         }
-        const int32_t id = draw_from(s);
         if (!has_grammar || is_allowed(s, id)) {
             return id;
         }
@@ -273,7 +312,7 @@ const float * logits_at(const context_state & state, const llama_spec_sampler & 
 }
 
 int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
-    if (s.is_argmax && state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab()) {
+    if (s.is_argmax && !s.changes.any() && state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab()) {
         // Chosen where the logits are, which then need not come here.
         const int32_t id = llama_spec_likeliest(state.ctx, row);
         const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
@@ -298,6 +337,7 @@ template <typename F> void within_grammar(llama_spec_sampler & s, F && f, const 
 
 void accept(llama_spec_sampler & s, int32_t id, bool is_generated) {
     llama_sampler_accept(s.chain, id);
+    s.changes.accept(id);
     const bool is_skipped = skips_grammar(s);
     if (is_generated) {
         s.rules.accept(id);
