@@ -81,7 +81,7 @@ class _Tokenizer:
             warnings.warn(
                 "the caller's text cannot be followed through this chat template, and has names "
                 f"of control tokens in it: {', '.join(sorted(lost))} are read as text, the "
-                "template's own too. Leave these names out of messages, or give another "
+                "template's own too. Remove these names from messages, or give another "
                 "chat_template",
                 stacklevel=2,
             )

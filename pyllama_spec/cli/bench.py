@@ -147,7 +147,7 @@ def run_bench(args: argparse.Namespace) -> int:
         print("pyllama-spec: interrupted; what was measured is kept", file=sys.stderr)
         return _EXIT_INTERRUPTED
     if result.failure is not None:
-        raise PyllamaSpecError(f"{result.failure} (what was measured before is kept)")
+        raise PyllamaSpecError(f"{result.failure} (the measurements so far are kept)")
     for prompt_id, reason in result.peer_failures.items():
         raise PyllamaSpecError(f"peer, prompt {prompt_id!r}: {reason} (the rest is kept)")
     return _EXIT_OK

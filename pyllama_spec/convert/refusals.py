@@ -34,8 +34,7 @@ def refuse_quantised(top: Fields) -> None:
     for key in ("quantization_config", "compression_config"):
         if top.has(key):
             raise ConversionError(
-                f"config.json has {key}: the checkpoint is quantised; give the one that it was "
-                "made from"
+                f"config.json has {key}: the checkpoint is quantised; give the unquantised one"
             )
 
 
@@ -46,5 +45,5 @@ def refuse_packed(shapes: Shapes) -> None:
     if name := first_name(_FUSED, shapes):
         raise ConversionError(
             f"{name} holds several projections in one tensor; give the checkpoint that has q_proj, "
-            "k_proj, v_proj, gate_proj and up_proj apart"
+            "k_proj, v_proj, gate_proj and up_proj as separate tensors"
         )

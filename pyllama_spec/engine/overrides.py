@@ -53,8 +53,9 @@ def raw_overrides(overrides: Mapping[str, Override]) -> RawOverrides:
     for raw, (key, value) in zip(array, overrides.items(), strict=False):
         if not isinstance(key, str) or not _MAY_BE.fullmatch(key) or len(key) > _MAX_BYTES:
             raise ArgumentError(
-                f"kv_overrides: {shown(key)} may not be overridden: it says how the weights lie in "
-                "the file; tokenizer.ggml.*, context_length, rope.*, expert_used_count and the "
+                f"kv_overrides: {shown(key)} may not be overridden: it describes how the weights "
+                "are stored in the file; tokenizer.ggml.*, context_length, rope.*, "
+                "expert_used_count and the "
                 "like may"
             )
         raw.key = _c_string(text(key, "a key of kv_overrides"), keep)

@@ -224,7 +224,7 @@ class Embeddings:
         own = self._model.metadata.get(f"{self._model.info.arch}.pooling_type")
         if embedder.context.pooling != "rank" or own != str(_RANK):
             raise UnsupportedError(
-                f"{model_path} gives no scores of pairs (its pooling is "
+                f"{model_path} does not score pairs (its pooling is "
                 f"{embedder.context.pooling!r}): rank() is for rerankers, whose files say pooling "
                 'type "rank"; compare embeddings of this one'
             )
@@ -325,7 +325,7 @@ class Pairs:
             tokens = self._pair(query, cut)
         if len(tokens) > most:
             raise ContextFullError(
-                f"the query of rank() has {len(tokens)} tokens with what stands around it, more "
+                f"the query of rank() has {len(tokens)} tokens with its surrounding tokens, more "
                 f"than the {most} that n_ctx and n_batch have room for; shorten it"
             )
         return tokens

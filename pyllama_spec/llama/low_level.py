@@ -231,7 +231,7 @@ class LowLevel:
         """
         if request.n > 1:
             raise ArgumentError(
-                f"n={request.n}: a generation is one answer; create_completion() and "
+                f"n={request.n}: a generation has one answer; create_completion() and "
                 "create_chat_completion() give several, or make a generation for each"
             )
         seed = self._opened.seeds.draw() if request.seed is None else None

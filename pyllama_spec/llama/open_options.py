@@ -392,7 +392,7 @@ def warn_of_length(params: ContextParams, model: Model) -> None:
     if n_ctx > info.n_ctx_train and not info.is_recurrent and not scaled:
         warnings.warn(
             f"n_ctx={n_ctx} is more than the {info.n_ctx_train} tokens that the model was trained "
-            "with: what it says beyond them may make no sense",
+            "with: its text beyond them may make no sense",
             stacklevel=3,
         )
 

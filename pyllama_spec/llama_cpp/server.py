@@ -226,7 +226,7 @@ def _arguments(arguments: Sequence[str]) -> dict[str, Any]:
             raise ArgumentError(f"{flag} has no value")
         found[name] = _read(name, ",".join(texts), flag)
     if unknown:
-        raise ArgumentError(f"not known here: {' '.join(unknown)}; --help lists what is")
+        raise ArgumentError(f"unknown options: {' '.join(unknown)}; --help lists the options")
     return found
 
 

@@ -42,7 +42,7 @@ class RequestLock:
         me = threading.get_ident()
         with self._condition:
             if self._owner == me:
-                raise BusyError("this thread computes on the same model: let it end before")
+                raise BusyError("this thread is computing on the same model: let that end first")
             while self._owner is not None and not self._is_closed:
                 self._condition.wait()
             self._check_open()

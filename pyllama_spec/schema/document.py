@@ -173,7 +173,7 @@ class Document:
         if keyword == "$dynamicRef" and self._dynamic.get(fragment, 0) > 1:
             raise cannot(
                 keyword, node.path, "where it leads depends on the way to it",
-                "Use $ref, with a copy of what is meant",
+                "Use $ref, with a copy of the schema that is meant",
             )  # fmt: skip
         if fragment and not fragment.startswith("/"):
             if (url, fragment) not in self._anchors:

@@ -469,7 +469,7 @@ def _pattern(node: Node, keyword: str, text: str) -> Any:
         raise cannot(
             keyword, node.path,
             f"of the pattern {clipped(json.dumps(text))}: {clipped(str(error), 200)}",
-            "Write it in the syntax of ECMA-262, without references and looks behind",
+            "Write it in the syntax of ECMA-262, without back references and lookbehind",
         ) from None  # fmt: skip
 
 

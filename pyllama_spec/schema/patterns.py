@@ -268,7 +268,7 @@ class _Reader:
                 self.at += 2
                 low = self._hex(4)
                 if not 0xDC00 <= low < 0xE000:
-                    raise PatternError("half of a UTF-16 pair stands alone")
+                    raise PatternError("half of a UTF-16 pair is alone")
                 code = 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
             raise PatternError(f"{code:X} is not a character")

@@ -36,7 +36,7 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
     host = exchange.header("host") or ""
     if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
         raise ApiError(
-            403, f"this server is not reached as {host!r:.100}; --allowed-hosts names what it is",
+            403, f"this server is not reached as {host!r:.100}; --allowed-hosts sets its names",
             "unknown_host",
         )  # fmt: skip
     origin = exchange.header("origin")

@@ -151,7 +151,7 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
         found = _decoded(text)
         for name in found.defaults:
             if name in ("aliases", "adapters"):
-                raise ArgumentError(f"{name} is of one model: it cannot stand in [defaults]")
+                raise ArgumentError(f"{name} belongs to one model: it cannot be in [defaults]")
         specs = []
         for name, table in found.models.items():
             with _told(f"models.{name}"):

@@ -87,7 +87,7 @@ class PrefixFolder(BaseLlamaCache):
                 self._learn(path)
         except OSError as error:
             raise ArgumentError(
-                f"what was read cannot be kept in {self._folder}: {error.strerror}"
+                f"prompts cannot be kept in {self._folder}: {error.strerror}"
             ) from None
         self._queue: queue.Queue[tuple[str, LlamaState] | None] = queue.Queue(_MAX_QUEUED)
         self._writer = threading.Thread(target=self._write_all, name="pyllama_spec-prefixes")

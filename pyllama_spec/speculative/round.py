@@ -236,7 +236,7 @@ class Round:
             if run.is_over or not (run.n_generated or run.n_missing):
                 raise ArgumentError(
                     f"sequence {run.seq_id} has nothing to compute: call begin() first, or "
-                    "draw_first() behind a prompt without a sampler, and leave out what is over"
+                    "draw_first() after a prompt without a sampler, and omit ended sequences"
                 )
         by_seq = {run.state.seq_id: run for run in runs}
         if len(by_seq) < len(runs):

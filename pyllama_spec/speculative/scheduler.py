@@ -204,8 +204,8 @@ class Scheduler:
     def _wrong_answer(self, method: str, answer: object) -> ArgumentError:
         what = "a DraftDecision" if method == "decide" else "a number"
         return ArgumentError(
-            f"controller {self.controller.name!r:.40} gave {answer!r:.40} in {method}(); it is to "
-            f"give a list with {what} for each span"
+            f"controller {self.controller.name!r:.40} gave {answer!r:.40} in {method}(); it has "
+            f"to return a list with {what} for each span"
         )
 
     def _no_number(self, field: str, value: object) -> ArgumentError:

@@ -276,8 +276,7 @@ class RunConfig:
             )
         if self.use is not None and (self.work is not None or self.restart):
             raise ArgumentError(
-                "a run from use leaves nothing behind but the draft: it has no work folder and "
-                "none to restart"
+                "a run from use keeps only the draft: it has no work folder, and nothing to restart"
             )
         n_ctx, min_answer = self.corpus.n_ctx, self.corpus.min_answer
         if self.use is None and n_ctx <= min_answer:

@@ -44,7 +44,7 @@ def need(*packages: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise TrainError(
-            f"training needs {', '.join(missing)}; install what it needs: "
+            f"training needs {', '.join(missing)}; install: "
             + (f"{_SMALL_TORCH}; then " if "torch" in missing else "")
             + _EXTRA
         )

@@ -72,7 +72,7 @@ class WholeEstimate:
         left_s, passes = all_s * (1 - fraction), self._epochs / _EPOCHS
         least, most = (passes * share * all_s for share in (_LEAST_TRAINING, _MOST_TRAINING))
         reporter.line(
-            f"the text takes about {_minutes(left_s)} more here, and the training behind it "
+            f"the text takes about {_minutes(left_s)} more here, and the training after it "
             f"{_minutes(least)} to {_minutes(most)}, as far as can be told from other runs"
         )
 

@@ -136,7 +136,7 @@ def test_bad_files_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["--type", "f32"], "--type f32: a draft from use keeps its type"),
         (["--work", "w"], "has no work folder"),
-        (["--restart"], "none to restart"),
+        (["--restart"], "nothing to restart"),
         (["--plain"], "a run that begins with d.gguf has its shape"),
         (["--n-ff", "64"], "a run that begins with d.gguf has its shape"),
         (["--tokens", "0"], "--tokens 0 is outside"),

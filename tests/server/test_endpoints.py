@@ -62,9 +62,9 @@ def test_embeddings(client: Client, given: Any, form: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({}, "open it with pooling_type=mean, or last"),
+        ({}, "open it with pooling_type=mean or last"),
         (serve.FLAGS, "open it with --pooling mean, or last"),
-        ({"embedding=True": "--embedding true"}, "open it with pooling_type=mean, or last"),
+        ({"embedding=True": "--embedding true"}, "open it with pooling_type=mean or last"),
     ],
 )
 def test_embeddings_of_each_token_are_none_of_a_text(flags: dict[str, str], told: str) -> None:

@@ -79,7 +79,7 @@ def test_nothing_finished_is_lost_in_any_stage(template: str | None, tmp_path: P
     written = sequences(config)
     assert written == sequences(whole)
     said = interrupt(config, "training", 3)
-    assert any("going on at step" in line for line in said)
+    assert any("continuing at step" in line for line in said)
     report = train_eagle3(config)
     assert report.path.read_bytes() == whole.out.read_bytes()
     assert "text" not in report.seconds, "of an earlier run"

@@ -124,7 +124,7 @@ def _confidence(
         raise options.refuse(key, f"there is {CONFIDENCE}")
     if rank is None:
         raise ConversionError(
-            f"there is {CONFIDENCE}, but no Markov head: the engine has it behind one alone"
+            f"there is {CONFIDENCE}, but no Markov head: the engine computes it only after one"
         )
     key = "confidence_head_with_markov"
     if options.at(key).optional_flag(key) is False:

@@ -77,8 +77,8 @@ class Options:
             if value in (None, False, "", [], {}) or key.startswith("_"):
                 continue
             raise ConversionError(
-                f"config.json: {place.where}{key} is {value!r}: this converter does not know what "
-                "it asks for"
+                f"config.json: {place.where}{key} is {value!r}: this converter does not know its "
+                "meaning"
             )
 
     def has(self, key: str) -> bool:

@@ -145,7 +145,9 @@ class Store:
                     raise
             with contextlib.suppress(FileExistsError):  # another process was quicker
                 self._create_new()
-        raise ModelLoadError(f"the draft memory {self.path} comes and goes; name another file")
+        raise ModelLoadError(
+            f"the draft memory {self.path} is created and deleted all the time; name another file"
+        )
 
     def _create_new(self) -> None:
         """Makes an empty one beside it, and gives it the name if nobody has it yet."""

@@ -164,7 +164,9 @@ class StoreFile:
 
 def _read_header(head: bytes, path: Path) -> Facts:
     if len(head) < HEADER_BYTES or head[: len(_MAGIC)] != _MAGIC:
-        raise ModelLoadError(f"{path} is not a draft memory: it begins otherwise; name another one")
+        raise ModelLoadError(
+            f"{path} is not a draft memory: its first bytes are others; name another file"
+        )
     _, order, version, capacity, max_tokens, digest = _HEADER.unpack_from(head)
     if order != _BYTE_ORDER:
         raise ModelLoadError(

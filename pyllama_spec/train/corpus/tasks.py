@@ -84,8 +84,8 @@ class OwnPrompts:
         texts = [part for part in chat.parts if part.is_message]
         if not chat.is_split or len(texts) != 1:
             raise UnsupportedError(
-                f"the chat template of {model.path.name} does not show where the user's text "
-                "stands, so that the target cannot write it; give prompts of your own (--prompts)"
+                f"the chat template of {model.path.name} does not show where the user's text is, "
+                "so the target cannot write it; give your own prompts (--prompts)"
             )
         at = chat.parts.index(texts[0])
         before = "".join(part.text for part in chat.parts[:at])
@@ -98,7 +98,7 @@ class OwnPrompts:
         if not self._before or not self.after_user:
             raise UnsupportedError(
                 f"the chat template of {model.path.name} puts nothing around the user's text, so "
-                "that its end cannot be told; give prompts of your own (--prompts)"
+                "its end is unknown; give your own prompts (--prompts)"
             )
         self.shared = self._before[:-1]
         self._vocab, self._prompt_seeds = vocab, PromptSeeds()

@@ -81,7 +81,7 @@ class Eagle3Kind(Kind[Eagle3Head]):
         initialise(head, weights.output, weights.output_norm, seen.rms, seed)
         counts = token_counts(start.corpus, train, shape.n_vocab)
         r2 = set_induction_heads(head, seen.rows, seen.tokens, counts, seed)
-        reporter.line(f"the first layer input tells {100 * max(r2, 0):.0f}% of its token")
+        reporter.line(f"the first layer input explains {100 * max(r2, 0):.0f}% of its token")
         return head
 
     def known_head(self, start: Start, init: InitDraft) -> Eagle3Head:

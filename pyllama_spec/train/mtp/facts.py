@@ -263,7 +263,7 @@ def check_window(facts: HeadFacts, name: str, n_ctx: int, n_steps: int) -> None:
     """
     if facts.n_window and n_ctx + n_steps > facts.n_window:
         raise ArgumentError(
-            f"{name}: its MTP head attends to the last {facts.n_window} tokens alone, and texts of "
+            f"{name}: its MTP head attends only to the last {facts.n_window} tokens, and texts of "
             f"{n_ctx} with {n_steps} drafted ones are longer; give n_ctx (--n-ctx) of at most "
             f"{facts.n_window - n_steps}"
         )

@@ -441,7 +441,7 @@ def _check_name(path: Path, weights: TargetWeights) -> None:
     if name != weights.name:
         raise TrainError(
             f"{path.name} was trained for {name!r}, and this target is {weights.name!r}; give the "
-            "draft of this one, or go on with --init and text of its own"
+            "draft of this one, or train with --init on text of its own"
         )
 
 

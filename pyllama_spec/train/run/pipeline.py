@@ -295,7 +295,7 @@ class Pipeline(Generic[H]):
         self._reporter.line(
             f"head: {n_weights / 1e6:.1f} M weights, {fit.n_steps} steps in "
             f"{'bfloat16' if bf16 else 'float32'} on {head.embedding.device.type}"
-            + (f", going on at step {fit.state.step}" if fit.state.step else "")
+            + (f", continuing at step {fit.state.step}" if fit.state.step else "")
         )
         state = fit.run()
         assert state.untrained is not None
