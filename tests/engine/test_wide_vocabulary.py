@@ -53,7 +53,7 @@ def rows(seed: int) -> list[Row]:
     flat = np.zeros(N_VOCAB, np.float32)
     rising = np.sort(normal)
     last = normal.copy()
-    last[-3:] = np.float32([30, 31, 32])
+    last[-3:] = np.array([30, 31, 32], np.float32)
     heavy = normal.copy()
     heavy[64 * 7 : 64 * 8] += np.float32(40)  # all of the likeliest stand in one block
     return [normal, rounded, few, flat, rising, last, heavy]
@@ -63,7 +63,7 @@ def changed(
     row: Row, history: Sequence[int], params: dict[str, Any], bias: dict[int, float]
 ) -> Row:
     """The same in NumPy, one float32 operation after the other."""
-    out = row.copy()
+    out: Row = row.copy()
     for token, value in bias.items():
         out[token] += np.float32(value)
     last_n = params.get("penalty_last_n", 64)
