@@ -63,7 +63,7 @@ def test_embeddings(client: Client, given: Any, form: str) -> None:
     ("flags", "told"),
     [
         ({}, "open it with pooling_type=mean or last"),
-        (serve.FLAGS, "open it with --pooling mean, or last"),
+        (serve.FLAGS, "open it with --pooling mean or last"),
         ({"embedding=True": "--embedding true"}, "open it with pooling_type=mean or last"),
     ],
 )
