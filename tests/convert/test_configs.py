@@ -321,7 +321,7 @@ REFUSED = [
     (changed("midlayer.self_attn.qkv_proj.weight"), "several projections in one tensor; give"),
     (changed("midlayer.mlp.gate_up_proj.weight"), "several projections in one tensor; give"),
     (changed("midlayer.1.hidden_norm.weight"), "LlamaForCausalLMEagle3Deep"),
-    (changed(quantization_config={"quant_method": "modelopt"}), "quantised; give the unquantised one"),
+    (changed(quantization_config={"quant_method": "modelopt"}), "quantised; give the unquantised"),
     (changed(compression_config={}), "compression_config: the checkpoint is quantised"),
     (modelopt(use_aux_hidden_state=False), "use_aux_hidden_state is false"),
     (modelopt(use_last_layernorm=False), "use_last_layernorm is false"),
