@@ -134,15 +134,6 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def at_run_time(tree: ast.AST) -> ast.AST:
-    """A copy of the tree without what only a type checker reads."""
-    copy = ast.parse(ast.unparse(tree))
-    for node in ast.walk(copy):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            node.body = [ast.Pass()]
-    return copy
-
-
 def imported(tree: ast.AST, path: str, modules: set[str]) -> Iterator[tuple[int, str]]:
     """Line and full name of each module that a file imports, wherever in it."""
     package = module_name(path).split(".")
@@ -263,10 +254,17 @@ def kind_faults(path: str, tree: ast.AST, modules: set[str]) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: asks for the kind {', '.join(asked & kinds)}"
 
 
+def modules_named(path: str, tree: ast.AST, modules: set[str]) -> set[str]:
+    """The modules of this tree that one of them imports, for types alone too."""
+    names = {name for _, name in imported(tree, path, modules)}
+    return (names & modules) - {module_name(path)}
+
+
 def circle_faults(graph: dict[str, set[str]]) -> Iterator[str]:
     """Modules that import each other, by way of others or not; a package counts as its parts do.
 
-    Of csrc/ a header and the source of its name are one.
+    An import for types alone counts as well: who reads one module has to know the other. Of csrc/ a
+    header and the source of its name are one.
     """
     done: set[str] = set()
 
@@ -332,8 +330,7 @@ def faults() -> Iterator[str]:
             yield from kind_faults(path, tree, modules)
             yield from skip_faults(path, tree)
             if path.startswith(f"{PACKAGE}/"):
-                names = {name for _, name in imported(at_run_time(tree), path, modules)}
-                graph[module_name(path)] = (names & modules) - {module_name(path)}
+                graph[module_name(path)] = modules_named(path, tree, modules)
     yield from reason_faults(files)
     yield from circle_faults(graph)
 

@@ -18,8 +18,8 @@ from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.context_params import POOLING, ContextParams
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.handle import Handle
-from pyllama_spec.engine.identity import Settings, adapters_key, settings_of
 from pyllama_spec.engine.memory import Memory
+from pyllama_spec.engine.memory_settings import Settings, adapters_key, settings_of
 from pyllama_spec.engine.model import Model
 from pyllama_spec.engine.transfers import Transfers, read_transfers
 from pyllama_spec.errors import (

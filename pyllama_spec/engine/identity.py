@@ -1,35 +1,19 @@
-"""What the numbers in a context's memory depend on: memories are alike where all of it is equal.
+"""What a model's file is known by: its size and what stands in it.
 
-A file is known by its size and by what stands in it: all of a small one, and evenly spread pieces
-of a large one, which no other weights of the same shapes share. Devices and numbers of threads are
-left out: they round otherwise, and what was computed with them is no other text.
+All of a small file counts, and evenly spread pieces of a large one, which no other weights of the
+same shapes share.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pyllama_spec.engine.adapter import Adapter
-    from pyllama_spec.engine.context_params import ContextParams
-    from pyllama_spec.engine.model import Model
 
 # Of a file up to their product all is read; of others so many pieces.
 _N_PIECES, _PIECE_BYTES = 1024, 1 << 14
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
-# Fields of ContextParams that change what is computed. Sizes do not, nor does how memory lies.
-_SETTINGS = (
-    "type_k", "type_v", "rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor",
-    "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx", "attention_type",
-)  # fmt: skip
-# The engine rounds a context's length up to a multiple of this.
-_CONTEXT_STEP = 256
-
-Settings = tuple[tuple[str, str], ...]
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -77,47 +61,3 @@ def _pieces(path: Path) -> Iterator[bytes]:
         for i in range(_N_PIECES):
             file.seek((size - _PIECE_BYTES) * i // (_N_PIECES - 1))
             yield file.read(_PIECE_BYTES)
-
-
-def adapters_key(adapters: Sequence[tuple[Adapter, float]]) -> tuple[tuple[str, float], ...]:
-    """What adapters are, by content and scale. One of scale 0 is not there for the engine."""
-    return tuple((adapter.identity, float(scale)) for adapter, scale in adapters if scale != 0.0)
-
-
-def settings_of(model: Model, params: ContextParams, n_ctx_seq: int, flash_attn: int) -> Settings:
-    """Names and values of what the memory of a context depends on, but for model and adapters.
-
-    Args:
-        model: the model.
-        params: how the context was opened.
-        n_ctx_seq: positions of a sequence.
-        flash_attn: the engine's number.
-
-    """
-    values: dict[str, Any] = {name: getattr(params, name) for name in _SETTINGS}
-    # A quantised V cache exists only with it, whether it was asked for or not.
-    needs_it = params.type_v not in ("f32", "f16", "bf16")
-    values["flash_attn"] = {-1: True if needs_it else None, 0: False}.get(flash_attn, True)
-    # Some models turn positions otherwise in contexts that are longer than those of their training.
-    padded = -(-n_ctx_seq // _CONTEXT_STEP) * _CONTEXT_STEP
-    is_long = padded > _n_ctx_original(model, params)
-    values["n_ctx"] = f"{'beyond' if is_long else 'within'} the length of training"
-    return tuple((name, repr(value)) for name, value in values.items())
-
-
-def _n_ctx_original(model: Model, params: ContextParams) -> int:
-    info = model.info
-    named = model.metadata.get(f"{info.arch}.rope.scaling.original_context_length", "")
-    own = int(named) if named.isdigit() else info.n_ctx_train
-    return params.yarn_orig_ctx or own
-
-
-def first_difference(theirs: Settings, ours: Settings) -> str | None:
-    """In words, the first setting in which two differ; None where none does."""
-    known = dict(theirs)
-    for name, value in ours:
-        if known.get(name, value) != value:
-            if name == "adapters":
-                return "other adapters, or other scales of them"
-            return f"{name}={known[name]}, and here it is {value}"
-    return None if len(theirs) == len(ours) else "other settings"

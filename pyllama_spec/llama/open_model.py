@@ -17,7 +17,7 @@ from pyllama_spec.drafters import Drafter
 from pyllama_spec.engine import Adapter, Model
 from pyllama_spec.engine.checks import instance, real
 from pyllama_spec.engine.closeable import Closeable
-from pyllama_spec.engine.identity import Settings, first_difference
+from pyllama_spec.engine.memory_settings import Settings, first_difference
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import check_seed

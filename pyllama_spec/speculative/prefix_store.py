@@ -18,7 +18,7 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.speculative.checkpoints import Checkpoint
 
 Ids = npt.NDArray[np.int32]
-# What sequences are computed with, beside model and settings: engine/identity.py.
+# What sequences are computed with, beside model and settings: engine/memory_settings.py.
 AdaptersKey = tuple[tuple[str, float], ...]
 
 # Each is compared with every prompt that begins.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyllama_spec.engine import Context
-from pyllama_spec.engine.identity import adapters_key
+from pyllama_spec.engine.memory_settings import adapters_key
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import (

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pyllama_spec.engine import Adapter, Context, Model
-from pyllama_spec.engine.identity import digest_of, first_difference
+from pyllama_spec.engine.identity import digest_of
+from pyllama_spec.engine.memory_settings import first_difference
 from tests.models import model_path
 from tests.models.adapter import write_adapter
 

@@ -6,7 +6,13 @@ import ast
 
 import pytest
 
-from tests.check_architecture import import_faults, listed_files, module_name
+from tests.check_architecture import (
+    circle_faults,
+    import_faults,
+    listed_files,
+    module_name,
+    modules_named,
+)
 
 MODULES = {module_name(path) for path in listed_files() if path.endswith(".py")}
 CHAT, REQUESTS = "pyllama_spec/chat/tools.py", "pyllama_spec/requests/job.py"
@@ -60,3 +66,33 @@ def test_nothing_imports_up_or_sideways(path: str, source: str) -> None:
 )
 def test_imports_go_down_or_stay_in_their_folder(path: str, source: str) -> None:
     assert faults(path, source) == []
+
+
+FOR_TYPES = "if TYPE_CHECKING:\n    from pyllama_spec.engine.model import Model"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "from pyllama_spec.engine.model import Model",
+        "def later():\n    from pyllama_spec.engine import model",
+        FOR_TYPES,
+    ],
+)
+@pytest.mark.parametrize("third", ["", "from pyllama_spec.engine.identity import digest_of"])
+def test_a_circle_is_found_where_an_import_is_for_types_alone(second: str, third: str) -> None:
+    """Of two modules, and of three that close it together."""
+    between = "identity" if not third else "adapter"
+    sources = {
+        "model": f"from pyllama_spec.engine.{between} import name",
+        "adapter": third,
+        "identity": second,
+    }
+    graph = {}
+    for name, source in sources.items():
+        path = f"pyllama_spec/engine/{name}.py"
+        graph[module_name(path)] = modules_named(path, ast.parse(source), MODULES)
+    (fault,) = circle_faults(graph)
+    assert fault.startswith("a circle of imports: ")
+    graph["pyllama_spec.engine.identity"] = set()
+    assert list(circle_faults(graph)) == []
