@@ -1,4 +1,9 @@
-"""Which drafted tokens count."""
+"""Which drafted tokens are accepted: the target's own choice at each row, while it is the draft's.
+
+The comparison itself is in C for engine.Sampler, one call per sequence and round:
+llama_spec_sample_chain() in csrc/abi/sampling.cpp. match_by_steps() is the same in Python, for
+samplers written in Python and for requests that look at rows, as for log-probabilities.
+"""
 
 from __future__ import annotations
 

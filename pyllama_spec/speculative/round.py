@@ -1,14 +1,21 @@
 """The round: draft, verify in one batch, accept, roll back, for all sequences that take part.
 
-    scheduler.plan        who reads how much of a prompt, who may draft how many tokens
-    run.forced            text that has to follow needs no drafter
-    scheduler.decide      the controller: how many tokens each asks for
-    run.prediction        a text that the request's own is said to repeat
-    drafter.propose       all others at once
-    target.decode         one batch: prompts' parts, and [pending] + draft of each sequence
-    accept                per sequence: the target's own choice at each row
-    rollback.undo         what was refused
-    drafter.commit        what was settled, with the target's rows
+Round.step() is one round. In its order:
+
+    scheduler.plan            who reads how much of a prompt, who may draft how many tokens
+    _decide                   run.forced: text that has to follow needs no drafter; then
+                              scheduler.decide, the controller: how many tokens each asks for
+    _draft                    run.prediction, a text that the request's own is said to repeat;
+                              drafter.propose for all others at once; then
+                              scheduler.set_lengths: how much of each draft is verified
+    scheduler.decodes         which sequences share a decode of the target
+    _decode                   one batch: prompts' parts, and [pending] + draft of each sequence
+    _commit                   behind each decode, for each sequence:
+      _accept                 sample_and_match(), the target's own choice at each row; then
+                              rollback.undo takes back what was rejected
+      _commit_prompt          or, behind a prompt, its first token
+      drafter.commit          what was settled, with the target's rows
+    scheduler.learn           the controller: what the round took and gave
 
 Plain decoding is this round with a drafter that proposes nothing. Nothing of a request is kept
 here: all of it is in its SequenceRun, and its part of a round in a Span. What fails in one sequence
@@ -249,7 +256,7 @@ class Round:
                     self._fail(run, CancelledError("the generation was cancelled"), out)
             if out:
                 runs = [run for run in runs if not run.is_cancelled]
-            spans = self.scheduler.plan(self._reading(runs))
+            spans = self.scheduler.plan(self._without_waiting(runs))
             if self.max_draft:
                 self._decide(spans)
             start = perf_counter()
@@ -266,7 +273,7 @@ class Round:
             self._runs = {}
         return out
 
-    def _reading(self, runs: Sequence[SequenceRun]) -> Sequence[SequenceRun]:
+    def _without_waiting(self, runs: Sequence[SequenceRun]) -> Sequence[SequenceRun]:
         """The runs without those that wait until another one has read what they begin with."""
         if not self.prefixes.has_waiting:
             return runs
@@ -412,7 +419,7 @@ class Round:
         """Accepts, rolls back and commits what a decode gave; returns the drafter's seconds."""
         done: list[Committed] = []
         for span in spans:
-            step = (self._read if span.n_prompt else self._verify)(span, done)
+            step = (self._commit_prompt if span.n_prompt else self._accept)(span, done)
             if step is not None:
                 out.append((self._runs[span.seq], step))
         drafter, controller = self.drafter, self.scheduler.controller
@@ -430,7 +437,7 @@ class Round:
                     self._runs[span.seq].stats.note_failure(failure.reason, failure.error)
         return perf_counter() - start
 
-    def _read(self, span: Span, done: list[Committed]) -> Step | None:
+    def _commit_prompt(self, span: Span, done: list[Committed]) -> Step | None:
         """After a part of a prompt. Its last row gives the first token."""
         run, n = self._runs[span.seq], span.n_prompt
         state = run.state
@@ -485,7 +492,7 @@ class Round:
         run.finish_reason = self._finish_reason(run, tokens) if error is None else None
         return Step(tuple(tokens), 0, 0, run.finish_reason, error)
 
-    def _verify(self, span: Span, done: list[Committed]) -> Step | None:
+    def _accept(self, span: Span, done: list[Committed]) -> Step | None:
         """After a decode of the pending token and its draft."""
         run, ids = self._runs[span.seq], span.ids
         state = run.state

@@ -135,11 +135,11 @@ class Scheduler:
     def plan(self, runs: Sequence[SequenceRun]) -> list[Span]:
         """The spans of a round, before anything is drafted."""
         if len(runs) == 1 and not runs[0].n_missing:  # nearly always, and then it should be quick
-            return [self._text(runs[0], 1)]
+            return [self._text_span(runs[0], 1)]
         texts = [run for run in runs if not run.n_missing]
-        spans = [self._text(run, len(texts)) for run in texts]
+        spans = [self._text_span(run, len(texts)) for run in texts]
         if len(texts) < len(runs):
-            spans += list(self._read([run for run in runs if run.n_missing], spans))
+            spans += list(self._prompt_spans([run for run in runs if run.n_missing], spans))
         return spans
 
     def decide(self, spans: Iterable[Span]) -> None:
@@ -214,7 +214,7 @@ class Scheduler:
             "a number of tokens is a whole number"
         )
 
-    def _text(self, run: SequenceRun, n_seqs: int) -> Span:
+    def _text_span(self, run: SequenceRun, n_seqs: int) -> Span:
         """A sequence that verifies, beside which n_seqs - 1 others do. All may draft as many."""
         state, limits = run.state, self.limits
         n_past = state.n_decoded
@@ -227,7 +227,7 @@ class Scheduler:
         most = bound.max_draft if run.max_draft is None else min(bound.max_draft, run.max_draft)
         return Span(state.seq_id, n_past, most)
 
-    def _read(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
+    def _prompt_spans(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """Parts of prompts: those that are read in one part before longer ones, else in order.
 
         None is passed over for ever. Of p prompts each has its next part within
@@ -241,7 +241,7 @@ class Scheduler:
             room = max(room - sum(1 + span.max_draft for span in texts), 1)
         elif pace is not None and texts:
             room, is_cut_anywhere = min(room, pace.n_part), True
-        for run in sorted(runs, key=self._turn):
+        for run in sorted(runs, key=self._prompt_order):
             if run.n_missing <= limits.max_stepwise and len(runs) + len(texts) > 1:
                 yield Span(run.seq_id, run.state.n_decoded, n_prompt=1)
                 continue
@@ -255,7 +255,7 @@ class Scheduler:
             run.n_passed = 0
             room -= n
 
-    def _turn(self, run: SequenceRun) -> tuple[int, bool]:
+    def _prompt_order(self, run: SequenceRun) -> tuple[int, bool]:
         """Where a prompt comes among those of a round."""
         n_over = run.n_passed if run.n_passed >= _MAX_PASSED else 0
         return -n_over, run.n_missing > self.limits.max_chunk

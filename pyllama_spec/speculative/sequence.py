@@ -46,7 +46,7 @@ class SequenceState:
 
 
 class SavedSequence(NamedTuple):
-    """A sequence in the host's memory, from which Round.restore() goes on as if nothing had been.
+    """A sequence in the host's memory; Round.resume() and HeldSequences.restore() go on from it.
 
     Attributes:
         tokens, n_decoded, n_given, adapters: of its SequenceState.
