@@ -212,7 +212,7 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
     """
     from hashlib import sha256
 
-    found = []
+    rules = []
     asked: list[tuple[Any, bool, str]] = []
     for tool in tools:
         function = tool.get("function")
@@ -227,11 +227,11 @@ def call_rules(tools: Sequence[Mapping[str, Any]], schema: Any = None) -> list[d
             prefix = f"s{sha256(text.encode()).hexdigest()[:12]}-"
             made = _compiled(text, is_strict, prefix, by_property=True)
             _warn_of(made, what)
-            found.append({
+            rules.append({
                 "schema": json.loads(text), "rules": made.rules.grammar,
                 "properties": dict(made.rules.properties),
             })  # fmt: skip
-    return found
+    return rules
 
 
 def _warn_of(made: Loosened, what: str) -> None:

@@ -104,14 +104,14 @@ def _build(args: argparse.Namespace) -> int:
     with _vocabulary(args, "build") as model:
         store = Store(args.store, vocabulary_digest(model.vocab), max_bytes=_bytes(args))
         bar = ProgressBar(f"reading into {args.store.name}")
-        n_files, found = upkeep.build(store, model.vocab, args.paths, bar)
+        n_files, trial = upkeep.build(store, model.vocab, args.paths, bar)
     _say(f"{n_files} files with text; {_summary(store)}")
-    if found is None:
+    if trial is None:
         _say("too few files for an estimate of what it is worth")
     else:
         _say(
-            f"of {found.n_tokens} tokens of files that were held out, copies would have given "
-            f"{found.n_accepted / max(found.n_tokens, 1):.0%}: {found.tokens_per_round:.2f} tokens "
+            f"of {trial.n_tokens} tokens of files that were held out, copies would have given "
+            f"{trial.n_accepted / max(trial.n_tokens, 1):.0%}: {trial.tokens_per_round:.2f} tokens "
             "per round"
         )
     store.close()

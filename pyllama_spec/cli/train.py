@@ -235,14 +235,14 @@ def _bytes_of(max_disk: float) -> int:
 
 def _run(args: argparse.Namespace) -> dict[str, Any]:
     """What all kinds are told: fields of RunConfig, but for head and fit."""
-    found: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
+    fields: dict[str, Any] = {} if args.type is None else {"export_type": args.type}
     n_tokens = {} if args.tokens is None else {"n_tokens": args.tokens}
     if args.from_use is not None:
         if args.type is not None:
             raise ArgumentError(f"--type {args.type}: a draft from use keeps its type")
-        found["use"], n_tokens = UseConfig(args.from_use, **n_tokens), {}
+        fields["use"], n_tokens = UseConfig(args.from_use, **n_tokens), {}
     return {
-        **found,
+        **fields,
         "target": args.model,
         "out": args.output,
         "work": args.work,

@@ -136,5 +136,5 @@ def block_bytes(
 
 def _block_of(name: str) -> int | None:
     """Which block a tensor belongs to."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return None if found is None else int(found[1])
+    match = re.match(r"blk\.(\d+)\.", name)
+    return None if match is None else int(match[1])

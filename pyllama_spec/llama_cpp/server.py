@@ -201,16 +201,16 @@ def _read(name: str, text: str, place: str) -> Any:
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
+    settings = {}
     for name in (*_OPTIONS, *_REFUSED):
         text = environment.get(name.upper(), "")
         if text and name not in _NOT_IN_ENVIRONMENT:
-            found[name] = _read(name, text, name.upper())
-    return found
+            settings[name] = _read(name, text, name.upper())
+    return settings
 
 
 def _arguments(arguments: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     words, unknown = list(arguments), []
     while words:
         flag, is_, text = words.pop(0).partition("=")
@@ -224,10 +224,10 @@ def _arguments(arguments: Sequence[str]) -> dict[str, Any]:
             texts.append(words.pop(0))
         if not texts:
             raise ArgumentError(f"{flag} has no value")
-        found[name] = _read(name, ",".join(texts), flag)
+        settings[name] = _read(name, ",".join(texts), flag)
     if unknown:
         raise ArgumentError(f"unknown options: {' '.join(unknown)}; --help lists the options")
-    return found
+    return settings
 
 
 def _file(path: str) -> list[dict[str, Any]]:
@@ -247,14 +247,14 @@ def _file(path: str) -> list[dict[str, Any]]:
     return [_checked({**of_all, **one}, path) for one in models]
 
 
-def _checked(found: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _checked(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The options of a model that say something."""
-    for name, value in found.items():
+    for name, value in settings.items():
         if name in _REFUSED and value is not None:
             raise UnsupportedError(f"{name} in {path}: {_REFUSED[name]}")
         if name not in _OPTIONS and name not in _REFUSED:
             raise ArgumentError(f"{path}: the option {name} is unknown; --help lists the options")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _with_our_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,8 +123,8 @@ class Detokenizer:
             self._open = _Group(self._n_chars)
         if self.n_fed <= self._min_tokens:
             self._n_unstoppable = self._n_chars
-        elif text and (found := self._find_stop()) is not None:
-            at, self.stop = found
+        elif text and (first_stop := self._find_stop()) is not None:
+            at, self.stop = first_stop
             at += len(self.stop) if self._keep_stop else 0
             return self._end_at(self._n_chars - len(self._held) + at)
         return self._release(self._n_chars - self._n_uncertain())
@@ -140,14 +140,14 @@ class Detokenizer:
     def _find_stop(self) -> tuple[int, str] | None:
         """Where in the held text the first stop string begins, and which it is."""
         held, n_barred = self._held, self._n_unstoppable - (self._n_chars - len(self._held))
-        found = [
+        stops = [
             (at, -len(stop), stop)
             for stop in self._stops
             if (at := held.find(stop, max(n_barred - len(stop) + 1, 0))) >= 0
         ]
-        if not found:
+        if not stops:
             return None
-        at, _, stop = min(found)
+        at, _, stop = min(stops)
         return at, stop
 
     def _n_uncertain(self) -> int:

@@ -287,14 +287,14 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
                     stack.enter_context(one.reading())
                     one._ticket.polls = True
                 try:
-                    found = advance()
+                    result = advance()
                 except StopIteration:
                     raise StopAsyncIteration from None
                 finally:
                     for one in together:
                         one._ticket.polls = False
-            if found is not pending:
-                return found
+            if result is not pending:
+                return result
             left_s = self._runner.time_left_s(self._ticket)
             timer = None if left_s is None else loop.call_later(left_s, arrived.set)
             try:

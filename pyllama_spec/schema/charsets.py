@@ -32,29 +32,29 @@ def charset(ranges: Iterable[tuple[int, int]]) -> CharSet:
 
 def intersect(a: CharSet, b: CharSet) -> CharSet:
     """What both have."""
-    found: list[tuple[int, int]] = []
+    shared: list[tuple[int, int]] = []
     i = j = 0
     while i < len(a) and j < len(b):
         low, high = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if low <= high:
-            found.append((low, high))
+            shared.append((low, high))
         if a[i][1] < b[j][1]:
             i += 1
         else:
             j += 1
-    return tuple(found)
+    return tuple(shared)
 
 
 def _outside(ranges: CharSet) -> CharSet:
-    found: list[tuple[int, int]] = []
+    gaps: list[tuple[int, int]] = []
     at = 0
     for low, high in ranges:
         if at < low:
-            found.append((at, low - 1))
+            gaps.append((at, low - 1))
         at = high + 1
     if at <= LAST:
-        found.append((at, LAST))
-    return tuple(found)
+        gaps.append((at, LAST))
+    return tuple(gaps)
 
 
 ANY: CharSet = _outside((SURROGATES,))
@@ -160,15 +160,15 @@ _ASSIGNED = ((0, 0x3FFFF), (0xE0000, 0xE0FFF))
 @lru_cache(maxsize=1)
 def _by_category() -> dict[str, list[tuple[int, int]]]:
     """The characters of each two letters: one look at all of them, which takes a while."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    by_letters: dict[str, list[tuple[int, int]]] = {}
     for begin, end in _ASSIGNED:
         at = begin
         names = map(unicodedata.category, map(chr, range(begin, end + 1)))
         for name, group in groupby(names):
             n = sum(1 for _ in group)
-            found.setdefault(name, []).append((at, at + n - 1))
+            by_letters.setdefault(name, []).append((at, at + n - 1))
             at += n
-    return found
+    return by_letters
 
 
 @lru_cache(maxsize=64)

@@ -191,13 +191,13 @@ class _Compiler:
         """The rules of each property of the schema."""
         node = self._document.nodes[self._document.root]
         named = node.schema.get("properties", {}) if isinstance(node.schema, dict) else {}
-        found = {}
+        rules = {}
         for i, (name, schema) in enumerate(named.items()):
             number = self._document.child(node, schema, "properties", name)
             text = self._text_of(f"property-{i}", number)
             if text is not None:
-                found[name] = text
-        return found
+                rules[name] = text
+        return rules
 
     def _text_of(self, name: str, number: int) -> str | None:
         node = self.expansion.node([Fits(number)])
@@ -216,17 +216,17 @@ class _Compiler:
         return name
 
     def _alternatives(self, node: Node) -> list[Alternative]:
-        found: list[Alternative] = []
+        alternatives: list[Alternative] = []
         kind = ""
         try:
             for kind in self.expansion.kinds(node):
-                found.extend(self._of_type(node, kind))
+                alternatives.extend(self._of_type(node, kind))
         except TooLargeError as error:
             path = self._path_of(node)
             raise cannot(self._largest(node, kind), path, str(error), "Ask for less") from None
         except OutOfStepsError as error:
             raise out_of_steps(self._path_of(node), error.most) from None
-        return found
+        return alternatives
 
     def _path_of(self, node: Node) -> str:
         numbers = [fits.number for fits in node]
@@ -256,15 +256,15 @@ class _Compiler:
             common = self._texts.string(either(one for one in made if isinstance(one, Lang)))
             names = [one for one in (common, *made) if isinstance(one, str)]
             return [(Rule(name),) for name in names]
-        found: list[Alternative] = []
+        alternatives: list[Alternative] = []
         for case in cases:
             if kind == "number":
-                found.extend(self._numbers(case))
+                alternatives.extend(self._numbers(case))
             elif kind == "array":
-                found.extend(self._arrays.alternatives(case))
+                alternatives.extend(self._arrays.alternatives(case))
             else:
-                found.extend(self._objects.alternatives(case))
-        return found
+                alternatives.extend(self._objects.alternatives(case))
+        return alternatives
 
     def _numbers(self, case: Case) -> list[Alternative]:
         texts = listed_numbers(case)
@@ -275,9 +275,9 @@ class _Compiler:
             return [(Rule("number"),)]
         if rules == {Whole()}:
             return [(Rule("integer"),)]
-        found = number_table(rules)
-        if not found.is_empty:
-            return [(Rule(self._texts.of_table(found, "number")),)]
+        table = number_table(rules)
+        if not table.is_empty:
+            return [(Rule(self._texts.of_table(table, "number")),)]
         if have_room(rules):
             self._too_long = next(
                 (one for one in those(case, Number) if one.keyword), self._too_long

@@ -139,11 +139,11 @@ class Document:
             )
         # True and False are one object each, wherever they stand.
         key = id(schema)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self.nodes)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.nodes)
             self.nodes.append(Node(schema, path, self._bases.get(key, base)))
-        return found
+        return number
 
     def child(self, node: Node, schema: Schema, *at: str | int) -> int:
         """The number of a subschema of a node."""

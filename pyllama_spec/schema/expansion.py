@@ -60,9 +60,9 @@ def those(case: Case, kind: type[C]) -> list[C]:
 
 def bounds(case: Case, kind: type[Count] | type[Size]) -> tuple[int, int | None]:
     """How many items or properties there are."""
-    found = those(case, kind)
-    highs = [one.high for one in found if one.high is not None]
-    return max((one.low for one in found), default=0), min(highs, default=None)
+    conditions = those(case, kind)
+    highs = [one.high for one in conditions if one.high is not None]
+    return max((one.low for one in conditions), default=0), min(highs, default=None)
 
 
 _Pending = tuple[Formula, frozenset[Fits]]
@@ -119,16 +119,16 @@ class Expansion:
 
     def node(self, fits: Iterable[Fits]) -> Node:
         """The set of subschemas, without those that all values fit."""
-        found = set()
+        asked_for = set()
         for one in fits:
             number = self._behind_references(one.number)
             schema = self.document.nodes[number].schema
             is_free = schema is True or (isinstance(schema, dict) and not KEPT & set(schema))
             if not (is_free and one.is_one):
-                found.add(Fits(number, one.is_one))
+                asked_for.add(Fits(number, one.is_one))
             elif isinstance(schema, dict):
                 self.meaning.of(number, "null")  # for the names that are no keywords
-        return frozenset(found)
+        return frozenset(asked_for)
 
     def _behind_references(self, number: int) -> int:
         seen = set()
@@ -160,17 +160,17 @@ class Expansion:
         node = self.document.nodes[number]
         if not isinstance(node.schema, dict) or depth > _MEANT_DEPTH:
             return None
-        found = types_meant(node.schema)
+        types = types_meant(node.schema)
         if "$ref" in node.schema:
-            found |= self._meant(self.document.target(node, "$ref"), depth + 1) or set()
+            types |= self._meant(self.document.target(node, "$ref"), depth + 1) or set()
         for key in ("allOf", "anyOf", "oneOf"):
             parts = [
                 self._meant(self.document.child(node, one, key, i), depth + 1)
                 for i, one in enumerate(node.schema.get(key, ()))
             ]
             if parts and (key == "allOf" or all(parts)):
-                found |= set().union(*(part or set() for part in parts))
-        return found or None
+                types |= set().union(*(part or set() for part in parts))
+        return types or None
 
     def cases(self, node: Node, kind: str) -> tuple[Case, ...]:
         """The cases of a value of one type that fits all of them.
@@ -180,10 +180,10 @@ class Expansion:
             TooLargeError: there are too many cases.
 
         """
-        found = self._made.get((node, kind))
-        if found is None:
-            found = self._made[node, kind] = tuple(self._worked_out(node, kind))
-        return found
+        cases = self._made.get((node, kind))
+        if cases is None:
+            cases = self._made[node, kind] = tuple(self._worked_out(node, kind))
+        return cases
 
     def _worked_out(self, node: Node, kind: str) -> list[Case]:
         done: dict[frozenset[Condition], Case] = {}
@@ -332,12 +332,12 @@ def _needed_texts(schema: dict[str, Any]) -> dict[str, str]:
     needed, named = schema.get("required"), schema.get("properties")
     if not (isinstance(needed, list) and isinstance(named, dict)):
         return {}
-    found = {}
+    texts_by_name = {}
     for name in needed:
         one = named.get(name) if isinstance(name, str) else None
         if isinstance(one, dict) and isinstance(one.get("const"), str):
-            found[name] = one["const"]
-    return found
+            texts_by_name[name] = one["const"]
+    return texts_by_name
 
 
 def _has_no_text(lang: Lang) -> bool:
@@ -377,24 +377,24 @@ def _has_number(case: Case) -> bool:
 
 def listed_values(expansion: Expansion, node: Node) -> list[str] | None:
     """The JSON texts of all values that fit, if they are scalars and can be listed."""
-    found: list[str] = []
+    values: list[str] = []
     for kind in ("array", "object"):
         if expansion.cases(node, kind):
             return None
     if expansion.cases(node, "null"):
-        found.append("null")
+        values.append("null")
     for case in expansion.cases(node, "boolean"):
-        found.extend(
+        values.extend(
             text for text, one in (("true", True), ("false", False)) if one in truths(case)
         )
     for case in expansion.cases(node, "number"):
         texts = listed_numbers(case)
         if texts is None:
             return None
-        found.extend(texts)
+        values.extend(texts)
     if expansion.cases(node, "string"):
         lang = expansion.text_language(node)
         if not isinstance(lang, Words):
             return None
-        found.extend(json.dumps(word, ensure_ascii=False) for word in sorted(lang.words))
-    return found
+        values.extend(json.dumps(word, ensure_ascii=False) for word in sorted(lang.words))
+    return values

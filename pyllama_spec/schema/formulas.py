@@ -132,15 +132,15 @@ class Items(Condition):
 
     def negation(self) -> Formula:
         """See Condition.negation."""
-        found: list[Formula] = [
+        ways: list[Formula] = [
             And((Count(i + 1, None), ItemAt(i, Fits(number, is_one=False))))
             for i, number in enumerate(self.first)
         ]
         if self.rest is not None:
             if self.first:
                 raise self.refusal()
-            found.append(Contains(Fits(self.rest, is_one=False), 1, None))
-        return Or(tuple(found))
+            ways.append(Contains(Fits(self.rest, is_one=False), 1, None))
+        return Or(tuple(ways))
 
 
 @dataclass(frozen=True)
@@ -178,12 +178,12 @@ class Contains(Condition):
 
     def negation(self) -> Formula:
         """See Condition.negation."""
-        found: list[Formula] = []
+        ways: list[Formula] = []
         if self.low > 0:
-            found.append(Contains(self.fits, 0, self.low - 1))
+            ways.append(Contains(self.fits, 0, self.low - 1))
         if self.high is not None:
-            found.append(Contains(self.fits, self.high + 1, None))
-        return Or(tuple(found))
+            ways.append(Contains(self.fits, self.high + 1, None))
+        return Or(tuple(ways))
 
 
 @dataclass(frozen=True)

@@ -135,12 +135,12 @@ class Grammar:
             return []
         if max(low, high or 0) <= _FEW_TIMES:
             return [Times(name, low, high)]
-        found = self._shared.get((name, low, high))
-        if found is None:
+        shared = self._shared.get((name, low, high))
+        if shared is None:
             is_short = max(low, high or 0) <= _MAX_TIMES
             made = [Times(name, low, high)] if is_short else self._blocks(name, low, high)
-            found = self._shared[name, low, high] = Rule(self.add("times", [made]))
-        return [found]
+            shared = self._shared[name, low, high] = Rule(self.add("times", [made]))
+        return [shared]
 
     def _blocks(self, name: str, low: int, high: int | None) -> list[Item]:
         size = max(_MAX_TIMES, int(max(low, high or 0) ** 0.5))
@@ -254,7 +254,7 @@ class Grammar:
                 return
 
     def _spliced(self, name: str, one: Alternative, uses: dict[str, int]) -> Alternative:
-        found: list[Item] = []
+        items: list[Item] = []
         for item in one:
             inner = self.rules[item.name] if isinstance(item, Rule) else []
             is_small = len(inner) == 1 and (
@@ -266,31 +266,31 @@ class Grammar:
                 and len(inner) == 1
                 and (uses[item.name] == 1 or (is_small and isinstance(inner[0][0], Literal)))
             ):
-                found.extend(inner[0])
+                items.extend(inner[0])
             else:
-                found.append(item)
-        return tuple(found)
+                items.append(item)
+        return tuple(items)
 
 
 def _written(one: Alternative, prefix: str) -> str:
-    found: list[str] = []
+    texts: list[str] = []
     text = ""
     for item in one:
         if isinstance(item, Literal):
             text += item.text
             continue
         if text:
-            found.append(literal(text))
+            texts.append(literal(text))
             text = ""
         if isinstance(item, OneOf):
-            found.append(bracket(item.chars))
+            texts.append(bracket(item.chars))
         elif isinstance(item, Rule):
-            found.append(prefix + item.name)
+            texts.append(prefix + item.name)
         else:
-            found.append(prefix + item.name + _suffix(item.low, item.high))
-    if text or not found:
-        found.append(literal(text))
-    return " ".join(found)
+            texts.append(prefix + item.name + _suffix(item.low, item.high))
+    if text or not texts:
+        texts.append(literal(text))
+    return " ".join(texts)
 
 
 def _suffix(low: int, high: int | None) -> str:

@@ -217,10 +217,10 @@ def check_keywords(node: Node) -> list[str]:
 
 def types_meant(schema: Mapping[str, Any]) -> set[str]:
     """The types that a schema's own keywords are about."""
-    found = {kind for kind, keys in _OF_TYPE.items() if (keys - {"format"}) & set(schema)}
+    types = {kind for kind, keys in _OF_TYPE.items() if (keys - {"format"}) & set(schema)}
     if "format" in schema:
-        found.add("number" if schema["format"] in NUMBER_FORMATS else "string")
-    return found
+        types.add("number" if schema["format"] in NUMBER_FORMATS else "string")
+    return types
 
 
 class Meaning:
@@ -251,17 +251,17 @@ class Meaning:
             SchemaError: it is malformed, or cannot be kept.
 
         """
-        found = self._made.get((number, kind))
-        if found is None:
+        formula = self._made.get((number, kind))
+        if formula is None:
             node = self._document.nodes[number]
             if isinstance(node.schema, bool):
-                found = TRUE if node.schema else FALSE
+                formula = TRUE if node.schema else FALSE
             else:
                 for key in check_keywords(node):
                     self.unknown.setdefault(key, node.path)
-                found = self._formula(node, kind)
-            self._made[number, kind] = found
-        return found
+                formula = self._formula(node, kind)
+            self._made[number, kind] = formula
+        return formula
 
     def _formula(self, node: Node, kind: str) -> Formula:
         schema = node.schema
@@ -322,7 +322,7 @@ class Meaning:
 
     def _one_of(self, alternatives: list[Fits], kind: str) -> Formula:
         """One of them and none of the others, as far as two can hold at once."""
-        found: list[Formula] = []
+        ways: list[Formula] = []
         for one in alternatives:
             # Most pairs tell themselves apart, in a fraction of other steps.
             self._spend(1 + len(alternatives) // 4)
@@ -331,8 +331,8 @@ class Meaning:
                 for other in alternatives
                 if other is not one and not self._are_apart(one.number, other.number, kind)
             )
-            found.append(And((one, *others)))
-        return Or(tuple(found))
+            ways.append(And((one, *others)))
+        return Or(tuple(ways))
 
     def _values(self, node: Node, keyword: str, values: list[Any], kind: str) -> Formula:
         if kind == "null":
@@ -353,8 +353,10 @@ class Meaning:
                     text = str(int(value)) if whole and abs(value) < 1e16 else str(value)
                     numbers.setdefault(exact(value), text)
             return Listed(tuple(numbers.items())) if numbers else FALSE
-        found = [value for value in values if isinstance(value, list if kind == "array" else dict)]
-        return Or(tuple(Fits(self._equal(value, node)) for value in found))
+        fitting = [
+            value for value in values if isinstance(value, list if kind == "array" else dict)
+        ]
+        return Or(tuple(Fits(self._equal(value, node)) for value in fitting))
 
     def _equal(self, value: Any, node: Node) -> int:
         """The number of a schema that only one list or object fits."""

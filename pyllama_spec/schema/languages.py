@@ -204,8 +204,8 @@ def chars(ranges: CharSet) -> Lang:
 
 def listing(words: Iterable[str]) -> Lang:
     """These texts."""
-    found = frozenset(words)
-    return Words(found) if found else NEVER
+    texts = frozenset(words)
+    return Words(texts) if texts else NEVER
 
 
 def length(low: int, high: int | None) -> Lang:
@@ -248,13 +248,13 @@ def after(lang: Lang, char: str, place: Place) -> Lang:
         return EMPTY if holds(lang.chars, ord(char)) else NEVER
     WORK.spend(1)
     if isinstance(lang, Seq):
-        found = []
+        rests = []
         for i, part in enumerate(lang.parts):
             WORK.spend(len(lang.parts) - i)
-            found.append(seq(after(part, char, place), *lang.parts[i + 1 :]))
+            rests.append(seq(after(part, char, place), *lang.parts[i + 1 :]))
             if not takes_nothing(part, place):
                 break
-        return either(found)
+        return either(rests)
     if isinstance(lang, (Either, Both)):
         WORK.spend(len(lang.parts))
     if isinstance(lang, Either):
@@ -282,24 +282,24 @@ def _has_word_edges(lang: Lang) -> bool:
     return isinstance(lang, (Not, Repeat)) and _has_word_edges(lang.part)
 
 
-def _heads(lang: Lang, found: set[CharSet]) -> bool:
+def _heads(lang: Lang, sets: set[CharSet]) -> bool:
     """Adds the sets that a first character is told apart by; False if no more may follow."""
     if isinstance(lang, Chars):
-        found.add(lang.chars)
+        sets.add(lang.chars)
         return False
     if isinstance(lang, Words):
-        found.update(((ord(c), ord(c)),) for c in {word[0] for word in lang.words if word})
+        sets.update(((ord(c), ord(c)),) for c in {word[0] for word in lang.words if word})
         return "" in lang.words
     if isinstance(lang, Seq):
-        return all(_heads(part, found) for part in lang.parts)
+        return all(_heads(part, sets) for part in lang.parts)
     if isinstance(lang, (Either, Both)):
-        may_follow = [_heads(part, found) for part in lang.parts]
+        may_follow = [_heads(part, sets) for part in lang.parts]
         return any(may_follow)
     if isinstance(lang, Not):
-        _heads(lang.part, found)
+        _heads(lang.part, sets)
         return True
     if isinstance(lang, Repeat):
-        return _heads(lang.part, found) or lang.low == 0
+        return _heads(lang.part, sets) or lang.low == 0
     return isinstance(lang, Mark)
 
 
@@ -314,8 +314,8 @@ def _classes(sets: set[CharSet]) -> list[CharSet]:
         if low < high:
             owners = frozenset(one for one in sets if holds(one, low))
             parts.setdefault(owners, []).append((low, high - 1))
-    found = [intersect(tuple(ranges), ANY) for ranges in parts.values()]
-    return [one for one in found if one]
+    classes = [intersect(tuple(ranges), ANY) for ranges in parts.values()]
+    return [one for one in classes if one]
 
 
 @lru_cache(maxsize=512)

@@ -140,10 +140,10 @@ class _Digits:
     """Steps through the texts of numbers that keep some rules."""
 
     def __init__(self, rules: Iterable[NumberRule]) -> None:
-        found = list(dict.fromkeys(rules))
-        self._bounds = [self._bound(rule) for rule in found if isinstance(rule, Compare)]
-        self._multiples = [rule for rule in found if isinstance(rule, Multiple)]
-        wholes = {rule.is_one for rule in found if isinstance(rule, Whole)}
+        distinct = list(dict.fromkeys(rules))
+        self._bounds = [self._bound(rule) for rule in distinct if isinstance(rule, Compare)]
+        self._multiples = [rule for rule in distinct if isinstance(rule, Multiple)]
+        wholes = {rule.is_one for rule in distinct if isinstance(rule, Whole)}
         self._may_have_point = True not in wholes
         self._needs_fraction = False in wholes
         self._n_decimals = [_decimals(rule.value) for rule in self._multiples]

@@ -138,9 +138,9 @@ class Objects:
 
     def _others(self, case: Case, names: set[str], is_short: bool) -> str | None:
         """The rule of a property whose name is not listed; None if there may be none."""
-        found = those(case, Properties)
-        patterns = list(dict.fromkeys(lang for one in found for lang, _ in one.patterns))
-        is_open = any(one.rest is not None or one.is_open for one in found)
+        conditions = those(case, Properties)
+        patterns = list(dict.fromkeys(lang for one in conditions for lang, _ in one.patterns))
+        is_open = any(one.rest is not None or one.is_open for one in conditions)
         is_short = is_short and not patterns
         if not (is_open or is_short or patterns):
             return None
@@ -160,13 +160,13 @@ class Objects:
             key = meet([*usual, *(lang if lang in here else negated(lang) for lang in patterns)])
             name = self._texts.string(key)
             if name is not None:
-                value = Rule(self._rule_of(self._value_node(found, here)))
+                value = Rule(self._rule_of(self._value_node(conditions, here)))
                 pairs.append([Rule(name), SPACE, Literal(":"), SPACE, value])
         return self._grammar.add("pair", pairs) if pairs else None
 
-    def _value_node(self, found: list[Properties], here: set[Lang]) -> Node:
+    def _value_node(self, conditions: list[Properties], here: set[Lang]) -> Node:
         fits = []
-        for one in found:
+        for one in conditions:
             own = [Fits(number) for lang, number in one.patterns if lang in here]
             if not own and one.rest is not None:
                 own = [Fits(one.rest)]

@@ -71,9 +71,9 @@ def pattern_language(pattern: str) -> Lang:
     tree = reader.alternatives(0)
     if reader.at < len(pattern):
         raise PatternError("it has a ) without a (")
-    found = _resolved(tree, ALL)
+    lang = _resolved(tree, ALL)
     begins = isinstance(tree, Seq) and tree.parts[:1] == (Mark("^"),)
-    return found if begins else seq(ALL, found)
+    return lang if begins else seq(ALL, lang)
 
 
 def _has_look(tree: Lang) -> bool:
@@ -123,11 +123,11 @@ class _Reader:
         """Up to its end, or to the ) of a group."""
         if depth > MAX_DEPTH:
             raise PatternError(f"its groups are nested more than {MAX_DEPTH} deep")
-        found = [self._sequence(depth)]
+        branches = [self._sequence(depth)]
         while self._next_is("|"):
             self.at += 1
-            found.append(self._sequence(depth))
-        return either(found)
+            branches.append(self._sequence(depth))
+        return either(branches)
 
     def _sequence(self, depth: int) -> Lang:
         parts: list[Lang] = []
@@ -221,8 +221,8 @@ class _Reader:
         """What stands behind a backslash, edges of words apart."""
         char = self._take()
         if char.lower() in _CLASSES:
-            found = _CLASSES[char.lower()]
-            return found if char.islower() else complement(found)
+            char_class = _CLASSES[char.lower()]
+            return char_class if char.islower() else complement(char_class)
         if char in _CONTROLS:
             return ((_CONTROLS[char], _CONTROLS[char]),)
         if char in "pP":
@@ -279,16 +279,16 @@ class _Reader:
         if not self._next_is("{") or end < 0:
             raise PatternError("\\p has no name in braces")
         name = self._text[self.at + 1 : end]
-        found = category(name)
-        if found is None:
+        chars = category(name)
+        if chars is None:
             raise PatternError(f"\\p{{{name}}} is not a general category")
         self.at = end + 1
-        return complement(found) if is_negative else found
+        return complement(chars) if is_negative else chars
 
     def _bracket(self) -> CharSet:
         is_negative = self._next_is("^")
         self.at += is_negative
-        found: list[CharSet] = []
+        sets: list[CharSet] = []
         while not self._next_is("]"):
             low = self._member()
             if self._next_is("-") and not self._next_is("-]"):
@@ -299,9 +299,9 @@ class _Reader:
                 if high[0][0] != high[0][1] or high[0][0] < low[0][0]:
                     raise PatternError("a range in brackets ends before it begins")
                 low = scalars([(low[0][0], high[0][0])])
-            found.append(low)
+            sets.append(low)
         self.at += 1
-        ranges = union(*found)
+        ranges = union(*sets)
         return complement(ranges) if is_negative else ranges
 
     def _member(self) -> CharSet:

@@ -112,10 +112,10 @@ class Texts:
 
     def char(self, ranges: CharSet) -> Item:
         """A character of a set, within quotation marks."""
-        found = self._chars.get(ranges)
-        if found is None:
-            found = self._chars[ranges] = self._made(ranges)
-        return found
+        rule = self._chars.get(ranges)
+        if rule is None:
+            rule = self._chars[ranges] = self._made(ranges)
+        return rule
 
     def _made(self, ranges: CharSet) -> Item:
         if ranges == ANY:
@@ -150,8 +150,8 @@ class Texts:
             return self._grammar.add("string", [[QUOTE, *inside, QUOTE]])
         if isinstance(lang, Words):
             return self.listed(json.dumps(word, ensure_ascii=False) for word in lang.words)
-        found = table(lang)
-        return None if found.is_empty else self.of_table(found, "string", quoted=True)
+        automaton = table(lang)
+        return None if automaton.is_empty else self.of_table(automaton, "string", quoted=True)
 
     def case(self, parts: list[Lang]) -> Lang | str | None:
         """Strings of all of the sets at once: the set, where it is one by itself, or their rule.
@@ -181,8 +181,8 @@ class Texts:
                 raise TooLargeError(f"{low:,} characters and a pattern are too many states")
         key = (lang, low, high)
         if key not in self._counted:
-            found = counted(states, low, high)
-            rule = None if found.is_empty else self.of_table(found, "string", quoted=True)
+            automaton = counted(states, low, high)
+            rule = None if automaton.is_empty else self.of_table(automaton, "string", quoted=True)
             self._counted[key] = rule
         return self._counted[key]
 
@@ -209,11 +209,11 @@ class Texts:
             self._grammar.put(name, ways)
         return first
 
-    def of_table(self, found: Table, kind: str, *, quoted: bool = False) -> str:
+    def of_table(self, table: Table, kind: str, *, quoted: bool = False) -> str:
         """The rule of an automaton's texts."""
         grammar = self._grammar
-        names = [grammar.name(kind) for _ in found.ends]
-        for name, steps, may_end in zip(names, found.steps, found.ends, strict=True):
+        names = [grammar.name(kind) for _ in table.ends]
+        for name, steps, may_end in zip(names, table.steps, table.ends, strict=True):
             ways: list[list[Item]] = [
                 [self.char(ranges) if quoted else OneOf(ranges), Rule(names[to])]
                 for ranges, to in steps

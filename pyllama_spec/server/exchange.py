@@ -18,7 +18,7 @@ from pyllama_spec.server.serving import note_failure
 
 if TYPE_CHECKING:
     from pyllama_spec.server.models import Models
-    from pyllama_spec.server.served_model import Found
+    from pyllama_spec.server.served_model import ChosenModel
     from pyllama_spec.server.service import Service
 
 _T = TypeVar("_T")
@@ -67,7 +67,7 @@ class Exchange:
 
     def __init__(self, models: Models, scope: Scope, receive: Receive, send: Send) -> None:
         self.models, self.serving, self._receive, self._send = models, models.serving, receive, send
-        self._used: Found | None = None
+        self._used: ChosenModel | None = None
         self._with_adapters = ExitStack()
         self._late_error: _LateError | None = None
         self._scope = scope
@@ -123,26 +123,26 @@ class Exchange:
 
         """
         models = self.models
-        found = models.find(name)
-        if needs_base and found.adapter is not None:
+        choice = models.find(name)
+        if needs_base and choice.adapter is not None:
             raise ApiError(
-                400, f"{found.adapter!r} is an adapter, which counts for texts alone: ask "
-                f"{found.model.name!r}", "unsupported", "model",
+                400, f"{choice.adapter!r} is an adapter, which counts for texts alone: ask "
+                f"{choice.model.name!r}", "unsupported", "model",
             )  # fmt: skip
         self.release()
-        if found.model.service is not None:
+        if choice.model.service is not None:
             self._used = await models.use(name)
         else:
             self._used = await self._loaded(name, late_error)
         service = self.service
         if models.only is None:
             self.note["model"] = service.name
-        if found.adapter is not None:
-            self.note["adapter"] = found.adapter
-            self._with_adapters.enter_context(service.llm.with_adapters(models.adapters(found)))
+        if choice.adapter is not None:
+            self.note["adapter"] = choice.adapter
+            self._with_adapters.enter_context(service.llm.with_adapters(models.adapters(choice)))
         return service
 
-    async def _loaded(self, name: str | None, late_error: _LateError | None) -> Found:
+    async def _loaded(self, name: str | None, late_error: _LateError | None) -> ChosenModel:
         """See use()."""
         self._late_error = late_error
         calls = (self._ping, self._send_held) if late_error is not None else ()

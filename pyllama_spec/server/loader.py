@@ -84,8 +84,8 @@ def _past_bytes(keys: Mapping[str, GgufKey], params: ContextParams, n_parallel: 
         return next((key.value for name, key in keys.items() if name.endswith(end)), None)
 
     def number(end: str) -> int:
-        found = value(end)
-        return found if isinstance(found, int) else 0
+        length = value(end)
+        return length if isinstance(length, int) else 0
 
     n_layer, n_embd = number(".block_count"), number(".embedding_length")
     heads = value(".attention.head_count_kv") or value(".attention.head_count") or 0

@@ -148,22 +148,22 @@ def read_models(path: str | os.PathLike[str]) -> ModelList:
     file = Path(path)
     text = read_text(file, "the models' file")
     with _told(str(path)):
-        found = _decoded(text)
-        for name in found.defaults:
+        listed = _decoded(text)
+        for name in listed.defaults:
             if name in ("aliases", "adapters"):
                 raise ArgumentError(f"{name} belongs to one model: it cannot be in [defaults]")
         specs = []
-        for name, table in found.models.items():
+        for name, table in listed.models.items():
             with _told(f"models.{name}"):
-                specs.append(_spec(name, {**found.defaults, **table}, file.parent))
-        memory, most = found.memory_mib, found.max_loaded
+                specs.append(_spec(name, {**listed.defaults, **table}, file.parent))
+        memory, most = listed.memory_mib, listed.max_loaded
         return ModelList(
             specs=tuple(specs),
-            default=next(iter(found.models), "") if found.default is None else found.default,
+            default=next(iter(listed.models), "") if listed.default is None else listed.default,
             memory_bytes=None if memory is None else count(memory, "memory_mib", 1) << 20,
             max_loaded=None if most is None else count(most, "max_loaded", 1),
-            load_timeout_s=real(found.load_timeout_s, "load_timeout_s", 0),
-            turn_s=real(found.turn_s, "turn_s", 0),
+            load_timeout_s=real(listed.load_timeout_s, "load_timeout_s", 0),
+            turn_s=real(listed.turn_s, "turn_s", 0),
         )
 
 

@@ -28,7 +28,7 @@ from pyllama_spec.server.model_list import ModelList, ModelSpec
 from pyllama_spec.server.served_model import (
     STATES,
     Adapters,
-    Found,
+    ChosenModel,
     Opened,
     ServedModel,
     load_adapters,
@@ -71,7 +71,7 @@ class Models:
         else:
             self._listed = listed
             self.all = [ServedModel(spec.name, spec) for spec in listed.specs]
-        self._by_name = {name: found for one in self.all for name, found in one.names()}
+        self._by_name = {name: choice for one in self.all for name, choice in one.names()}
         # Models are loaded one at a time: which one is now, while others are in line.
         self._one_load = asyncio.Lock()
         self._being_loaded: ServedModel | None = None
@@ -119,7 +119,7 @@ class Models:
         """The one model of a server that has no list of them."""
         return self._only
 
-    def find(self, name: str | None) -> Found:
+    def find(self, name: str | None) -> ChosenModel:
         """What a request's name for its model means; None for the one of no name.
 
         Raises:
@@ -127,21 +127,21 @@ class Models:
 
         """
         if self._only is not None:
-            return Found(self._only, None)
+            return ChosenModel(self._only, None)
         default = self._listed.default
-        found = self._by_name.get(default if name is None else name)
-        if found is None and self._listed.takes_any_name:
-            found = self._by_name[default]
-        if found is None:
+        choice = self._by_name.get(default if name is None else name)
+        if choice is None and self._listed.takes_any_name:
+            choice = self._by_name[default]
+        if choice is None:
             names = list(self._by_name)
             more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
             raise ApiError(
                 404, f"there is no model {name!r:.100} here; there are "
                 f"{', '.join(names[:_MAX_NAMED])}{more}", "model_not_found", "model",
             )  # fmt: skip
-        return found
+        return choice
 
-    async def use(self, name: str | None) -> Found:
+    async def use(self, name: str | None) -> ChosenModel:
         """Waits until a model is loaded, and keeps it so until done_with() is called.
 
         Raises:
@@ -149,18 +149,18 @@ class Models:
                 too long.
 
         """
-        found = self.find(name)
-        one = found.model
+        choice = self.find(name)
+        one = choice.model
         if not one.takes_requests:
             await self._wait_for(one)
-        if found.adapter is not None:
+        if choice.adapter is not None:
             assert one.opened is not None
-            why = one.opened.failures.get(found.adapter)
+            why = one.opened.failures.get(choice.adapter)
             if why is not None:
-                raise _not_loaded(found.adapter, why)
+                raise _not_loaded(choice.adapter, why)
         one.n_users += 1
         one.cancel_expiry()
-        return found
+        return choice
 
     def done_with(self, one: ServedModel) -> None:
         """Ends a use()."""
@@ -178,10 +178,10 @@ class Models:
             loop = asyncio.get_running_loop()
             one.expiry = loop.call_later(after, self._begin, self._expire, one, one.last_used)
 
-    def adapters(self, found: Found) -> Adapters:
+    def adapters(self, choice: ChosenModel) -> Adapters:
         """What a loaded model is computed with under a name."""
-        opened = found.model.opened
-        return () if found.adapter is None or opened is None else opened.adapters[found.adapter]
+        opened = choice.model.opened
+        return () if choice.adapter is None or opened is None else opened.adapters[choice.adapter]
 
     def without_paths(self, message: str) -> str:
         """A message to a client, which is not told where files lie."""

@@ -133,32 +133,32 @@ class PrefixFolder(BaseLlamaCache):
 
     def __getitem__(self, key: Sequence[int]) -> LlamaState:
         """The state that has most of a text's beginning; KeyError without one worth its file."""
-        found = self._closest(key)
-        if found is None or found[1] < self._min_tokens:
+        closest = self._closest(key)
+        if closest is None or closest[1] < self._min_tokens:
             raise KeyError("no file begins with enough of these tokens")
-        path = self._path(found[0])
+        path = self._path(closest[0])
         try:
             state = _state_of(path.read_bytes())
             os.utime(path)
         except (OSError, ArgumentError):
-            self._drop(found[0])
+            self._drop(closest[0])
             raise KeyError("the file is gone, or damaged") from None
         with self._lock:  # the one that was used last is the last to go
-            if found[0] in self._known:
-                self._known[found[0]] = self._known.pop(found[0])
+            if closest[0] in self._known:
+                self._known[closest[0]] = self._known.pop(closest[0])
         return state
 
     def __contains__(self, key: Sequence[int]) -> bool:
-        found = self._closest(key)
-        return found is not None and found[1] >= self._min_tokens
+        closest = self._closest(key)
+        return closest is not None and closest[1] >= self._min_tokens
 
     def __setitem__(self, key: Sequence[int], value: LlamaState) -> None:
         """Has a state written, unless it is short, or hardly more than what is there."""
         tokens, owner = value.tokens[: value.n_tokens], value.owner
         if len(tokens) < self._min_tokens or owner is None:
             return
-        found = self._closest(StateKey(tokens, owner))
-        if found is not None and found[1] > len(tokens) - _MIN_NEW:
+        closest = self._closest(StateKey(tokens, owner))
+        if closest is not None and closest[1] > len(tokens) - _MIN_NEW:
             return
         with suppress(queue.Full):
             self._queue.put_nowait((owner, value))

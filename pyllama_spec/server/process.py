@@ -138,10 +138,10 @@ def _bound(listening: Listening) -> socket.socket:
     """A socket at the address; never one that another process listens at."""
     count(listening.port, "port", 0, 65535)
     try:
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             listening.host, listening.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, address = found[0]
+        family, kind, protocol, _, address = addresses[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

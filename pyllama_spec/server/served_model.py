@@ -129,12 +129,12 @@ class ServedModel:
         most: int | None = None if self.spec is None else self.spec.keywords.get("max_waiting")
         return most
 
-    def names(self) -> Iterator[tuple[str, Found]]:
+    def names(self) -> Iterator[tuple[str, ChosenModel]]:
         """What it is called, and its adapters."""
         for name in (self.name, *self.aliases):
-            yield name, Found(self, None)
+            yield name, ChosenModel(self, None)
         for name in self.adapters:
-            yield name, Found(self, name)
+            yield name, ChosenModel(self, name)
 
     def places(self) -> Iterator[tuple[str, str]]:
         """Paths of its files, and what stands for each in a message."""
@@ -159,7 +159,7 @@ class ServedModel:
             self.expiry = None
 
 
-class Found(NamedTuple):
+class ChosenModel(NamedTuple):
     """What a name means: a model, and one of its adapters or None."""
 
     model: ServedModel

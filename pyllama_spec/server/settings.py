@@ -106,11 +106,11 @@ class ServerSettings:
             return ""
         seen = _digests(given or "")[-1]
         # All are looked at: how long it takes says nothing of which one was close.
-        found = [
+        matches = [
             sum(hmac.compare_digest(one, seen) for one in _digests(key)) > 0
             for key in self.api_keys
         ]
-        return f"key {found.index(True)}" if any(found) else None
+        return f"key {matches.index(True)}" if any(matches) else None
 
 
 def check_origin(text: str) -> str:

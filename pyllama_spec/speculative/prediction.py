@@ -67,7 +67,7 @@ class Prediction:
         """Looks for the place where it goes as the text ends: the next one behind the last."""
         if len(tokens) - self._n_prompt < _SIZE:
             return
-        found = self._places.get(tuple(tokens[len(tokens) - _SIZE :]))
-        if found:
-            self._at = next((at for at in found if at >= self._last_at), found[-1])
+        places = self._places.get(tuple(tokens[len(tokens) - _SIZE :]))
+        if places:
+            self._at = next((at for at in places if at >= self._last_at), places[-1])
             self._last_at, self._n_matched = self._at, _SIZE

@@ -62,7 +62,7 @@ class _Holder:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Beginning:
     """The best that somebody holds of a prompt.
 
     Attributes:
@@ -149,36 +149,36 @@ class Prefixes:
         n_common_own = n_own = n_common(state.tokens[: state.n_decoded], wanted)
         if not self._rollback.is_cut:
             n_own = self._reach_of(state, n_own)
-        found = self._best(mine, wanted, n_own)
-        n_known = max(found.n_known, n_common_own)
+        best = self._best(mine, wanted, n_own)
+        n_known = max(best.n_known, n_common_own)
         if state.n_decoded - n_own >= MIN_TOKENS:
             self.shelve(state)
-        if found.n > n_own:
-            self._adopt(mine, found)
-        self._wait(mine, wanted, max(found.n, n_own), beside)
+        if best.n > n_own:
+            self._adopt(mine, best)
+        self._wait(mine, wanted, max(best.n, n_own), beside)
         is_waiting = mine.source is not None
-        if not (is_waiting or self._rollback.is_cut) and n_known >= found.n + MIN_TOKENS:
+        if not (is_waiting or self._rollback.is_cut) and n_known >= best.n + MIN_TOKENS:
             run.borders.add(n_known)  # the next one can begin here
 
-    def _best(self, mine: _Holder, wanted: Sequence[int], n_own: int) -> _Found:
+    def _best(self, mine: _Holder, wanted: Sequence[int], n_own: int) -> _Beginning:
         """Who holds most of a prompt, the own sequence first."""
-        found = _Found(n_own)
+        best = _Beginning(n_own)
         for holder in self._others(mine):
             n = n_common(holder.state.tokens[: holder.state.n_decoded], wanted)
-            found.n_known = max(found.n_known, n)
+            best.n_known = max(best.n_known, n)
             least = n_own + max(MIN_COPIED, holder.state.n_decoded // _COPIED_PART)
             if n < least or not self._can_copy:
                 continue
             n = self._reach_of(holder.state, n)
-            if n >= least and n > found.n:
-                found.n, found.holder = n, holder
+            if n >= least and n > best.n:
+                best.n, best.holder = n, holder
         assert self.store is not None
         ids = as_ids(wanted)
         entry, n, n_known = self.store.closest(ids, mine.key, self._reach_of_entry)
-        found.n_known = max(found.n_known, n_known)
-        if entry is not None and n > found.n and n >= n_own + MIN_TOKENS:
-            found.n, found.holder, found.entry = n, None, entry
-        return found
+        best.n_known = max(best.n_known, n_known)
+        if entry is not None and n > best.n and n >= n_own + MIN_TOKENS:
+            best.n, best.holder, best.entry = n, None, entry
+        return best
 
     def _others(self, mine: _Holder) -> list[_Holder]:
         """The sequences that are computed as this one is; not those that were given another id."""
@@ -208,15 +208,15 @@ class Prefixes:
 
     # ---- copies
 
-    def _adopt(self, mine: _Holder, found: _Found) -> None:
+    def _adopt(self, mine: _Holder, best: _Beginning) -> None:
         """Copies what somebody holds into a sequence; empties it where that fails."""
         state, memory, drafter = mine.state, self._target.memory, self._drafter
         seq = state.seq_id
         # First: an interrupt in the middle leaves a sequence that says it holds nothing.
         self._empty(state)
         try:
-            if found.holder is not None:
-                source = found.holder.state
+            if best.holder is not None:
+                source = best.holder.state
                 tokens = source.tokens[: source.n_decoded]
                 if self._rollback.is_cut:
                     memory.copy(source.seq_id, seq)
@@ -224,14 +224,14 @@ class Prefixes:
                     memory.copy_in(seq, memory.copy_out(source.seq_id))
                 self._rollback.fork(source.seq_id, seq)
                 drafter.copy(source.seq_id, seq)
-            elif found.entry is not None:
-                entry, store = found.entry, self.store
+            elif best.entry is not None:
+                entry, store = best.entry, self.store
                 assert store is not None
                 tokens = entry.tokens.tolist()
                 memory.copy_in(seq, entry.memory)
                 self._rollback.take_over(seq, entry.checkpoints)
                 drafter.restore(seq, entry.drafter)
-                if found.n == entry.n_tokens:
+                if best.n == entry.n_tokens:
                     store.remove(entry)  # the sequence goes on with all of it
                 else:
                     store.touch(entry)

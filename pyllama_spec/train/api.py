@@ -259,10 +259,10 @@ def _check_before_opening(config: RunConfig) -> None:
         raise ArgumentError(f"{config.out} is the target itself; give another output")
     if config.use is None:
         work = config.work_dir
-        found = next((path for path in (work, *work.parents) if path.exists()), work)
-        if found.exists() and not found.is_dir():
+        above = next((path for path in (work, *work.parents) if path.exists()), work)
+        if above.exists() and not above.is_dir():
             raise ArgumentError(
-                f"work={work}: {found} is a file; give a folder for text, features and checkpoints"
+                f"work={work}: {above} is a file; give a folder for text, features and checkpoints"
             )
     if config.corpus.prompts is not None:
         read_prompts(config.corpus.prompts)

@@ -196,9 +196,9 @@ class TokenIndex:
         """
         for k in ORDERS:
             if len(tail) >= k:
-                found = self._follow(k, tail)
-                if found:
-                    return found
+                places = self._follow(k, tail)
+                if places:
+                    return places
         return []
 
     def _follow(self, k: int, tail: Sequence[int]) -> list[Place]:
@@ -207,7 +207,7 @@ class TokenIndex:
         most = longest = len(ending)
         gram = ending[-k:]
         at = self._heads[k][self._bucket(k, gram)]
-        found: list[Place] = []
+        places: list[Place] = []
         for _ in range(_MAX_STEPS):
             if not k <= at < end:
                 # Behind the last token, or of a text that is not whole yet: one before may count.
@@ -215,18 +215,18 @@ class TokenIndex:
                     break
             else:
                 n = self._n_equal(k, at, ending, gram)
-                if n and (not found or n > longest):
+                if n and (not places or n > longest):
                     longest = n
-                    found.clear()
+                    places.clear()
                 if n and n == longest:
-                    found.append(Place(n, at))
-                    if n == most and len(found) == _MAX_PLACES:
+                    places.append(Place(n, at))
+                    if n == most and len(places) == _MAX_PLACES:
                         break
             before = links[at]
             if before >= at:  # damaged: it would go round
                 break
             at = before
-        return found[:_MAX_PLACES]
+        return places[:_MAX_PLACES]
 
     def _n_equal(self, k: int, at: int, ending: list[int], gram: list[int]) -> int:
         """How many tokens before a place are those of the ending; 0 for fewer than k."""

@@ -128,10 +128,10 @@ def build(
         elif parts:
             store.write_all(parts)
         progress(0.9 * (i + 1) / len(files))
-    found = played(store, held_out) if held_out else None
+    replayed = played(store, held_out) if held_out else None
     store.write_all(held_out)
     progress(1.0)
-    return n_texts, found
+    return n_texts, replayed
 
 
 def play(

@@ -164,8 +164,8 @@ def _first_places(
     hashes = np.array([_hashes(np.frombuffer(lead, np.int32))[0] for lead in whole], np.uint64)
     out: dict[bytes, tuple[int, int]] = {}
     for i, text in enumerate(texts):
-        found = _hashes(text.ids)
-        for at in np.flatnonzero(np.isin(found, hashes)).tolist():
+        own_hashes = _hashes(text.ids)
+        for at in np.flatnonzero(np.isin(own_hashes, hashes)).tolist():
             gram = text.ids[at : at + MAX_MATCH].tobytes()
             if gram in leads:
                 out.setdefault(gram, (i, at + MAX_MATCH))

@@ -107,8 +107,8 @@ class MtpHead(DraftHead):
 
     def _fixed(self, name: str) -> Tensor:
         """What stays as it is of the block."""
-        found: Tensor = getattr(self, _of(self.facts.tensor(name)))
-        return found
+        value: Tensor = getattr(self, _of(self.facts.tensor(name)))
+        return value
 
     def _block(self, x: Tensor, name: str) -> Tensor:
         """The product with a matrix of the block, and its bias where there is one."""
@@ -189,13 +189,13 @@ class MtpHead(DraftHead):
             attended = torch.einsum("hvr,nhr->nhv", self._fixed("attn_v_b"), latent)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)
-        found = self._block(attended.flatten(-2), "attn_output").float()
+        attended_out = self._block(attended.flatten(-2), "attn_output").float()
         before = self.facts.family.ffn_norm
         if before:
-            x = x + found
+            x = x + attended_out
             x = x + self._feed(self._block_norm(x, before))
         else:  # beside attention
-            x = x + found + self._feed(normed)
+            x = x + attended_out + self._feed(normed)
         row = self._last_norm(x)
         return row, row * self.facts.logit_scale
 

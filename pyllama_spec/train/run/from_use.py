@@ -289,9 +289,9 @@ class UseRun(Generic[H]):
         try:
             with interruptions() as interrupted:
                 for piece in pieces:
-                    found = live.of(piece.sequence)
+                    rows = live.of(piece.sequence)
                     for begin, _ in piece.windows:
-                        features.put(i, found, begin)
+                        features.put(i, rows, begin)
                         i += 1
                     done += len(piece.sequence.tokens)
                     self._reporter.progress(
@@ -448,8 +448,8 @@ def _check_name(path: Path, weights: TargetWeights) -> None:
 def _type_of(path: Path, names: Iterable[str]) -> str:
     """The type of the matrices among some tensors of a draft's file."""
     tensors = read_table(path).tensors
-    found = (tensors[name] for name in names if name in tensors)
-    types = {tensor.type_id for tensor in found if len(tensor.shape) == 2}
+    matrices = (tensors[name] for name in names if name in tensors)
+    types = {tensor.type_id for tensor in matrices if len(tensor.shape) == 2}
     return next((name for number, name in _TYPES.items() if number in types), "f16")
 
 
