@@ -51,11 +51,12 @@ def draft_bound(
 ) -> DraftBound:
     """The tightest of the bounds that are given; among equals the first one.
 
-    The first three hold as long as a context is open, the others for one round.
+    n_snapshots and snapshots hold as long as a context is open, n_seqs, n_left and n_free for one
+    round.
 
     Args:
         bound: what holds already: the drafter's own number, or all that hold for the context.
-        n_draft: what the caller allows.
+        n_draft: what the caller allows, of the context or of a request.
         n_snapshots: how many tokens a recurrent state can take back (Rollback.max_draft).
         snapshots: why no more, in words (Rollback.max_draft_reason).
         n_rows: the rows of a decode that verifies: those that are computed as single ones are, that

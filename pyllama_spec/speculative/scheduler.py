@@ -221,11 +221,10 @@ class Scheduler:
         if not limits.draft_bound.max_draft:
             return Span(state.seq_id, n_past)
         bound = draft_bound(
-            limits.draft_bound, n_rows=self._width, n_seqs=n_seqs,
+            limits.draft_bound, n_draft=run.max_draft, n_rows=self._width, n_seqs=n_seqs,
             n_left=run.max_tokens - run.n_generated, n_free=limits.n_ctx - n_past,
         )  # fmt: skip
-        most = bound.max_draft if run.max_draft is None else min(bound.max_draft, run.max_draft)
-        return Span(state.seq_id, n_past, most)
+        return Span(state.seq_id, n_past, bound.max_draft)
 
     def _prompt_spans(self, runs: Sequence[SequenceRun], texts: Sequence[Span]) -> Iterator[Span]:
         """Parts of prompts: those that are read in one part before longer ones, else in order.

@@ -151,3 +151,17 @@ def test_how_much_may_be_drafted(bounds: dict[str, Any], max_draft: int, reason:
     bound = draft_bound(DraftBound(8, "its own"), **bounds)
     assert bound.max_draft == max_draft
     assert reason in bound.reason
+
+
+@pytest.mark.parametrize(("asked", "max_draft"), [(None, 7), (0, 0), (3, 3), (7, 7), (20, 7)])
+def test_a_request_drafts_no_more_than_it_allows(asked: int | None, max_draft: int) -> None:
+    """The others of its round may draft as much as before."""
+    limits = Limits(n_ctx=99, n_batch=64, n_outputs=64, draft_bound=DraftBound(7, "its own"))
+    runs = [SequenceRun(SequenceState(seq, [1, 2], 1), [1], max_tokens=50) for seq in range(2)]
+    runs[0].max_draft = asked
+    for run in runs:
+        run.n_generated = 1
+    together = [span.max_draft for span in Scheduler(limits).plan(runs)]
+    assert together == [max_draft, 7]
+    (alone,) = Scheduler(limits).plan(runs[:1])
+    assert alone.max_draft == max_draft
