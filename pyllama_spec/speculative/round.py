@@ -295,14 +295,14 @@ class Round:
             if self.max_draft:
                 self._draft(spans)
             propose_s = draft_s = perf_counter() - start
-            verify_s = 0.0
+            verify_s, pace = 0.0, self.scheduler.pace
             for part in self._parts(spans):
                 for decode in self.scheduler.decodes(part):
                     decode_s, commit_s = self._decode(decode, out)
                     verify_s += decode_s
                     draft_s += commit_s
-                    if decode_s and self.scheduler.pace and (n := decode.spans[0].n_prompt) > 1:
-                        self.scheduler.pace.learn(n, decode_s + commit_s)
+                    if pace and decode_s and (n := decode.spans[0].n_prompt) > 1:
+                        pace.learn(n, decode_s + commit_s)
         except BaseException:
             for span in spans:
                 self.sequences.recover(self._runs[span.seq].state)
@@ -311,6 +311,8 @@ class Round:
 
     def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         """Spans that may share a decode: those that are computed with the same adapters."""
+        if len(spans) == 1:
+            return (spans,)
         parts: dict[Adapters, list[Span]] = {}
         for span in spans:
             parts.setdefault(self._runs[span.seq].adapters, []).append(span)
@@ -343,17 +345,19 @@ class Round:
         asked = [span for span in spans if span.n_requested]
         if not asked:
             return
-        requests = []
+        requests, unanswered = [], []
         for span in asked:
             run = self._runs[span.seq]
             request = self.scheduler.request(span, run.view)
             if run.prediction is not None:
                 span.draft = run.prediction.propose(request)
-            if not span.draft.ids:
-                requests.append(request)
-        asked = [span for span in asked if not span.draft.ids]
-        for span, draft in zip(asked, self.drafter.propose(requests) if asked else (), strict=True):
-            span.draft = draft
+                if span.draft.ids:
+                    continue
+            requests.append(request)
+            unanswered.append(span)
+        if requests:
+            for span, draft in zip(unanswered, self.drafter.propose(requests), strict=True):
+                span.draft = draft
         self.scheduler.set_lengths(spans)
 
     def _decode(self, decode: Decode, out: Ended) -> tuple[float, float]:
@@ -561,10 +565,12 @@ class Round:
         is_pure = not any(span.n_prompt for span in spans)
         spent = Spent(propose_s, verify_s, round_s - propose_s - verify_s, is_pure)
         learnt = self.scheduler.learn(spans, spent)
-        forced = [(span, NO_GAIN) for span in spans if span.is_forced]
-        for span, gain in (*learnt, *forced):
+        share_s = propose_s / max(len(learnt), 1)
+        if len(learnt) < len(spans):  # else the controller decided on all of them
+            learnt += [(span, NO_GAIN) for span in spans if span.is_forced]
+        for span, gain in learnt:
             if span.tokens:
-                self._runs[span.seq].stats.count_span(span, gain, propose_s / max(len(learnt), 1))
+                self._runs[span.seq].stats.count_span(span, gain, share_s)
         controller = self.scheduler.controller
         for span in spans:
             # A failure of the drafter has said so already.

@@ -102,7 +102,7 @@ class SpeculationStats:
         self.proposed += len(span.draft.ids)
         self.drafted += n_drafted
         self.accepted += n_accepted
-        if span.is_forced:
+        if n_drafted and span.is_forced:
             self.forced += n_drafted
             self.forced_accepted += n_accepted
         _count_in(self.accepted_histogram, n_accepted)
