@@ -92,6 +92,17 @@ def test_chances_are_learnt_by_kind() -> None:
     assert chances.chance(kind) > 0.8
 
 
+def test_little_that_is_equal_promises_little() -> None:
+    """A kind that was never seen: more equal tokens make it likelier, none or three not likely."""
+    for is_own in (False, True):
+        of_matches = [Chances().chance(CopyKind(m, 1, 1, is_own)) for m in range(3, 25)]
+        behind_gaps = [Chances().chance(CopyKind(m, 1, 1, is_own, 2)) for m in range(4)]
+        for p in (of_matches, behind_gaps):
+            assert p == sorted(p)
+        assert of_matches[0] <= 0.6 < of_matches[1] < of_matches[-1]
+        assert behind_gaps[0] < 0.2 < behind_gaps[1]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_truncate_leaves_no_trace(seed: int) -> None:
     rng = random.Random(seed)

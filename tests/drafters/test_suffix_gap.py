@@ -75,22 +75,26 @@ def test_it_goes_on_behind_a_difference(
     assert found == known[N_LEAD + at : N_LEAD + at + 8]
 
 
-def test_a_difference_of_the_same_lengths_comes_again() -> None:
-    """Three tokens in place of one: the second time the copy goes on at once behind them."""
+@pytest.mark.parametrize("n", [3, 7])
+def test_a_difference_of_the_same_lengths_comes_again(n: int) -> None:
+    """Several tokens in place of one: the second time the copy goes on at once behind them."""
     drafter, known = knows(2)
     a = known[N_LEAD:]
-    first = [[501, 502, 503], [a[1]], a[2:6]]
-    assert behind(drafter, known, *first, [504, 505, 506]) == a[7:15]
+    first, second = list(range(501, 501 + n)), list(range(521, 521 + n))
+    assert behind(drafter, known, first, [a[1]], a[2:6], second) == a[7:15]
     drafter, known = knows(2)
     assert behind(drafter, known, [a[0], *a[1:6]], [504, 505, 506]) == a[9:17]
 
 
-@pytest.mark.parametrize("n", [12, 13, 30])
-def test_a_long_difference_is_given_up(n: int) -> None:
+@pytest.mark.parametrize("n", [1, 3, 4, 7, 11, 12, 30])
+def test_a_long_difference_waits_for_an_equal_token_and_is_given_up(n: int) -> None:
+    """A guess behind many other tokens is hardly ever right, and costs a row each time."""
     drafter, known = knows(3)
-    new = [600 + i for i in range(n)]
-    found = behind(drafter, known, new)
-    assert bool(found) is (n <= 12)
+    a, new = known[N_LEAD:], [600 + i for i in range(n)]
+    assert bool(behind(drafter, known, new)) is (n <= 3)
+    drafter, _ = knows(3)
+    found = behind(drafter, known, *([token] for token in new), [a[n]])
+    assert found == (a[n + 1 : n + 9] if n < 12 else [])
 
 
 @pytest.mark.parametrize("how", ["user", "private", "copy", "truncate"])

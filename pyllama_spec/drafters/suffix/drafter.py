@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pyllama_spec.drafters.base import NO_DRAFT, Committed, Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.suffix.chances import Chances, CopyKind
-from pyllama_spec.drafters.suffix.gap import Gap, Lengths, ResumePoint, resume_point
+from pyllama_spec.drafters.suffix.gap import Gap, Lengths, ResumePoint, is_too_long, resume_point
 from pyllama_spec.drafters.suffix.memory import MARK, Memory, Source, TokenOrigin
 from pyllama_spec.drafters.suffix.token_index import (
     MAX_MATCH,
@@ -355,9 +355,11 @@ class Suffix(Drafter):
         """Goes on with a copy behind a difference, as far as it is likely to be right."""
         is_own, index = gap.source is None, _index_of(gap.source, text)
         new = text.index.tokens[gap.begin : text.index.n]
+        if is_too_long(len(new)):
+            text.gap = None
+            return None
         point = resume_point(gap, index, new, text.lengths)
         if point is None:
-            text.gap = None
             return None
         ids = _continuation(index, point.at, n, is_own=is_own)
         n_equal, n_gap = point.n_equal, point.lengths.in_text

@@ -16,6 +16,9 @@ from pyllama_spec.drafters.suffix.token_index import TokenIndex
 
 # The most tokens that the text may have from the difference on before the copy is given up.
 _MAX_GAP = 12
+# A longer difference is not skipped before a token behind it is equal: of 242 such copies 2 were
+# right on the traces and mixed prompts of benchmarks/, and 35 of 392 behind shorter ones.
+_MAX_UNSEEN = 3
 # How many more of them the copied text may have.
 _MAX_EXTRA = 12
 # The most equal tokens behind a difference that are looked for; the index finds longer matches.
@@ -59,6 +62,11 @@ class ResumePoint(NamedTuple):
     lengths: Lengths
 
 
+def is_too_long(n: int) -> bool:
+    """Whether a difference of n tokens is no longer a name or a number within the same text."""
+    return n > _MAX_GAP
+
+
 def resume_point(
     gap: Gap, index: TokenIndex, text: Sequence[int], last: Lengths
 ) -> ResumePoint | None:
@@ -71,11 +79,11 @@ def resume_point(
         last: of the last difference behind which a copy was right.
 
     Returns:
-        None where there is nothing to go on with, or the difference has become too long.
+        None where there is nothing to go on with.
 
     """
     n = len(text)
-    if not 0 < n <= _MAX_GAP:
+    if not n:
         return None
     new = list(text)
     copied: list[int] = index.tokens[gap.at : min(gap.at + n + _MAX_EXTRA, index.n)].tolist()
@@ -84,6 +92,8 @@ def resume_point(
         for end in range(n_equal, len(copied)):
             if copied[end - n_equal : end] == ending:
                 return ResumePoint(gap.at + end, n_equal, Lengths(end - n_equal, n - n_equal))
+    if last.in_text != n and n > _MAX_UNSEEN:
+        return None
     n_skipped = last.in_source if last.in_text == n else n
     if n_skipped >= len(copied):
         return None
