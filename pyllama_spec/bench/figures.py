@@ -23,7 +23,7 @@ class Totals:
     Attributes:
         n_texts: how many.
         n_tokens: committed by rounds: every token but the first of each text.
-        prompt_s, decode_s, draft_s, verify_s, cpu_s: as of Run.
+        prompt_s, decode_s, draft_s, verify_s, cpu_s, rounds_cpu_s: as of Run.
         transfers: between the host and devices, in the rounds.
         rounds, drafted, accepted: as of SpeculationStats.
         rounds_without_draft: of the rounds, those in which nothing was drafted.
@@ -37,6 +37,7 @@ class Totals:
     draft_s: float = 0.0
     verify_s: float = 0.0
     cpu_s: float = 0.0
+    rounds_cpu_s: float = 0.0
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -52,6 +53,11 @@ class Totals:
     def tps(self) -> float | None:
         """Tokens per second of the rounds; None without any."""
         return self.n_tokens / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def cpu_tps(self) -> float | None:
+        """Tokens of the rounds per second of the processor's time in them; None without any."""
+        return self.n_tokens / self.rounds_cpu_s if self.rounds_cpu_s > 0 else None
 
     @property
     def end_to_end_tps(self) -> float | None:
@@ -82,6 +88,7 @@ def total(runs: Iterable[Run]) -> Totals:
         draft_s=sum(run.draft_s for run in all_runs),
         verify_s=sum(run.verify_s for run in all_runs),
         cpu_s=sum(run.cpu_s for run in all_runs),
+        rounds_cpu_s=sum(run.rounds_cpu_s for run in all_runs),
         rounds=len(rounds),
         drafted=sum(drafted for drafted, _ in rounds),
         accepted=sum(accepted for _, accepted in rounds),
@@ -136,6 +143,14 @@ class Comparison:
     def speedup(self) -> float | None:
         """Ratio of the rates of the rounds."""
         return ratio(self.spec.tps, self.plain.tps)
+
+    @property
+    def cpu_speedup(self) -> float | None:
+        """Ratio of the rates by processor time: other programs change it less than the clock's.
+
+        With several threads it counts those that wait as well, since they spin.
+        """
+        return ratio(self.spec.cpu_tps, self.plain.cpu_tps)
 
     @property
     def end_to_end_speedup(self) -> float | None:

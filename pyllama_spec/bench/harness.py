@@ -29,13 +29,18 @@ from pyllama_spec.llama.loading import check_target
 Progress = Callable[[float], None]
 # Is given what is known of a prompt that was measured once more, with the first draft.
 OnPrompt = Callable[[PromptResult], None]
+# Is given all that was measured so far, as if it had been interrupted there.
+OnPart = Callable[[BenchResult], None]
 _WARM_UP_TOKENS = 32
 # Attention reads the KV cache in steps of this many positions.
 _N_CTX_STEP = 256
 
 
 def run(
-    config: BenchConfig, progress: Progress | None = None, on_prompt: OnPrompt | None = None
+    config: BenchConfig,
+    progress: Progress | None = None,
+    on_prompt: OnPrompt | None = None,
+    on_part: OnPart | None = None,
 ) -> BenchResult:
     """Measures.
 
@@ -48,6 +53,7 @@ def run(
         config: what to measure.
         progress: called with 0.0 .. 1.0.
         on_prompt: called with each prompt's figures so far, whenever it was measured.
+        on_part: called behind each prompt with the result so far, for who keeps it on disk.
 
     Raises:
         ArgumentError: the prompts file is malformed, or a prompt does not fit.
@@ -84,6 +90,8 @@ def run(
             if template.note and any(prompt.messages for prompt in prompts):
                 setups = [replace(one, notes=(*one.notes, template.note)) for one in setups]
             measurement = _Measurement(config, plain, specs, peer, progress, on_prompt, span)
+            if on_part is not None:
+                measurement.on_measured = lambda: on_part(measurement.part(setups))
             measurement.measure(prompts, ids)
             return measurement.result(setups)
 
@@ -163,6 +171,7 @@ class _Measurement:
     progress: Progress | None
     on_prompt: OnPrompt | None
     span: dict[str, Any]
+    on_measured: Callable[[], None] | None = None
     # Of each draft, by prompt.
     results: list[dict[str, PromptResult]] = field(default_factory=list)
     peer_failures: dict[str, str] = field(default_factory=dict)
@@ -243,6 +252,8 @@ class _Measurement:
             self._step(n_steps)
         if self.on_prompt is not None:
             self.on_prompt(self.results[0][prompt.id])
+        if self.on_measured is not None:
+            self.on_measured()
 
     def _ask(self, prompt: Prompt, n: int) -> PeerRun | None:
         """The peer's answer; None where it has none, which is noted."""
@@ -278,6 +289,12 @@ class _Measurement:
         if again.tokens[: fork.position] != pair.plain.tokens[: fork.position]:
             return None  # plain decoding does not repeat itself here
         return gaps[fork.position] if fork.position < len(gaps) else None
+
+    def part(self, setups: Sequence[Setup]) -> BenchResult:
+        """What there would be if it ended here."""
+        whole = self.result(setups)
+        others = tuple(replace(one, is_interrupted=True) for one in whole.others)
+        return replace(whole, is_interrupted=True, others=others)
 
     def result(self, setups: Sequence[Setup]) -> BenchResult:
         """What there is."""

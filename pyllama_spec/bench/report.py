@@ -89,6 +89,7 @@ def _comparison(both: Comparison) -> dict[str, Any]:
         "plain_end_to_end_tps": both.plain.end_to_end_tps,
         "spec_end_to_end_tps": both.spec.end_to_end_tps,
         "end_to_end_speedup": both.end_to_end_speedup,
+        "cpu_speedup": both.cpu_speedup,
         "n_texts": both.plain.n_texts,
         "n_tokens": both.plain.n_tokens,
         "rounds": both.spec.rounds,
@@ -132,6 +133,7 @@ def _time(totals: Totals) -> dict[str, float]:
     return {
         "prompt_s": totals.prompt_s, "decode_s": totals.decode_s, "draft_s": totals.draft_s,
         "verify_s": totals.verify_s, "rest_s": totals.rest_s, "cpu_s": totals.cpu_s,
+        "decode_cpu_s": totals.rounds_cpu_s,
     }  # fmt: skip
 
 

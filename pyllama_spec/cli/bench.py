@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,6 +24,7 @@ from pyllama_spec.terminal import ProgressBar, fitted
 
 if TYPE_CHECKING:
     from pyllama_spec.bench.figures import PromptResult
+    from pyllama_spec.bench.result import BenchResult
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EXIT_OK, _EXIT_FAILURE, _EXIT_INTERRUPTED = 0, 1, 130
@@ -58,7 +61,10 @@ def add_bench(commands: _Commands) -> None:
         help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
         "[profit]",
     )  # fmt: skip
-    add("--json", type=Path, default=None, metavar="OUT", help="write all figures there")
+    add(
+        "--json", type=Path, default=None, metavar="OUT",
+        help="write all figures there, after each prompt those that there are",
+    )  # fmt: skip
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
     add(
@@ -137,10 +143,11 @@ def run_bench(args: argparse.Namespace) -> int:
         beside_python=args.beside_python,
     )
     shown = None if sys.stderr.isatty() else _say
-    result = bench.run(config, ProgressBar("measuring"), shown)
+    on_part = None if args.json is None else partial(_keep, args.json)
+    result = bench.run(config, ProgressBar("measuring"), shown, on_part)
     print("\n".join(map(_line, bench.table(result).split("\n"))), flush=True)
     if args.json is not None:
-        _write(args.json, json.dumps(bench.to_json(result), indent=1) + "\n")
+        _write(args.json, result)
     if args.plot is not None:
         bench.plot(result, args.plot)
     if result.is_interrupted:
@@ -168,8 +175,17 @@ def _say(prompt: PromptResult) -> None:
     print(f"{what}: {plain:.1f} tokens per second, {spec:.1f} with the draft", file=sys.stderr)
 
 
-def _write(path: Path, text: str) -> None:
+def _keep(path: Path, result: BenchResult) -> None:
+    """Writes what there is so far. What cannot be written now is not worth ending the run."""
+    with contextlib.suppress(PyllamaSpecError):
+        _write(path, result)
+
+
+def _write(path: Path, result: BenchResult) -> None:
     """Whole or not at all: a full disk leaves the old file."""
+    from pyllama_spec import bench
+
+    text = json.dumps(bench.to_json(result), indent=1) + "\n"
     try:
         with whole_file(path) as part:
             part.write_text(text, encoding="utf-8")

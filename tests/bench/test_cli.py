@@ -118,6 +118,26 @@ def test_ctrl_c_writes_what_there_is(
     assert "interrupted" in capsys.readouterr().err
 
 
+def test_the_file_has_each_prompt_as_soon_as_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, run = tmp_path / "out.json", Side.run
+    found: list[list[str] | None] = []
+
+    def watched(self: Side, prompt: Sequence[int], n_tokens: int, observe: Any = None) -> Run:
+        report = json.loads(out.read_text()) if out.exists() else None
+        assert report is None or report["interrupted"] is True
+        found.append(report and [prompt["id"] for prompt in report["prompts"]])
+        return run(self, prompt, n_tokens, observe)
+
+    monkeypatch.setattr(Side, "run", watched)
+    assert main(arguments(tmp_path, "--json", out)) == 0
+    # The warm-up and the first prompt are two texts each, and so on.
+    assert found[:4] == [None] * 4
+    assert found[4:6] == [["chat"]] * 2
+    assert json.loads(out.read_text())["interrupted"] is False
+
+
 def test_a_file_that_cannot_be_written_leaves_the_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

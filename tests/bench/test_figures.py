@@ -41,8 +41,10 @@ def test_rates_are_total_tokens_over_total_seconds() -> None:
 
 def test_totals_add_up_every_field() -> None:
     runs = [
-        made_up_run([(3, 2), (0, 0), (3, 0)], 2.0, draft_s=0.5, verify_s=1.25, cpu_s=3.0),
-        made_up_run([(1, 1)], 1.0, draft_s=0.25, verify_s=0.5, cpu_s=1.0),
+        made_up_run(
+            [(3, 2), (0, 0), (3, 0)], 2.0, draft_s=0.5, verify_s=1.25, cpu_s=3.0, rounds_cpu_s=2.5
+        ),
+        made_up_run([(1, 1)], 1.0, draft_s=0.25, verify_s=0.5, cpu_s=1.0, rounds_cpu_s=0.5),
     ]
     totals = total(runs)
     assert (totals.n_texts, totals.rounds, totals.rounds_without_draft) == (2, 4, 1)
@@ -51,12 +53,23 @@ def test_totals_add_up_every_field() -> None:
     assert totals.acceptance_rate == 3 / 7
     assert totals.tokens_per_round == 7 / 4
     assert (totals.draft_s, totals.verify_s, totals.rest_s) == (0.75, 1.75, 0.5)
-    assert (totals.prompt_s, totals.cpu_s) == (1.0, 4.0)
+    assert (totals.prompt_s, totals.cpu_s, totals.rounds_cpu_s) == (1.0, 4.0, 3.0)
+    assert totals.cpu_tps == totals.n_tokens / 3.0
+
+
+def test_the_speed_by_processor_time_is_of_the_rounds_alone() -> None:
+    plain = made_up_run([(0, 0)] * 8, 9.0, cpu_s=5.0, rounds_cpu_s=4.0)
+    spec = made_up_run([(1, 1)] * 4, 1.0, cpu_s=3.0, rounds_cpu_s=1.0)
+    both = compare([Pair(plain, spec), Pair(plain, spec)])
+    assert both.cpu_speedup == 4.0
+    assert to_json(made_up_result([one_prompt(Pair(plain, spec))]))["summary"]["cpu_speedup"] == 4.0
+    assert compare([Pair(made_up_run([], 0.0), spec)]).cpu_speedup is None
 
 
 def test_nothing_measured_is_no_number() -> None:
     nothing = total([])
     assert nothing.tps is None
+    assert nothing.cpu_tps is None
     assert nothing.end_to_end_tps is None
     assert (nothing.acceptance_rate, nothing.tokens_per_round) == (0.0, 0.0)
     assert compare([]).speedup is None

@@ -92,7 +92,7 @@ def test_the_figures_belong_together(result: bench.BenchResult) -> None:
     for side in time.values():
         parts = side["draft_s"] + side["verify_s"] + side["rest_s"]
         assert parts == pytest.approx(side["decode_s"])
-        assert side["cpu_s"] > 0
+        assert side["cpu_s"] >= side["decode_cpu_s"] > 0
     assert summary["acceptance_rate"] > 0.5, "the text repeats itself"
     assert report["settings"]["drafter"] == "prompt-lookup"
     assert report["settings"]["n_threads"] == 1
