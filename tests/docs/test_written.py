@@ -26,15 +26,54 @@ def test_the_results_are_those_of_the_files() -> None:
 
 def test_the_pictures_show_each_run_and_no_other() -> None:
     runs = [run for _, run in results.load()]
-    for text in results.pictures().values():
+    for path, text in results.pictures().items():
         root = ET.fromstring(text)
+        if path.name.startswith("categories"):
+            continue
         bars = [one for one in root.iter() if one.tag.endswith("path")]
         assert len(bars) == len(runs)
         for run in runs:
-            assert f">{run['summary']['speedup']:.2f}</text>" in text
-    ended = {**runs[0], "interrupted": True}
-    assert not charts.is_drawn(ended)
+            assert f">{charts.speed(run, run['summary']):.2f}</text>" in text
     assert charts.is_drawn(runs[0])
+
+
+def test_the_pictures_show_each_draft_in_each_category() -> None:
+    files = [path for path, _ in results.load()]
+    several = [run for path, run in results.load() if files.count(path) > 1]
+    expected = sorted(
+        f"{charts.speed(run, one):.2f}" for run in several for one in run["categories"].values()
+    )
+    assert expected
+    for path, text in results.pictures().items():
+        if path.name.startswith("categories"):
+            found = [one.text or "" for one in ET.fromstring(text).iter()]
+            assert sorted(one for one in found if re.fullmatch(r"\d+\.\d\d", one)) == expected
+
+
+def test_a_run_is_drawn_if_its_categories_have_as_many_prompts_each() -> None:
+    whole = {"synthetic": None, "interrupted": False, "failure": None}
+    odd = [{"category": name} for name in ("code", "math", "code")]
+    even = [*odd, {"category": "math"}]
+    assert charts.is_drawn({**whole, "prompts": odd})
+    assert charts.is_drawn({**whole, "interrupted": True, "prompts": even})
+    assert not charts.is_drawn({**whole, "interrupted": True, "prompts": odd})
+    for end in ({"synthetic": {"seed": 1}}, {"failure": "the engine failed"}):
+        assert not charts.is_drawn({**whole, **end, "prompts": even})
+
+
+def test_a_busy_machine_is_measured_by_the_processor() -> None:
+    figures = {"speedup": 1.1, "cpu_speedup": 1.3}
+
+    def run(cpu_s: float, n_threads: int, summary: dict[str, float]) -> charts.Result:
+        plain = {"prompt_s": 1.0, "decode_s": 3.0, "cpu_s": cpu_s}
+        settings = {"n_threads": n_threads}
+        return {"time": {"plain": plain}, "settings": settings, "summary": summary}
+
+    assert charts.speed(run(3.9, 1, figures), figures) == 1.1
+    assert charts.speed(run(2.0, 1, figures), figures) == 1.3
+    assert charts.speed(run(3.9, 2, figures), figures) == 1.3
+    older = {"speedup": 1.1}
+    assert charts.speed(run(2.0, 1, older), older) == 1.1, "not measured then"
 
 
 def test_choices_are_told_apart_from_what_is_taken_without_the_option() -> None:

@@ -1,17 +1,23 @@
-"""Draws docs/images/results-light.svg and -dark.svg from the files of `bench --json`.
+"""Draws results-light.svg, categories-light.svg and the dark ones from files of `bench --json`.
 
 A bar is a run's speed over plain decoding, of all prompts in sum. The line through its end spans
-the repeats, the diamond is the worst single prompt. Beside it: how many drafted tokens its rounds
-accepted. `python -m tools.docs.results` writes both from docs/results/.
+the middle half of the prompts, the diamond is the worst of them. Beside it: how many drafted tokens
+its rounds accepted. The second picture has each draft's speed in each category of prompts, of the
+files that have several drafts. `python -m tools.docs.results` writes them into docs/images/ from
+docs/results/.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
+
+from pyllama_spec.bench.report import BUSY
 
 Result = dict[str, Any]
 Attributes = dict[str, Any]
@@ -45,7 +51,7 @@ class Bar:
 
     Attributes:
         model, draft: its two names.
-        speedup, low, high: over plain decoding; the least and the most of the repeats.
+        speedup, low, high: over plain decoding; the quartiles of the prompts.
         worst: the lowest speed-up of a single prompt.
         accepted: how many rounds had 0, 1, 2 ... drafted tokens accepted.
 
@@ -62,19 +68,45 @@ class Bar:
 
 def bar_of(run: Result) -> Bar:
     """The bar of a run that is_drawn()."""
-    repeats = run["summary"]["speedup_over_repeats"]
+    speeds = sorted(speed(run, prompt) for prompt in run["prompts"])
+    low, _, high = statistics.quantiles(speeds, n=4, method="inclusive")
     name = run["files"]["target"]["name"].removesuffix(".gguf")
     model, _, kind = name.replace("-Instruct", "").rpartition(".")
     return Bar(
-        f"{model} {kind}", run["settings"]["drafter"], run["summary"]["speedup"], repeats["min"],
-        repeats["max"], min(prompt["speedup"] for prompt in run["prompts"]),
-        tuple(run["accepted_histogram"]),
+        f"{model} {kind}", f"{draft_name(run)}, {len(speeds)} prompts", speed(run, run["summary"]),
+        low, high, speeds[0], tuple(run["accepted_histogram"]),
     )  # fmt: skip
 
 
 def is_drawn(run: Result) -> bool:
-    """Whether all of it was measured, and of a real draft."""
-    return not (run["synthetic"] or run["interrupted"] or run["failure"])
+    """Whether it is of a real draft, and each category has as many prompts as the others.
+
+    A run that was ended between two rounds of categories is drawn: it says how many prompts it has.
+    """
+    counts = Counter(prompt["category"] for prompt in run["prompts"])
+    is_part = run["interrupted"] and len(set(counts.values())) != 1
+    return not (run["synthetic"] or is_part or run["failure"])
+
+
+def by_processor(run: Result) -> bool:
+    """Whether the processor's time says more than the clock: other programs had the machine."""
+    plain = run["time"]["plain"]
+    clock_s = (plain["prompt_s"] + plain["decode_s"]) * run["settings"]["n_threads"]
+    is_busy: bool = plain["cpu_s"] < BUSY * clock_s
+    return "cpu_speedup" in run["summary"] and is_busy
+
+
+def speed(run: Result, figures: Result) -> float:
+    """Of a run's summary, category or prompt: over plain decoding."""
+    return float(figures["cpu_speedup" if by_processor(run) else "speedup"])
+
+
+def draft_name(run: Result) -> str:
+    """What drafted; of a small model its file."""
+    name = str(run["settings"]["drafter"])
+    if name != "draft-model":
+        return name
+    return str(run["files"]["draft"]["name"]).removesuffix(".gguf").replace("-Instruct", "")
 
 
 def draw(bars: Sequence[Bar], theme: Theme) -> str:
@@ -95,7 +127,9 @@ def draw(bars: Sequence[Bar], theme: Theme) -> str:
         y = _TOP + i * _ROW
         out += [*_bar(bar, y, scale, theme), *_histogram(bar.accepted, y, theme)]
     small: Attributes = {"y": height - 8, "fill": theme.faint, "font_size": 12}
-    out.append(_element("text", "line: repeats, diamond: worst single prompt", x=_LEFT, **small))
+    out.append(
+        _element("text", "line: middle half of the prompts, diamond: the worst", x=_LEFT, **small)
+    )
     out.append(_element("text", "share of rounds", x=_HIST, **small))
     head = _element(
         "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
@@ -142,17 +176,99 @@ def _bar(bar: Bar, y: float, scale: float, theme: Theme) -> list[str]:
 def _histogram(accepted: Sequence[int], y: float, theme: Theme) -> list[str]:
     out, total = [], sum(accepted) or 1
     step = min(20.0, _HIST_WIDTH / max(len(accepted), 1))
+    every = 1 if step >= 13 else 5  # numbers of two digits would touch
     style: Attributes = {"text_anchor": "middle", "font_size": 9, "fill": theme.faint}
     for i, count in enumerate(accepted):
         x, tall = _HIST + i * step, 26 * count / total
         column: Attributes = {"x": x, "y": y + 28 - tall, "width": step - 3, "height": tall}
         said = _element("title", f"{i} accepted: {count / total:.0%} of rounds")
         out.append(f"{_element('rect', None, **column, fill=theme.bar)}{said}</rect>")
-        out.append(_element("text", str(i), x=x + (step - 3) / 2, y=y + 39, **style))
+        if i % every == 0:
+            out.append(_element("text", str(i), x=x + (step - 3) / 2, y=y + 39, **style))
     return out
 
 
-def pictures(runs: Sequence[Result], folder: Path) -> dict[Path, str]:
-    """Each picture's path and text."""
-    bars = [bar_of(run) for run in runs if is_drawn(run)]
-    return {folder / f"results-{name}.svg": draw(bars, theme) for name, theme in THEMES.items()}
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file's drafts.
+
+    Attributes:
+        model: its name.
+        categories: of its prompts.
+        rows: of each draft its name, and its speeds over plain decoding in the categories.
+
+    """
+
+    model: str
+    categories: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+def table_of(runs: Sequence[Result]) -> Table:
+    """Of the runs of one file."""
+    names = tuple(runs[0]["categories"])
+    rows = [
+        (draft_name(run), tuple(speed(run, run["categories"][name]) for name in names))
+        for run in runs
+    ]
+    return Table(bar_of(runs[0]).model, names, tuple(rows))
+
+
+_CELL, _LINE, _HEAD = 66, 24, 58
+
+
+def draw_tables(tables: Sequence[Table], theme: Theme) -> str:
+    """The picture of categories as SVG."""
+    height = sum(_HEAD + _LINE * len(table.rows) for table in tables) + 20
+    out = [
+        _element("title", "Speed over plain decoding by category of prompts"),
+        _element("rect", width=_WIDTH, height=height, fill=theme.back),
+    ]
+    top = 0
+    for table in tables:
+        out += _table(table, top, theme)
+        top += _HEAD + _LINE * len(table.rows)
+    head = _element(
+        "svg", None, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {height}",
+        role="img", font_family="system-ui, sans-serif", font_size=13, fill=theme.text,
+    )  # fmt: skip
+    return "\n".join([head, *out, "</svg>"]) + "\n"
+
+
+def _table(table: Table, top: float, theme: Theme) -> list[str]:
+    """A row of cells for each draft: the greener the faster, and the other colour where slower."""
+    out = [_element("text", table.model, x=16, y=top + 26, font_weight=600)]
+    faint: Attributes = {"font_size": 11, "fill": theme.faint, "text_anchor": "middle"}
+    for j, name in enumerate(table.categories):
+        out.append(_element("text", name, x=_LEFT + (j + 0.5) * _CELL, y=top + 46, **faint))
+    for i, (draft, speeds) in enumerate(table.rows):
+        y = top + _HEAD - 6 + i * _LINE
+        out.append(_element("text", draft, x=_LEFT - 10, y=y + 16, text_anchor="end", font_size=12))
+        for j, value in enumerate(speeds):
+            x = _LEFT + j * _CELL
+            colour = theme.bar if value >= 1 else theme.mark
+            cell: Attributes = {"x": x + 1, "y": y + 1, "width": _CELL - 2, "height": _LINE - 2}
+            shade = min(0.08 + 0.6 * abs(value - 1), 0.7)
+            out.append(_element("rect", **cell, rx=2, fill=colour, fill_opacity=shade))
+            out.append(
+                _element("text", f"{value:.2f}", x=x + _CELL / 2, y=y + 16, text_anchor="middle")
+            )
+    return out
+
+
+def pictures(files: Sequence[Sequence[Result]], folder: Path) -> dict[Path, str]:
+    """Each picture's path and text.
+
+    Args:
+        files: the runs of each file.
+        folder: where they lie.
+
+    """
+    drawn = [[run for run in runs if is_drawn(run)] for runs in files]
+    bars = [bar_of(run) for runs in drawn for run in runs]
+    tables = [table_of(runs) for runs in drawn if len(runs) > 1]
+    out = {}
+    for name, theme in THEMES.items():
+        out[folder / f"results-{name}.svg"] = draw(bars, theme)
+        out[folder / f"categories-{name}.svg"] = draw_tables(tables, theme)
+    return out

@@ -4,7 +4,11 @@
     python -m tools.docs.results run.json      takes a run in, without its record of single rounds
     python -m tools.docs.results               writes the page; tests/docs compares it
 
+<<<<<<< HEAD
 Each figure of the page is in one of the files.
+=======
+A figure of the page stands in a file, and nowhere else. A file of several drafts is a run of each.
+>>>>>>> e35c2b8 (WIP3)
 """
 
 from __future__ import annotations
@@ -23,22 +27,29 @@ Result = dict[str, Any]
 
 _OFF = "the drafter was off:"
 _HEAD = """# Results
-`python -m tools.docs.results` makes this page from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/; each figure is in one of them. To measure your machine and model, run the command of a section.
+Made by `python -m tools.docs.results` from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/: each figure stands in one of them. A speed is total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the drafts are interleaved, prompt by prompt, greedy, with the chat template and the controller on. No draft was trained on these prompts.
 
-Figures are total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the draft are interleaved, prompt by prompt. The prompts are those of the package; none of the drafts was trained on them. Decoding is greedy, with the chat template and the controller.
+There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 and takes one of each of eight categories in turn. How many were measured stands beside each run. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models; the commands are below. Your machine and model: run the command.
+
+The speed of a run is by the clock. If other programs took the machine meanwhile, it is by the processor's time, which they change less, and the name of the run says so. Tokens per second, and end to end, are by the clock always.
 """  # noqa: E501 - a paragraph of a page is a line
 
 
 def load() -> list[tuple[Path, Result]]:
-    """The runs, by the names of their files."""
-    return [(path, json.loads(path.read_text("utf-8"))) for path in sorted(FOLDER.glob("*.json"))]
+    """The runs, by the names of their files; those of one file in its order."""
+    out = []
+    for path in sorted(FOLDER.glob("*.json")):
+        run = json.loads(path.read_text("utf-8"))
+        out += [(path, one) for one in (run, *run.get("others", ()))]
+    return out
 
 
 def take_in(source: Path) -> Path:
     """Puts a run into docs/results/, without its record of single rounds."""
     run: Result = json.loads(source.read_text("utf-8"))
-    for prompt in run["prompts"]:
-        prompt.pop("turns", None)
+    for one in (run, *run.get("others", ())):
+        for prompt in one["prompts"]:
+            prompt.pop("turns", None)
     path = FOLDER / source.name
     path.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
     return path
@@ -51,16 +62,17 @@ def _n(value: float | None, digits: int = 2) -> str:
 def _row(name: str, one: Result, same: str) -> str:
     cells = [
         name, _n(one["plain_tps"], 1), _n(one["spec_tps"], 1), _n(one["speedup"]),
-        _n(one["end_to_end_speedup"]), _n(one["acceptance_rate"]), _n(one["tokens_per_round"]),
-        same,
+        _n(one.get("cpu_speedup")), _n(one["end_to_end_speedup"]), _n(one["acceptance_rate"]),
+        _n(one["tokens_per_round"]), same,
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 
 _COLUMNS = (
-    "plain tok/s | with the draft | speed-up | end to end | accepted | tokens per round | same text"
+    "plain tok/s | with the draft | speed-up | by processor time | end to end | accepted | "
+    "tokens per round | same text"
 )
-_RULE = "|---" * 8 + "|"
+_RULE = "|---" * 9 + "|"
 
 
 def _same(run: Result) -> str:
@@ -70,28 +82,62 @@ def _same(run: Result) -> str:
 
 def _name(run: Result) -> str:
     target = Path(run["files"]["target"]["name"]).stem
-    return f"{target}, {run['settings']['drafter']}"
+    return f"{target}, {charts.draft_name(run)}"
 
 
 def _pictures() -> Iterator[str]:
-    what = "each run's speed over plain decoding, and how many drafted tokens its rounds accepted"
-    for theme in charts.THEMES:
-        yield f"![{what}](images/results-{theme}.svg#gh-{theme}-mode-only)"
-    yield ""
+    what = {
+        "results": "each run's speed over plain decoding, and how many tokens its rounds accepted",
+        "categories": "each draft's speed over plain decoding in each category of prompts",
+    }
+    for name, text in what.items():
+        for theme in charts.THEMES:
+            yield f"![{text}](images/{name}-{theme}.svg#gh-{theme}-mode-only)"
+        yield ""
 
 
 def pictures() -> dict[Path, str]:
     """The page's pictures: each one's path and text."""
-    return charts.pictures([run for _, run in load()], DOCS / "images")
+    return charts.pictures(_files(load()), DOCS / "images")
+
+
+def _files(runs: list[tuple[Path, Result]]) -> list[list[Result]]:
+    """The runs of each file."""
+    return [
+        [run for one, run in runs if one == path]
+        for path in dict.fromkeys(path for path, _ in runs)
+    ]
 
 
 def _overview(runs: list[tuple[Path, Result]]) -> Iterator[str]:
     yield f"| run | worst prompt | {_COLUMNS} |\n|---{_RULE}"
     for _, run in runs:
-        worst = min(run["prompts"], key=lambda prompt: float(prompt["speedup"]))
-        name = f"{_name(run)} | {worst['speedup']:.2f}, {worst['id']}"
+        worst = min(run["prompts"], key=lambda prompt: charts.speed(run, prompt))
+        how = " (processor time)" if charts.by_processor(run) else ""
+        name = f"{_name(run)}{how} | {charts.speed(run, worst):.2f}, {worst['id']}"
         yield _row(name, run["summary"], _same(run))
     yield ""
+
+
+def _categories(runs: list[tuple[Path, Result]]) -> Iterator[str]:
+    """For each file of several drafts: every draft in every category."""
+    for of_file in _files(runs):
+        if len(of_file) < 2:
+            continue
+        first = of_file[0]
+        names = list(first["categories"])
+        what = "the processor's time" if charts.by_processor(first) else "the clock"
+        yield f"## {Path(first['files']['target']['name']).stem}: each draft in each category"
+        yield f"Speed over plain decoding by {what}, in brackets tokens per round.\n"
+        yield f"| draft | {' | '.join(names)} | all | worst prompt |\n{'|---' * (len(names) + 3)}|"
+        for run in of_file:
+            cells = [
+                f"{charts.speed(run, one):.2f} ({one['tokens_per_round']:.2f})"
+                for one in (*run["categories"].values(), run["summary"])
+            ]
+            worst = min(charts.speed(run, prompt) for prompt in run["prompts"])
+            yield f"| {charts.draft_name(run)} | {' | '.join(cells)} | {worst:.2f} |"
+        yield ""
 
 
 def _machine(run: Result) -> str:
@@ -141,7 +187,7 @@ def _section(path: Path, run: Result) -> Iterator[str]:
 def page() -> str:
     """The whole page."""
     runs = load()
-    parts = [_HEAD, *_pictures(), *_overview(runs)]
+    parts = [_HEAD, *_pictures(), *_overview(runs), *_categories(runs)]
     for path, run in runs:
         parts += _section(path, run)
     return "\n".join(parts).rstrip() + "\n"
