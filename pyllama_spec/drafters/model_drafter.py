@@ -13,7 +13,7 @@ from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
 from pyllama_spec.drafters.lookup_first import MIN_NGRAM, LookupFirst
 from pyllama_spec.drafters.ngram_table import NgramTable
 from pyllama_spec.drafters.options import DraftOptions
-from pyllama_spec.drafters.output_part import DraftIds, Step, reduced_output
+from pyllama_spec.drafters.output_part import MOST_MISSING, DraftIds, Step, reduced_output
 from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
 from pyllama_spec.engine.context import Context
@@ -264,9 +264,24 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         try:
             self._draft_ids.see(ids)
         except OSError as error:
-            self._draft_ids = None
-            self.memory_or_fail().context.draft_output(0)
-            self.add_note(f"the draft chooses among all ids: {error}")
+            self._choose_among_all(str(error))
+
+    def _count(self, done: Sequence[Committed]) -> None:
+        """Goes over to all ids where too many of a text have no slot, unless a number was given."""
+        if self._draft_ids is None or self._n_output is not None:
+            return
+        for one in done:
+            self._draft_ids.count(one.tokens[len(one.tokens) - one.n_chosen :])
+        missing = self._draft_ids.missing
+        if missing > MOST_MISSING:
+            self._choose_among_all(
+                f"a part of them did not have {missing:.0%} of what the target chose"
+            )
+
+    def _choose_among_all(self, reason: str) -> None:
+        self._draft_ids = None
+        self.memory_or_fail().context.draft_output(0)
+        self.add_note(f"the draft chooses among all ids: {reason}")
 
     def memory_or_fail(self) -> _Memory:
         """What keeps account of the draft's context.
@@ -294,6 +309,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
         It can choose the tokens from now on, where it chooses among a part of the vocabulary.
         """
+        self._count(done)
         self._see(chain.from_iterable(one.tokens for one in done))
         self.memory_or_fail().commit(done)
 

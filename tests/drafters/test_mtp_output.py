@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 
 from pyllama_spec import Llama
-from pyllama_spec.drafters import Mtp, output_part
+from pyllama_spec.drafters import Mtp, model_drafter, output_part
 from pyllama_spec.drafters.output_part import DraftIds, OutputRows
 from pyllama_spec.engine import Batch, Context, Model
 from pyllama_spec.errors import ArgumentError, ModelLoadError, UnsupportedError
@@ -126,6 +127,57 @@ def test_what_a_text_has_said_is_drafted() -> None:
     assert whole.stats.accepted == whole.stats.drafted
 
 
+@pytest.fixture
+def by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fifth of the tests' small vocabulary is chosen, whatever the steps take."""
+    values = {"LEAST_VOCAB": 1, "SHARE": 5, "_WORTH_IT": 1e9, "_N_COUNTED": 16}
+    for name, value in values.items():
+        monkeypatch.setattr(output_part, name, value)
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_a_text_with_too_few_slots_is_drafted_over_all_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = Mtp(max_draft=4)
+    first, second = perm_run(drafter, [150, 151, 152], 60)
+    part, _ = perm_run(Mtp(max_draft=4, n_output=N_SLOTS), [150, 151, 152], 60)
+    assert part.stats.accepted < first.stats.accepted < first.stats.drafted
+    assert second.stats.accepted == second.stats.drafted > 0
+    assert "the draft chooses among all ids: a part of them did not have" in drafter.note
+    monkeypatch.setattr(model_drafter, "MOST_MISSING", 1.0)
+    drafter = Mtp(max_draft=4)
+    first, _ = perm_run(drafter, [150, 151, 152], 60)
+    assert first.stats.accepted == part.stats.accepted
+    assert drafter.note == ""
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_a_number_of_slots_that_was_given_stays() -> None:
+    drafter = Mtp(max_draft=4, n_output=N_SLOTS)
+    perm_run(drafter, [150, 151, 152], 60)
+    assert drafter.note == ""
+
+
+@pytest.mark.usefixtures("by_itself")
+def test_what_was_given_does_not_count() -> None:
+    """A prompt of ids without slots, all of which have one when the text says them."""
+    drafter, prompt = Mtp(max_draft=4), [150, *perm_continuation(150, 30, perm_next(n_cycles=16))]
+    first, _ = perm_run(drafter, prompt, 30)
+    assert first.stats.accepted == first.stats.drafted > 0
+    assert drafter.note == ""
+
+
+def test_rows_are_read_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those side by side at once, in pieces."""
+    monkeypatch.setattr(output_part, "_N_READ", 7)
+    path, row_bytes = model_path("qwen35", n_heads=1), 4 * 64
+    rows, rng = OutputRows(path, "output.weight", row_bytes), np.random.default_rng(2)
+    tensor = next(t for t in GGUFReader(path).tensors if t.name == "output.weight")
+    whole = np.array(tensor.data).view(np.uint8).reshape(320, -1)
+    for ids in ([], [5], [319, 0], [9, 8, 7], [4, 4, 5], range(320), rng.permutation(320)[:200]):
+        chosen = np.array(ids, np.int32)
+        np.testing.assert_array_equal(rows.read(chosen), whole[chosen])
+
+
 def test_what_a_prompt_says_is_drafted() -> None:
     successor = perm_next(n_cycles=16)
     prompt = [150, *perm_continuation(150, 30, successor)]
@@ -216,7 +268,7 @@ def test_the_cost_of_a_step_decides(
     monkeypatch: pytest.MonkeyPatch, part_s: float, is_part: bool
 ) -> None:
     times = iter((1.0, part_s))
-    monkeypatch.setattr(output_part, "N_SLOTS", 16)
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
     monkeypatch.setattr(output_part, "_step_s", lambda context, step: next(times))
     with head_context(with_head("qwen35", n_heads=1)) as context:
         assert (reduced(context, None) is not None) == is_part
@@ -224,7 +276,7 @@ def test_the_cost_of_a_step_decides(
 
 
 def test_a_step_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_part, "N_SLOTS", 16)
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
     with head_context(with_head("qwen35", n_heads=1)) as context:
         reduced(context, None)  # whatever it makes of it
         assert context.memory.positions(0) == (-1, -1)
@@ -233,7 +285,7 @@ def test_a_step_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
 def test_what_cannot_be_used_in_part_is_left_whole(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(output_part, "N_SLOTS", 16)
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
     with head_context(with_head("perm_mtp", arch="step35", n_heads=3)) as context:
         assert reduced(context, None) is None
         step(context)
@@ -265,7 +317,7 @@ def test_a_large_vocabulary_through_llama() -> None:
             if draft is not None:
                 assert answer["speculation"]["drafted"] > 0
                 assert answer["speculation"]["reason_off"] is None
-                assert draft.describe()["n_output"] in (output_part.N_SLOTS, 70000)
+                assert draft.describe()["n_output"] in (70000 // output_part.SHARE, 70000)
     assert texts[0] == texts[1]
 
 

@@ -104,14 +104,17 @@ def test_drafts_as_long_as_a_generation_makes_them(
 def test_how_many_ids_a_head_chooses_among(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(output_part, "N_SLOTS", 64)
+    monkeypatch.setattr(output_part, "LEAST_VOCAB", 320)
     monkeypatch.setattr(output_part, "_WORTH_IT", 1e9)  # whatever the steps took
-    pairs = ((("qwen35", {"n_heads": 1}), "mtp"), (("llama", {}), str(model_path("eagle3"))))
-    for (kind, options), draft in pairs:
-        command = ["doctor", "-m", str(model_path(kind, **options)), "-d", draft, "-t", "1"]
+    pairs = (
+        (model_path("qwen35", n_heads=1), "mtp"),
+        (model_path("llama"), str(model_path("eagle3"))),
+    )
+    for path, draft in pairs:
+        command = ["doctor", "-m", str(path), "-d", draft, "-t", "1"]
         assert main([*command, "--max-rows", "2", "--repeat", "1"]) == 0
         said = " ".join(capsys.readouterr().out.split())
-        assert "chooses among 64 of 320 tokens, those of the text among them" in said
+        assert "chooses among 80 of 320 tokens, those of the text among them" in said
     monkeypatch.setattr(output_part, "_WORTH_IT", 0.0)
     assert main([*command, "--max-rows", "2", "--repeat", "1"]) == 0
     assert "chooses" not in capsys.readouterr().out
