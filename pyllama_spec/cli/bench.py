@@ -61,10 +61,7 @@ def add_bench(commands: _Commands) -> None:
         help="how many tokens are drafted: as many as pay, --n-draft in every round, or none "
         "[profit]",
     )  # fmt: skip
-    add(
-        "--json", type=Path, default=None, metavar="OUT",
-        help="write all figures there, after each prompt those that there are",
-    )  # fmt: skip
+    add("--json", type=Path, metavar="OUT", help="write all figures there, after each prompt too")
     add("--plot", type=Path, default=None, metavar="OUT.png", help="draw them (needs matplotlib)")
     add("--peer", default=None, metavar="URL", help="an OpenAI-compatible server to compare with")
     add(
