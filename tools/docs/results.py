@@ -4,11 +4,7 @@
     python -m tools.docs.results run.json      takes a run in, without its record of single rounds
     python -m tools.docs.results               writes the page; tests/docs compares it
 
-<<<<<<< HEAD
-Each figure of the page is in one of the files.
-=======
-A figure of the page stands in a file, and nowhere else. A file of several drafts is a run of each.
->>>>>>> e35c2b8 (WIP3)
+Each figure of the page is in one of the files. A file of several drafts has a run of each.
 """
 
 from __future__ import annotations
@@ -27,11 +23,13 @@ Result = dict[str, Any]
 
 _OFF = "the drafter was off:"
 _HEAD = """# Results
-Made by `python -m tools.docs.results` from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/: each figure stands in one of them. A speed is total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the drafts are interleaved, prompt by prompt, greedy, with the chat template and the controller on. No draft was trained on these prompts.
+`python -m tools.docs.results` makes this page from the files of [`pyllama-spec bench --json`](command-line.md#pyllama-spec-bench) in docs/results/; each figure is in one of them. To measure your machine and model, run the command of a section.
 
-There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 and takes one of each of eight categories in turn. How many were measured stands beside each run. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models; the commands are below. Your machine and model: run the command.
+A speed is total tokens over total seconds of decoding, never a mean of rates. Plain decoding and decoding with the drafts are interleaved, prompt by prompt, greedy, with the chat template and the controller. No draft was trained on these prompts.
 
-The speed of a run is by the clock. If other programs took the machine meanwhile, it is by the processor's time, which they change less, and the name of the run says so. Tokens per second, and end to end, are by the clock always.
+There are two sets of prompts: the 27 of the package, and the first ones of `benchmarks/field_prompts.jsonl`, which has 80 prompts in eight categories that alternate. Each run says how many were measured. `make models/Qwen2.5-Coder-0.5B-Instruct.Q4_K_M.gguf models/SmolLM2-135M-Instruct.Q4_0.gguf` fetches both models.
+
+The speed of a run is by the clock. If other programs used the machine meanwhile, it is by processor time, which they change less, and the name of the run says so. Tokens per second, and end to end, are always by the clock.
 """  # noqa: E501 - a paragraph of a page is a line
 
 
