@@ -298,7 +298,7 @@ def measure(args: argparse.Namespace) -> None:
     for name, n_measured in N_MEASURED.items():
         if not path_of(name, args.folder).exists():
             continue
-        trace = read_trace(name, args.folder)
+        trace, n_measured = read_trace(name, args.folder), min(n_measured, args.requests)
         rest, earlier = trace[-n_measured:], trace[:-n_measured]
         kinds: list[tuple[str, Drafter, int]] = [
             ("prompt-lookup", PromptLookup(), 0),
@@ -475,7 +475,8 @@ def main() -> None:
     measuring.set_defaults(run=measure)
     both = commands.add_parser("beside", help="the same for a head, without and with a store")
     both.add_argument("--only", default=None, choices=tuple(N_MEASURED))
-    both.add_argument("--requests", type=int, default=1000, help="measure only the last N")
+    for command in (measuring, both):
+        command.add_argument("--requests", type=int, default=1000, help="measure only the last N")
     both.set_defaults(run=beside)
     used = commands.add_parser("use", help="write a trace into a store, and where a head missed")
     used.add_argument("store")
