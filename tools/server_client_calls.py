@@ -491,7 +491,8 @@ def aider(url: str, model: str) -> Calls:
                  "--no-check-update", "--no-show-model-warnings", "--no-show-release-notes",
                  "--analytics-disable", "--no-auto-lint", "--map-tokens", "0", "--message", text,
                  *words, "hello.py"],
-                cwd=folder, env=variables, capture_output=True, text=True, timeout=580, check=False,
+                cwd=folder, env=variables, capture_output=True, text=True, timeout=3600,
+                check=False,
             )  # fmt: skip
             said = done.stdout + done.stderr
             assert done.returncode == 0, said[-400:]

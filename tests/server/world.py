@@ -35,6 +35,7 @@ class Client:
         models, serving: its inside, for what cannot be seen from outside.
         server: for its end.
         key: sent with each request, if there is one.
+        patience_s: how long it waits for what comes next.
 
     """
 
@@ -44,6 +45,7 @@ class Client:
             self.models, self.serving, self.server = app.models, app.serving, server
         self.host, self.port = urlsplit(url).hostname or "", urlsplit(url).port or 0
         self.key: str | None = None
+        self.patience_s = PATIENCE_S
 
     @property
     def service(self) -> Service:
@@ -54,7 +56,7 @@ class Client:
 
     def connect(self) -> HTTPConnection:
         """A new connection."""
-        return HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        return HTTPConnection(self.host, self.port, timeout=self.patience_s)
 
     def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
