@@ -111,6 +111,6 @@ def test_the_whole_is_estimated_once(
     assert len(told) == 1
     assert 2 <= told[0][0] <= 3
     assert told[0][1].startswith(
-        f"the text takes about {left + 2 - told[0][0]} min more here, and the training behind it "
+        f"the text takes about {left + 2 - told[0][0]} min more here, and the training after it "
         f"{training}, as far"
     )
