@@ -38,6 +38,7 @@ from pyllama_spec.drafters import (
     NoDrafter,
     SmallModel,
 )
+from pyllama_spec.drafters.output_part import SHARE
 from pyllama_spec.engine import ContextParams, Model, Sampler, SamplerParams
 from pyllama_spec.llama.loading import open_runtime
 from pyllama_spec.requests.generation import Runtime
@@ -49,8 +50,6 @@ from pyllama_spec.speculative import (
     Step,
 )
 
-# Of a head: as many ids as it takes by itself.
-N_IDS = 16384
 # The most that the controller may draft.
 MAX_DRAFT = 6
 
@@ -173,7 +172,10 @@ def open_sides(model: Model, draft: Model | None, args: argparse.Namespace) -> I
             return Side(name, runtime, timed, expected=expected)
 
         sides = [side("plain", None, (), True)]
-        outputs = [(0, "all ids"), (N_IDS, f"{N_IDS:,} ids")] if draft is None else [(0, "draft")]
+        n_ids = [0, model.info.n_vocab // SHARE] if args.ids is None else args.ids
+        outputs = [(n, f"{n:,} ids" if n else "all ids") for n in n_ids]
+        if draft is not None:
+            outputs = [(0, "draft")]
         for n_output, name in outputs:
             sides += [
                 side(f"{name}, {n}", real(n, n_output), given[:n], True) for n in args.lengths
@@ -208,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", "--model", type=Path, required=True)
     parser.add_argument("-d", "--draft", type=Path, help="a small model; without, the MTP head")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3])
+    parser.add_argument("--ids", type=int, nargs="+", help="of a head, 0 for all [0, a quarter]")
     parser.add_argument("--accepted", type=float, nargs="+", default=[0.83, 0.65, 0.49])
     parser.add_argument("--controller", action="store_true")
     parser.add_argument("-n", "--max-tokens", type=int, default=48)
