@@ -45,6 +45,8 @@ FOOT = """
 - **`Tool, its own choice`** is up to the model: if it writes a text, no tool is called. `required`
   or a tool's name enforces a call by a grammar.
 - **aider and LiteLLM** name a server's API in the model: `openai/NAME` or `anthropic/NAME`.
+- **aider** was asked of Qwen2.5-Coder-0.5B-Instruct in Q4_K_M: SmolLM2-135M cannot edit a file, and
+  repeats itself until the context is full.
 - **llm** reads `extra-openai-models.yaml` in its folder, with `api_base`, and with
   `supports_tools` and `supports_schema` to use them.
 """
