@@ -152,23 +152,37 @@ class Batch:
                 row = None if self._rows is None else self._rows[start + k, : self.n_row]
                 self.add(token, pos + k, seq, output=wanted, row=row)
             return
-        try:
-            if tokens is not None:
-                self._ids[start : start + n] = tokens
-            self._pos[start : start + n] = range(pos, pos + n)
-            self._seq[start : start + n] = [seq] * n
-        except (OverflowError, TypeError) as error:
-            raise ArgumentError(
-                f"a token id, position or sequence is not an int32: {error}"
-            ) from None
-        ffi.memmove(self._output + start, (b"\1" if output_all else b"\0") * n, n)
-        if n:
-            if output_last:
+        self._set_numbers(start, n, tokens, pos, seq)
+        if n == 1:
+            self._output[start] = output_all or output_last
+        else:
+            ffi.memmove(self._output + start, (b"\1" if output_all else b"\0") * n, n)
+            if output_last and n:
                 self._output[start + n - 1] = 1
+        if n:
             self._n_ids += n if tokens is not None else 0
             self.max_pos = max(self.max_pos, pos + n - 1)
         self._n_seq_ids += n
         self.n_tokens += n
+
+    def _set_numbers(
+        self, start: int, n: int, tokens: Sequence[int] | None, pos: int, seq: int
+    ) -> None:
+        """Ids, positions and the sequence of a run of tokens."""
+        try:
+            if n == 1:  # as in plain decoding: an item is set faster than a slice
+                if tokens is not None:
+                    self._ids[start] = tokens[0]
+                self._pos[start], self._seq[start] = pos, seq
+            else:
+                if tokens is not None:
+                    self._ids[start : start + n] = tokens
+                self._pos[start : start + n] = range(pos, pos + n)
+                self._seq[start : start + n] = [seq] * n
+        except (OverflowError, TypeError, LookupError) as error:
+            raise ArgumentError(
+                f"a token id, position or sequence is not an int32: {error}"
+            ) from None
 
     def _set_row(self, i: int, row: npt.NDArray[np.float32]) -> None:
         if self._rows is None:
