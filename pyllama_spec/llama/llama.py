@@ -130,7 +130,8 @@ class Llama(LlamaTokenCalls, Closeable):
         self._embeddings = Embeddings(model, params, options.embedding)
         self._low_level = LowLevel(opened, options.logits_all)
         self._completions = Completions(opened, self._low_level)
-        self._chats = ChatCompletions(opened, self._low_level, self._completions, *form)
+        with closed_on_failure(opened):
+            self._chats = ChatCompletions(opened, self._low_level, self._completions, *form)
         self.chat_handler = options.chat_handler or registered_handler(*form)
         if adapters:
             with closed_on_failure(self):
