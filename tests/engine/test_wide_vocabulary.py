@@ -167,3 +167,20 @@ def test_a_row_without_numbers_is_refused_as_before(params: dict[str, Any], bad:
         whole.accept(5)
         said = what_is_drawn(few, row, 1)
         assert isinstance(said, str) and said == what_is_drawn(whole, row, 1)
+
+
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        {"top_k": 150}, {"top_k": 1000}, {"top_p": 0.95}, {"top_k": 200, "min_p": 0.05},
+        {"typical_p": 0.9}, {"mirostat": 1}, {"mirostat": 2}, {"top_k": 200, "dry_multiplier": 1.0},
+    ],
+    ids=",".join,
+)  # fmt: skip
+@pytest.mark.parametrize("bias", [100.0, 1e9, 1e20])
+def test_the_token_with_the_largest_bias_comes(cuts: dict[str, Any], bias: float) -> None:
+    """However large the bias is: the engine's sort has an int for how large a logit is."""
+    params = {**OFF, "temperature": 1.0, "seed": 3, **cuts}
+    with closing(Sampler(model(), SamplerParams(**params, logit_bias={17: bias}))) as one:
+        for row in rows(6)[:2]:
+            assert what_is_drawn(one, row, 4) == [17] * 4
