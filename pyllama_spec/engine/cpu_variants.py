@@ -80,7 +80,7 @@ def _load() -> ModuleType:
     try:
         processor = import_module("pyllama_spec._processor")
     except ModuleNotFoundError:
-        return import_module(_NAME)
+        return _load_one()
     variant = choose(str(processor.features()).split(), os.environ.get(VARIABLE, ""))
     own = Path(str(processor.__file__))
     path = own.with_name(own.name.replace("_processor", f"_engine_{variant}"))
@@ -95,3 +95,20 @@ def _load() -> ModuleType:
         del sys.modules[_NAME]
         raise
     return module
+
+
+def _load_one() -> ModuleType:
+    """The only engine of a build from source."""
+    try:
+        return import_module(_NAME)
+    except ModuleNotFoundError as error:
+        if error.name != _NAME:
+            raise
+        # Python looks in the current folder first, and a checkout has a folder of this name.
+        folder = Path(__file__).resolve().parent.parent
+        raise ImportError(
+            f"{folder} has no compiled engine: it is the source of pyllama_spec, not an installed "
+            "package. Run Python in another folder to use the package that `pip install .` made, "
+            "or in this one the environment of `make demo` (.venv/bin/python)",
+            name=_NAME,
+        ) from None

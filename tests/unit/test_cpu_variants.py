@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+import pyllama_spec
 from pyllama_spec.engine.cpu_variants import CPU_VARIANTS, choose
 
 AVX2, AVX512, BF16 = (list(CPU_VARIANTS[name]) for name in ("avx2", "avx512", "avx512bf16"))
@@ -45,3 +52,23 @@ def test_a_variant_that_it_cannot_run() -> None:
 def test_a_name_that_is_no_variant() -> None:
     with pytest.raises(ImportError, match="'sse' is not a level; expected one of avx2, avx512, "):
         choose(AVX2, "sse")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["from pyllama_spec import Llama", "import pyllama_spec.cli.__main__", "pyllama_spec.Llama"],
+)
+def test_a_source_folder_without_an_engine(tmp_path: Path, statement: str) -> None:
+    """As in a checkout after `pip install .`: Python finds the source in the current folder."""
+    source = Path(pyllama_spec.__file__).parent
+    compiled = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__")
+    shutil.copytree(source, tmp_path / "pyllama_spec", ignore=compiled)
+    # Without site, so that no finder of an editable install comes first; its packages behind.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import pyllama_spec; {statement}"],
+        check=False, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if "site-" in p)},
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {tmp_path / 'pyllama_spec'} has no compiled engine"), last
+    assert "another folder" in last
