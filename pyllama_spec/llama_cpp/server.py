@@ -129,7 +129,10 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         ArgumentError: an option is not known, or its value is of a wrong form.
 
     """
-    from pyllama_spec.server import ServerSettings
+    from pyllama_spec.server import (
+        ServerSettings,
+        serve,  # noqa: F401 - its import says which package of the extra is missing
+    )
     from pyllama_spec.server.process import Listening
     from pyllama_spec.server.settings import LOOPBACK
 

@@ -78,11 +78,12 @@ else:
         try:
             return _get(name)
         except ImportError as error:
-            if error.name in ("msgspec", "prometheus_client", "starlette", "uvicorn"):
-                raise UnsupportedError(
-                    f"the server needs {error.name}: pip install pyllama-spec[server]"
-                ) from None
-            raise
+            package = (error.name or "").partition(".")[0]
+            if package not in ("h11", "msgspec", "prometheus_client", "starlette", "uvicorn"):
+                raise
+            raise UnsupportedError(
+                f"the server needs {package}: pip install pyllama-spec[server]"
+            ) from None
 
 
 __all__ = ["ModelList", "ModelSpec", "ServerSettings", "create_app", "read_models", "serve"]
