@@ -63,7 +63,8 @@ def _run_doctor(args: argparse.Namespace) -> int:
         return 2
     if args.draft not in (None, MTP, AUTO) and not needs_file(str(args.draft)):
         raise ArgumentError(
-            f"-d takes a draft's GGUF: {args.draft} needs none, and fits every model"
+            f"-d takes a draft's GGUF: {args.draft} needs none, and fits every model; without -d "
+            "doctor measures what its rounds cost"
         )
     is_text = not args.json
     if is_text:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyllama_spec.cli.device_options import names
 from pyllama_spec.cli.generate import add_model_options, open_llama
+from pyllama_spec.drafters.registry import AUTO
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context_params import POOLING
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.errors import ArgumentError, UnsupportedError
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
+    from pyllama_spec.llama import Llama
     from pyllama_spec.server import ServerSettings
     from pyllama_spec.server.prefix_folder import PrefixFolder
     from pyllama_spec.server.process import Listening
@@ -140,7 +142,9 @@ def run_serve(args: argparse.Namespace) -> int:
         ) as llama:  # fmt: skip
             _warn(args, settings)
             with _prefixes(args) as llama.cache:
-                n, n_cut = serve(llama, settings, listening, on_start=lambda url: _say(url, args))
+                n, n_cut = serve(
+                    llama, settings, listening, on_start=lambda url: _say(url, args, llama)
+                )
     print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")
     return 0
 
@@ -220,8 +224,13 @@ def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
         print(dim(f"[{note}]", sys.stderr), file=sys.stderr)
 
 
-def _say(url: str, args: argparse.Namespace) -> None:
+def _say(url: str, args: argparse.Namespace, llama: Llama) -> None:
     name = Path(args.model).name
     at_once = "one request at a time" if args.parallel == 1 else f"{args.parallel} requests at once"
-    what = f"{at_once}, draft {args.draft}"
+    draft = args.draft
+    # Which one auto took. A model that only embeds has none to ask for.
+    if draft == AUTO:
+        with contextlib.suppress(UnsupportedError):
+            draft = f"{AUTO} ({llama.drafter_name})"
+    what = f"{at_once}, draft {draft}"
     print(f"{name} answers at {url}, {what}", flush=True)

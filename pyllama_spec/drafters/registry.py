@@ -133,7 +133,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     if options.memory is not None and not has_lookup:
         raise ArgumentError(
             f"draft_memory={shown(os.fspath(options.memory))} is for a draft that looks texts up: "
-            f'"{SUFFIX}", "{MTP}" or one that is given as a file, not {shown(draft)}'
+            f'"{SUFFIX}", "{MTP}", "{AUTO}" or one that is given as a file, not {shown(draft)}'
         )
     if draft is None:
         return NoDrafter()

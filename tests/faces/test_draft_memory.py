@@ -179,8 +179,9 @@ def test_a_store_that_cannot_be_used(store: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=store.name):
         open_tiny("suffix", draft_memory=store)
     for draft in (None, "none", "prompt-lookup", "grammar"):
-        with pytest.raises(ArgumentError, match="draft_memory"):
+        with pytest.raises(ArgumentError, match="draft_memory") as refused:
             open_tiny(draft, draft_memory=tmp_path / "new")
+        assert all(f'"{name}"' in str(refused.value) for name in ("suffix", "mtp", "auto"))
     for lookup_draft in (str(model_path("eagle3")), "auto", "mtp", "suffix"):
         with pytest.raises(ArgumentError, match="lookup=0"):
             open_tiny(lookup_draft, draft_memory=tmp_path / "new", lookup=0)
