@@ -272,12 +272,14 @@ int32_t choose(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bo
     }
     fill_allowed(s, logits, n_vocab, ends);
     if (has_grammar) {
+        const auto is_possible = [](const llama_token_data & one) {
+            return one.logit != -std::numeric_limits<float>::infinity();
+        };
+        const auto any_left = [&] { return std::any_of(s.candidates.begin(), s.candidates.end(), is_possible); };
+        const bool was_left = any_left();    // else it is not the grammar that forbids all
         llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
         mask(s, all);
-        const bool is_left = std::any_of(s.candidates.begin(), s.candidates.end(), [](const llama_token_data & one) {
-            return one.logit != -std::numeric_limits<float>::infinity();
-        });
-        if (!is_left && !s.rules.any_forbidden(ends)) {
+        if (was_left && !any_left() && !s.rules.any_forbidden(ends)) {
             fail(LLAMA_SPEC_ARGUMENT, "no token may follow: the grammar allows none of this model here. It asks for a character "
                     "that no token has, for one of no characters, such as [z-a], or for the end, and the model has no token for it");
         }

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from pyllama_spec.engine import Model, Sampler, SamplerParams
-from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.errors import EngineError, PyllamaSpecError
 from tests.models import model_path
 
 Row = npt.NDArray[np.float32]
@@ -184,3 +184,16 @@ def test_the_token_with_the_largest_bias_comes(cuts: dict[str, Any], bias: float
     with closing(Sampler(model(), SamplerParams(**params, logit_bias={17: bias}))) as one:
         for row in rows(6)[:2]:
             assert what_is_drawn(one, row, 4) == [17] * 4
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"repeat_penalty": 1.2}, {"logit_bias": {5: 2.0}}, {"temperature": 1.0, "top_k": 5}],
+    ids=["greedy", "greedy, penalties", "greedy and a bias", "top_k"],
+)
+def test_a_grammar_is_not_blamed_for_a_row_that_allows_nothing(params: dict[str, Any]) -> None:
+    """All logits are minus infinity before a grammar is asked."""
+    options = {"temperature": 0.0, "seed": 1, **params}
+    with closing(Sampler(model(), SamplerParams(**options, grammar='root ::= "a"*'))) as one:
+        with pytest.raises(EngineError, match="the logits forbid all|minus infinity"):
+            one.sample_row(np.full(N_VOCAB, NO, np.float32))
