@@ -166,7 +166,7 @@ def _prune(args: argparse.Namespace) -> int:
     store = _opened(args.store)
     max_tokens = None if size is None else capacity_of(size)
     n = upkeep.prune(store, max_tokens=max_tokens, days=args.days)
-    _say(f"{n} texts are gone; {_summary(store)}")
+    _say(f"texts removed: {n}; {_summary(store)}")
     return 0
 
 
@@ -182,7 +182,7 @@ def _forget(args: argparse.Namespace) -> int:
         with _vocabulary(args, "forget TEXT") as model:
             store = _opened(args.store, model.vocab)
             n = upkeep.forget(store, model.vocab, args.text)
-    _say(f"{n} texts are gone; {_summary(store)}")
+    _say(f"texts removed: {n}; {_summary(store)}")
     return 0
 
 
@@ -216,7 +216,8 @@ def _summary(store: Store) -> str:
         f"{facts['bytes'] / 1e6:.1f} MB, room for {facts['max_tokens']} tokens"
     )
     if facts["answers"]:
-        line += f"; {facts['answers']} tokens of answers, at {facts['missed']} a draft was wrong"
+        line += f"; {facts['answers']} tokens of answers; a head or small model was wrong at "
+        line += f"{facts['missed']}"
     if facts["texts"]:
         line += f"; {_date(facts['oldest_minute'])} to {_date(facts['newest_minute'])}"
     return line

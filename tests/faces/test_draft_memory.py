@@ -357,7 +357,7 @@ def test_the_command(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[
     assert not any("hidden" in one["text"] for one in facts["newest"])
     assert sum("swordfish" in one["text"] for one in facts["newest"]) == 2
     assert memory("forget", store, "word is swordfish", "-m", model) == 0
-    assert "2 texts are gone" in capsys.readouterr().out
+    assert "texts removed: 2" in capsys.readouterr().out
     assert b"".join(t.to_bytes(4, "little") for t in b"swordfish") not in store.read_bytes()
     other = tmp_path / "other.memory"
     assert memory("merge", other, store) == 0
@@ -365,9 +365,9 @@ def test_the_command(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[
     assert memory("prune", other, "--max-size", 0.1) == 0
     assert other.stat().st_size <= 1e5
     assert memory("prune", store, "--days", 1) == 0
-    assert "0 texts are gone" in capsys.readouterr().out
+    assert "texts removed: 0" in capsys.readouterr().out
     assert memory("forget", store, "--all") == 0
-    assert "28 texts are gone" in capsys.readouterr().out
+    assert "texts removed: 28" in capsys.readouterr().out
     assert memory("show", store) == 0
     assert "0 texts of 0 tokens" in capsys.readouterr().out
 
