@@ -194,6 +194,8 @@ def test_the_token_with_the_largest_bias_comes(cuts: dict[str, Any], bias: float
 def test_a_grammar_is_not_blamed_for_a_row_that_allows_nothing(params: dict[str, Any]) -> None:
     """All logits are minus infinity before a grammar is asked."""
     options = {"temperature": 0.0, "seed": 1, **params}
-    with closing(Sampler(model(), SamplerParams(**options, grammar='root ::= "a"*'))) as one:
-        with pytest.raises(EngineError, match="the logits forbid all|minus infinity"):
-            one.sample_row(np.full(N_VOCAB, NO, np.float32))
+    with (
+        closing(Sampler(model(), SamplerParams(**options, grammar='root ::= "a"*'))) as one,
+        pytest.raises(EngineError, match=r"the logits forbid all|minus infinity"),
+    ):
+        one.sample_row(np.full(N_VOCAB, NO, np.float32))
