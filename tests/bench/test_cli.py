@@ -164,7 +164,7 @@ def test_what_is_no_file_is_refused_before_anything_is_measured(
     [
         (
             {"failure": "the device is gone"},
-            "the device is gone (what was measured before is kept)",
+            "the device is gone (the measurements so far are kept)",
         ),
         ({"peer_failures": {"a": "HTTP 500"}}, "peer, prompt 'a': HTTP 500 (the rest is kept)"),
     ],

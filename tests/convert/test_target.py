@@ -110,7 +110,7 @@ def test_keys_are_needed(tmp_path: Path) -> None:
     whole = write_target(tmp_path / "a.gguf").read_bytes()
     for name in (b"llama.block_count", b"llama.embedding_length"):
         (tmp_path / "a.gguf").write_bytes(whole.replace(name, name[:-1] + b"?"))
-        with pytest.raises(ConversionError, match=f"has no {name.decode()}"):
+        with pytest.raises(ConversionError, match=f"has no .*{name.decode()}"):
             read_target(tmp_path / "a.gguf")
     later = GGUFWriter(tmp_path / "b.gguf", "llama")
     later.kv_data[0].clear()

@@ -128,7 +128,7 @@ A = '[models.a]\nmodel_path = "a.gguf"\n'
         ("load_timeout_s = -1\n" + A, "load_timeout_s"),
         ("turn_s = -1\n" + A, "turn_s"),
         ("what = 1\n" + A, "what"),
-        ("[defaults]\naliases = ['b']\n" + A, "aliases is of one model"),
+        ("[defaults]\naliases = ['b']\n" + A, "aliases belongs to one model"),
         ("[defaults]\nn_ctc = 1\n" + A, "n_ctc"),
     ],
 )  # fmt: skip

@@ -265,7 +265,7 @@ def test_the_environment_counts_where_no_file_says_otherwise(tmp_path: Path) -> 
     ("--n_ctx 5", "no model", ArgumentError),
     ("--model", "--model has no value", ArgumentError),
     ("--model m --n_ctx many", "--n_ctx='many'", ArgumentError),
-    ("--model m --what 3", "not known here: --what", ArgumentError),
+    ("--model m --what 3", "unknown options: --what", ArgumentError),
     ("--model m --use_mmap perhaps", "expected true or false", ArgumentError),
     ("--model m --chat_template_kwargs []", "expected an object", ArgumentError),
     ("--model m --kv_overrides a=list:x", "KEY=TYPE:VALUE", ArgumentError),
