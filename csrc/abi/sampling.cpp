@@ -203,7 +203,8 @@ void fill_row(llama_spec_sampler & s, const float * logits, int32_t n_vocab, boo
     s.changes.apply([&](int32_t id) { return &s.row[(size_t) id]; });
 }
 
-// Negative where nothing was found in a hurry: then the whole way says what there is, or what is wrong.
+// Draws among the likeliest tokens alone. Negative where that cannot be: the caller looks at all of them, and reports what
+// is wrong with them.
 int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, bool ends) {
     if (s.n_top == 0) {
         return -1;
@@ -314,7 +315,8 @@ const float * logits_at(const context_state & state, const llama_spec_sampler & 
 }
 
 int32_t draw_at(llama_spec_sampler & s, context_state & state, int32_t row) {
-    if (s.is_argmax && !s.changes.any() && state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab()) {
+    const bool has_row = state.has_logits && row >= 0 && row < state.n_rows && state.model->n_vocab() == s.model->n_vocab();
+    if (s.is_argmax && !s.changes.any() && has_row) {
         // Chosen where the logits are, which then need not come here.
         const int32_t id = llama_spec_likeliest(state.ctx, row);
         const bool has_grammar = s.grammar != nullptr && !skips_grammar(s);
