@@ -24,6 +24,7 @@ from pyllama_spec.drafters.registry import (
     needs_file,
     open_draft,
 )
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.model import Model, most_heads
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.gguf.reader import read_key, read_keys
@@ -102,13 +103,9 @@ def open_before(
     if draft == AUTO:
         return None
     drafter = make_drafter(draft, options)
-    try:
+    with closed_on_failure(None if drafter is draft else drafter):
         if drafter.wants_head:
             check_head(target)
-    except PyllamaSpecError:
-        if drafter is not draft:
-            drafter.close()
-        raise
     return drafter
 
 
@@ -143,11 +140,8 @@ def make_drafter_for(target: Model, draft: object, options: DraftOptions) -> Dra
     for path in _drafts_beside(target.path):
         with contextlib.suppress(PyllamaSpecError):  # another model's, or broken
             drafter = open_draft(path, options)
-            try:
+            with closed_on_failure(drafter):
                 drafter.check(target)
-            except PyllamaSpecError:
-                drafter.close()
-                raise
             return _noted(drafter, f"{path.name} lies beside the file and was made for it")
     n_heads = target.info.n_heads
     head = "no MTP head" if not n_heads else "no MTP head that this version can draft with"

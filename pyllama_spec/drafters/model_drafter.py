@@ -16,6 +16,7 @@ from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.output_part import MOST_MISSING, DraftIds, Step, reduced_output
 from pyllama_spec.drafters.saved_state import fingerprint
 from pyllama_spec.engine.checks import count, instance, real
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.context import Context
 from pyllama_spec.engine.model import Model, Progress
 from pyllama_spec.engine.model_info import NgramArrays
@@ -244,11 +245,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             ArgumentError, UnsupportedError, ModelLoadError: as of reduced_output().
 
         """
-        try:
+        with closed_on_failure(context):
             self._draft_ids = reduced_output(context, self._n_output, target.model, step)
-        except BaseException:
-            context.close()
-            raise
 
     @property
     def n_choices(self) -> int:
@@ -416,24 +414,17 @@ def add_lookup(draft: ModelDrafter[Any], options: DraftOptions) -> Drafter:
     match_length = MIN_NGRAM if options.lookup is None else options.lookup
     if not match_length:
         return draft
-    try:
-        arrays = draft.ngram_arrays()
-        table = None if arrays is None else NgramTable(*arrays, draft.model.info.n_vocab)
-    except ArgumentError as error:
-        draft.close()
-        raise ModelLoadError(f"{draft.model.path}: {error}") from None
-    except PyllamaSpecError:
-        draft.close()
-        raise
-    lookup = None
-    if options.memory is not None:
-        from pyllama_spec.drafters.suffix import copies_beside
-
+    with closed_on_failure(draft):
         try:
+            arrays = draft.ngram_arrays()
+            table = None if arrays is None else NgramTable(*arrays, draft.model.info.n_vocab)
+        except ArgumentError as error:
+            raise ModelLoadError(f"{draft.model.path}: {error}") from None
+        lookup = None
+        if options.memory is not None:
+            from pyllama_spec.drafters.suffix import copies_beside
+
             lookup = copies_beside(draft.max_draft, match_length, options.memory)
-        except PyllamaSpecError:
-            draft.close()
-            raise
     return LookupFirst(draft, match_length, table, lookup)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 Self = TypeVar("Self", bound="Closeable")
 
@@ -12,7 +14,7 @@ class Closeable:
     """A context manager that ends with close()."""
 
     def close(self) -> None:
-        """Lets go of what it holds. May be called twice."""
+        """Releases what it holds. May be called twice."""
         raise NotImplementedError
 
     def __enter__(self: Self) -> Self:
@@ -25,3 +27,22 @@ class Closeable:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _CanBeClosed(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
+    """Closes them if the block fails; None is nothing to close.
+
+    Who keeps the exception, as a notebook does, keeps its frames, and with them the models.
+    """
+    try:
+        yield
+    except BaseException:
+        for one in opened:
+            if one is not None:
+                one.close()
+        raise

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyllama_spec.chat.template import ChatTemplate, Message
 from pyllama_spec.engine import Adapter
 from pyllama_spec.engine.checks import instance
-from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.closeable import Closeable, closed_on_failure
 from pyllama_spec.engine.log import thread_log_level
 from pyllama_spec.llama import pretrained
 from pyllama_spec.llama.caches import BaseLlamaCache
@@ -32,7 +32,6 @@ from pyllama_spec.llama.llama_cpp_drafts import drafter_of
 from pyllama_spec.llama.llama_token_calls import LlamaTokenCalls
 from pyllama_spec.llama.loading import (
     check_options,
-    closed_on_failure,
     open_pair,
     open_runtime,
     why_not_generating,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from pyllama_spec.drafters import Drafter
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
 from pyllama_spec.drafters.registry import is_draft
 from pyllama_spec.engine import Context, ContextParams, Model
 from pyllama_spec.engine.checks import count
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.engine.exactness import FEW_ROWS
 from pyllama_spec.engine.model import Progress
 from pyllama_spec.engine.rpc import set_rpc_timeout
@@ -35,10 +34,6 @@ from pyllama_spec.terminal import ProgressBar
 _MAX_PARALLEL = 256
 # Told how far it is, 0.0 to 1.0, while a file is loaded in this context; what it raises ends that.
 WATCH: ContextVar[Progress | None] = ContextVar("WATCH", default=None)
-
-
-class _CanBeClosed(Protocol):
-    def close(self) -> None: ...
 
 
 def progress_for(path: str | os.PathLike[str], verbose: bool) -> Progress | None:
@@ -171,21 +166,6 @@ def open_pair(draft: object, options: OpenOptions, controller: Controller) -> tu
         with closed_on_failure(model):
             drafter = make_drafter_for(model, draft, draft_options)
     return model, drafter
-
-
-@contextmanager
-def closed_on_failure(*opened: _CanBeClosed | None) -> Iterator[None]:
-    """Closes them where the block fails.
-
-    Who keeps the exception, as a notebook does, keeps its frames, and with them the models.
-    """
-    try:
-        yield
-    except BaseException:
-        for one in opened:
-            if one is not None:
-                one.close()
-        raise
 
 
 def open_runtime(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide
 from pyllama_spec.engine import Context, Model, Sampler
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, prompt_too_long
 from pyllama_spec.requests.detokenizer import Detokenizer, Piece, TokenByToken
 from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
@@ -110,11 +111,8 @@ def guided_sampler(model: Model, sampler: Sampler, guide: Guide | None) -> Guide
     # With the first such request: what follows guides is a library of its own.
     from pyllama_spec.requests.guided import GuidedSampler
 
-    try:
+    with closed_on_failure(sampler):
         return GuidedSampler(model, sampler, guide)
-    except BaseException:
-        sampler.close()
-        raise
 
 
 class _ProcessedSampler(StepSampler):

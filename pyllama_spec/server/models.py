@@ -19,6 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import CancelledError, OutOfMemoryError, PyllamaSpecError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
@@ -346,13 +347,10 @@ class Models:
         """
         WATCH.set(self._watch)
         llm = Llama(**spec.keywords)
-        try:
+        with closed_on_failure(llm):
             adapters, failures = load_adapters(llm, spec)
             self._watch(1.0)
             store_bytes = options_of(spec.keywords).store_bytes()
-        except BaseException:
-            llm.close()
-            raise
         llm.cache = self._listed.cache
         return Opened(llm, adapters, failures, llm.memory_bytes + store_bytes, store_bytes)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from pyllama_spec.drafters.suffix.memory import HEADER_TOKENS, texts_of
 from pyllama_spec.drafters.suffix.token_index import TokenIndex, index_bytes
+from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, ModelLoadError
 
 HEADER_BYTES = 4096
@@ -76,11 +77,8 @@ class StoreFile:
 
     def __init__(self, number: int, path: Path, *, is_writable: bool) -> None:
         self.number, self.path = number, path
-        try:
+        with closed_on_failure(self):
             self._map(is_writable)
-        except BaseException:
-            self.close()
-            raise
 
     def _map(self, is_writable: bool) -> None:
         info = os.fstat(self.number)
