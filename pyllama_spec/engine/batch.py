@@ -180,8 +180,12 @@ class Batch:
                 self._pos[start : start + n] = range(pos, pos + n)
                 self._seq[start : start + n] = [seq] * n
         except (OverflowError, TypeError, LookupError) as error:
+            for token in () if tokens is None else tokens:
+                int32(token, "token id")
+            int32(pos, "position")
+            int32(seq, "sequence")
             raise ArgumentError(
-                f"a token id, position or sequence is not an int32: {error}"
+                f"the positions of {n} tokens from {pos} are not all an int32: {error}"
             ) from None
 
     def _set_row(self, i: int, row: npt.NDArray[np.float32]) -> None:

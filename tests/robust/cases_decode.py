@@ -137,7 +137,7 @@ CASES.table(
         "size_text": (lambda _: Batch("9"), ArgumentError, "'9'"),  # type: ignore[arg-type]
         "size_huge": (lambda _: Batch(2**60), PyllamaSpecError, str(2**60)),
         "row_size_negative": (lambda _: Batch(1, n_row=-4), ArgumentError, "n_row=-4"),
-        "extend_text": (_extend("abc"), ArgumentError, "int32"),
+        "extend_text": (_extend("abc"), ArgumentError, "token id='a'"),
         "extend_none": (_extend(None), ArgumentError, "None"),
         "extend_position_none": (_extend([1], None), ArgumentError, "None"),
         "extend_position_huge": (_extend([1, 2], 2**31 - 1), ArgumentError, "int32"),
