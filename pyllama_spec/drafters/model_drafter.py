@@ -137,6 +137,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
         self._target: Context | None = None
         self._memory: _Memory | None = None
         self._n_features = 0
+        self._fingerprint = ""  # what tells its saved states from those of another draft
 
     def load(self, path: Any, **how: Any) -> Model:
         """The model of a draft that is given as a path."""
@@ -198,6 +199,9 @@ class ModelDrafter(Drafter, Generic[_Memory]):
             self._memory.context.close()
             self._target = self._memory = None  # also where the next one cannot be opened
         self._n_features = sum(map(target.model.row_width, self.target_layers))
+        # Once: it reads all metadata, which takes longer than to save a short text, and `train` may
+        # give the file's name to another draft while this one is open.
+        self._fingerprint = fingerprint(self.model, self._n_features)
         self._memory = self.open_memory(target)
         self._target = target
 
@@ -346,7 +350,7 @@ class ModelDrafter(Drafter, Generic[_Memory]):
 
     def save(self, seq: int) -> bytes:
         """What it knows of a sequence, for restore() of a draft with the same file and settings."""
-        return self.memory_or_fail().save(seq, fingerprint(self.model, self._n_features))
+        return self.memory_or_fail().save(seq, self._fingerprint)
 
     def restore(self, seq: int, data: bytes) -> int:
         """Puts back what save() gave.
@@ -359,9 +363,8 @@ class ModelDrafter(Drafter, Generic[_Memory]):
                 is forgotten then.
 
         """
-        known = fingerprint(self.model, self._n_features)
         memory = self.memory_or_fail()
-        n = memory.restore(seq, data, known)
+        n = memory.restore(seq, data, self._fingerprint)
         if self._draft_ids is not None:
             self._see(memory.of(seq).tokens)
         return n

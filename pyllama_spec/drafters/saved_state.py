@@ -26,8 +26,10 @@ def pack(facts: Mapping[str, object], parts: Sequence[bytes]) -> bytes:
 
     """
     text = json.dumps({**facts, "parts": [len(part) for part in parts]}).encode()
-    body = (_LENGTH.pack(len(text)), text, *parts)
-    return seal(bytearray(b"".join((bytes(HEADER_BYTES), *body))), _MAGIC, _VERSION)
+    whole = bytearray(HEADER_BYTES)
+    for part in (_LENGTH.pack(len(text)), text, *parts):
+        whole += part
+    return seal(whole, _MAGIC, _VERSION)
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], list[bytes]]:

@@ -6,7 +6,9 @@ test_eagle3_paths.py, test_dflash_paths.py.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +187,21 @@ def test_a_state_of_another_draft_is_refused(name: str) -> None:
         kind.loop(other)
         with pytest.raises(ArgumentError, match="another draft"):
             other.restore(0, state)
+
+
+@each_kind
+def test_a_state_is_that_of_the_draft_that_is_open(name: str, tmp_path: Path) -> None:
+    """Training gives the file's name to another draft while this one is open."""
+    kind = ROW_DRAFTS[name]
+    path, other = tmp_path / "draft.gguf", tmp_path / "other.gguf"
+    shutil.copy(kind.random().model.path, path)
+    shutil.copy(kind.other().model.path, other)
+    loop = kind.loop(kind.open(path))
+    generate(loop, SequenceState(0), prompt_tokens(20), 8, PARAMS)
+    before = loop.drafter.save(0)
+    other.replace(path)
+    assert before is not None
+    assert loop.drafter.save(0) == before
 
 
 def several_texts(name: str, n: int = 3) -> tuple[AnyDrafter, list[SequenceState]]:
