@@ -113,3 +113,19 @@ def test_what_was_measured_has_a_date(page: Path) -> None:
     assert sections
     for section in sections:
         assert re.search(r"\b20\d\d-\d\d-\d\d\b", section), section.partition("\n")[0]
+
+
+def last_date(section: str) -> str:
+    """The day on which a section's measurement ended, from the line under its heading."""
+    line = section.split("\n")[1]
+    assert line.startswith("*Machine: "), section.partition("\n")[0]
+    return re.findall(r"20\d\d-\d\d-\d\d", line)[-1]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in LOG if page.name != "index.md"], ids=lambda page: page.stem
+)
+def test_the_log_is_newest_first(page: Path) -> None:
+    sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    days = [last_date(section) for section in sections]
+    assert days == sorted(days, reverse=True), page.name
