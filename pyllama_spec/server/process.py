@@ -22,6 +22,7 @@ from pyllama_spec.engine.checks import count
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
+from pyllama_spec.server.bodies import limit_arenas
 from pyllama_spec.server.model_list import ModelList
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
@@ -61,7 +62,7 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets what runs come to its end.
 
-    Python's warnings are off meanwhile, in all of the process.
+    Python's warnings are off meanwhile, and the C heap keeps to two arenas, in all of the process.
 
     Args:
         llm: the model, which the caller closes; or a list of models.
@@ -76,6 +77,7 @@ def serve(
         ArgumentError: the address cannot be had, or a file of TLS cannot be read.
 
     """
+    limit_arenas()
     server = HttpServer(create_app(llm, settings), listening, on_start)
     with warnings.catch_warnings():
         # What the library warns of may quote a client's schema or chat.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -20,6 +22,32 @@ from tests.faces.tools import open_tiny
 from tests.server.test_noise import value
 from tests.server.world import PATIENCE_S, Client, is_idle, served, until
 from tests.tiers import release_except
+
+# How many arenas there are once eight threads have each taken memory of the C heap at once.
+_ARENAS = """
+import ctypes, os, sys, tempfile, threading
+from pyllama_spec.server.bodies import limit_arenas
+
+assert limit_arenas() == hasattr(ctypes.CDLL(None), "mallopt")
+libc, together = ctypes.CDLL(None), threading.Barrier(8)
+libc.malloc.restype, libc.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
+libc.malloc.argtypes, libc.fclose.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
+libc.malloc_info.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+def take():
+    together.wait()
+    libc.malloc(50_000)
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+path = os.path.join(tempfile.mkdtemp(), "heap.xml").encode()
+file = libc.fopen(path, b"w")
+libc.malloc_info(0, file)
+libc.fclose(file)
+print(open(path).read().count("<heap "))
+"""
 
 CHAT, TEXT, MESSAGES, RESPONSES = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses",
@@ -261,3 +289,12 @@ def test_a_refused_body_is_let_go_at_once(client: Client, name: str) -> None:
     frames = [one.f_code for one in gc.garbage if isinstance(one, FrameType)]
     gc.garbage.clear()
     assert not [one.co_name for one in frames if "pyllama_spec" in one.co_filename]
+
+
+def test_threads_share_the_arenas_of_the_heap() -> None:
+    """Each arena keeps what large bodies leave: a thread more must not be an arena more."""
+    found = subprocess.run(
+        [sys.executable, "-c", _ARENAS], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) <= 2
