@@ -28,12 +28,8 @@ def toys() -> dict[str, Path]:
 
 
 def shipped(model: Path) -> dict[str, Path]:
-    """SmolLM2, and the drafts of examples/drafts."""
-    return {
-        "model.gguf": model,
-        "draft.gguf": DRAFTS / "smollm2-135m-eagle3.gguf",
-        "dflash.gguf": DRAFTS / "smollm2-135m-dflash.gguf",
-    }
+    """SmolLM2, and its draft of examples/drafts."""
+    return {"model.gguf": model, "draft.gguf": DRAFTS / "smollm2-135m-eagle3.gguf"}
 
 
 def tiny(folder: Path) -> Path:
@@ -43,7 +39,7 @@ def tiny(folder: Path) -> Path:
 
 
 def real(folder: Path, model: Path) -> Path:
-    """The shipped drafts and their model."""
+    """The shipped draft and its model."""
     return _rest(folder, shipped(model))
 
 

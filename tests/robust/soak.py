@@ -81,7 +81,6 @@ def kinds(*, with_real: bool) -> dict[str, Kind]:
 
         real = smollm2("Q4_0")
         found["SmolLM2, EAGLE-3"] = Kind(real, _DRAFTS / "smollm2-135m-eagle3.gguf")
-        found["SmolLM2, DFlash"] = Kind(real, _DRAFTS / "smollm2-135m-dflash.gguf")
     return found
 
 
