@@ -144,6 +144,8 @@ struct llama_spec_sampler {
     llama_spec::answer_rules rules;
     bool grammar_skips_thoughts = false;    // what is inside of a thought, and its marks, are none of the grammar's
     std::vector<llama_token_data> candidates;
+    size_t n_left = 0;          // how many of them the chain had left when it chose last; 0 where no chain chose
+    bool has_draw = false;      // the chain ends with a draw by the probabilities of what is left, and no grammar asks again
     std::vector<float> row;     // logits with what the request changes, and without what a grammar has refused
     std::vector<float> room;    // of top_logits()
     std::atomic<bool> busy{ false };

@@ -355,6 +355,11 @@ int  llama_spec_sampler_reset(llama_spec_sampler * sampler);
 int  llama_spec_sample(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * id);
 /* The same from a row of the caller's: [n_vocab] float32. */
 int  llama_spec_sample_row(llama_spec_sampler * sampler, const float * logits, int32_t n_vocab, int32_t * id);
+/* What sample() would draw from: the ids that the chain leaves, in its order, with their logits behind all of it, the
+ * temperature too; their softmax is the distribution. n_max: room in ids and logits. It takes the chain's random numbers as
+ * sample() does. Not for greedy sampling, mirostat and grammars. */
+int  llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * ids, float * logits,
+                           int32_t n_max, int32_t * n);
 /* sample() and accept() in turns, at rows row, row + 1 ... of the last batch, for as long as what was drawn equals
  * draft[0], draft[1] ...; it ends with the first token that differs, that comes after the whole draft, or that ends
  * a generation. out: [n_draft + 1]. After a failure at a later row, out and n_out have what was accepted before it. */

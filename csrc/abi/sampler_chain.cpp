@@ -155,6 +155,7 @@ int llama_spec_sampler_new(llama_spec_model * model, const llama_spec_sampler_pa
         add_choice(s->chain, *params, s->model->n_vocab());
         s->is_argmax = params->dry_multiplier == 0.0f && params->temperature <= 0.0f;
         s->n_top     = n_top_of(*params);
+        s->has_draw  = params->temperature > 0.0f && params->mirostat == 0 && params->grammar == nullptr;
         if (asks_of_answer(*params)) {
             auto & state = *s->model;
             std::call_once(state.pieces_made, [&] { state.pieces = std::make_unique<token_pieces>(state.vocab()); });
@@ -196,6 +197,7 @@ int llama_spec_sampler_clone(llama_spec_sampler * sampler, llama_spec_sampler **
         s->model     = from.model;
         s->is_argmax = from.is_argmax;
         s->n_top     = from.n_top;
+        s->has_draw  = from.has_draw;
         s->changes   = from.changes;
         s->rules     = from.rules;
         s->grammar_skips_thoughts = from.grammar_skips_thoughts;

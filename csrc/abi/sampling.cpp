@@ -193,6 +193,7 @@ int32_t draw_from(llama_spec_sampler & s) {
     s.changes.apply([&](int32_t id) { return logit_of(s.candidates, id); });
     llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, false };
     llama_sampler_apply(s.chain, &all);
+    s.n_left = all.size;
     return selected(all);
 }
 
@@ -218,6 +219,7 @@ int32_t draw_top(llama_spec_sampler & s, const float * logits, int32_t n_vocab, 
     }
     llama_token_data_array all = { s.candidates.data(), s.candidates.size(), -1, true };
     llama_sampler_apply(s.chain, &all);
+    s.n_left = all.size;
     return selected(all);
 }
 
@@ -409,6 +411,29 @@ int llama_spec_sample_chain(llama_spec_sampler * sampler, llama_spec_context * c
                 break;
             }
         }
+    });
+}
+
+int llama_spec_candidates(llama_spec_sampler * sampler, llama_spec_context * ctx, int32_t i, int32_t * ids, float * logits,
+                          int32_t n_max, int32_t * n) {
+    return guarded([&] {
+        require(ids != nullptr && logits != nullptr && n != nullptr, "a place for the candidates is needed");
+        auto & s = open_sampler(sampler);
+        in_use lock(s.busy, "the sampler");
+        context_call call(ctx);
+        require(s.has_draw, "greedy sampling, mirostat and grammars have no distribution that is known before the choice");
+        s.n_left = 0;
+        const int32_t id = draw(s, logits_at(call.state, s, i), s.model->n_vocab());
+        if (s.n_left == 0) {
+            s.candidates.assign(1, { id, 0.0f, 1.0f }); // no chain was asked: the end of a thought is forced
+            s.n_left = 1;
+        }
+        require(s.n_left <= (size_t) std::max(n_max, 0), "there is no room for so many candidates");
+        for (size_t k = 0; k < s.n_left; ++k) {
+            ids[k]    = s.candidates[k].id;
+            logits[k] = s.candidates[k].logit;
+        }
+        *n = (int32_t) s.n_left;
     });
 }
 

@@ -5,6 +5,7 @@ from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.chat import ChatParser, ChatSession, schema_to_grammar
 from pyllama_spec.engine.context import Context, ThreadUse
 from pyllama_spec.engine.context_params import ContextParams
+from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.exactness import exact_rows
 from pyllama_spec.engine.log import set_log_level, thread_log_level
 from pyllama_spec.engine.memory import Memory
@@ -35,6 +36,7 @@ __all__ = [
     "Context",
     "ContextParams",
     "Device",
+    "Distribution",
     "Memory",
     "Model",
     "ModelInfo",

@@ -24,6 +24,7 @@ from pyllama_spec.engine.checks import (
 )
 from pyllama_spec.engine.checks import text as checked_text
 from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.engine.handle import Handle
 from pyllama_spec.engine.model import Model
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError, shown
@@ -255,7 +256,7 @@ class Sampler:
     def __init__(self, model: Model, params: SamplerParams | None = None) -> None:
         instance(model, Model, "model", "; load one with Model(path)")
         instance(params, (SamplerParams, type(None)), "params")
-        self.params = params or SamplerParams()
+        self.model, self.params = model, params or SamplerParams()
         self.seed = _any_seed() if self.params.seed is None else self.params.seed
         # 2**32 - 1 means "draw a seed" to the engine; any other number does as well.
         raw, keep = self._raw_params(self.params, min(self.seed, 2**32 - 2))
@@ -272,6 +273,8 @@ class Sampler:
         self._id, self._n_chain = ffi.new("int32_t *"), ffi.new("int32_t *")
         self._make_room(16)
         self._text = ffi.new("char[]", _MAX_FORCED_BYTES)
+        # Of distribution(), with the first call: as wide as the vocabulary.
+        self._candidates: tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None = None
 
     def _make_room(self, n: int) -> None:
         """Makes room for drafts of at most n tokens."""
@@ -348,13 +351,42 @@ class Sampler:
         """Draws a token from the logits of token i of the context's last batch."""
         try:
             code = lib.llama_spec_sample(self.handle, context.handle, i, self._id)
-        except (AttributeError, TypeError, OverflowError):
+        except (AttributeError, TypeError, ValueError, OverflowError):
             instance(context, Context, "context")
             int32(i, "row")
             raise
         check(code, "cannot sample")
         token: int = self._id[0]
         return token
+
+    def distribution(self, context: Context, i: int) -> Distribution:
+        """What sample() would draw from at token i of the context's last batch.
+
+        It is what the whole chain leaves: penalties, biases, cuts and temperature are in it. A
+        sampler that is random itself, as XTC is, has decided by then. It takes the chain's random
+        numbers, as sample() does, and advances nothing else.
+
+        Raises:
+            PyllamaSpecError: the row has no logits, nothing may follow, or the parameters leave no
+                such distribution: temperature 0, mirostat or a grammar.
+
+        """
+        if self._candidates is None:
+            n = self.model.info.n_vocab
+            self._candidates = np.empty(n, np.int32), np.empty(n, np.float32)
+        ids, logits = self._candidates
+        try:
+            code = lib.llama_spec_candidates(
+                self.handle, context.handle, i, ffi.from_buffer("int32_t[]", ids),
+                ffi.from_buffer("float[]", logits), len(ids), self._id,
+            )  # fmt: skip
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            instance(context, Context, "context")
+            int32(i, "row")
+            raise
+        check(code, "cannot sample")
+        n = self._id[0]
+        return Distribution.of_logits(ids[:n].copy(), logits[:n])
 
     def sample_chain(self, context: Context, row: int, draft: Sequence[int]) -> list[int]:
         """Draws and accepts tokens for as long as they are those of a draft: one call per round.
@@ -384,7 +416,7 @@ class Sampler:
             code = lib.llama_spec_sample_chain(
                 self.handle, context.handle, row, self._draft, n, self._chain, self._n_chain
             )
-        except (AttributeError, TypeError, OverflowError):
+        except (AttributeError, TypeError, ValueError, OverflowError):
             instance(context, Context, "context")
             int32(row, "row")
             instance(draft, Sequence, "draft")
@@ -437,7 +469,7 @@ class Sampler:
         """
         try:
             code = lib.llama_spec_sampler_accept(self.handle, token, generated)
-        except (TypeError, OverflowError, RuntimeError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             int32(token, "token id")
             flag(generated, "generated")
             raise
@@ -452,7 +484,7 @@ class Sampler:
         out = ffi.new("llama_spec_sampler **")
         check(lib.llama_spec_sampler_clone(self.handle, out), "cannot copy the sampler")
         copy = object.__new__(Sampler)
-        copy.params, copy.seed = self.params, self.seed
+        copy.model, copy.params, copy.seed = self.model, self.params, self.seed
         copy._adopt(out[0])
         return copy
 

@@ -120,6 +120,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
         SAMPLER.sample_chain, {"context": CONTEXT, "row": 0, "draft": []},
         names_of(SAMPLER.sample_chain),
     ),
+    "distribution": (
+        SAMPLER.distribution, {"context": CONTEXT, "i": 0}, names_of(SAMPLER.distribution),
+    ),
     "sample_row": (SAMPLER.sample_row, {}, names_of(SAMPLER.sample_row)),
     "decode": (CONTEXT.decode, {}, names_of(CONTEXT.decode)),
     "logits": (CONTEXT.logits, {}, names_of(CONTEXT.logits)),

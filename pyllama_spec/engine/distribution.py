@@ -1,0 +1,100 @@
+"""A distribution over ids: what a sampler draws from, behind all of its cuts."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllama_spec.errors import ArgumentError
+
+
+class Distribution:
+    """Probabilities of ids. All other ids have none.
+
+    Args:
+        ids: [n] the ids, each once.
+        weights: [n] what their probabilities are in proportion to: numbers from 0 on.
+
+    Raises:
+        ArgumentError: the two differ in length, an id is below 0, a weight is negative or no finite
+            number, or all of them are 0.
+
+    Attributes:
+        ids: [n] int32, those with a probability above 0, in the order that was given.
+        p: [n] float64, their probabilities; the sum is 1.
+
+    """
+
+    __slots__ = ("ids", "p")
+
+    def __init__(self, ids: npt.ArrayLike, weights: npt.ArrayLike) -> None:
+        all_ids, p = np.asarray(ids, np.int32), np.asarray(weights, np.float64)
+        if all_ids.ndim != 1 or all_ids.shape != p.shape:
+            raise ArgumentError(
+                f"ids of shape {all_ids.shape} with weights of shape {p.shape}: a distribution has "
+                "a weight for each of its ids"
+            )
+        total = float(p.sum())
+        # NaN fails each comparison.
+        if not (0.0 < total < np.inf and p.min() >= 0.0 and all_ids.min() >= 0):
+            raise ArgumentError(
+                f"weights that sum up to {total} are no distribution: they have to be numbers from "
+                "0 on, of ids from 0 on, and not all 0"
+            )
+        is_possible = p > 0.0
+        if not is_possible.all():
+            all_ids, p = all_ids[is_possible], p[is_possible]
+        self.ids: npt.NDArray[np.int32] = all_ids
+        self.p: npt.NDArray[np.float64] = p / total
+
+    @classmethod
+    def of_logits(cls, ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]) -> Distribution:
+        """The softmax of logits, with sums in float64.
+
+        Args:
+            ids: [n] the ids, each once.
+            logits: [n] their logits; minus infinity is no probability.
+
+        Raises:
+            ArgumentError: one is NaN, or none is finite.
+
+        """
+        wide = logits.astype(np.float64)
+        peak = wide.max(initial=-np.inf)
+        if not np.isfinite(peak):
+            raise ArgumentError(f"logits whose largest is {peak} are no distribution")
+        return cls(ids, np.exp(wide - peak))
+
+    @property
+    def largest(self) -> float:
+        """The probability of the likeliest id."""
+        return float(self.p.max())
+
+    def of(self, token: int) -> float:
+        """The probability of an id."""
+        at = np.flatnonzero(self.ids == token)
+        return float(self.p[at[0]]) if len(at) else 0.0
+
+    def draw(self, u: float) -> int:
+        """The id that a random number chooses.
+
+        Args:
+            u: of the uniform distribution from 0 to 1, without 1.
+
+        """
+        sums = np.cumsum(self.p)
+        at = int(np.searchsorted(sums, u * sums[-1], side="right"))
+        return int(self.ids[min(at, len(self.ids) - 1)])
+
+    def beyond(self, other: Distribution) -> Distribution | None:
+        """What is left of it where another one is taken off: max(0, p - q), normalised.
+
+        Returns:
+            None where nothing is left: the two are one, but for rounding.
+
+        """
+        most = int(max(self.ids.max(), other.ids.max()))
+        q = np.zeros(most + 1)  # of a vocabulary: pages that nothing is written to cost nothing
+        q[other.ids] = other.p
+        rest = np.maximum(self.p - q[self.ids], 0.0)
+        return Distribution(self.ids, rest) if rest.any() else None
