@@ -21,7 +21,7 @@ from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import MAX_TEXT_BYTES, read_text
 from pyllama_spec.llama import Llama
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.options import ACCEPTANCE, RequestOptions
 from pyllama_spec.speculative import SpeculationStats, Timing
 from pyllama_spec.speculative.controller import Controller
 from pyllama_spec.speculative.controller.choice import NAMES
@@ -70,6 +70,22 @@ def add_model_options(
         parser.add_argument("-m", "--model", required=True, **how)
     else:
         instead.add_argument("-m", "--model", **how)
+    _add_draft_options(parser)
+    parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
+    parser.add_argument(
+        "--draft-n-ctx", type=int, default=None, metavar="N",
+        help="how many tokens the draft model remembers [as many as are of use to it]",
+    )  # fmt: skip
+    parser.add_argument(
+        "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
+    )
+    add_layer_options(parser)
+    add_context_options(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="no figures below a text")
+    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
+
+
+def _add_draft_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-d",
         "--draft",
@@ -97,22 +113,16 @@ def add_model_options(
         "[profit]",
     )  # fmt: skip
     parser.add_argument(
+        "--acceptance", default=None, choices=ACCEPTANCE,
+        help="how tokens of a smaller model are accepted at a temperature: exact, so that a seed "
+        "gives the text that it gives without a draft, or by distribution, which accepts more "
+        "[exact]",
+    )  # fmt: skip
+    parser.add_argument(
         "--draft-memory", type=file_name, default=None, metavar="FILE",
         help="a store of texts to copy from, which this text is added to; made if "
         "missing, see the command memory",
     )  # fmt: skip
-    parser.add_argument("-c", "--n-ctx", type=int, default=4096, help="context length")
-    parser.add_argument(
-        "--draft-n-ctx", type=int, default=None, metavar="N",
-        help="how many tokens the draft model remembers [as many as are of use to it]",
-    )  # fmt: skip
-    parser.add_argument(
-        "-t", "--threads", type=int, default=None, help="CPU threads [the physical cores]"
-    )
-    add_layer_options(parser)
-    add_context_options(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="no figures below a text")
-    parser.add_argument("--verbose", action="store_true", help="show the engine's messages")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +181,7 @@ def open_llama(
             "p_min",
             "lookup",
             "controller",
+            "acceptance",
             "draft_gpu_layers",
             "draft_memory",
             "draft_n_ctx",
@@ -185,6 +196,7 @@ def open_llama(
         lookup=args.lookup,
         draft_n_ctx=args.draft_n_ctx,
         controller=controller or args.controller,
+        acceptance=args.acceptance or "exact",
         draft_memory=args.draft_memory,
         n_ctx=args.n_ctx,
         n_threads=args.threads,

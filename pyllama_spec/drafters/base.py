@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
+from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import PyllamaSpecError
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
@@ -31,6 +33,9 @@ class Draft(NamedTuple):
         match_length: of a lookup hit: how many tokens before the place that it was copied from
             equal those at the end of the text; 0 for other drafts.
         is_remembered: whether a lookup hit is copied from another text.
+        distributions: [len(ids)] where the ids were drawn as DraftRequest.draws wants, what each
+            was drawn from, given those before it; None for ids that were chosen otherwise. The
+            probabilities are then those of the likeliest id at each place.
 
     """
 
@@ -39,18 +44,20 @@ class Draft(NamedTuple):
     candidates: Sequence[Sequence[tuple[int, float]]] | None = None
     match_length: int = 0
     is_remembered: bool = False
+    distributions: Sequence[Distribution] | None = None
 
     def first(self, n: int) -> Draft:
         """The first n places of it."""
         if len(self.ids) <= n:
             return self
-        p, others = self.probabilities, self.candidates
+        p, others, drawn = self.probabilities, self.candidates, self.distributions
         return Draft(
             self.ids[:n],
             None if p is None else p[:n],
             None if others is None else others[:n],
             self.match_length,
             self.is_remembered,
+            None if drawn is None else drawn[:n],
         )
 
 
@@ -117,6 +124,9 @@ class DraftRequest(NamedTuple):
         stop: says where to end, for drafters that draft a token at a time; None for n_requested.
         lookup_only: only drafts without a call of a model are wanted; for drafters with has_lookup.
         n_lookup: the most tokens that are wanted of a lookup hit, if more than n_requested; else 0.
+        draws: what to draw the tokens with, of a request that accepts by rejection sampling; None
+            for the likeliest ones. For drafters with draws_tokens; drafts that are not drawn are
+            right too. See drafters/draws.py.
 
     """
 
@@ -127,6 +137,7 @@ class DraftRequest(NamedTuple):
     stop: DraftStop | None = None
     lookup_only: bool = False
     n_lookup: int = 0
+    draws: TokenDraws | None = None
 
 
 class Committed(NamedTuple):
@@ -210,6 +221,7 @@ class Drafter(Closeable):
             DraftRequest.lookup_only.
         wants_head: whether it drafts with the MTP head in the target's own file, which has to be
             loaded with it: Model(load_mtp=True).
+        draws_tokens: whether it knows the distribution of its tokens, and obeys DraftRequest.draws.
         note: a remark in results besides its name, such as why draft="auto" took it; "" for none.
 
     """
@@ -221,6 +233,7 @@ class Drafter(Closeable):
     step_share: float = 0.0
     has_lookup: bool = False
     wants_head: bool = False
+    draws_tokens: bool = False
     note: str = ""
 
     # ---- drafting

@@ -24,6 +24,7 @@ from pyllama_spec.drafters.row_memory import RowMemory
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.checks import count
 from pyllama_spec.engine.context import Context
+from pyllama_spec.engine.distribution import Distribution
 
 
 class ChainMemory(RowMemory):
@@ -77,6 +78,8 @@ class Chain:
     ids: list[int] = field(default_factory=list)
     p: list[float] = field(default_factory=list)
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    drawn_from: list[Distribution] = field(default_factory=list)
+    """Beside each drafted token what it was drawn from, if it was drawn."""
     rows: list[Rows] = field(default_factory=list)
     """Beside each drafted token the row that it is fed with, for heads that read them again."""
 
@@ -158,7 +161,11 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         choices = pairs.ask(r.seq for r in asked) if asked else {}
         chains = [Chain(r, pairs.n_fed(r.seq), choices[r.seq]) for r in asked]
         self.go_on(passed(chains, self.extend, errors), errors)
-        drafts = {c.seq: Draft(c.ids, c.p, c.candidates) for c in chains if c.seq not in errors}
+        drafts = {
+            c.seq: Draft(c.ids, c.p, c.candidates, distributions=c.drawn_from or None)
+            for c in chains
+            if c.seq not in errors
+        }
         if errors:
             raise SequenceErrors(errors, drafts)
         return [drafts.get(request.seq, NO_DRAFT) for request in requests]
@@ -180,6 +187,8 @@ class ChainDrafter(ModelDrafter[_Pairs]):
         chain.ids.append(token)
         chain.p.append(p)
         chain.candidates.append(choice.candidates)
+        if choice.drawn_from is not None:
+            chain.drawn_from.append(choice.drawn_from)
         stop = chain.request.stop
         if stop is not None and stop(p):
             return False

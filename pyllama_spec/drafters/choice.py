@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.drafters.base import TokenPrior
+from pyllama_spec.engine.distribution import Distribution
 from pyllama_spec.errors import EngineError
 
 
@@ -21,12 +22,15 @@ class Choice:
         ids: the likeliest tokens, as ids of the target, likeliest first.
         p: their probabilities in the model's own distribution.
         row: float32, what else it says: see Context.draft_candidates().
+        drawn_from: where the token was drawn at random, its distribution; p is then that of the
+            likeliest one, which says as much of the place whatever was drawn.
 
     """
 
     ids: Sequence[int]
     p: Sequence[float]
     row: npt.NDArray[np.float32]
+    drawn_from: Distribution | None = None
 
     @property
     def candidates(self) -> list[tuple[int, float]]:
@@ -47,7 +51,8 @@ def choose(choice: Choice, prior: TokenPrior | None, drafted: Sequence[int]) -> 
     token, p = choice.ids[0], choice.p[0]
     if math.isnan(p):
         raise EngineError("the draft computed NaN: rows of the target, or its own weights, have")
-    votes = () if prior is None else prior(drafted)
+    # A token that was drawn stays what it is: others have no say in it.
+    votes = () if prior is None or choice.drawn_from is not None else prior(drafted)
     if not votes:
         return token, p
     scores = dict(zip(choice.ids, choice.p, strict=True))

@@ -110,7 +110,7 @@ class LookupFirst(Drafter):
         self.name = drafter.name
         self.target_layers = drafter.target_layers
         self.max_draft, self.is_stepwise = drafter.max_draft, drafter.is_stepwise
-        self.wants_head = drafter.wants_head
+        self.wants_head, self.draws_tokens = drafter.wants_head, drafter.draws_tokens
         self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
         # Proposals that were looked up, for who asks where they come from.
         self.n_lookups = 0

@@ -55,7 +55,7 @@ _FIELDS = {field.name: field for field in fields(RequestOptions)}
 _NOT_FOR_HANDLERS = (
     "n", "min_tokens", "ignore_eos", "stop_token_ids", "bad_words", "include_stop_str_in_output",
     "thinking_token_budget", "reasoning_effort", "continue_final_message", "return_token_ids",
-    "stream_options", "context_shift", "return_token_sources", "n_draft", "remember",
+    "stream_options", "context_shift", "return_token_sources", "n_draft", "remember", "acceptance",
 )  # fmt: skip
 # What a reader asks for with a grammar that knows the whole form of an answer, thoughts too.
 _OF_ENGINE_GRAMMARS = frozenset(("grammar_prefill", "grammar_triggers"))

@@ -69,6 +69,7 @@ class MoreOptions(TypedDict, total=False):
     return_token_sources: bool
     n_draft: int | None
     prediction: str | None
+    acceptance: str | None
 
 
 class Completions:

@@ -119,6 +119,7 @@ class Llama(LlamaTokenCalls, Closeable):
                 runtime = None if why_not else open_runtime(
                     model, params, drafter, options.n_draft, options.n_parallel, controller,
                     wants_rows=options.logits_all, max_waiting=options.queue_limit(), store=store,
+                    acceptance=options.acceptance,
                 )  # fmt: skip
         opened = OpenModel(model, runtime, why_not, own, options.seed)
         self.model_path, self.verbose = os.fspath(model_path), options.verbose

@@ -24,7 +24,7 @@ from pyllama_spec.llama.open_options import (
 )
 from pyllama_spec.llama.responses import Response, Stream
 from pyllama_spec.requests.generation import Generation
-from pyllama_spec.requests.options import RequestOptions
+from pyllama_spec.requests.options import Acceptance, RequestOptions
 from pyllama_spec.speculative import ControllerChoice
 
 __all__ = ["Llama", "LlamaState"]
@@ -60,6 +60,7 @@ class Llama(LlamaTokenCalls, Closeable):
         type_v: str | int | None = None, spm_infill: bool = False, verbose: bool = False,
         draft: str | os.PathLike[str] | Drafter | None = None, n_draft: int | None = None,
         p_min: float | None = None, lookup: int | None = None, controller: ControllerChoice = None,
+        acceptance: Acceptance = "exact",
         n_parallel: int = 1, max_waiting: int | None = None, chat_template: str | None = None,
         devices: Sequence[str] | None = None, draft_gpu_layers: int | None = None,
         draft_n_ctx: int | None = None,

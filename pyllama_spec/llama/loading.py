@@ -179,6 +179,7 @@ def open_runtime(
     wants_rows: bool = False,
     max_waiting: int | None = None,
     store: PrefixStore | None = None,
+    acceptance: str = "exact",
 ) -> Runtime:
     """Opens what generations need of a target.
 
@@ -193,6 +194,7 @@ def open_runtime(
         max_waiting: the most requests that may wait for a place; None for any number.
         store: for beginnings of prompts that no request's place holds any more; None for none, and
             no copies between places.
+        acceptance: of drafts, for requests that do not say: "exact" or "distribution".
 
     Raises:
         UnsupportedError: the model cannot generate.
@@ -224,7 +226,8 @@ def open_runtime(
     with closed_on_failure(context):
         round_ = Round(context, drafter, n_draft, controller, store=store)
         on_close = _learn_costs(round_, controller, drafter)
-        return Runtime(model, context, round_, Runner(round_, max_waiting), on_close)
+        runner = Runner(round_, max_waiting)
+        return Runtime(model, context, round_, runner, on_close, acceptance)
 
 
 def _open_context(model: Model, params: ContextParams) -> Context:

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 from pyllama_spec.drafters import Drafter, DraftOptions
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.engine import ContextParams, Model
-from pyllama_spec.engine.checks import count, integer, meant, real
+from pyllama_spec.engine.checks import count, integer, meant, one_of, real
 from pyllama_spec.engine.context_params import ATTENTION, POOLING, ROPE_SCALING
 from pyllama_spec.engine.model import Progress, SplitMode
 from pyllama_spec.engine.overrides import Override
 from pyllama_spec.engine.system import memory_bytes
 from pyllama_spec.errors import ArgumentError, UnsupportedError, shown
+from pyllama_spec.requests.options import ACCEPTANCE, Acceptance
 from pyllama_spec.speculative import ControllerChoice
 
 # f(llama=..., messages=..., ...) -> a chat completion, or chunks of one
@@ -45,7 +46,9 @@ _STORE_BYTES = 2 << 30
 _FLAGS = ("logits_all", "embedding", "no_perf", "verbose", "spm_infill")
 _FLAGS_OR_NONE = ("op_offload", "swa_full")
 # Keywords that a Llama has no attribute for: they are used up while it is opened.
-_NO_ATTRIBUTES = frozenset(("draft", "n_draft", "p_min", "lookup", "controller", "chat_template"))
+_NO_ATTRIBUTES = frozenset(
+    ("draft", "n_draft", "p_min", "lookup", "controller", "chat_template", "acceptance")
+)
 # Keywords of older versions, which LangChain still hands on. They said what the model's file says
 # today, or changed nothing.
 _OF_OLD = ("n_parts", "f16_kv", "n_gqa", "rms_norm_eps", "mul_mat_q", "low_vram")
@@ -118,6 +121,12 @@ class OpenOptions:
         controller: decides how many tokens are drafted. None or "profit": as many as are fastest
             here, and none if plain decoding is faster; "fixed": n_draft tokens in every round;
             "off": none; or a speculative.Controller.
+        acceptance: how drafts are accepted at a temperature. "exact": a seed gives the same text
+            with a draft and without. "distribution": rejection sampling of what a draft model draws
+            from its own distribution, which accepts more of it; tokens have the same
+            distribution, but a seed gives another text. For a smaller model as the draft: with all
+            other drafters, at temperature 0, and with grammars, logits processors and mirostat,
+            requests are accepted exactly, and `speculation` says why. See docs/draft-models.md.
         draft_n_ctx: how many tokens of a sequence a draft from a file, or the head in the model's
             own file, remembers. None for as many as are of use to it, which is n_ctx for all but
             DFlash. Fewer take less memory and time; the oldest are dropped.
@@ -186,6 +195,7 @@ class OpenOptions:
     p_min: float | None = None
     lookup: int | None = None
     controller: ControllerChoice = None
+    acceptance: Acceptance = "exact"
     n_parallel: int = 1
     max_waiting: int | None = None
     chat_template: str | None = None
@@ -236,6 +246,7 @@ class OpenOptions:
                 f"tokenizer={shown(self.tokenizer)}: tokenizers other than the model's own "
                 "vocabulary are not supported by this version; leave it out"
             )
+        one_of(self.acceptance, ACCEPTANCE, "acceptance")
         if self.chat_handler is not None and not callable(self.chat_handler):
             raise ArgumentError(f"chat_handler={shown(self.chat_handler)} is not a function")
 

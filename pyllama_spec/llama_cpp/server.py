@@ -66,7 +66,7 @@ _OF_LLAMA: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("lora_base", "lora_path", "chat_format"), str),
     "tensor_split": _many(float), "rpc_servers": _many(str), "numa": _numa,
     # What is new here.
-    **dict.fromkeys(("draft", "controller", "chat_template"), str),
+    **dict.fromkeys(("draft", "controller", "acceptance", "chat_template"), str),
     **dict.fromkeys(("n_draft", "lookup", "n_parallel", "max_waiting", "draft_gpu_layers"), int),
     "p_min": float, "devices": _many(str),
 }  # fmt: skip
@@ -84,7 +84,9 @@ _OPTIONS = {**_OF_LLAMA, **_OTHERS}
 # Each may be given as several words.
 _LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides")
 # Of options that are new here, and common words: another program may mean something else by them.
-_NOT_IN_ENVIRONMENT = ("controller", "chat_template", "lookup", "devices", "p_min")
+_NOT_IN_ENVIRONMENT = (
+    "controller", "acceptance", "chat_template", "lookup", "devices", "p_min",
+)  # fmt: skip
 _REFUSED = {
     "clip_model_path": "models see no images here; leave it out",
     "hf_tokenizer_config_path": "give the template itself, as chat_template",

@@ -31,6 +31,7 @@ class Runtime:
 
     Attributes:
         on_close: called before the model is closed; may be None.
+        acceptance: of drafts, for requests that do not say: "exact" or "distribution".
 
     """
 
@@ -39,6 +40,7 @@ class Runtime:
     round: Round
     runner: Runner
     on_close: Callable[[], None] | None = None
+    acceptance: str = "exact"
 
 
 @dataclass(slots=True)
@@ -160,7 +162,7 @@ class Generation(Closeable, Iterator[Piece], AsyncIterator[Piece]):
         self.record = GenerationRecord(tuple(prompt))
         job = Job(
             runtime.model, runtime.context, prompt, options, seed=seed, last_n=last_n,
-            by_token=by_token, adapters=adapters,
+            by_token=by_token, adapters=adapters, acceptance=runtime.acceptance,
         )  # fmt: skip
         self._runner, self._job = runtime.runner, job
         self._ticket = runtime.runner.ticket(job, options.timeout_s)

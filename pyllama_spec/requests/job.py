@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllama_spec.constraints import Guide
+from pyllama_spec.drafters import TokenDraws
 from pyllama_spec.engine import Context, Model, Sampler
 from pyllama_spec.engine.closeable import closed_on_failure
 from pyllama_spec.errors import ArgumentError, prompt_too_long
@@ -19,6 +20,7 @@ from pyllama_spec.requests.logprobs import TokenLogprob, token_logprob
 from pyllama_spec.requests.options import LogitsProcessor, RequestOptions
 from pyllama_spec.speculative import (
     Adapters,
+    RejectionSampling,
     Round,
     SequenceRun,
     SequenceState,
@@ -27,6 +29,7 @@ from pyllama_spec.speculative import (
     StepSampler,
     Timing,
     TokenSampler,
+    why_exact,
 )
 from pyllama_spec.speculative.prediction import Prediction
 
@@ -187,6 +190,7 @@ class Job:
         last_n: tokens that penalties see, for requests that do not say.
         by_token: give each token at once, instead of whole characters.
         adapters: what it is computed with.
+        acceptance: "exact" or "distribution", for requests that do not say.
 
     Attributes:
         keeper: looks after what its sequence holds before it and behind it; None for nobody.
@@ -210,6 +214,7 @@ class Job:
         last_n: int,
         by_token: bool = False,
         adapters: Adapters = None,
+        acceptance: str = "exact",
     ) -> None:
         self._asked_s = perf_counter()
         self.prompt = tuple(prompt)
@@ -224,6 +229,7 @@ class Job:
         params = options.sampler_params(model.vocab, seed=seed, last_n=last_n)
         self._sampler = Sampler(model, params)
         self._guided = guided_sampler(model, self._sampler, options.guide)
+        self._rejection, self._why_exact = self._acceptance(acceptance, options)
         pieces = TokenByToken if by_token else Detokenizer
         self._detokenizer = pieces(
             model.vocab, options.stops, keep_stop=options.include_stop_str_in_output,
@@ -247,6 +253,22 @@ class Job:
         self._observer = (
             _Observer(context, options, self.prompt, self._max_tokens) if wants_rows else None
         )
+
+    def _acceptance(
+        self, acceptance: str, options: RequestOptions
+    ) -> tuple[RejectionSampling | None, str | None]:
+        """What accepts the drafts that are drawn; or nothing, and why though it was asked for."""
+        if (options.acceptance or acceptance) == "exact":
+            return None, None
+        params = self._sampler.params
+        why = why_exact(params)
+        if options.guide is not None:
+            why = "a grammar is asked behind the choice"
+        elif options.processors:
+            why = "logits processors change the distribution"
+        if why is not None:
+            return None, why
+        return RejectionSampling(self._sampler, TokenDraws(params, self._sampler.seed)), None
 
     def _token_limit(self, max_tokens: int | None) -> int:
         """How many tokens fit: as llama-cpp-python counts, the last one needs room as well."""
@@ -321,7 +343,9 @@ class Job:
             remember=self._options.remember,
             user=self._options.user or "",
             prediction=self._prediction,
+            rejection=self._rejection,
         )
+        run.stats.why_exact = self._why_exact
         self._begin(run)
         return run
 
@@ -361,7 +385,7 @@ class Job:
                 run.n_left, run.observe, adapters=run.adapters, is_cancelled=run.is_cancelled,
                 max_draft=run.max_draft,
                 remember=run.remember, user=run.user,
-                prediction=run.prediction,
+                prediction=run.prediction, rejection=run.rejection,
             )
         )  # fmt: skip
 
@@ -499,4 +523,6 @@ class Job:
             # It is a method of this job, which has the run: the two would keep the request's texts
             # until the collector of circles comes.
             self.run.forced = None
+        if self._rejection is not None:
+            self._rejection.close()
         self._sampler.close()

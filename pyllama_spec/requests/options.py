@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,9 @@ _FLAGS = (
     "ignore_eos", "include_stop_str_in_output", "return_token_ids", "context_shift",
     "return_token_sources", "remember",
 )  # fmt: skip
+# How drafts are accepted.
+Acceptance = Literal["exact", "distribution"]
+ACCEPTANCE = ("exact", "distribution")
 # What OpenAI's API knows, from no thoughts to as many as the model likes.
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 # Of a chat alone: a text has no messages, and no template that could be told.
@@ -120,6 +123,7 @@ class RequestOptions:
             same.
         n_draft: the most tokens to draft for this request per round, within the Llama's own limit;
             0 decodes it plainly, None takes the Llama's limit. The text is the same.
+        acceptance: "exact" or "distribution", see Llama; None for the Llama's own.
         stream_options: for streams: {"include_usage": True} for a last chunk with `usage` and no
             choices, and `usage` None in the others; with "continuous_usage_stats" each has the
             usage so far. None for the usage in the chunk with the finish_reason.
@@ -200,6 +204,7 @@ class RequestOptions:
     return_token_sources: bool = False
     n_draft: int | None = None
     prediction: str | None = None
+    acceptance: str | None = None
     thought_close: tuple[int, ...] = ()
     grammar_skips_thoughts: bool = False
 
@@ -223,6 +228,7 @@ class RequestOptions:
         self._check_answer()
         self._set("stop", _stops(self.stop))
         self._set("seed", check_seed(self.seed))
+        one_of(self.acceptance, (None, *ACCEPTANCE), "acceptance")
         self._set("grammar", form_of(self.grammar, self.response_format))
         if real(self.tfs_z, "tfs_z") != 1:
             raise UnsupportedError(

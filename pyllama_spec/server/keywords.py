@@ -117,7 +117,9 @@ def _predicted(content: str | list[Json]) -> str:
 def _drafting(wanted: Speculation | None) -> dict[str, Any]:
     if wanted is None:
         return {}
-    keywords: dict[str, Any] = {"return_token_sources": wanted.show_tokens}
+    keywords: dict[str, Any] = {
+        "return_token_sources": wanted.show_tokens, "acceptance": wanted.acceptance,
+    }  # fmt: skip
     if not wanted.draft:
         keywords["n_draft"] = 0
     elif wanted.n_draft is not None:

@@ -18,6 +18,7 @@ from pyllama_spec.speculative.controller import (
     make_controller,
 )
 from pyllama_spec.speculative.loop import SpeculativeLoop
+from pyllama_spec.speculative.rejection import RejectionSampling, accept_or_redraw, why_exact
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.scheduler import Limits, Scheduler
 from pyllama_spec.speculative.sequence import (
@@ -38,6 +39,7 @@ __all__ = [
     "Limits",
     "Off",
     "ProfitController",
+    "RejectionSampling",
     "Round",
     "RoundCounts",
     "RowObserver",
@@ -52,8 +54,10 @@ __all__ = [
     "StepSampler",
     "Timing",
     "TokenSampler",
+    "accept_or_redraw",
     "make_controller",
     "sample_and_match",
+    "why_exact",
 ]
 
 __dir__ = public_names(__name__)

@@ -17,6 +17,7 @@ from pyllama_spec.drafters.base import (
     SequenceErrors,
 )
 from pyllama_spec.engine.checks import count, instance
+from pyllama_spec.engine.distribution import Distribution
 
 _T = TypeVar("_T")
 
@@ -67,6 +68,7 @@ class IsolatedDrafter:
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
+        self.draws_tokens = drafter.draws_tokens
         # Whether it has a copy() of its own. Others are told the tokens of a copy again.
         self.copies = type(drafter).copy is not Drafter.copy
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
@@ -276,7 +278,10 @@ class IsolatedDrafter:
             p = [float(one) for one in islice(p, len(ids))]
             if len(p) < len(ids):
                 raise ValueError(f"a draft of {len(ids)} tokens has {len(p)} probabilities")
-        return draft.first(len(ids))._replace(ids=ids, probabilities=p, match_length=match_length)
+        drawn_from = None if request.draws is None else _distributions(draft, len(ids))
+        return draft.first(len(ids))._replace(
+            ids=ids, probabilities=p, match_length=match_length, distributions=drawn_from
+        )
 
     def _note_foreign(self, seq: int, token: int) -> None:
         """Counts a draft of which nothing can be verified, of a text that had no other.
@@ -319,6 +324,24 @@ class IsolatedDrafter:
         reason = f"the drafter failed in {what}(): {type(error).__name__}: {_said(error)}"
         self._failures[seq] = DrafterFailure(reason, error)
         self._n_known.pop(seq, None)
+
+
+def _distributions(draft: Draft, n: int) -> list[Distribution] | None:
+    """What the first n ids of a draft were drawn from; None where they were not drawn.
+
+    Raises:
+        ValueError: there are not as many.
+        ArgumentError: one is no Distribution.
+
+    """
+    if draft.distributions is None:
+        return None
+    found = list(islice(draft.distributions, n))
+    if len(found) < n:
+        raise ValueError(f"a draft of {n} tokens has {len(found)} distributions")
+    for one in found:
+        instance(one, Distribution, "a distribution of a draft")
+    return found
 
 
 def _said(error: Exception) -> str:

@@ -10,6 +10,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.controller.base import Controller
 from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
+from pyllama_spec.speculative.rejection import RejectionSampling
 from pyllama_spec.speculative.round import Round
 from pyllama_spec.speculative.sequence import SequenceRun, SequenceState, Step
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
@@ -102,8 +103,16 @@ class SpeculativeLoop:
         sampler: TokenSampler,
         max_tokens: int,
         observe: RowObserver | None = None,
+        rejection: RejectionSampling | None = None,
     ) -> Iterator[Step]:
         """Generates after prefill(). Closing the generator leaves the sequence consistent.
+
+        Args:
+            seq: the sequence.
+            sampler: chooses tokens.
+            max_tokens: the most tokens to generate.
+            observe: sees each committed token with its row.
+            rejection: accepts what the drafter draws; None for sample_and_match() alone.
 
         Yields:
             A Step per round, the first one with the token that the prompt's last row gave. The
@@ -120,6 +129,8 @@ class SpeculativeLoop:
         if max_tokens < 1:
             raise ArgumentError(f"max_tokens={max_tokens} must be at least 1")
         run.sampler, run.max_tokens, run.observe = sampler, max_tokens, observe
+        run.rejection = rejection
+        self.round.settle_acceptance(run)
         step = self.round.draw_first(run)
         _raise_errors([(run, step)])
         while step.finish_reason is None:

@@ -11,7 +11,8 @@ Round.step() is one round. In its order:
     scheduler.decodes         which sequences share a decode of the target
     _decode                   one batch: prompts' parts, and [pending] + draft of each sequence
     _commit                   behind each decode, for each sequence:
-      _accept                 sample_and_match(), the target's own choice at each row; then
+      _accept                 sample_and_match(), the target's own choice at each row, or
+                              RejectionSampling.accept(), for what a draft has drawn; then
                               rollback.undo takes back what was rejected
       _commit_prompt          or, behind a prompt, its first token
       drafter.commit          what was settled, with the target's rows
@@ -37,7 +38,6 @@ from pyllama_spec.errors import (
     ContextFullError,
     PyllamaSpecError,
 )
-from pyllama_spec.speculative.acceptance import sample_and_match
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
     Controller,
@@ -51,6 +51,7 @@ from pyllama_spec.speculative.isolated_drafter import IsolatedDrafter
 from pyllama_spec.speculative.prefix_store import PrefixStore
 from pyllama_spec.speculative.prefixes import Prefixes
 from pyllama_spec.speculative.prompt_pace import PromptPace
+from pyllama_spec.speculative.rejection import DrawnFrom, accept
 from pyllama_spec.speculative.rollback import rollback_of
 from pyllama_spec.speculative.scheduler import Decode, Limits, Scheduler, verify_width
 from pyllama_spec.speculative.sequence import (
@@ -64,6 +65,7 @@ from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
 _NOT_WANTED = "the request asked for no draft: n_draft=0"
+_NO_DRAWS = "the drafter {!r} does not draw its tokens from a distribution"
 _NEVER = "nothing is drafted: {} allows no token of a draft"
 
 
@@ -198,6 +200,7 @@ class Round:
         start = perf_counter()
         run.stats.drafter, run.stats.note = self.drafter.name, self.drafter.note
         run.stats.controller = self.scheduler.controller.name
+        self.settle_acceptance(run)
         if not self.max_draft and self.drafter.name != "none":
             run.stats.note_off(_NEVER.format(self.max_draft_reason), is_plain=False)
         self.scheduler.controller.begin(state.seq_id)
@@ -205,6 +208,13 @@ class Round:
         self.prefixes.begin(run)
         self.sequences.cut_for(run)
         run.timing.prompt_s += perf_counter() - start
+
+    def settle_acceptance(self, run: SequenceRun) -> None:
+        """Leaves a run its rejection sampling if the drafter draws, and notes which way it is."""
+        if run.rejection is not None and not self.drafter.draws_tokens:
+            run.rejection = None
+            run.stats.why_exact = _NO_DRAWS.format(self.drafter.name)
+        run.stats.acceptance = "exact" if run.rejection is None else "distribution"
 
     def resume(self, run: SequenceRun, saved: SavedSequence, seq_id: int) -> None:
         """Goes on with a run in the middle of its text, on any sequence of the context.
@@ -348,7 +358,7 @@ class Round:
         requests, unanswered = [], []
         for span in asked:
             run = self._runs[span.seq]
-            request = self.scheduler.request(span, run.view)
+            request = self.scheduler.request(span, run.view, run.draws)
             if run.prediction is not None:
                 span.draft = run.prediction.propose(request)
                 if span.draft.ids:
@@ -500,7 +510,7 @@ class Round:
         """After a decode of the pending token and its draft."""
         run, ids = self._runs[span.seq], span.ids
         state = run.state
-        tokens, error = self._sample(run, span.first_row, ids)
+        tokens, error = self._sample(run, span.first_row, ids, span.draft.distributions)
         n_past, n, who = state.n_decoded, len(tokens), who_drafted(span)
         if tokens:
             span.tokens = tokens
@@ -520,7 +530,7 @@ class Round:
         return Step(tuple(tokens), len(ids), n - 1, run.finish_reason, None, who)
 
     def _sample(
-        self, run: SequenceRun, row: int, ids: Sequence[int]
+        self, run: SequenceRun, row: int, ids: Sequence[int], drawn_from: DrawnFrom = None
     ) -> tuple[list[int], BaseException | None]:
         """What the sampler takes, and what a callback of the user's or the chain itself raised."""
         tokens: list[int] = []
@@ -529,7 +539,7 @@ class Round:
         # The sampler reads rows; what it calls of the user's may do no more.
         target.lend("a callback of the request")
         try:
-            sample_and_match(run.sampler, target, row, ids, tokens, run.observe)
+            accept(run.sampler, run.rejection, target, row, ids, drawn_from, tokens, run.observe)
         except BaseException as error:  # noqa: BLE001 - of this sequence alone; its Step has it
             run.error = error
             return tokens, error

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from pyllama_spec.drafters.base import DraftRequest, TokenView
+from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative.controller.base import (
     NO_GAIN,
@@ -159,19 +160,24 @@ class Scheduler:
                 raise self._no_number("n_lookup", decision.n_lookup)
             span.decide(decision)
 
-    def request(self, span: Span, tokens: TokenView | list[int]) -> DraftRequest:
+    def request(
+        self, span: Span, tokens: TokenView | list[int], draws: TokenDraws | None = None
+    ) -> DraftRequest:
         """What is asked of the drafter for a span with n_requested above 0.
 
         Args:
             span: the span.
             tokens: the sequence's.
+            draws: what the tokens are drawn with; None for the likeliest ones.
 
         """
         decision = span.decision
         assert decision is not None
         n_lookup = min(decision.n_lookup, span.max_draft)
         stop, lookup_only = self.controller.stop_of(span), decision.lookup_only
-        return DraftRequest(span.seq, tokens, span.n_requested, None, stop, lookup_only, n_lookup)
+        return DraftRequest(
+            span.seq, tokens, span.n_requested, None, stop, lookup_only, n_lookup, draws
+        )
 
     def set_lengths(self, spans: Iterable[Span]) -> None:
         """Has the controller say how much of each draft is verified."""
@@ -184,7 +190,8 @@ class Scheduler:
         for span, n in zip(decided, lengths, strict=True):
             if not isinstance(n, int):
                 raise self._no_number("n_verified", n)
-            span.verify(n)
+            # Who leaves out what was drawn by what it is changes the text's distribution.
+            span.verify(n if span.draft.distributions is None else len(span.draft.ids))
 
     def learn(self, spans: Iterable[Span], spent: Spent) -> list[tuple[Span, DraftGain]]:
         """Tells the controller what became of a round.

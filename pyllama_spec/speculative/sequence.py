@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import TokenView
+from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Adapter
 from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler
 from pyllama_spec.speculative.prediction import Prediction
+from pyllama_spec.speculative.rejection import RejectionSampling
 from pyllama_spec.speculative.stats import SpeculationStats, Timing
 
 # LoRA adapters, each with its scale. None leaves the context's own as they are.
@@ -111,6 +113,7 @@ class SequenceRun:
         remember: whether a drafter may keep its text for later requests.
         user: whose request it is; "" where it was not said.
         prediction: what its text is said to repeat; asked before the drafter. None for nothing.
+        rejection: accepts what a drafter has drawn; None for sample_and_match() alone.
 
     Attributes:
         stats, timing: of this request alone.
@@ -141,6 +144,7 @@ class SequenceRun:
     remember: bool = True
     user: str = ""
     prediction: Prediction | None = None
+    rejection: RejectionSampling | None = None
     max_held: int | None = None
     borders: set[int] = field(default_factory=set)
     n_cached: int = 0
@@ -159,6 +163,11 @@ class SequenceRun:
     def seq_id(self) -> int:
         """The sequence's number."""
         return self.state.seq_id
+
+    @property
+    def draws(self) -> TokenDraws | None:
+        """What a drafter draws its tokens with; None for the likeliest ones."""
+        return None if self.rejection is None else self.rejection.draws
 
     @property
     def n_left(self) -> int:

@@ -64,6 +64,11 @@ class SpeculationStats:
             made faster may end so: `state` says what counts.
         reason_off_error: what the drafter raised, with its traceback; None if it raised nothing.
         has_failed: whether it is off because it failed.
+        acceptance: how drafts of the drafter are accepted: "exact", or "distribution" where it
+            draws them and rejection sampling accepts them. Copies and forced text are always
+            accepted exactly.
+        why_exact: why it is "exact" though the request asked for "distribution"; None where it did
+            not, or is not.
         rounds_off: rounds in which it was off, and no copy was verified either.
         off_since: after how many rounds it was off to the end, 0 for from the beginning; None where
             it was not, and in the sum of several requests.
@@ -92,6 +97,8 @@ class SpeculationStats:
     reason_off: str | None = None
     reason_off_error: Exception | None = field(default=None, compare=False, repr=False)
     has_failed: bool = False
+    acceptance: str = "exact"
+    why_exact: str | None = None
     rounds_off: int = 0
     off_since: int | None = None
 
@@ -176,6 +183,7 @@ class SpeculationStats:
         self.has_failed = self.has_failed or other.has_failed
         self.rounds_off += other.rounds_off
         self.drafter = other.drafter
+        self.acceptance, self.why_exact = other.acceptance, other.why_exact
         self.rounds += other.rounds
         self.drafted += other.drafted
         self.accepted += other.accepted
@@ -247,6 +255,8 @@ class SpeculationStats:
             "probe_s": round(self.probe_s, 6),
             "drafted_by": self.drafted_by,
             "verified_histogram": list(self.verified_histogram),
+            "acceptance": self.acceptance,
+            "why_exact": self.why_exact,
         }
 
 

@@ -25,7 +25,7 @@ SPECULATION = {
     "accepted_histogram", "state", "disabled_since",
     "reason_off", "controller", "asked", "copied", "probes", "proposed",
     "expected", "verified_histogram", "gain_expected", "gain_realised", "probe_s", "drafted_by",
-    "forced", "forced_accepted",
+    "forced", "forced_accepted", "acceptance", "why_exact",
 }  # fmt: skip
 TIMING = {
     "load_s", "queue_s", "first_token_s", "prompt_s", "decode_s", "draft_s", "verify_s",

@@ -21,7 +21,7 @@ from .eagle3_perm import build_perm_eagle3
 from .encoder import build_reranker
 from .mtp_perm import build_perm_mtp
 from .script import build_script
-from .toys import build_constant, build_hybrid_perm, build_perm
+from .toys import build_constant, build_hybrid_perm, build_markov, build_perm
 
 CACHE_VARIABLE = "PYLLAMA_SPEC_TEST_CACHE"
 
@@ -29,6 +29,7 @@ _BUILDERS: dict[str, Callable[..., Path]] = {
     "perm": build_perm,
     "hybrid_perm": build_hybrid_perm,
     "constant": build_constant,
+    "markov": build_markov,
     "script": build_script,
     "eagle3": build_eagle3,
     "perm_eagle3": build_perm_eagle3,

@@ -1,7 +1,8 @@
-"""Models whose behaviour is known in closed form: PERM and CONSTANT."""
+"""Models whose behaviour is known in closed form: PERM, CONSTANT and MARKOV."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,42 @@ def _step_each_layer(m: Sketch, successor: NDArray[np.int64], rms: float) -> Non
         m.tensors[f"{blk}ffn_norm.weight"][:] = 1.0
         m.tensors[f"{blk}ffn_gate.weight"][:] = m.tensors[f"{blk}ffn_up.weight"][:] = eye
         m.tensors[f"{blk}ffn_down.weight"][:] = (eye[:, successor] - eye) / activation
+
+
+def build_markov(
+    path: Path,
+    chances: Sequence[Sequence[float]],
+    *,
+    n_vocab: int = 320,
+    seed: int = 0,
+    n_layer: int = 1,
+    **extra: Any,
+) -> Path:
+    """Write a llama whose next-token distribution depends on the current token alone.
+
+    `chances[i][j]` (`[k][k]`, positive, k at most 16, rows sum to 1) is the probability that
+    `CONSTANT_TOKENS[j]` follows `CONSTANT_TOKENS[i]`. After any other token it is `chances[0]`.
+    Every other logit is `CONSTANT_REST_LOGIT`.
+    """
+    p = np.asarray(chances, dtype=np.float64)
+    k = len(p)
+    if p.shape != (k, k) or k > len(CONSTANT_TOKENS) or (p <= 0).any():
+        raise ValueError("chances must be a square of at most 16 x 16 positive numbers")
+    if not np.allclose(p.sum(axis=1), 1.0):
+        raise ValueError("each row of chances must sum to 1")
+    cfg = TinyConfig("llama", seed, n_layer, n_vocab, n_embd=n_vocab, **extra)
+    m = Sketch(cfg)
+    _inert_llama(m)
+    m.put("token_embd.weight", np.eye(n_vocab, dtype=np.float32))
+    m.put("output_norm.weight", np.ones(n_vocab, np.float32))
+    letters = list(CONSTANT_TOKENS[:k])
+    if cfg.shuffle:
+        letters = shuffled(n_vocab, cfg.shuffle)[letters].tolist()
+    logits = np.full((n_vocab, n_vocab), CONSTANT_REST_LOGIT)
+    logits[letters] = np.log(p[0])[:, None]
+    logits[np.ix_(letters, letters)] = np.log(p).T
+    m.put("output.weight", logits * np.sqrt(1.0 / n_vocab + cfg.norm_eps))
+    return m.write(path)
 
 
 def default_probabilities() -> NDArray[np.float64]:

@@ -82,6 +82,8 @@ CASES.table(
         ),
         "draft_int": (_open(draft=5), ArgumentError, "draft=5"),
         "n_draft_negative": (_open(draft="prompt-lookup", n_draft=-1), ArgumentError, "-1"),
+        "acceptance": (_open(acceptance="rejection"), ArgumentError, "acceptance='rejection'"),
+        "acceptance_none": (_open(acceptance=None), ArgumentError, "acceptance=None"),
         "n_draft_text": (_open(draft="prompt-lookup", n_draft="x"), ArgumentError, "'x'"),
         "seed_text": (_open(seed="x"), ArgumentError, "'x'"),
         "seed_huge": (_open(seed=2**40), ArgumentError, str(2**40)),
@@ -241,6 +243,7 @@ CASES.table(
         "return_token_sources": (
             _complete(return_token_sources=3), ArgumentError, "return_token_sources=3",
         ),
+        "request_acceptance": (_complete(acceptance="x"), ArgumentError, "acceptance='x'"),
         "remember": (_complete(remember=3), ArgumentError, "remember=3"),
         "prediction": (_complete(prediction=3), ArgumentError, "prediction must be"),
         "stream_options": (_complete(stream_options=3), ArgumentError, "stream_options=3"),

@@ -191,6 +191,18 @@ def test_a_request_says_how_much_is_drafted(
         assert "n_draft=0" in speculation["reason_off"]
 
 
+def test_a_request_says_how_drafts_are_accepted(client: Client) -> None:
+    """The server's draft draws nothing, and the answer says so."""
+    body = {"prompt": PROMPT, **REPEATING, "temperature": 1.0, "seed": 5}
+    exact = client.right(TEXT, body)
+    asked = client.right(TEXT, {**body, "speculation": {"acceptance": "distribution"}})
+    assert exact["speculation"]["why_exact"] is None
+    assert "does not draw" in asked["speculation"]["why_exact"]
+    assert asked["choices"][0]["text"] == exact["choices"][0]["text"]
+    status, answer = client.post(TEXT, {**body, "speculation": {"acceptance": "fair"}})
+    assert status == 400 and "acceptance" in str(answer)
+
+
 @pytest.mark.parametrize("form", ["text", "parts"])
 def test_a_prediction_is_a_draft(client: Client, form: str) -> None:
     body: dict[str, Any] = {

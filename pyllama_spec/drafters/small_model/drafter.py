@@ -4,7 +4,8 @@ It reads the text itself and needs no row of the target. Each drafted token is a
 the first of them reads what the last round added: n drafted tokens are n decodes, however many
 sequences draft together. What it has read of accepted guesses stays in its memory (memory.py). The
 vocabularies may differ (vocab_map.py). A chat template in its file is never used: it continues the
-text that the target reads.
+text that the target reads. For a request with DraftRequest.draws its tokens are drawn from its own
+distribution, each with a call of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pyllama_spec.drafters.base import Drafter, DraftRequest
+from pyllama_spec.drafters.base import Draft, Drafter, DraftRequest
 from pyllama_spec.drafters.chain import Chain, ChainDrafter
 from pyllama_spec.drafters.choice import Choice
 from pyllama_spec.drafters.draft_weights import note_of_few_bits, step_share, type_of_weights
@@ -54,6 +55,8 @@ class SmallModel(ChainDrafter[TokenMemory]):
 
     """
 
+    draws_tokens = True
+
     def __init__(
         self,
         model: Model | str | os.PathLike[str],
@@ -73,6 +76,15 @@ class SmallModel(ChainDrafter[TokenMemory]):
         )  # fmt: skip
         self._vocab: VocabMap | None = None
         self._type = type_of_weights(self.model)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """As ChainDrafter.propose(); draws for those requests that want it."""
+        memory = self.memory_or_fail()
+        memory.draws = {r.seq: r.draws for r in requests if r.draws is not None}
+        try:
+            return super().propose(requests)
+        finally:
+            memory.draws = {}
 
     def layers_read(self) -> tuple[int, ...]:
         """It reads nothing of the target but its text."""
@@ -118,8 +130,8 @@ class SmallModel(ChainDrafter[TokenMemory]):
         return super().can_draft(request) and self.memory_or_fail().can_ask(request.seq)
 
     def go_on(self, going: list[Chain], errors: dict[int, Exception]) -> None:
-        """All further tokens in one call of the engine, unless a prior chooses among them."""
-        if any(chain.request.prior is not None for chain in going):
+        """All further tokens in one call of the engine, unless a prior or chance chooses."""
+        if any(c.request.prior is not None or c.request.draws is not None for c in going):
             super().go_on(going, errors)
         elif going:
             memory = self.memory_or_fail()

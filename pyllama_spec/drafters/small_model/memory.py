@@ -14,18 +14,21 @@ Nothing is read before a draft is asked for, so that a text without drafts costs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from pyllama_spec.drafters.base import Committed
 from pyllama_spec.drafters.choice import Choice
+from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.drafters.saved_state import pack, unpack
 from pyllama_spec.drafters.small_model.vocab_map import VocabMap
 from pyllama_spec.engine.batch import Batch
 from pyllama_spec.engine.context import Context
-from pyllama_spec.errors import ArgumentError
+from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.errors import ArgumentError, EngineError
 
 _NO_ROW = np.zeros(0, np.float32)
 
@@ -73,6 +76,8 @@ class TokenMemory:
     Attributes:
         n_calls: how many decodes were made, for who counts the cost.
         n_read: how many tokens were decoded.
+        draws: of the sequences whose tokens are drawn at random, what with; set while they are
+            drafted.
 
     """
 
@@ -83,6 +88,7 @@ class TokenMemory:
         self._has_state = context.model.info.has_recurrent_state
         self._batch = Batch(context.n_batch)
         self._sequences: dict[int, SequenceText] = {}
+        self.draws: Mapping[int, TokenDraws] = {}
 
     def of(self, seq: int) -> SequenceText:
         """What is known of a sequence."""
@@ -175,7 +181,7 @@ class TokenMemory:
                 s.held.extend(s.ids[len(s.held) : len(s.held) + n])
                 s.n_equal = len(s.held)
                 if end is not None:
-                    choices[seq] = self.choice(end)
+                    choices[seq] = self.choice(seq, end)
         if self._has_state:
             for seq in asked:
                 s = self._sequences[seq]
@@ -277,7 +283,7 @@ class TokenMemory:
         self._decode_for(batch, [self._sequences[seq] for seq, _ in guesses])
         for seq, ids in guesses:
             self._sequences[seq].held.extend(ids)
-        return {seq: self.choice(end) for (seq, _), end in zip(guesses, ends, strict=True)}
+        return {seq: self.choice(seq, end) for (seq, _), end in zip(guesses, ends, strict=True)}
 
     def draft_on(self, guesses: dict[int, int], goes_on: Callable[[int, Choice], bool]) -> None:
         """Reads a guess behind the text of each sequence, and further ones as long as they go on.
@@ -307,10 +313,28 @@ class TokenMemory:
         self.n_calls += max(n_steps)
         self.n_read += sum(n_steps)
 
-    def choice(self, row: int) -> Choice:
+    def choice(self, seq: int, row: int) -> Choice:
         """What the draft chooses, of what the target has, at a row of the last batch."""
+        if seq in self.draws:
+            return self._drawn(self.draws[seq], row)
         likely = self.context.likeliest(row, self.vocab.counterparts)
         return self._choice(-1, 0.0) if likely is None else self._choice(*likely)
+
+    def _drawn(self, draws: TokenDraws, row: int) -> Choice:
+        """A token of the target's, drawn from what the draft says of those that both have."""
+        try:
+            q = draws.distribution(self.context, row)
+        except EngineError:
+            # NaN, which choose() tells this sequence alone.
+            return Choice((0,), (math.nan,), _NO_ROW)
+        counterparts = self.vocab.counterparts
+        if counterparts is not None:
+            ids = counterparts[q.ids]
+            is_shared = ids >= 0
+            if not is_shared.any():
+                return self._choice(-1, 0.0)
+            q = Distribution(ids[is_shared], q.p[is_shared])
+        return Choice((q.draw(draws.uniform()),), (q.largest,), _NO_ROW, q)
 
     def _choice(self, id_: int, p: float) -> Choice:
         if id_ < 0:

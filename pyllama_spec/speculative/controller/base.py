@@ -3,7 +3,8 @@
 A round calls it four times: decide() before anything is drafted, stop_of() for drafts that are made
 a token at a time, verify_lengths() once drafts are there, learn() when the round is over. It sees
 counts, probabilities and seconds and answers with counts, so that nothing of what it does reaches
-the text.
+the text. Where rejection sampling accepts, it changes which text a seed gives, and not the text's
+distribution.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ class KnownCosts:
 class Controller:
     """Asks for as many tokens as may be drafted and verifies all. Others override what they do.
 
-    One controller belongs to one Round. Its answers may depend on clocks: the text does not.
+    One controller belongs to one Round. Its answers may depend on clocks: the text does not, but
+    for one that rejection sampling accepts.
 
     Attributes:
         name: what the statistics call it.

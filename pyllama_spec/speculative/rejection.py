@@ -1,0 +1,128 @@
+"""Rejection sampling: drafted tokens are accepted by chance, so that the text's distribution stays.
+
+A token x that was drawn from the draft's distribution q is accepted with the chance
+min(1, p(x) / q(x)), where p is the target's distribution. Where it is rejected, the target's token
+is drawn from max(0, p - q), normalised (Leviathan et al., arXiv 2211.17192; Chen et al.,
+arXiv 2302.01318). Both together have the distribution p. The token after an accepted draft is drawn
+from p itself.
+
+It accepts more tokens of a draft with a distribution like the target's than sample_and_match() does
+of the likeliest ones. It gives up the equal text: a seed gives another one than without a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyllama_spec.drafters.draws import TokenDraws
+from pyllama_spec.engine import Context, Sampler, SamplerParams
+from pyllama_spec.engine.distribution import Distribution
+from pyllama_spec.speculative.acceptance import RowObserver, TokenSampler, sample_and_match
+
+# Of a draft that was drawn, what each token was drawn from; None of another one.
+DrawnFrom = Sequence[Distribution] | None
+
+
+def why_exact(params: SamplerParams) -> str | None:
+    """Why a request is accepted exactly, whatever it asked for; None where it need not be."""
+    if params.is_greedy:
+        return "at temperature 0 there is nothing to draw"
+    if params.mirostat:
+        return "mirostat chooses by what it has chosen before"
+    if params.grammar is not None:
+        return "a grammar is asked behind the choice"
+    return None
+
+
+def accept_or_redraw(
+    p: Distribution, q: Distribution, token: int, u: float, v: float
+) -> tuple[int, bool]:
+    """The target's token at a place for which another one was drawn.
+
+    Args:
+        p: the target's distribution.
+        q: the one that the token was drawn from.
+        token: what was drawn.
+        u: a random number, from 0 to 1, without 1: whether it is accepted.
+        v: another one: what is drawn where it is not.
+
+    Returns:
+        The token, and whether it is the drawn one. Over q, u and v it has the distribution p.
+
+    """
+    if u * q.of(token) < p.of(token):
+        return token, True
+    rest = p.beyond(q)
+    # Nothing is left where p and q are one: then rounding alone has rejected it.
+    return (p if rest is None else rest).draw(v), False
+
+
+class RejectionSampling:
+    """Accepts the drafts of one request by rejection sampling.
+
+    Args:
+        sampler: the request's, whose chain leaves a distribution: why_exact() of its parameters is
+            None.
+        draws: what its drafts are drawn with.
+
+    """
+
+    def __init__(self, sampler: Sampler, draws: TokenDraws) -> None:
+        self._sampler, self.draws = sampler, draws
+
+    def accept(
+        self,
+        target: Context,
+        row: int,
+        draft: Sequence[int],
+        distributions: Sequence[Distribution],
+        out: list[int],
+        observe: RowObserver | None = None,
+    ) -> None:
+        """As sample_and_match(), for a draft that was drawn.
+
+        Args:
+            target: whose last batch holds the rows.
+            row: of the pending token; row + 1 + i is that of draft[i].
+            draft: the verified tokens.
+            distributions: [len(draft) or more] what each of them was drawn from.
+            out: takes the accepted tokens and then one of the target's own, or the accepted ones up
+                to the first that ends the generation.
+            observe: sees each row with its token.
+
+        """
+        is_eog, draws = target.model.vocab.is_eog, self.draws
+        for i in range(len(draft) + 1):
+            p = self._sampler.distribution(target, row + i)
+            if i < len(draft):
+                numbers = draws.uniform(), draws.uniform()
+                token, is_accepted = accept_or_redraw(p, distributions[i], draft[i], *numbers)
+            else:
+                token, is_accepted = p.draw(draws.uniform()), False
+            if observe is not None:
+                observe(row + i, token)
+            self._sampler.accept(token)
+            out.append(token)
+            if not is_accepted or is_eog(token):
+                break
+
+    def close(self) -> None:
+        """Frees what draws the drafts."""
+        self.draws.close()
+
+
+def accept(
+    sampler: TokenSampler,
+    rejection: RejectionSampling | None,
+    target: Context,
+    row: int,
+    draft: Sequence[int],
+    drawn_from: DrawnFrom,
+    out: list[int],
+    observe: RowObserver | None,
+) -> None:
+    """Rejection sampling for a draft that was drawn, else sample_and_match(); see both."""
+    if rejection is None or drawn_from is None:
+        sample_and_match(sampler, target, row, draft, out, observe)
+    else:
+        rejection.accept(target, row, draft, drawn_from, out, observe)
