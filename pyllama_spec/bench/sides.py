@@ -16,7 +16,7 @@ from time import process_time
 
 from pyllama_spec.bench.config import BenchConfig
 from pyllama_spec.bench.synthetic import SyntheticDrafter
-from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter
+from pyllama_spec.drafters import Drafter, DraftOptions, NoDrafter, TokenDraws
 from pyllama_spec.drafters.automatic import make_drafter_for
 from pyllama_spec.drafters.options import draft_place
 from pyllama_spec.drafters.registry import MTP
@@ -28,6 +28,7 @@ from pyllama_spec.llama.open_model import OpenModel
 from pyllama_spec.requests.generation import Runtime
 from pyllama_spec.requests.options import RequestOptions
 from pyllama_spec.speculative import (
+    RejectionSampling,
     RoundCounts,
     RowObserver,
     SequenceState,
@@ -136,11 +137,14 @@ class Side(Closeable):
         loop, sequence = SpeculativeLoop.of(self.runtime.round), SequenceState()
         vocab = self.runtime.model.vocab
         sampler = Sampler(self.runtime.model, self._options.sampler_params(vocab))
+        rejection = None
+        if self.runtime.acceptance == "distribution":
+            rejection = RejectionSampling(sampler, TokenDraws(sampler.params, sampler.seed))
         start = process_time()
         try:
             # A second run would copy the first one.
             loop.prefill(sequence, prompt, remember=False)
-            rounds = loop.generate(sequence, sampler, n_tokens, observe)
+            rounds = loop.generate(sequence, sampler, n_tokens, observe, rejection)
             steps = [next(rounds)]  # from the prompt
             drawn = process_time()
             before = self.runtime.context.transfers_with_drafts
