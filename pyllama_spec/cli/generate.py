@@ -376,6 +376,8 @@ def figure_lines(stats: SpeculationStats, timing: Timing, *, has_load: bool = Tr
             f"controller {stats.controller}: asked in {stats.asked} rounds, {stats.probes} of them "
             f"probes; {stats.drafted} of {stats.proposed} proposed tokens verified{forced}"
         )
+    if stats.why_exact:
+        lines.append(f"drafts were accepted exactly: {stats.why_exact}")
     if stats.note:
         lines.append(stats.note)
     return lines + state_lines(stats)

@@ -123,7 +123,8 @@ class RequestOptions:
             same.
         n_draft: the most tokens to draft for this request per round, within the Llama's own limit;
             0 decodes it plainly, None takes the Llama's limit. The text is the same.
-        acceptance: "exact" or "distribution", see Llama; None for the Llama's own.
+        acceptance: "exact" or "distribution", see Llama; None for the Llama's own. With
+            "distribution" n_draft, prediction and the controller change which text a seed gives.
         stream_options: for streams: {"include_usage": True} for a last chunk with `usage` and no
             choices, and `usage` None in the others; with "continuous_usage_stats" each has the
             usage so far. None for the usage in the chunk with the finish_reason.

@@ -395,3 +395,18 @@ def test_the_time_to_the_first_token_is_told(perm: Path) -> None:
     timing = generate(perm, "-p", "abc" * 40, "-n", 4)["timing"]
     assert 0 <= timing["queue_s"] <= timing["first_token_s"]
     assert timing["first_token_s"] >= timing["prompt_s"]
+
+
+def test_drafts_may_be_accepted_by_distribution() -> None:
+    """And a text says where they are accepted exactly all the same."""
+    target, draft = (model_path("markov", chances=((p, 1.0 - p), (1.0 - p, p))) for p in (0.7, 0.6))
+    asked = ("-p", "aa", "-n", 20, "--temp", 1.0, "--controller", "fixed", "--acceptance")
+    drawn = generate(target, "-d", draft, "--lookup", 0, *asked, "distribution")
+    assert drawn["speculation"]["acceptance"] == "distribution"
+    assert drawn["speculation"]["accepted"] > 0 and len(drawn["tokens"]) == 20
+    copied = ("generate", "-m", target, "-t", 1, "-d", "prompt-lookup", *asked, "distribution")
+    done = cli(*copied)
+    assert done.returncode == 0
+    assert "accepted exactly: the drafter 'prompt-lookup' does not draw" in done.stderr
+    done = cli("generate", "-m", target, *asked[:-3], "--acceptance", "exact")
+    assert done.returncode != 0 and "--acceptance is for a draft" in done.stderr
