@@ -67,8 +67,8 @@ class IsolatedDrafter:
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
-        # Whether it has a copy() of its own. Others are told the tokens of a copy again.
-        self.copies = type(drafter).copy is not Drafter.copy
+        # Others are told the tokens of a copy again.
+        self.copies = drafter.can_copy
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
