@@ -69,6 +69,7 @@ else:
             "__version__": "pyllama_spec._version",
         },
         ("bench", "convert", "drafters", "engine", "gguf", "llama_cpp", "speculative", "train"),
+        theirs="pyllama_spec.llama_cpp",
     )
 
 __all__ = [
