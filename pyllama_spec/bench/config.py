@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine.checks import count, instance, real
+from pyllama_spec.engine.checks import count, instance, real, text
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ControllerChoice
 
@@ -99,11 +99,15 @@ class BenchConfig:
                 count(getattr(self, name), name, low)
         instance(self.chat, (bool, type(None)), "chat")
         instance(self.also, tuple, "also", " of drafts")
+        instance(self.names, tuple, "names", " of str")
+        for i, name in enumerate(self.names):
+            text(name, f"names[{i}]")
         if self.names and len(self.names) != 1 + len(self.also):
             raise ArgumentError(
                 f"names has {len(self.names)} names for {1 + len(self.also)} drafts; give one each"
             )
         check_probabilities(self.synthetic_acceptance)
+        instance(self.beside, (str, type(None)), "beside")
         if self.beside is not None and self.beside not in BESIDE:
             raise ArgumentError(f"beside={self.beside!r}: there are {', '.join(BESIDE)}")
         if self.beside is not None and self.peer is not None:
