@@ -378,22 +378,29 @@ def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> N
     """
     if len(given) < n:
         raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}")
-    for i, place in enumerate(islice(given, n)):
-        try:
-            wrong = next((pair for pair in place if not _is_candidate(*pair)), None)
-        except TypeError:
-            raise TypeError(
-                f"candidates[{i}] of a draft is not a list of (token, probability): {place!r:.60}"
-            ) from None
-        if wrong is not None:
-            raise ValueError(
-                f"candidates[{i}] of a draft has {wrong!r:.60}; a candidate is a token, from 0, "
-                "with its probability, from 0 to 1"
-            )
-
-
-def _is_candidate(token: int, p: float) -> bool:
-    return 0.0 <= p <= _MOST and index(token) >= 0
+    i, wrong = 0, None
+    place: object = None
+    try:
+        for one in islice(given, n):
+            place = one
+            for token, p in one:  # a head has some in every round: this is short
+                if not (0.0 <= p <= _MOST and token >= 0):
+                    wrong = token, p
+                    break
+                if type(token) is not int:  # of NumPy, say
+                    index(token)
+            if wrong is not None:
+                break
+            i += 1
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"candidates[{i}] of a draft is not a list of (token, probability): {place!r:.60}"
+        ) from None
+    if wrong is not None:
+        raise ValueError(
+            f"candidates[{i}] of a draft has {wrong!r:.60}; a candidate is a token, from 0, with "
+            "its probability, from 0 to 1"
+        )
 
 
 def _said(error: Exception) -> str:

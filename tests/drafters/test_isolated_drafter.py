@@ -216,6 +216,7 @@ def test_columns_of_other_types_and_lengths() -> None:
         (Draft([5, 6], [7.0, 0.5]), "probabilities[0]=7.0 of a draft is not from 0 to 1"),
         (Draft([5], None, []), "a draft of 1 tokens has candidates for 0"),
         (Draft([5], [0.5], [[(5, 0.5), (6, -1.0)]]), "candidates[0] of a draft has (6, -1.0)"),
+        (Draft([5], [0.5], [[(5, 0.5, 1)]]), "candidates[0] of a draft is not a list of (tok"),  # type: ignore[list-item]
         (Draft([5], [0.5], [[5]]), "candidates[0] of a draft is not a list of (token, prob"),  # type: ignore[list-item]
     ],
     ids=str,
