@@ -1,14 +1,14 @@
 """Streams an answer and colours it: ``python examples/coloured_stream.py MODEL.gguf [DRAFT]``.
 
-Each piece of the text says who drafted it. Green is the draft model, yellow a copy of the text,
-magenta a copy of an earlier request, cyan the grammar. Uncoloured tokens are the target's own.
+Each piece of the text says who drafted it. Green is the draft model, cyan a copy of the text,
+magenta a copy of an earlier request, yellow the grammar. Uncoloured tokens are the target's own.
 """
 
 import sys
 
 from pyllama_spec import Llama
 
-COLOURS = {"model": 32, "copy": 33, "memory": 35, "grammar": 36}
+COLOURS = {"model": 32, "copy": 36, "memory": 35, "grammar": 33}
 MESSAGES = [{"role": "user", "content": "Count from 1 to 20, then do it once more."}]
 
 

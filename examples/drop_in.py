@@ -5,7 +5,7 @@
 
 import sys
 
-from pyllama_spec import Llama  # was: from llama_cpp import Llama
+from pyllama_spec.llama_cpp import Llama  # was: from llama_cpp import Llama
 
 
 class Assistant:

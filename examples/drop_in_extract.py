@@ -10,7 +10,7 @@ import csv
 import json
 import sys
 
-from pyllama_spec import Llama  # was: from llama_cpp import Llama
+from pyllama_spec.llama_cpp import Llama  # was: from llama_cpp import Llama
 
 LETTERS = [
     "Hello, this is Maria Lopez. I ordered 3 lamps last week and one of them is broken.",

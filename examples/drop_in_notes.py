@@ -11,8 +11,7 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
-from pyllama_spec import Llama  # was: from llama_cpp import Llama
-from pyllama_spec.llama_cpp import LLAMA_POOLING_TYPE_MEAN  # was: from llama_cpp import ...
+from pyllama_spec.llama_cpp import LLAMA_POOLING_TYPE_MEAN, Llama  # was: from llama_cpp import ...
 
 NOTES = [
     "The coffee machine on the second floor is cleaned every Friday at five in the afternoon.",

@@ -57,17 +57,19 @@ from pyllama_spec.speculative import SpeculationStats, Timing
 
 if TYPE_CHECKING:
     from pyllama_spec._version import __version__
-    from pyllama_spec.drafters import Eagle3, LookupFirst
+    from pyllama_spec.drafters import DrafterWrapper, Eagle3, LookupFirst
 else:
     # The version too: looking it up takes longer than most imports here.
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "DrafterWrapper": "pyllama_spec.drafters",
             "Eagle3": "pyllama_spec.drafters",
             "LookupFirst": "pyllama_spec.drafters",
             "__version__": "pyllama_spec._version",
         },
         ("bench", "convert", "drafters", "engine", "gguf", "llama_cpp", "speculative", "train"),
+        theirs="pyllama_spec.llama_cpp",
     )
 
 __all__ = [
@@ -84,6 +86,7 @@ __all__ = [
     "Draft",
     "DraftRequest",
     "Drafter",
+    "DrafterWrapper",
     "Eagle3",
     "EngineError",
     "ForkedError",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from opcode import opmap
+from types import FrameType
 from typing import Any
 
 
 def lazy_names(
-    package: str, names: Mapping[str, str], packages: Sequence[str] = ()
+    package: str, names: Mapping[str, str], packages: Sequence[str] = (), theirs: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """__getattr__ and __dir__ of a package; type checkers are told the names by an import.
 
@@ -17,6 +19,8 @@ def lazy_names(
         package: its __name__.
         names: name -> the module that has it.
         packages: those below it that are for users.
+        theirs: the module with the names of another package, which users look for here; "" for
+            none.
 
     """
     own = vars(sys.modules[package])
@@ -25,11 +29,29 @@ def lazy_names(
         if name in packages:
             return import_module(f"{package}.{name}")
         if name not in names:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise _missing(package, name, theirs, sys._getframe(1))
         own[name] = value = getattr(import_module(names[name]), name)
         return value
 
     return get, public_names(package, packages)
+
+
+def _missing(package: str, name: str, theirs: str, asks: FrameType) -> Exception:
+    """The error of a name that a package has not, with where to find it.
+
+    Python has words of its own for `from package import name` where that is an AttributeError, so
+    that it is an ImportError there. hasattr() and getattr() need the other one.
+    """
+    is_like_theirs = name[:1].isupper() or name.startswith("llama_")
+    if not theirs or not is_like_theirs or not hasattr(import_module(theirs), name):
+        return AttributeError(f"module {package!r} has no attribute {name!r}")
+    hint = f"the names of llama-cpp-python are in {theirs}: from {theirs} import {name}"
+    if asks.f_code.co_code[asks.f_lasti] == opmap["IMPORT_FROM"]:
+        path = sys.modules[package].__file__
+        return ImportError(
+            f"cannot import name {name!r} from {package!r}; {hint}", name=package, path=path
+        )
+    return AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")
 
 
 def public_names(package: str, more: Sequence[str] = ()) -> Callable[[], list[str]]:

@@ -82,7 +82,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     # Names of others over all of it, their server's too.
     ("llama_cpp",),
     ("cli",),
-    ("",),  # the package itself: it hands out what users import
+    # The package itself: it hands out what users import, and is the command line.
+    ("", "__main__"),
 )
 # Folders that do not import another one, though it lies below them.
 APART = (("train", "convert"),)

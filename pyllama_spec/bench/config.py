@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyllama_spec.chat.prompt_file import Prompt, read_prompt_file
 from pyllama_spec.drafters import Drafter
-from pyllama_spec.engine.checks import count, instance, real
+from pyllama_spec.engine.checks import count, instance, real, text
 from pyllama_spec.errors import ArgumentError
 from pyllama_spec.speculative import ControllerChoice
 
@@ -51,6 +51,8 @@ class BenchConfig:
         beside: "llama-server" or "llama-cpp-python": such a server is started for the same file and
             gets the same prompts, with the same first draft where it has that too; None for none.
         beside_python: the interpreter that has its package; None for this one.
+        names: of draft and each of also, what -d of the command line said, for `command`; empty for
+            the drafters' own names.
 
     Raises:
         ArgumentError: a value is out of range, or two contradict each other.
@@ -84,6 +86,7 @@ class BenchConfig:
     peer: str | None = None
     beside: str | None = None
     beside_python: str | os.PathLike[str] | None = None
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         count(self.n_tokens, "n_tokens", 2)  # the first token comes from the prompt, in no round
@@ -96,7 +99,15 @@ class BenchConfig:
                 count(getattr(self, name), name, low)
         instance(self.chat, (bool, type(None)), "chat")
         instance(self.also, tuple, "also", " of drafts")
+        instance(self.names, tuple, "names", " of str")
+        for i, name in enumerate(self.names):
+            text(name, f"names[{i}]")
+        if self.names and len(self.names) != 1 + len(self.also):
+            raise ArgumentError(
+                f"names has {len(self.names)} names for {1 + len(self.also)} drafts; give one each"
+            )
         check_probabilities(self.synthetic_acceptance)
+        instance(self.beside, (str, type(None)), "beside")
         if self.beside is not None and self.beside not in BESIDE:
             raise ArgumentError(f"beside={self.beside!r}: there are {', '.join(BESIDE)}")
         if self.beside is not None and self.peer is not None:
@@ -138,8 +149,8 @@ class BenchConfig:
     def command(self) -> str:
         """The command line that measures the same."""
         words = ["pyllama-spec", "bench", "-m", os.fspath(self.model_path)]
-        for draft in (self.draft, *self.also):
-            words += ["-d", draft.name if isinstance(draft, Drafter) else os.fspath(draft)]
+        for name in self.names or map(_name_of, (self.draft, *self.also)):
+            words += ["-d", name]
         if self.prompts is not None:
             words += ["--prompts", os.fspath(self.prompts)]
         words += ["-n", str(self.n_tokens), "--repeat", str(self.repeats)]
@@ -167,6 +178,10 @@ class BenchConfig:
             ]
         words += ["--temp", f"{self.temperature:g}", "--seed", str(self.seed)]
         return shlex.join(words)
+
+
+def _name_of(draft: str | os.PathLike[str] | Drafter) -> str:
+    return draft.name if isinstance(draft, Drafter) else os.fspath(draft)
 
 
 def _switch(is_on: bool) -> str:

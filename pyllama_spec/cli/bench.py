@@ -16,6 +16,7 @@ from pyllama_spec.cli.device_options import (
     context_keywords,
     layer_keywords,
 )
+from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.files import whole_file, why_no_output
@@ -40,7 +41,7 @@ def add_bench(commands: _Commands) -> None:
     add(
         "-d", "--draft", required=True, action="append",
         help="none, prompt-lookup, suffix, grammar, mtp, auto, or the GGUF of a draft or of a "
-        "smaller model; several are measured in one run",
+        f"smaller model, {HELP}; several are measured in one run",
     )  # fmt: skip
     add("--prompts", type=Path, default=None, help="a prompts file; without it the package's own")
     add("-n", "--max-tokens", type=int, default=128, help="maximum number of tokens per prompt")
@@ -116,10 +117,12 @@ def run_bench(args: argparse.Namespace) -> int:
             "-d none alone compares plain decoding with itself: name a draft's GGUF or "
             "prompt-lookup; for the noise of this machine give both, -d DRAFT.gguf -d none"
         )
+    drafts = tuple(own_draft(draft) for draft in args.draft)
     config = bench.BenchConfig(
         model_path=args.model,
-        draft=args.draft[0],
-        also=tuple(args.draft[1:]),
+        draft=drafts[0],
+        also=drafts[1:],
+        names=tuple(args.draft),
         prompts=args.prompts,
         n_tokens=args.max_tokens,
         repeats=args.repeat,

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyllama_spec.cli import diagnostics
 from pyllama_spec.cli.device_options import add_layer_options
+from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name, whole_number
 from pyllama_spec.drafters import Drafter, DraftOptions, needs_file
 from pyllama_spec.drafters.automatic import make_drafter_for, open_before, wants_head
@@ -36,7 +37,7 @@ def add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "-d", "--draft",
         help="the GGUF of a draft or of a smaller model, mtp for the head in the model's file, or "
-        "auto: does it fit, its cost",
+        f"auto, {HELP}: does it fit, its cost",
     )  # fmt: skip
     parser.add_argument(
         "--max-rows", type=whole_number(2, 64), default=diagnostics.MAX_ROWS, metavar="N",
@@ -85,9 +86,12 @@ def _measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     """Opens the model and its draft, and adds what is measured of them."""
     with ExitStack() as opened:
         drafter = None
-        if args.draft is not None:
+        draft = None if args.draft is None else own_draft(args.draft)
+        if draft is not None:
             # What is wrong with a draft is said before the target is loaded.
-            drafter = open_before(args.draft, args.model, _draft_options(args))
+            own = isinstance(draft, Drafter)  # opened already: no option is for it
+            options = DraftOptions() if own else _draft_options(args)
+            drafter = open_before(draft, args.model, options)
             if drafter is not None:
                 opened.callback(drafter.close)
         bar = ProgressBar("loading the model")
@@ -143,7 +147,9 @@ def _measured_draft(args: argparse.Namespace, model: Model, drafter: Drafter) ->
     """
     if not drafter.wants_head and "path" not in drafter.describe():
         if not args.json:
-            _field("draft", f"{drafter.note}; there is no draft model to measure")
+            known = ", ".join(f"{key} {value}" for key, value in drafter.describe().items())
+            about = drafter.note or known or f"{drafter.name}: up to {drafter.max_draft} tokens"
+            _field("draft", f"{about}; there is no draft model to measure")
         return {}
     bar = ProgressBar("measuring the draft")
     bar.draw(0.0)

@@ -15,6 +15,7 @@ from pyllama_spec.cli.device_options import (
     context_keywords,
     layer_keywords,
 )
+from pyllama_spec.cli.own_draft import HELP, own_draft
 from pyllama_spec.cli.wording import file_name
 from pyllama_spec.engine import Context, ThreadUse
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
@@ -91,7 +92,7 @@ def _add_draft_options(parser: argparse.ArgumentParser) -> None:
         "--draft",
         default="none",
         help="none, prompt-lookup, suffix, grammar, mtp (the head in the model's file), auto, or "
-        "the GGUF of a draft or of a smaller model",
+        f"the GGUF of a draft or of a smaller model, {HELP}",
     )
     parser.add_argument(
         "--n-draft", type=int, help="maximum number of drafted tokens per round [the drafter's own]"
@@ -190,7 +191,7 @@ def open_llama(
                 raise ArgumentError(f"--{name.replace('_', '-')} is for a draft: add -d")
     return Llama(
         model_path=args.model,
-        draft=None if args.draft == "none" else args.draft,
+        draft=None if args.draft == "none" else own_draft(args.draft),
         n_draft=args.n_draft,
         p_min=args.p_min,
         lookup=args.lookup,

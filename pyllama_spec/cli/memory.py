@@ -53,7 +53,7 @@ def add_memory(commands: _Commands) -> None:
     prune.add_argument(
         "--days", type=float, default=None, help="remove texts that are older [none]"
     )
-    forget = _action(actions, "forget", "remove all texts that contain TEXT", _forget)
+    forget = _action(actions, "forget", "remove all conversations that contain TEXT", _forget)
     forget.add_argument("text", nargs="?", default=None, metavar="TEXT", help="as it was written")
     forget.add_argument("--all", action="store_true", help="remove everything")
     _add_model(forget, is_required=False)
@@ -175,13 +175,16 @@ def _forget(args: argparse.Namespace) -> int:
         raise ArgumentError("give either TEXT or --all")
     if args.all:
         store = _opened(args.store)
-        n = len(store.texts())
+        n = f"{len(store.texts())}"
         with store.locked():
             store.keep([])
     else:
         with _vocabulary(args, "forget TEXT") as model:
             store = _opened(args.store, model.vocab)
-            n = upkeep.forget(store, model.vocab, args.text)
+            n_found, n_more = upkeep.forget(store, model.vocab, args.text)
+        n = f"{n_found + n_more}"
+        if n_more:
+            n += f" ({n_found} with TEXT, {n_more} other parts of the same conversations)"
     _say(f"texts removed: {n}; {_summary(store)}")
     return 0
 

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from pyllama_spec.drafters.mtp import Mtp
     from pyllama_spec.drafters.small_model import SmallModel
     from pyllama_spec.drafters.suffix import Suffix
+    from pyllama_spec.drafters.wrapper import DrafterWrapper
 else:
     # A kind is imported when a file of it is opened, or when a program asks for its class.
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "DFlash": "pyllama_spec.drafters.dflash",
+            "DrafterWrapper": "pyllama_spec.drafters.wrapper",
             "Eagle3": "pyllama_spec.drafters.eagle3",
             "LookupFirst": "pyllama_spec.drafters.lookup_first",
             "Mtp": "pyllama_spec.drafters.mtp",
@@ -52,6 +54,7 @@ __all__ = [
     "DraftRequest",
     "DraftStop",
     "Drafter",
+    "DrafterWrapper",
     "Eagle3",
     "Features",
     "LookupFirst",

@@ -15,7 +15,7 @@ from pyllama_spec.drafters.draws import TokenDraws
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.closeable import Closeable
 from pyllama_spec.engine.distribution import Distribution
-from pyllama_spec.errors import PyllamaSpecError
+from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 
 # One array per target layer, in the order of Drafter.target_layers.  # [n_rows, n_embd] float32
 Features = Sequence[npt.NDArray[np.float32]]
@@ -239,8 +239,13 @@ class Drafter(Closeable):
     # ---- drafting
 
     def propose_one(self, request: DraftRequest) -> Draft:
-        """At most request.n_requested tokens that may follow the last one."""
-        raise NotImplementedError(f"{type(self).__name__} has neither propose_one() nor propose()")
+        """At most request.n_requested tokens that may follow the last one.
+
+        Raises:
+            NotImplementedError: the class has only propose(), or neither of the two.
+
+        """
+        raise NotImplementedError(self._lacks("propose_one", "propose", "requests"))
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A draft for each request, in their order."""
@@ -255,7 +260,14 @@ class Drafter(Closeable):
     # ---- what became of it
 
     def commit_one(self, done: Committed) -> None:
-        """Takes what a decode settled for one sequence."""
+        """Takes what a decode settled for one sequence.
+
+        Raises:
+            NotImplementedError: the class has only commit(), which it has to be told by.
+
+        """
+        if overrides(self, "commit", Drafter):
+            raise NotImplementedError(self._lacks("commit_one", "commit", "done"))
 
     def commit(self, done: Sequence[Committed]) -> None:
         """Takes what a decode settled."""
@@ -287,6 +299,11 @@ class Drafter(Closeable):
 
     def copy(self, seq: int, to: int) -> None:
         """Lets the sequence `to` begin as a copy of `seq`."""
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether copy() copies; of any other drafter commit() repeats the tokens of a copy."""
+        return overrides(self, "copy", Drafter)
 
     # ---- the target it computes beside
 
@@ -330,6 +347,13 @@ class Drafter(Closeable):
 
     # ---- for people
 
+    def _lacks(self, one: str, many: str, what: str) -> str:
+        """What to call in the place of a form for one sequence that the class does not have."""
+        name = type(self).__name__
+        if not overrides(self, many, Drafter):
+            return f"{name} has neither {one}() nor {many}()"
+        return f"{name} has only {many}({what}), for several sequences: call that, with a list"
+
     def describe(self) -> dict[str, Any]:
         """Facts for `doctor`: sizes, layers, the file; {} where there is nothing to say."""
         return {}
@@ -349,6 +373,26 @@ class Drafter(Closeable):
 
     def close(self) -> None:
         """Frees what it holds. May be called twice."""
+
+
+def overrides(drafter: Drafter, method: str, base: type[Drafter]) -> bool:
+    """Whether a drafter has a method of its own, by its class or itself, in place of its base's."""
+    return getattr(getattr(drafter, method), "__func__", None) is not getattr(base, method)
+
+
+def check_proposes(drafter: Drafter) -> None:
+    """Raises unless a drafter can be asked.
+
+    Raises:
+        ArgumentError: its class has neither propose_one() nor propose().
+
+    """
+    if not (overrides(drafter, "propose_one", Drafter) or overrides(drafter, "propose", Drafter)):
+        name = type(drafter).__name__
+        raise ArgumentError(
+            f"the drafter {name} has neither propose_one() nor propose(): write "
+            f"{name}.propose_one(self, request), which returns a Draft (docs/drafters.md)"
+        )
 
 
 def _each(items: Iterable[Any], call: Callable[[Any], None]) -> dict[int, Exception]:

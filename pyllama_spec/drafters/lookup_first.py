@@ -30,6 +30,7 @@ from pyllama_spec.drafters.base import (
 from pyllama_spec.drafters.ngram_table import MAX_CONTEXT, NgramTable
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
 from pyllama_spec.drafters.saved_state import pack, unpack
+from pyllama_spec.drafters.wrapper import DrafterWrapper
 from pyllama_spec.engine import Context, Model
 from pyllama_spec.engine.checks import count
 
@@ -81,7 +82,7 @@ class NgramPrior:
         return votes
 
 
-class LookupFirst(Drafter):
+class LookupFirst(DrafterWrapper):
     """Proposes what followed where the text ended as it does now; elsewhere asks a draft model.
 
     Args:
@@ -105,12 +106,8 @@ class LookupFirst(Drafter):
         table: NgramTable | None = None,
         lookup: PromptLookup | Suffix | None = None,
     ) -> None:
-        self.drafter = drafter
+        super().__init__(drafter)
         self.min_ngram = count(min_ngram, "min_ngram", 1)
-        self.name = drafter.name
-        self.target_layers = drafter.target_layers
-        self.max_draft, self.is_stepwise = drafter.max_draft, drafter.is_stepwise
-        self.wants_head, self.draws_tokens = drafter.wants_head, drafter.draws_tokens
         self._lookup = lookup or _copies(drafter.max_draft, self.min_ngram)
         # Proposals that were looked up, for who asks where they come from.
         self.n_lookups = 0
@@ -123,24 +120,9 @@ class LookupFirst(Drafter):
         self.drafter.check(target)
         self._lookup.check(target)
 
-    @property
-    def note(self) -> str:
-        """What there is to say of the model."""
-        return self.drafter.note
-
-    @note.setter
-    def note(self, text: str) -> None:
-        self.drafter.note = text
-
-    @property
-    def attached_to(self) -> Context | None:
-        """That of the model."""
-        return self.drafter.attached_to
-
     def attach(self, target: Context) -> None:
         """As the model, and as what copies."""
         self.drafter.attach(target)
-        self.step_share = self.drafter.step_share
         self._lookup.attach(target)
 
     def begin_request(self, seq: int, *, remember: bool, user: str) -> None:
@@ -153,6 +135,10 @@ class LookupFirst(Drafter):
         self._lookup.end_request(seq)
         self.drafter.end_request(seq)
 
+    def commit_one(self, done: Committed) -> None:
+        """See commit()."""
+        self.commit((done,))
+
     def commit(self, done: Sequence[Committed]) -> None:
         """Tells both, and what remembers texts where the model was wrong."""
         self._lookup.commit(done)
@@ -162,6 +148,10 @@ class LookupFirst(Drafter):
             if missed is not None:
                 self._lookup.note_miss(one.seq, one.start + missed)
         self.drafter.commit(done)
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """See propose()."""
+        return self.propose((request,))[0]
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
         """A lookup hit where there is one; what the model drafts for all the others together."""
@@ -190,14 +180,6 @@ class LookupFirst(Drafter):
 
     def _prior(self, request: DraftRequest) -> TokenPrior:
         return NgramPrior(partial(self._lookup.newest, request.seq, _REACH), self.table)
-
-    def n_unread(self, seq: int) -> int:
-        """Of the model."""
-        return self.drafter.n_unread(seq)
-
-    def resume_at(self, seq: int, n_keep: int) -> int:
-        """As the model can: a lookup needs the tokens alone."""
-        return self.drafter.resume_at(seq, n_keep)
 
     def truncate(self, seq: int, n_keep: int) -> None:
         """Tells both."""
@@ -243,11 +225,6 @@ class LookupFirst(Drafter):
         found = {**self.drafter.describe(), "lookup": self.min_ngram, "ngram_table": table}
         store = self._lookup.describe().get("store")
         return found if store is None else {**found, "store": store}
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether close() was called."""
-        return self.drafter.is_closed
 
     def close(self) -> None:
         """Closes the model and frees the index."""

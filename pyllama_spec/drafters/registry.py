@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
-from pyllama_spec.drafters.base import Drafter, NoDrafter
+from pyllama_spec.drafters.base import Drafter, NoDrafter, check_proposes
 from pyllama_spec.drafters.grammar_only import GrammarOnly
 from pyllama_spec.drafters.options import DraftOptions
 from pyllama_spec.drafters.prompt_lookup import PromptLookup
@@ -116,7 +116,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
 
     Raises:
         ArgumentError: it is none of these, with a hint at what was meant, or an option is not for
-            it.
+            it, or its class proposes nothing.
         ModelLoadError: the path is no readable GGUF.
         UnsupportedError: this version has no drafter for the file.
 
@@ -142,6 +142,7 @@ def make_drafter(draft: object, options: DraftOptions) -> Drafter:
     if isinstance(draft, (str, os.PathLike)):
         return open_draft(draft, options)
     if isinstance(draft, Drafter):
+        check_proposes(draft)
         return draft
     raise ArgumentError(_hint(draft))
 

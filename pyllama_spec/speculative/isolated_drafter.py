@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from operator import index
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyllama_spec.drafters.base import (
@@ -15,6 +19,7 @@ from pyllama_spec.drafters.base import (
     Drafter,
     DraftRequest,
     SequenceErrors,
+    check_proposes,
 )
 from pyllama_spec.engine.checks import count, instance
 from pyllama_spec.engine.distribution import Distribution
@@ -23,6 +28,10 @@ _T = TypeVar("_T")
 
 # So many drafts of a text without a single id of the vocabulary are no accident.
 _MAX_FOREIGN = 3
+# Characters of a reason that a warning has.
+_MAX_REASON = 500
+# Probabilities of float32 may be rounded to a little more than 1.
+_MOST = 1.0 + 1e-4
 
 
 class DrafterFailure(Exception):  # noqa: N818 - it is a record, never raised
@@ -53,6 +62,7 @@ class IsolatedDrafter:
         n_vocab: int,
         lend: Callable[[str | None], None] = lambda _: None,
     ) -> None:
+        check_proposes(drafter)
         self._drafter = drafter
         # Told who has the target, and that nobody has it: a drafter may read it and no more.
         self._lend, self._borrower = lend, f"the drafter {drafter.name!s}"
@@ -64,13 +74,14 @@ class IsolatedDrafter:
         # Drafts of each sequence that began with an id outside of the vocabulary; absent after one
         # that did not.
         self._n_foreign: dict[int, int] = {}
+        self._has_warned = False
         self.name, self.note = drafter.name, drafter.note
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
         self.draws_tokens = drafter.draws_tokens
-        # Whether it has a copy() of its own. Others are told the tokens of a copy again.
-        self.copies = type(drafter).copy is not Drafter.copy
+        # Others are told the tokens of a copy again.
+        self.copies = drafter.can_copy
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
         self.listens = drafter.max_draft > 0 or bool(self.target_layers)
 
@@ -275,9 +286,9 @@ class IsolatedDrafter:
             raise ValueError(f"match_length={match_length} of a draft is below 0")
         # Controllers calculate with them: what is none shall fail here, where it is the drafter's.
         if p is not None:
-            p = [float(one) for one in islice(p, len(ids))]
-            if len(p) < len(ids):
-                raise ValueError(f"a draft of {len(ids)} tokens has {len(p)} probabilities")
+            p = _probabilities(p, len(ids))
+        if draft.candidates is not None:
+            _check_candidates(draft.candidates, len(ids))
         drawn_from = None if request.draws is None else _distributions(draft, len(ids))
         return draft.first(len(ids))._replace(
             ids=ids, probabilities=p, match_length=match_length, distributions=drawn_from
@@ -324,6 +335,77 @@ class IsolatedDrafter:
         reason = f"the drafter failed in {what}(): {type(error).__name__}: {_said(error)}"
         self._failures[seq] = DrafterFailure(reason, error)
         self._n_known.pop(seq, None)
+        if not self._has_warned:
+            self._has_warned = True
+            _warn(str(self.name), reason, error)
+
+
+def _warn(name: str, reason: str, error: Exception) -> None:
+    """Says that a drafter failed: a text without drafts looks like any other."""
+    # A warning may raise, as filters say. The text depends on neither.
+    with contextlib.suppress(Exception):
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        warnings.warn(
+            f"the drafter {name} is disabled until the next prompt of its sequence: it "
+            f"{reason.removeprefix('the drafter ')[:_MAX_REASON]} ({Path(frame.filename).name}, "
+            f"line {frame.lineno}). The text goes on without it. This is said once; "
+            "Llama.generate_steps(...).record.stats.reason_off_error has the traceback "
+            "(docs/drafters.md)",
+            stacklevel=2,
+        )
+
+
+def _probabilities(given: Sequence[float], n: int) -> list[float]:
+    """The first n of a draft's probabilities.
+
+    Raises:
+        ValueError: there are fewer, or one is not from 0 to 1.
+
+    """
+    p = [float(one) for one in islice(given, n)]
+    if len(p) < n:
+        raise ValueError(f"a draft of {n} tokens has {len(p)} probabilities")
+    for i, one in enumerate(p):
+        if not 0.0 <= one <= 1.0:  # nor is NaN
+            if not 1.0 < one <= _MOST:
+                raise ValueError(f"probabilities[{i}]={one} of a draft is not from 0 to 1")
+            p[i] = 1.0
+    return p
+
+
+def _check_candidates(given: Sequence[Sequence[tuple[int, float]]], n: int) -> None:
+    """Raises unless each of n tokens has its candidates.
+
+    Raises:
+        ValueError: there are fewer, or a probability is not from 0 to 1.
+        TypeError: an element is no list of pairs.
+
+    """
+    if len(given) < n:
+        raise ValueError(f"a draft of {n} tokens has candidates for {len(given)}")
+    i, wrong = 0, None
+    place: object = None
+    try:
+        for one in islice(given, n):
+            place = one
+            for token, p in one:  # a head has some in every round: this is short
+                if not (0.0 <= p <= _MOST and token >= 0):
+                    wrong = token, p
+                    break
+                if type(token) is not int:  # of NumPy, say
+                    index(token)
+            if wrong is not None:
+                break
+            i += 1
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"candidates[{i}] of a draft is not a list of (token, probability): {place!r:.60}"
+        ) from None
+    if wrong is not None:
+        raise ValueError(
+            f"candidates[{i}] of a draft has {wrong!r:.60}; a candidate is a token, from 0, with "
+            "its probability, from 0 to 1"
+        )
 
 
 def _distributions(draft: Draft, n: int) -> list[Distribution] | None:

@@ -122,13 +122,27 @@ def test_a_class_with_the_list_forms() -> None:
     assert [0, 1, 2] in [sorted(seqs) for seqs in drafter.told]
 
 
-def test_a_class_with_neither_costs_no_text() -> None:
-    with open_tiny() as llm:
-        expected = llm(PROMPT, max_tokens=9, **GREEDY)["choices"]
-    with open_tiny(Drafter()) as llm:
-        found = llm(PROMPT, max_tokens=9, **GREEDY)
-    assert found["choices"] == expected
-    assert "Drafter has neither propose_one() nor propose()" in found["speculation"]["reason_off"]
+class _Forgot(Drafter):
+    """Writes its method under another name."""
+
+    def propse_one(self, request: DraftRequest) -> Draft:
+        return NO_DRAFT
+
+
+def test_a_class_with_neither_is_refused_before_a_model_is_loaded() -> None:
+    for drafter in (Drafter(), _Forgot()):
+        why = rf"{type(drafter).__name__} has neither propose_one\(\) nor propose\(\): write"
+        with pytest.raises(ArgumentError, match=why):
+            Llama("no such file.gguf", draft=drafter)
+        with pytest.raises(ArgumentError, match=why):
+            Llama("no such file.gguf", draft_model=drafter)
+        with three_sequences() as context, pytest.raises(ArgumentError, match=why):
+            Round(context, drafter)
+    # A method that an object was given is one too.
+    drafter = _Forgot()
+    drafter.propose_one = drafter.propse_one  # type: ignore[method-assign]
+    with open_tiny(drafter) as llm:
+        assert llm(PROMPT, max_tokens=5, **GREEDY)["speculation"]["state"] == "idle"
 
 
 class _Says(Drafter):

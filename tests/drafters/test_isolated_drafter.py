@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,9 +160,29 @@ def test_a_draft_that_is_cut_loses_its_other_columns_too() -> None:
 
 
 NO_IDS: list[Any] = [None, 5, "abc", [1.5], ["a"], [None], [[1]], [1, "b"], [1, 2.0]]
+NAN, INF = float("nan"), float("inf")
+NO_PROBABILITIES: list[Any] = [NAN, 7.0, -1.0, INF, -INF, 1.001, np.float32(7), 2]
 # What controllers calculate with: too few probabilities, and what is no number.
 NO_COLUMNS: list[Any] = [
     *(Draft([1, 2], p) for p in ([], [0.5], ["a", "b"], [None, 0.5], 0.5)),  # type: ignore[arg-type]
+    *(Draft([1, 2], [0.5, p]) for p in NO_PROBABILITIES),
+    *(Draft([1, 2], [0.5, 0.5], [[(1, 0.5)], [(3, 0.1), (2, p)]]) for p in NO_PROBABILITIES),
+    *(
+        Draft([1, 2], None, candidates)  # type: ignore[arg-type]
+        for candidates in (
+            [],
+            [[(1, 0.5)]],
+            5,
+            [5, 6],
+            [[5], [6]],
+            [None, None],
+            [[(1, 0.5, 2)], []],
+            [[(1, "a")], []],
+            [[("a", 0.5)], []],
+            [[(-1, 0.5)], []],
+            [[(1.5, 0.5)], []],
+        )
+    ),
     *(Draft([1, 2], match_length=n) for n in (-3, "x", 2.5, float("nan"), None)),  # type: ignore[arg-type]
 ]
 
@@ -185,6 +207,93 @@ def test_columns_of_other_types_and_lengths() -> None:
     draft = isolated(Odd()).propose(requests(4, 1))[0]
     assert draft == Draft([5, 6], [0.5, 1.0], match_length=3)
     assert type(draft.match_length) is int
+
+
+@pytest.mark.parametrize(
+    ("draft", "why"),
+    [
+        (Draft([5, 6], [0.5, NAN]), "probabilities[1]=nan of a draft is not from 0 to 1"),
+        (Draft([5, 6], [7.0, 0.5]), "probabilities[0]=7.0 of a draft is not from 0 to 1"),
+        (Draft([5], None, []), "a draft of 1 tokens has candidates for 0"),
+        (Draft([5], [0.5], [[(5, 0.5), (6, -1.0)]]), "candidates[0] of a draft has (6, -1.0)"),
+        (Draft([5], [0.5], [[(5, 0.5, 1)]]), "candidates[0] of a draft is not a list of (tok"),  # type: ignore[list-item]
+        (Draft([5], [0.5], [[5]]), "candidates[0] of a draft is not a list of (token, prob"),  # type: ignore[list-item]
+    ],
+    ids=str,
+)
+def test_a_column_that_is_none_is_named_with_its_value(draft: Any, why: str) -> None:
+    assert why in str(ids_of(draft)[1])
+
+
+def test_probabilities_that_are_rounded_are_taken() -> None:
+    class Rounded(Drafter):
+        def propose_one(self, request: DraftRequest) -> Draft:
+            p = np.array([1 + 2e-7, 1.0, 0.0], np.float32)
+            return Draft([5, 6, 7], p, [[(5, p[0])], [], [(7, 0), (np.int32(8), 0.5)]])  # type: ignore[arg-type]
+
+    round_side = isolated(Rounded())
+    for n in (3, 2):  # what is cut need not be right
+        draft = round_side.propose(requests(n, 1))[0]
+        assert draft.probabilities == [1.0, 1.0, 0.0][:n]
+    assert round_side.failure(0) is None
+
+
+class Failing(Drafter):
+    """Fails where it is told to, with an error of its own."""
+
+    name = "mine"
+
+    def __init__(self, where: str = "propose") -> None:
+        self.where = where
+
+    def _fail(self, where: str) -> None:
+        if where == self.where:
+            raise ZeroDivisionError("no tokens " + "x" * 5000)
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        self._fail("propose")
+        return Draft([4000] * request.n_requested if self.where == "ids" else [5])
+
+    def commit_one(self, done: Committed) -> None:
+        self._fail("commit")
+
+    def resume_at(self, seq: int, n_keep: int) -> int:
+        self._fail("resume_at")
+        return n_keep
+
+
+@pytest.mark.parametrize("where", ["propose", "commit", "resume_at", "ids"])
+def test_the_first_failure_is_said_and_no_other(where: str) -> None:
+    with open_tiny(Failing(where)) as llm, pytest.warns(UserWarning) as said:
+        for prompt in ("one two", "three"):
+            answer = llm(prompt, max_tokens=12, **GREEDY)
+            assert answer["speculation"]["reason_off"]
+    assert len(said) == 1
+    message = str(said[0].message)
+    assert message.startswith("the drafter mine is disabled until the next prompt")
+    method = "propose" if where == "ids" else where
+    assert f"it failed in {method}(): " in message
+    assert "record.stats.reason_off_error" in message
+    assert ("isolated_drafter.py, line" if where == "ids" else f"{Path(__file__).name}, line") in (
+        message
+    )
+    assert len(message) < 1000
+
+
+def test_no_warning_ends_a_text() -> None:
+    with open_tiny() as llm:
+        want = llm("abab", max_tokens=12, **GREEDY)["choices"]
+    with warnings.catch_warnings(), open_tiny(Failing()) as llm:
+        warnings.simplefilter("error")
+        found = llm("abab", max_tokens=12, **GREEDY)
+    assert found["choices"] == want
+    assert "ZeroDivisionError" in found["speculation"]["reason_off"]
+
+
+def test_a_drafter_that_works_says_nothing() -> None:
+    with warnings.catch_warnings(), open_tiny(Failing("")) as llm:
+        warnings.simplefilter("error")
+        assert llm("abab", max_tokens=12, **GREEDY)["speculation"]["reason_off"] is None
 
 
 def test_a_draft_that_no_controller_can_weigh_costs_no_text() -> None:

@@ -372,6 +372,69 @@ def test_the_command(tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[
     assert "0 texts of 0 tokens" in capsys.readouterr().out
 
 
+SYSTEM = "You answer in one short sentence, and you name no colour that was not asked for."
+
+
+def chat_into(store: Path, said: Sequence[str], n_kept: int = 9) -> None:
+    """A conversation of some turns; its answers are kept up to so many characters."""
+    with open_tiny("suffix", draft_memory=store, n_ctx=2048) as llm:
+        messages = [{"role": "system", "content": SYSTEM}]
+        for one in said:
+            messages.append({"role": "user", "content": one})
+            # Answers that differ: a toy says the same to all.
+            seed = sum(said[0].encode())
+            answer = llm.create_chat_completion(messages, max_tokens=24, temperature=1.5, seed=seed)
+            text = str(answer["choices"][0]["message"]["content"])
+            messages.append({"role": "assistant", "content": text[:n_kept]})
+
+
+@pytest.mark.parametrize("n_kept", [1000, 3], ids=["whole answers", "answers that were cut"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_forget_takes_the_whole_conversation(
+    store: Path, capsys: pytest.CaptureFixture[str], place: int, n_kept: int
+) -> None:
+    """Wherever in it TEXT was said; another one with the same system prompt stays."""
+    model = model_path("llama")
+    chat_into(store, ["What can I paint on a wall?", "And on a door?"], n_kept)
+    turns = ["Is my bicycle here?", "Which one is mine then?", "Thank you, that is a great help."]
+    turns[place] += " I mean the crimson one."
+    chat_into(store, turns, n_kept)
+    memory("show", store, "--json", "--texts", 99, "-m", model)
+    before = json.loads(capsys.readouterr().out)["newest"]
+    mine = [one["text"] for one in before if "paint" not in one["text"]]
+    assert len(before) >= 5 and sum("crimson" in text for text in mine) >= 1
+    assert memory("forget", store, "crimson", "-m", model) == 0
+    said = capsys.readouterr().out
+    memory("show", store, "--json", "--texts", 99, "-m", model)
+    after = [one["text"] for one in json.loads(capsys.readouterr().out)["newest"]]
+    assert not any("crimson" in text for text in after)
+    assert any("paint" in text for text in after) and any("door" in text for text in after)
+    assert f"texts removed: {len(before) - len(after)} (" in said
+    assert "other parts of the same conversations)" in said
+    assert not [word for word in ("bicycle", "Which one", "great help") if word in "".join(after)]
+
+
+def newest(store: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """All that a store holds."""
+    capsys.readouterr()
+    memory("show", store, "--json", "--texts", 99, "-m", model_path("llama"))
+    return "".join(one["text"] for one in json.loads(capsys.readouterr().out)["newest"])
+
+
+def test_forget_keeps_who_only_began_alike(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TEXT of one conversation goes with that one; TEXT that all began with goes with all."""
+    model = model_path("llama")
+    for said in (["What is red?", "And blue?"], ["What is warm?", "And cold?"]):
+        chat_into(store, said)
+    assert memory("forget", store, "And cold", "-m", model) == 0
+    left = newest(store, capsys)
+    assert "What is red" in left and "And blue" in left and SYSTEM[-20:] in left
+    assert "warm?" not in left and "cold" not in left
+    chat_into(store, ["What is warm?", "And cold?"])
+    assert memory("forget", store, SYSTEM[-20:], "-m", model) == 0
+    assert newest(store, capsys) == ""
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from examples import coloured_stream
+from examples.coloured_stream import COLOURS
 from pyllama_spec import Llama
+from pyllama_spec.drafters import open_draft
+from pyllama_spec.terminal import SOURCE_COLOURS
 from tests.faces.test_cli import cli
 from tests.models import model_path
 from tests.server.world import served
@@ -22,7 +27,7 @@ EAGLE3 = ROOT / "examples/drafts/smollm2-135m-eagle3.gguf"
 RECIPES = (
     "auto_draft.py", "coloured_stream.py", "custom_drafter.py", "drop_in.py", "hybrid_rollback.py",
     "loop_by_hand.py", "many_requests.py", "remembered_requests.py", "server_client.py",
-    "small_draft_model.py", "train_head.py",
+    "small_draft_model.py", "train_head.py", "wrapped_drafter.py",
 )  # fmt: skip
 
 
@@ -53,8 +58,26 @@ def test_loop_by_hand_gives_the_plain_text(smollm2_bf16: Path) -> None:
 def test_custom_drafter_is_accepted(smollm2_bf16: Path) -> None:
     output = run("custom_drafter.py", smollm2_bf16)
     assert "13, 14, 15, 16, 17" in output
-    assert "'drafter': 'phrase-book'" in output
+    assert "'drafter': 'phrase'" in output
     assert "'accepted': 0" not in output
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        model_path("eagle3"),
+        pytest.param(model_path("dflash"), marks=pytest.mark.slow),
+        pytest.param(model_path("llama", seed=9), marks=pytest.mark.slow),
+    ],
+    ids=["eagle3", "dflash", "small model"],
+)
+def test_wrapped_drafter_halves_the_drafts_of_any_file(draft: Path) -> None:
+    with open_draft(draft) as bare:
+        longest = bare.max_draft
+    *_, verified, said = run("wrapped_drafter.py", model_path("llama"), draft).splitlines()
+    assert 1 < len(json.loads(verified)) <= 1 + (longest + 1) // 2
+    assert said.startswith("<Halved") and ": 0 proposed" not in said
+    assert said.endswith(" 48 chosen by the target")
 
 
 def test_drop_in_answers_twice(smollm2_bf16: Path) -> None:
@@ -134,10 +157,22 @@ def test_remembered_requests_are_copied_in_the_next_run(smollm2_q4_0: Path, tmp_
     assert result["speculation"]["accepted"] > 16
 
 
+def test_coloured_stream_has_the_colours_of_generate() -> None:
+    assert {who: number for who, (_, number, _) in SOURCE_COLOURS.items()} == COLOURS
+    page = (ROOT / "docs/command-line.md").read_text()
+    for who, words in (
+        ("model", "for the model"), ("copy", "for a copy of the text itself"),
+        ("memory", "for a copy of an earlier text"), ("grammar", "for forced tokens"),
+    ):  # fmt: skip
+        name = SOURCE_COLOURS[who][0]
+        assert f"{name} {words}" in page
+        assert name in (coloured_stream.__doc__ or "").lower()
+
+
 @pytest.mark.release
 def test_coloured_stream_colours_by_who_drafted(smollm2_q4_0: Path) -> None:
     plain = run("coloured_stream.py", smollm2_q4_0)
-    assert "\033[33m" in plain and "\033[32m" not in plain
+    assert "\033[36m" in plain and "\033[32m" not in plain
     drafted = run("coloured_stream.py", smollm2_q4_0, EAGLE3)
     assert "\033[32m" in drafted
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from pyllama_spec.drafters.base import Committed, Drafter, DraftRequest
+from pyllama_spec.drafters.suffix.conversations import with_their_conversations
 from pyllama_spec.drafters.suffix.drafter import Suffix
 from pyllama_spec.drafters.suffix.memory import RememberedText, most_useful
 from pyllama_spec.drafters.suffix.memory import now_minute as now
@@ -220,8 +222,11 @@ def is_part(data: bytes, wanted: bytes) -> bool:
     return False
 
 
-def forget(store: Store, vocab: Vocab, text: str) -> int:
-    """Takes all texts out of a store that have a text in them; returns how many.
+def forget(store: Store, vocab: Vocab, text: str) -> tuple[int, int]:
+    """Takes out of a store all texts that have a text in them, with their whole conversations.
+
+    Returns:
+        How many texts had it, and how many others were parts of the same conversations.
 
     Raises:
         ArgumentError: the text is empty.
@@ -233,10 +238,15 @@ def forget(store: Store, vocab: Vocab, text: str) -> int:
         raise ArgumentError('TEXT is "", which every text has in it; --all empties the store')
     with store.locked():
         texts = store.texts()
-        kept = [one for one in texts if not is_part(bytes_of(vocab, one), wanted)]
-        if len(kept) < len(texts):
-            store.keep(kept)
-    return len(texts) - len(kept)
+        found = {i for i, one in enumerate(texts) if is_part(bytes_of(vocab, one), wanted)}
+
+        def is_before(i: int, n: int) -> bool:
+            return wanted in bytes_of(vocab, replace(texts[i], ids=texts[i].ids[:n]))
+
+        gone = with_their_conversations(texts, found, is_before) if found else found
+        if gone:
+            store.keep([one for i, one in enumerate(texts) if i not in gone])
+    return len(found), len(gone) - len(found)
 
 
 def bytes_of(vocab: Vocab, text: RememberedText) -> bytes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from pyllama_spec.drafters.suffix.conversations import parents_of
 from pyllama_spec.drafters.suffix.memory import RememberedText, TokenOrigin
 from pyllama_spec.drafters.suffix.token_index import MAX_MATCH
 from pyllama_spec.train.corpus.quality import fingerprint
@@ -27,8 +28,6 @@ _KEY_TOKENS = 64
 _LEAD = 128
 # Of what a text goes on from, so much is enough.
 _MOST_BEFORE = 1 << 14
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-_LEAD_BYTES = MAX_MATCH * np.dtype(np.int32).itemsize
 
 Ids = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
@@ -96,7 +95,7 @@ def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread
         The threads with something to learn, in the order of their first texts.
 
     """
-    parents = _parents(texts, chosen)
+    parents = parents_of(texts, chosen)
     threads: list[Thread] = []
     # Of each text: its thread, and where its first token stands there.
     places: dict[int, tuple[Thread, int]] = {}
@@ -121,64 +120,6 @@ def threads_of(texts: Sequence[RememberedText], chosen: set[int]) -> list[Thread
 def _key(ids: Sequence[int]) -> float:
     digest = fingerprint(list(ids[:_KEY_TOKENS]))
     return int.from_bytes(digest, "little") / (1 << 8 * len(digest))
-
-
-def _parents(
-    texts: Sequence[RememberedText], chosen: set[int]
-) -> dict[int, tuple[int, int] | None]:
-    """What each of some texts goes on from, and what that does, and so on.
-
-    Returns:
-        By its place the place of the text before and how many tokens of that count, the leading
-        ones included; None for one that begins a conversation.
-
-    """
-    leads = [text.ids[:MAX_MATCH].tobytes() for text in texts]
-    ends: dict[bytes, list[int]] = {}
-    for i, text in enumerate(texts):
-        if len(text.ids) > MAX_MATCH:
-            ends.setdefault(text.ids[-MAX_MATCH:].tobytes(), []).append(i)
-    first = _first_places(texts, set(leads))
-    parents: dict[int, tuple[int, int] | None] = {}
-    for i in sorted(chosen):
-        at: int | None = i
-        while at is not None and at not in parents:
-            # The newest conversation that ended so; else the first text that had it.
-            ended = ends.get(leads[at], [])
-            n_ended, known = bisect_left(ended, at), first.get(leads[at])
-            parents[at] = None
-            if n_ended:
-                parents[at] = ended[n_ended - 1], len(texts[ended[n_ended - 1]].ids)
-            elif known is not None and known[0] < at:
-                parents[at] = known
-            parent = parents[at]
-            at = None if parent is None else parent[0]
-    return parents
-
-
-def _first_places(
-    texts: Sequence[RememberedText], leads: set[bytes]
-) -> dict[bytes, tuple[int, int]]:
-    """The first text that has each of some n-grams, and how many of its tokens end with it."""
-    whole = [lead for lead in leads if len(lead) == _LEAD_BYTES]
-    hashes = np.array([_hashes(np.frombuffer(lead, np.int32))[0] for lead in whole], np.uint64)
-    out: dict[bytes, tuple[int, int]] = {}
-    for i, text in enumerate(texts):
-        own_hashes = _hashes(text.ids)
-        for at in np.flatnonzero(np.isin(own_hashes, hashes)).tolist():
-            gram = text.ids[at : at + MAX_MATCH].tobytes()
-            if gram in leads:
-                out.setdefault(gram, (i, at + MAX_MATCH))
-    return out
-
-
-def _hashes(ids: Ids) -> npt.NDArray[np.uint64]:
-    """Of each n-gram of MAX_MATCH tokens."""
-    n = max(len(ids) - MAX_MATCH + 1, 0)
-    values, out = ids.astype(np.uint64), np.zeros(n, np.uint64)
-    for k in range(MAX_MATCH):
-        out = out * _FACTOR + values[k : k + n]
-    return out
 
 
 def pieces_of(threads: Sequence[Thread], n_piece: int, n_window: int) -> list[Piece]:

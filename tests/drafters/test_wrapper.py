@@ -1,0 +1,269 @@
+"""A wrapper passes on what the round says and asks, with every kind of drafter inside."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec import DrafterWrapper, Llama
+from pyllama_spec.drafters import (
+    Committed,
+    DFlash,
+    Draft,
+    Drafter,
+    DraftRequest,
+    Eagle3,
+    LookupFirst,
+    Mtp,
+    NoDrafter,
+    PromptLookup,
+    SequenceErrors,
+    SmallModel,
+    Suffix,
+)
+from pyllama_spec.drafters.grammar_only import GrammarOnly
+from pyllama_spec.errors import ArgumentError
+from tests.drafters.tools import Moody, requests
+from tests.faces.tools import GREEDY, open_tiny
+from tests.models import model_path
+
+TEXT = list(b"one two three four, " * 6)
+# The second text departs from the first one, and the third begins anew.
+PROMPTS = (TEXT, [*TEXT[:20], *b"four five one two"], list(b"another one, two, one, two"))
+
+
+class Halved(DrafterWrapper):
+    """Asks for half as many tokens, at least one."""
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """By the form for one sequence."""
+        return super().propose_one(request._replace(n_requested=(request.n_requested + 1) // 2))
+
+
+class HalvedLists(DrafterWrapper):
+    """The same by the list form."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """By the list form."""
+        return super().propose([r._replace(n_requested=(r.n_requested + 1) // 2) for r in requests])
+
+
+class Told(DrafterWrapper):
+    """Overrides the other half: what it is told."""
+
+    def commit_one(self, done: Committed) -> None:
+        """One by one."""
+        super().commit_one(done)
+
+
+class Memo(Drafter):
+    """A user's drafter with a state and without a copy(): it proposes what it was told."""
+
+    name = "memo"
+
+    def __init__(self) -> None:
+        self.known: dict[int, list[int]] = {}
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        """Fails where it was not told the text."""
+        known = self.known[request.seq]
+        assert known == request.tokens[:], "told another text than it is asked for"
+        return Draft(known[-8 : -8 + request.n_requested])
+
+    def commit_one(self, done: Committed) -> None:
+        """Keeps the tokens."""
+        known = self.known.setdefault(done.seq, [])
+        assert done.start == len(known)
+        known.extend(done.tokens)
+
+    def truncate(self, seq: int, n_keep: int) -> None:
+        """Forgets the rest."""
+        del self.known.get(seq, [])[n_keep:]
+
+
+def small() -> SmallModel:
+    """A model with the target's vocabulary and other weights."""
+    return SmallModel(model_path("llama", seed=9, output_scale=3.0), 4)
+
+
+KINDS: dict[str, Callable[[], Drafter]] = {
+    "none": NoDrafter,
+    "grammar": GrammarOnly,
+    "memo": Memo,
+    "prompt-lookup": lambda: PromptLookup(6, max_ngram=2, min_ngram=1),
+    "suffix": lambda: Suffix(6),
+    "eagle3": lambda: Eagle3(model_path("eagle3"), 4),
+    "dflash": lambda: DFlash(model_path("dflash")),
+    "mtp": lambda: Mtp(None, 4),
+    "small model": small,
+    "lookup first": lambda: LookupFirst(Eagle3(model_path("eagle3"), 4), 3),
+    "lookup first of a user's": lambda: LookupFirst(Memo(), 3),
+}
+NEVER = ("none", "grammar")
+ATTRIBUTES = (
+    "name", "target_layers", "max_draft", "is_stepwise", "step_share", "has_lookup", "wants_head",
+    "note",
+)  # fmt: skip
+
+
+def target_of(kind: str) -> Path:
+    """What it drafts for."""
+    return model_path("glm4moe", n_heads=1) if kind == "mtp" else model_path("llama")
+
+
+def played(kind: str, wrap: Callable[[Drafter], Drafter], n_parallel: int = 1) -> Any:
+    """What three requests on two models give: texts and figures, each state put back once."""
+    drafter = wrap(KINDS[kind]())
+    found: list[Any] = []
+    with drafter, Llama(
+        target_of(kind), draft=drafter, controller="fixed", n_ctx=512, n_threads=1,
+        n_parallel=n_parallel,
+    ) as llm:  # fmt: skip
+        answer = llm(PROMPTS[0], max_tokens=24, **GREEDY)
+        found.append(answer)
+        state = llm.save_state()
+        found += [llm(prompt, max_tokens=24, **GREEDY) for prompt in PROMPTS[1:]]
+        llm.load_state(state)
+        again = [*PROMPTS[0], *llm.tokenize(answer["choices"][0]["text"].encode(), False)]
+        found.append(llm(again, max_tokens=8, **GREEDY))
+        if n_parallel > 1:  # copies of one beginning, in common rounds
+            found += [llm(PROMPTS[0], max_tokens=16, n=3, **GREEDY)]
+    return [
+        ([choice["text"] for choice in answer["choices"]], figures(answer["speculation"]))
+        for answer in found
+    ]
+
+
+def figures(speculation: dict[str, Any]) -> dict[str, Any]:
+    """What a wrapper may not change, and the longest draft that was verified."""
+    kept = {key: speculation[key] for key in ("drafter", "proposed", "accepted", "reason_off")}
+    return {**kept, "verified": len(speculation["verified_histogram"]) - 1}
+
+
+@cache
+def bare(kind: str, n_parallel: int = 1) -> Any:
+    """What it gives without a wrapper."""
+    found = played(kind, lambda drafter: drafter, n_parallel)
+    assert all(about["reason_off"] is None for _, about in found)
+    assert any(about["proposed"] for _, about in found) or kind in NEVER
+    return found
+
+
+def quick_ones(kinds: Iterable[str], *quick: str) -> list[Any]:
+    """The kinds as cases; the others take as long again, and are slow."""
+    return [kind if kind in quick else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", quick_ones(KINDS, "memo", "eagle3", "lookup first of a user's"))
+def test_a_wrapper_that_changes_nothing_changes_nothing(kind: str) -> None:
+    assert played(kind, lambda drafter: Told(DrafterWrapper(drafter))) == bare(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", quick_ones([kind for kind in KINDS if kind not in NEVER], "memo", "eagle3")
+)
+def test_drafts_are_halved_in_either_form(kind: str) -> None:
+    halved = played(kind, Halved)
+    assert played(kind, HalvedLists) == halved
+    assert [texts for texts, _ in halved] == [texts for texts, _ in bare(kind)]
+    assert [about["reason_off"] for _, about in halved] == [None] * len(halved)
+    assert any(about["proposed"] for _, about in halved)
+    longest = KINDS[kind]().max_draft
+    assert all(about["verified"] <= (longest + 1) // 2 for _, about in halved)
+    assert max(about["verified"] for _, about in bare(kind)) > (longest + 1) // 2
+
+
+@pytest.mark.parametrize(
+    "kind",
+    quick_ones(["memo", "suffix", "eagle3", "small model", "lookup first of a user's"], "memo"),
+)
+@pytest.mark.parametrize("wrap", [DrafterWrapper, Halved], ids=lambda wrap: wrap.__name__)
+def test_sequences_side_by_side(kind: str, wrap: type[DrafterWrapper]) -> None:
+    found = played(kind, wrap, 3)
+    assert [texts for texts, _ in found] == [texts for texts, _ in bare(kind, 3)]
+    assert all(about["reason_off"] is None for _, about in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attributes_are_those_of_the_inner_one(kind: str) -> None:
+    inner = KINDS[kind]()
+    wrapper = DrafterWrapper(inner)
+    for name in ATTRIBUTES:
+        assert getattr(wrapper, name) == getattr(inner, name), name
+    assert wrapper.can_copy is inner.can_copy
+    inner.max_draft = 3  # as a check() may change it
+    wrapper.note = "chosen here"
+    assert (wrapper.max_draft, inner.note) == (3, "chosen here")
+    wrapper.max_draft, wrapper.name = 2, "mine"
+    assert (wrapper.max_draft, inner.max_draft, wrapper.name) == (2, 3, "mine")
+    assert inner.name != "mine"
+    wrapper.close()
+    assert wrapper.is_closed is inner.is_closed
+
+
+def test_a_class_attribute_is_its_own() -> None:
+    class Named(DrafterWrapper):
+        name = "named"
+        max_draft = 2
+
+    wrapper = Named(PromptLookup(6))
+    assert (wrapper.name, wrapper.max_draft, Named.max_draft) == ("named", 2, 2)
+    assert DrafterWrapper.max_draft == Drafter.max_draft
+
+
+def test_it_passes_on_whatever_a_drafter_has() -> None:
+    """Nothing new in Drafter is left to its default in a wrapper."""
+    of_its_own = {"__repr__", "__init__"}
+    for name, value in vars(Drafter).items():
+        is_part = callable(value) or isinstance(value, property)
+        if is_part and not name.startswith("_") and name not in of_its_own:
+            assert name in vars(DrafterWrapper), f"DrafterWrapper does not pass on {name}()"
+    for name in inspect.get_annotations(Drafter):
+        assert name in vars(DrafterWrapper), f"DrafterWrapper does not pass on {name}"
+
+
+@pytest.mark.parametrize("wrap", [DrafterWrapper, Halved, Told], ids=lambda wrap: wrap.__name__)
+def test_a_failure_inside_is_of_its_sequence(wrap: type[DrafterWrapper]) -> None:
+    with pytest.raises(SequenceErrors) as caught:
+        wrap(Moody()).propose(requests())
+    assert {seq: str(e) for seq, e in caught.value.errors.items()} == {1: "not sequence 1"}
+    assert {seq: draft.ids[0] for seq, draft in caught.value.drafts.items()} == {0: 10, 2: 12}
+    # The error itself, with its traceback, and no collection of one.
+    with pytest.raises(ValueError, match=r"^not sequence 1$") as alone:
+        wrap(Moody()).propose_one(requests()[1])
+    assert any(entry.name == "_hear" for entry in alone.traceback)
+
+
+@pytest.mark.parametrize("inner", [None, "draft.gguf", Halved, object()], ids=str)
+def test_what_is_no_drafter_cannot_be_wrapped(inner: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"drafter must be a Drafter, not .*open_draft\(path\)"):
+        DrafterWrapper(inner)
+
+
+@pytest.mark.parametrize("make", [KINDS["eagle3"], KINDS["dflash"], NoDrafter, GrammarOnly])
+def test_a_form_that_a_class_lacks_is_named(make: Callable[[], Drafter]) -> None:
+    """Called by hand, as a wrapper of one's own does."""
+    with make() as drafter:
+        name = type(drafter).__name__
+        with pytest.raises(NotImplementedError, match=rf"{name} has only propose\(requests\)"):
+            drafter.propose_one(DraftRequest(0, [1, 2], 2))
+        with pytest.raises(NotImplementedError, match=rf"{name} has only commit\(done\)"):
+            drafter.commit_one(Committed(0, [1, 2], 0))
+
+
+def test_a_wrapper_in_a_session_of_llama() -> None:
+    """The repr has the file, a closed one says so, and nothing is left attached."""
+    drafter = Halved(Eagle3(model_path("eagle3"), 4))
+    assert repr(drafter).startswith(f"<Halved {model_path('eagle3').name!r}: eagle3, max_draft=4")
+    for _ in range(2):
+        with open_tiny(drafter) as llm:
+            assert llm(TEXT, max_tokens=6, **GREEDY)["speculation"]["reason_off"] is None
+            with pytest.raises(ArgumentError, match="drafts for another open model"):
+                open_tiny(drafter)
+    drafter.close()
+    assert repr(drafter).endswith("closed>")

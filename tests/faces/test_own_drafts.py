@@ -1,0 +1,175 @@
+"""-d MODULE:FUNCTION: commands take a drafter of the user's; nothing else runs his code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyllama_spec import ArgumentError, Llama, ModelLoadError
+from pyllama_spec.cli.entry import main
+from pyllama_spec.cli.own_draft import own_draft
+from tests.models import model_path
+
+SOURCE = '''
+import errors_of_mine
+from pyllama_spec import Draft, Drafter, DrafterWrapper, PromptLookup
+from pyllama_spec.drafters import open_draft
+
+class Echo(Drafter):
+    """The last token, again and again."""
+    name = "echo"
+    max_draft = 3
+    def propose_one(self, request):
+        return Draft([request.tokens[-1]] * request.n_requested)
+
+class Silent(Drafter):
+    pass
+
+class Big(Echo):
+    def __init__(self, n):
+        self.max_draft = n
+
+def make():
+    return Echo()
+def wrapped():
+    return DrafterWrapper(open_draft({draft!r}))
+def number():
+    return 5
+def fails():
+    return [][3]
+def refuses():
+    PromptLookup(0)
+a_number = 7
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a module of the user's that was never imported."""
+    name = f"mine_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(SOURCE.format(draft=str(model_path("eagle3"))))
+    (tmp_path / "errors_of_mine.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path / name
+
+
+def generated(capsys: pytest.CaptureFixture[str], draft: str, *more: str) -> dict[str, object]:
+    """What generate prints with a draft."""
+    words = ["generate", "-m", str(model_path("perm")), "-t", "1", "-p", "abc", "-n", "12"]
+    assert main([*words, "--controller", "fixed", "--json", "-d", draft, *more]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_generate_drafts_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = generated(capsys, "prompt-lookup")
+    for function in ("make", "Echo"):
+        found = generated(capsys, f"{folder.name}:{function}")
+        speculation = found["speculation"]
+        assert isinstance(speculation, dict)
+        assert (speculation["drafter"], speculation["reason_off"]) == ("echo", None)
+        assert speculation["proposed"] > 6
+        assert found["text"] == plain["text"]
+
+
+def test_bench_measures_it_and_says_how(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prompts.jsonl").write_text('{"id": "a", "prompt": "abcabc", "category": "x"}\n')
+    draft = f"{folder.name}:make"
+    words = ["bench", "-m", str(model_path("perm")), "-t", "1", "-n", "8", "--repeat", "1"]
+    words += ["--prompts", "prompts.jsonl", "--json", "out.json", "-d", draft]
+    assert main(words) == 0
+    assert "echo" in capsys.readouterr().out
+    text = Path("out.json").read_text()
+    assert f"-d {draft} " in text, "the command that measures the same"
+
+
+def test_doctor_measures_a_wrapper_of_a_file(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "-m", str(model_path("llama")), "-t", "1", "--max-rows", "2"]
+    assert main([*words, "--repeat", "1", "-d", f"{folder.name}:wrapped"]) == 0
+    out = capsys.readouterr().out
+    assert f"{model_path('eagle3').name}: fits" in " ".join(out.split())
+    assert main([*words, "--repeat", "1", "-d", f"{folder.name}:make"]) == 0
+    assert "echo: up to 3 tokens; there is no draft model" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("draft", "why"),
+    [
+        ("no_such_module_here:make", "there is no module 'no_such_module_here', neither in "),
+        ("{}.part:make", "there is no module"),
+        ("{}:other", "has no other"),
+        ("{}:a_number", "has a a_number of type int; name a function"),
+        ("{}:number", "number() gives 5, which is no Drafter"),
+        ("{}:fails", "fails() failed: IndexError: list index out of range (mine_"),
+        ("{}:refuses", "refuses() failed: max_draft=0 is outside 1"),
+        ("{}:Big", "Big() failed: TypeError: "),
+        ("{}:Silent", "Silent has neither propose_one() nor propose()"),
+        ("broken:make", "importing broken failed: ZeroDivisionError: division by zero (bro"),
+        ("half:make", "importing half failed: SyntaxError"),
+        ("needs:make", "importing needs failed: ModuleNotFoundError: No module named 'nobody'"),
+    ],
+)
+def test_what_goes_wrong_is_one_line_of_each_command(
+    folder: Path, capsys: pytest.CaptureFixture[str], draft: str, why: str
+) -> None:
+    Path("broken.py").write_text("1 / 0\n")
+    Path("half.py").write_text("def make(:\n")
+    Path("needs.py").write_text("import nobody\n")
+    for name in ("broken", "half", "needs"):
+        sys.modules.pop(name, None)
+    for words in (["generate", "-p", "a"], ["bench"], ["doctor"]):
+        # A file that is not there: the draft is said before a model is read.
+        words += ["-m", "nothing.gguf", "-d", draft.format(folder.name)]
+        if words[0] == "doctor":
+            words[words.index("nothing.gguf")] = str(model_path("perm"))
+        assert main(words) == 1
+        said = capsys.readouterr().err.strip().splitlines()
+        assert len(said) == 1, said
+        assert why in said[0]
+        assert said[0].startswith("pyllama-spec: -")
+
+
+@pytest.mark.parametrize(
+    "text", ["none", "prompt-lookup", "a.gguf", "a:b.gguf", "/x:make", "a:", ":b"]
+)
+def test_other_texts_stay_texts(text: str) -> None:
+    assert own_draft(text) == text
+
+
+def test_a_file_of_that_name_is_a_file(folder: Path) -> None:
+    Path(f"{folder.name}:make").write_text("")
+    assert own_draft(f"{folder.name}:make") == f"{folder.name}:make"
+
+
+def test_no_module_of_the_standard_library_is_hidden(folder: Path) -> None:
+    """The current folder comes last: a file json.py there is not imported for json."""
+    own_draft(f"{folder.name}:make")
+    assert sys.path[-1] == str(folder.parent)
+    assert sys.path.count(str(folder.parent)) == 1
+    own_draft(f"{folder.name}:make")
+    assert sys.path.count(str(folder.parent)) == 1
+
+
+def test_llama_runs_no_code_of_a_text(folder: Path) -> None:
+    """As a server's list of models has it."""
+    with pytest.raises((ArgumentError, ModelLoadError), match="make"):
+        Llama(model_path("perm"), draft=f"{folder.name}:make")
+    assert folder.name not in sys.modules
+
+
+def test_the_package_is_a_command_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyllama_spec", "generate", "--help"],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "MODULE:FUNCTION" in done.stdout
