@@ -8,6 +8,7 @@ before the file, and that before the environment, but for HOST and PORT of it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -316,13 +317,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from pyllama_spec.llama import Llama
     from pyllama_spec.server import serve
+    from pyllama_spec.server.hangup import Hangup
 
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("pyllama_spec.server").setLevel(logging.INFO)
     try:
-        if meant.models is not None:
-            serve(meant.models, meant.settings, meant.listening, on_start=_say)
-        else:
-            with Llama(**meant.keywords) as llm:
-                serve(llm, meant.settings, meant.listening, on_start=_say)
+        with Hangup():
+            if meant.models is not None:
+                serve(meant.models, meant.settings, meant.listening, on_start=_say)
+            else:
+                with Llama(**meant.keywords) as llm:
+                    serve(llm, meant.settings, meant.listening, on_start=_say)
     except PyllamaSpecError as error:
         print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
         return 1
