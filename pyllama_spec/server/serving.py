@@ -83,7 +83,7 @@ class Serving:
         except PyllamaSpecError as error:
             log.warning("SIGHUP: the API keys stay as they were: %s", error)
             return
-        log.info("SIGHUP: %d API keys, %d new, %d removed", len(self.keys), n_new, n_gone)
+        log.info("SIGHUP: API keys: %d in use, %d new, %d removed", len(self.keys), n_new, n_gone)
 
     def cut_now(self) -> None:
         """Has stop() wait no longer; from any thread, and from a signal's handler."""

@@ -88,7 +88,7 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         client.server.read_again()
         until(lambda: answers_to(client, "new") == 200)
         assert [answers_to(client, key) for key in ("old", "kept")] == [401, 200]
-        assert "SIGHUP: 2 API keys, 1 new, 1 removed" in caplog.messages
+        assert "SIGHUP: API keys: 2 in use, 1 new, 1 removed" in caplog.messages
         for broken in ("# no key\n", None):
             caplog.clear()
             path.unlink() if broken is None else path.write_text(broken)
