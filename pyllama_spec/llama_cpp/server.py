@@ -80,12 +80,16 @@ _OTHERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("mul_mat_q", "logits_all", "interrupt_requests", "disable_ping_events"),
                     _flag),
     "root_path": str,
+    # New here: theirs answers to any Host.
+    "allowed_hosts": _many(str),
 }  # fmt: skip
 _OPTIONS = {**_OF_LLAMA, **_OTHERS}
 # Each may be given as several words.
-_LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides")
+_LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides", "allowed_hosts")
 # Of options that are new here, and common words: another program may mean something else by them.
-_NOT_IN_ENVIRONMENT = ("controller", "chat_template", "lookup", "devices", "p_min")
+_NOT_IN_ENVIRONMENT = (
+    "controller", "chat_template", "lookup", "devices", "p_min", "allowed_hosts",
+)  # fmt: skip
 _REFUSED = {
     "clip_model_path": "models see no images here; leave it out",
     "hf_tokenizer_config_path": "give the template itself, as chat_template",
@@ -135,7 +139,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         serve,  # noqa: F401 - its import says which package of the extra is missing
     )
     from pyllama_spec.server.process import Listening
-    from pyllama_spec.server.settings import LOOPBACK
+    from pyllama_spec.server.settings import LOOPBACK, with_loopback
 
     around, given = _environment(environment), _arguments(arguments)
     path = given.get("config_file") or around.get("config_file")
@@ -146,11 +150,11 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     certificate, key = values.get("ssl_certfile"), values.get("ssl_keyfile")
     if (certificate is None) != (key is None):
         raise ArgumentError("ssl_certfile and ssl_keyfile belong together: give both")
-    host, is_one = values["host"], len(each) == 1
+    host, is_one, hosts = values["host"], len(each) == 1, values.get("allowed_hosts", ())
     settings = ServerSettings(
         alias=values.get("model_alias"),
         api_keys=(values["api_key"],) if values.get("api_key") else (),
-        allowed_hosts=LOOPBACK if host in LOOPBACK else (),
+        allowed_hosts=with_loopback(hosts) if hosts or host in LOOPBACK else (),
         chat_defaults=_chat_defaults(values) if is_one else {},
         flags=_TOLD,
     )

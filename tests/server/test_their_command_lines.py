@@ -235,6 +235,11 @@ def test_names_of_hosts_beside_those_of_the_machine() -> None:
         theirs = llama_server.plan(words, {}).settings.allowed_hosts
         return theirs, serve._settings(command_parser().parse_args(["serve", *words])).allowed_hosts
 
+    of_python = llama_cpp_server.plan(
+        ["--model", "m", "--allowed_hosts", "LLM.example", "a.example"], {"ALLOWED_HOSTS": "b"}
+    )
+    assert of_python.settings.allowed_hosts == ("llm.example", "a.example", *LOOPBACK)
+    assert llama_cpp_server.plan(["--model", "m"], {}).settings.allowed_hosts == LOOPBACK
     assert hosts("") == (LOOPBACK, LOOPBACK)
     assert hosts("--host 0.0.0.0") == ((), ())
     for line in ("--allowed-hosts llm.example", "--host 0.0.0.0 --allowed-hosts LLM.example"):
