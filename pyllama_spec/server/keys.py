@@ -142,6 +142,18 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
     return tuple(keys)
 
 
+def keys_again(path: str | os.PathLike[str]) -> tuple[Key, ...]:
+    """The keys of a file that was read before; see keys_of().
+
+    Raises:
+        ArgumentError: see there; or it is a pipe, which has been read, and would be waited for.
+
+    """
+    if not Path(path).is_file():
+        raise ArgumentError(f"{os.fspath(path)} is no file that can be read again")
+    return keys_of(path)
+
+
 def _read(line: str) -> Key:
     text, _, name = line.replace("\t#", " #").partition(" #")
     # In the log it is one word of a line.

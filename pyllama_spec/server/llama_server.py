@@ -19,7 +19,7 @@ from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.keys import is_open_to_others, keys_of
+from pyllama_spec.server.keys import is_open_to_others, keys_again, keys_of
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
 from pyllama_spec.server.settings import LOOPBACK, ServerSettings, with_loopback
 from pyllama_spec.terminal import dim
@@ -239,9 +239,9 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     key_file = values.get("api_key_file")
 
     def read_keys() -> tuple[str, ...]:
-        return (*values.get("api_keys", ()), *keys_of(key_file))
+        return (*values.get("api_keys", ()), *keys_again(key_file))
 
-    keys = read_keys()
+    keys = (*values.get("api_keys", ()), *keys_of(key_file))
     if is_open_to_others(key_file):
         notes.append(f"every user of this machine may read the keys: chmod 600 {key_file}")
     if not (is_local or keys):

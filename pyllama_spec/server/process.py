@@ -210,6 +210,7 @@ class _Server(uvicorn.Server):
 
     def _hang_up(self, loop: asyncio.AbstractEventLoop, is_over: bool) -> None:
         if is_over:
+            log.warning("SIGHUP: the terminal that the server was started in is closed")
             self.should_exit = True
         else:
             loop.call_soon_threadsafe(self.read_again)
