@@ -236,7 +236,7 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
     from pyllama_spec.server import ServerSettings
-    from pyllama_spec.server.keys import keys_again, keys_of
+    from pyllama_spec.server.keys import keys_of, reader_of
     from pyllama_spec.server.settings import LOOPBACK, with_loopback
 
     hosts, key_file = args.allowed_hosts, args.api_key_file
@@ -246,7 +246,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         alias=alias,
         aliases=tuple(aliases),
         api_keys=keys_of(key_file),
-        read_keys=None if key_file is None else lambda: keys_again(key_file),
+        read_keys=reader_of(key_file),
         allowed_hosts=() if is_any else with_loopback(hosts or ()),
         cors_origins=tuple(args.cors_origin),
         max_body_bytes=args.max_body << 20,

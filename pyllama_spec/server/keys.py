@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -142,16 +142,28 @@ def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def keys_again(path: str | os.PathLike[str]) -> tuple[Key, ...]:
-    """The keys of a file that was read before; see keys_of().
+def reader_of(
+    path: str | os.PathLike[str] | None, others: Sequence[str] = ()
+) -> Callable[[], Sequence[str]] | None:
+    """What gives the keys of a file once more, for ServerSettings.read_keys; None without a file.
 
-    Raises:
-        ArgumentError: see there; or it is a pipe, which has been read, and would be waited for.
+    It raises ArgumentError where keys_of() does, and where the file is a pipe: that has been read,
+    and would be waited for.
+
+    Args:
+        path: of the file.
+        others: keys beside those of the file, which never change.
 
     """
-    if not Path(path).is_file():
-        raise ArgumentError(f"{os.fspath(path)} is no file that can be read again")
-    return keys_of(path)
+    if path is None:
+        return None
+
+    def read() -> Sequence[str]:
+        if not Path(path).is_file():
+            raise ArgumentError(f"{os.fspath(path)} is no file that can be read again")
+        return (*others, *keys_of(path))
+
+    return read
 
 
 def _read(line: str) -> Key:

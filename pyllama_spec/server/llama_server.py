@@ -19,7 +19,7 @@ from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
-from pyllama_spec.server.keys import is_open_to_others, keys_again, keys_of
+from pyllama_spec.server.keys import is_open_to_others, keys_of, reader_of
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
 from pyllama_spec.server.settings import LOOPBACK, ServerSettings, with_loopback
 from pyllama_spec.terminal import dim
@@ -236,12 +236,8 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     if "json_schema" in values:
         defaults["response_format"] = {"type": "json_object", "schema": values["json_schema"]}
     is_local = listening.host in LOOPBACK
-    key_file = values.get("api_key_file")
-
-    def read_keys() -> tuple[str, ...]:
-        return (*values.get("api_keys", ()), *keys_again(key_file))
-
-    keys = (*values.get("api_keys", ()), *keys_of(key_file))
+    given_keys, key_file = tuple(values.get("api_keys", ())), values.get("api_key_file")
+    keys = (*given_keys, *keys_of(key_file))
     if is_open_to_others(key_file):
         notes.append(f"every user of this machine may read the keys: chmod 600 {key_file}")
     if not (is_local or keys):
@@ -251,7 +247,7 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     alias, *aliases = values.get("aliases") or (None,)
     return ServerSettings(
         alias=alias, aliases=tuple(dict.fromkeys(aliases)), api_keys=keys,
-        read_keys=None if key_file is None else read_keys,
+        read_keys=reader_of(key_file, given_keys),
         allowed_hosts=with_loopback(hosts) if hosts or is_local else (),
         cors_origins=tuple(values.get("cors_origins", ())), defaults=defaults,
         chat_defaults=_of_chats(values), flags=_TOLD,
