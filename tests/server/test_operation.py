@@ -396,7 +396,7 @@ def test_lines_of_checks(logs_checks: bool, caplog: pytest.LogCaptureFixture) ->
     with logged(caplog, logs_checks=logs_checks, has_metrics=False) as (client, _):
         for path in ("/health", "/ready", "/metrics", "/v1/models"):
             client.get(path)
-        until(lambda: is_idle(client))
+        line_of(caplog, "/v1/models")
         found = [one.split()[1] for one in caplog.messages]
     checks = ["/health", "/ready"] if logs_checks else []
     assert found == [*checks, "/metrics", "/v1/models"]  # of /metrics the error
