@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -28,13 +28,29 @@ if TYPE_CHECKING:
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _EPILOG = (
     "API keys are in a file, one per line, or in the environment variable PYLLAMA_SPEC_API_KEY: "
-    "everyone who lists processes sees a command line. SIGTERM and Ctrl-C stop the server: running "
-    "requests are finished, or cut after --stop-timeout."
+    "everyone who lists processes sees a command line. SIGHUP has the file and the certificate "
+    "read again. SIGTERM and Ctrl-C stop the server: it finishes the requests that it has, and "
+    "cuts them after --stop-timeout or at a second signal."
 )
 
 # Beside --config: what is said of the server, and of a model in its own lines.
 _OF_SERVER = ("help", "config", "model", "quiet")
 _OF_MODELS = ("alias", "parallel", "embeddings", "pooling", "lora", "max_waiting")
+# What a file of models calls these; all others have Llama()'s names here too.
+_IN_FILE = {
+    "alias": "aliases", "parallel": "n_parallel", "embeddings": "embedding",
+    "pooling": "pooling_type", "lora": "lora_path", "threads": "n_threads",
+}  # fmt: skip
+# What llama-server calls otherwise, of what its users give most often.
+_OF_LLAMA_SERVER = {
+    "-np": "--parallel", "-md": "-d", "--model-draft": "-d", "--spec-draft-model": "-d",
+    "--ctx-size": "-c", "--ssl-cert-file": "--tls-cert", "--ssl-key-file": "--tls-key",
+    "--cors-origins": "--cors-origin",
+}  # fmt: skip
+_HELP = {
+    "n_ctx": "context length of each request; the KV cache has --parallel times as much",
+    "quiet": "no line for each request",
+}
 # What clients are told in the place of keywords of Llama().
 FLAGS = {
     "embedding=True": "--embeddings", "n_ctx": "--n-ctx", "max_waiting": "--max-waiting",
@@ -53,13 +69,17 @@ def add_serve(commands: _Commands) -> None:
         help="a file of several models, each loaded when a request asks for it; instead of -m",
     )  # fmt: skip
     add_model_options(parser, models)
+    for action in parser._actions:  # of a server they say something else
+        action.help = _HELP.get(action.dest, action.help)
+    parser.set_defaults(of_unknown=of_unknown)
     of_models = {one.dest: one.default for one in parser._actions if one.dest not in _OF_SERVER}
     _add_address(parser)
     _add_bounds(parser)
     add = parser.add_argument
     add("--parallel", type=int, default=4, metavar="N",
         help="requests computed at once; the KV cache is that many times as large")  # fmt: skip
-    add("--alias", default=None, help="the model's name in answers [its file]")
+    add("--alias", type=names, default=None, metavar="NAME,...",
+        help="the model's name in answers, and further ones [its file]")  # fmt: skip
     add("--embeddings", action="store_true", help="serve embeddings and reranking too")
     add("--pooling", choices=[one for one in POOLING if one], default=None,
         help="how a text's embedding is made of those of its tokens [the model's own]")  # fmt: skip
@@ -70,6 +90,13 @@ def add_serve(commands: _Commands) -> None:
     add("--slots", action="store_true", help="show what is computed now, at /slots")
     add("--metrics", action=argparse.BooleanOptionalAction, default=True,
         help="figures for Prometheus, at /metrics")  # fmt: skip
+    add("--log-checks", action=argparse.BooleanOptionalAction, default=True,
+        help="log /health, /ready and /metrics too, and not only their errors")  # fmt: skip
+    add(
+        "--log-clients",
+        action="store_true",
+        help="log the clients' addresses, behind a proxy of this machine those that it passes on",
+    )
     of_models |= {name: parser.get_default(name) for name in _OF_MODELS}
     parser.set_defaults(run=run_serve, of_models=of_models)
 
@@ -97,8 +124,8 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     add("--cors-origin", action="append", default=[], metavar="ORIGIN",
         help="an origin whose pages may call; may be repeated [none]")  # fmt: skip
     add("--allowed-hosts", type=names, default=None, metavar="NAME,...",
-        help="host names by which clients reach the server [those of this machine on a loopback "
-        "address, else any]")  # fmt: skip
+        help="names in the Host header that the server answers to beside 127.0.0.1, localhost and "
+        "::1, such as a proxy's [on a loopback address none, else any]")  # fmt: skip
     add("--tls-cert", type=Path, default=None, metavar="PEM", help="with --tls-key: HTTPS")
     add("--tls-key", type=Path, default=None, metavar="PEM", help="the key of --tls-cert")
 
@@ -107,20 +134,41 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--max-waiting", type=int, default=64, metavar="N",
         help="requests that may wait; one more is a 429")  # fmt: skip
-    add("--max-tokens", type=int, default=None, metavar="N",
-        help="the most tokens of an answer [what the context holds]")  # fmt: skip
+    add(
+        "--max-tokens",
+        type=int,
+        default=None,
+        metavar="N",
+        help="the most tokens of an answer; one that is cut says so [what the context holds]",
+    )
     add("--max-time", type=float, default=3600.0, metavar="S",
         help="seconds that a request may take, in the queue too")  # fmt: skip
     add("--max-body", type=int, default=8, metavar="MIB", help="the most MiB of a request")
     add("--send-timeout", type=float, default=60.0, metavar="S",
         help="seconds that a client may take for one event of a stream")  # fmt: skip
     add("--stop-timeout", type=float, default=30.0, metavar="S",
-        help="seconds that running requests have when the server stops")  # fmt: skip
+        help="seconds that requests have to end when the server stops; an answer may take "
+        "--max-time otherwise")  # fmt: skip
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
-    from pyllama_spec.server import serve  # says how to get what it needs
+    from pyllama_spec.server import serve  # noqa: F401 - says how to get what it needs
+    from pyllama_spec.server.hangup import Hangup
+
+    with Hangup():
+        n, n_cut = _serve(args)
+    ended = n - n_cut
+    print(
+        f"stopped: {ended} request{'s' * (ended != 1)} came to an end, "
+        f"{n_cut} {'was' if n_cut == 1 else 'were'} cut"
+    )
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> tuple[int, int]:
+    """What serve() returns."""
+    from pyllama_spec.server import serve
     from pyllama_spec.server.process import Listening
 
     if (args.tls_cert is None) != (args.tls_key is None):
@@ -133,20 +181,17 @@ def run_serve(args: argparse.Namespace) -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("pyllama_spec.server").setLevel(level)
     if args.config is not None:
-        n, n_cut = _serve_several(args, settings, listening)
-    else:
-        more = {"lora_path": args.lora, "pooling_type": args.pooling}
-        with open_llama(
-            args, n_parallel=args.parallel, max_waiting=args.max_waiting,
-            embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
-        ) as llama:  # fmt: skip
-            _warn(args, settings)
-            with _prefixes(args) as llama.cache:
-                n, n_cut = serve(
-                    llama, settings, listening, on_start=lambda url: _say(url, args, llama)
-                )
-    print(f"stopped: {n - n_cut} running requests came to their end, {n_cut} were cut")
-    return 0
+        return _serve_several(args, settings, listening)
+    count(args.parallel, "parallel", 1)
+    count(args.max_waiting, "max_waiting", 0)
+    more = {"lora_path": args.lora, "pooling_type": args.pooling}
+    with open_llama(
+        args, n_parallel=args.parallel, max_waiting=args.max_waiting,
+        embedding=args.embeddings, **{k: v for k, v in more.items() if v is not None},
+    ) as llama:  # fmt: skip
+        _warn(args, settings)
+        with _prefixes(args) as llama.cache:
+            return serve(llama, settings, listening, on_start=lambda url: _say(url, args, llama))
 
 
 def _serve_several(
@@ -155,12 +200,14 @@ def _serve_several(
     """Serves the models of a file; what serve() returns."""
     from pyllama_spec.server import read_models, serve
 
-    for name, default in args.of_models.items():
-        if getattr(args, name) != default:
-            raise ArgumentError(
-                f"--{name.replace('_', '-')} applies to one model: with --config, set it in the "
-                "file, under the name of Llama()'s keyword"
-            )
+    misplaced = [name for name, default in args.of_models.items() if getattr(args, name) != default]
+    if misplaced:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in misplaced)
+        keys = ", ".join(_IN_FILE.get(name, name) for name in misplaced)
+        raise ArgumentError(
+            f"with --config, {args.config.name} says this of each model: instead of {flags} set "
+            f"{keys} in it"
+        )
     models = read_models(args.config)
     _warn(args, settings)
 
@@ -189,15 +236,18 @@ def _prefixes(args: argparse.Namespace) -> Iterator[PrefixFolder | None]:
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
     from pyllama_spec.server import ServerSettings
-    from pyllama_spec.server.settings import LOOPBACK, keys_of
+    from pyllama_spec.server.keys import keys_of, reader_of
+    from pyllama_spec.server.settings import LOOPBACK, with_loopback
 
-    hosts = args.allowed_hosts
-    if hosts is None:
-        hosts = LOOPBACK if args.host in LOOPBACK else ()
+    hosts, key_file = args.allowed_hosts, args.api_key_file
+    is_any = hosts is None and args.host not in LOOPBACK
+    alias, *aliases = args.alias or (None,)
     return ServerSettings(
-        alias=args.alias,
-        api_keys=keys_of(args.api_key_file),
-        allowed_hosts=tuple(hosts),
+        alias=alias,
+        aliases=tuple(aliases),
+        api_keys=keys_of(key_file),
+        read_keys=reader_of(key_file),
+        allowed_hosts=() if is_any else with_loopback(hosts or ()),
         cors_origins=tuple(args.cors_origin),
         max_body_bytes=args.max_body << 20,
         max_tokens=args.max_tokens,
@@ -206,14 +256,37 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         stop_timeout_s=args.stop_timeout,
         has_slots=args.slots,
         has_metrics=args.metrics,
+        logs_clients=args.log_clients,
+        logs_checks=args.log_checks,
         flags=FLAGS if args.config is None else {},
     )
 
 
+def of_unknown(words: Sequence[str]) -> str:
+    """What to do about arguments that there are not, where they are llama-server's; or "".
+
+    Args:
+        words: they, with their values.
+
+    """
+    from pyllama_spec.server.llama_server_flags import is_flag
+
+    if not any(is_flag(word) for word in words):
+        return ""
+    ours = "".join(f"{w} is {_OF_LLAMA_SERVER[w]} here, " for w in words if w in _OF_LLAMA_SERVER)
+    return (
+        f"; {ours}and pyllama-spec-llama-server takes llama-server's flags as they are; there -c "
+        "is shared: -c 8192 -np 4 is -c 2048 --parallel 4 here"
+    )
+
+
 def _warn(args: argparse.Namespace, settings: ServerSettings) -> None:
+    from pyllama_spec.server.keys import is_open_to_others
     from pyllama_spec.server.settings import LOOPBACK
 
     notes = []
+    if is_open_to_others(args.api_key_file):
+        notes.append(f"every user of this machine may read the keys: chmod 600 {args.api_key_file}")
     if args.host not in LOOPBACK and not settings.api_keys:
         notes.append(
             f"whoever reaches {args.host} may use the model: --api-key-file asks for a key"

@@ -52,7 +52,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             command = self._command(parsed)
             known = [word for action in command._actions for word in action.option_strings]
-            guess = meant(unknown[0].partition("=")[0], known)
+            of_unknown = command.get_default("of_unknown")
+            guess = of_unknown(unknown) if of_unknown is not None else ""
+            guess = guess or meant(unknown[0].partition("=")[0], known)
             command.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
         return parsed
 

@@ -8,6 +8,7 @@ before the file, and that before the environment, but for HOST and PORT of it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -79,13 +80,15 @@ _OTHERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("mul_mat_q", "logits_all", "interrupt_requests", "disable_ping_events"),
                     _flag),
     "root_path": str,
+    # New here: theirs answers to any Host.
+    "allowed_hosts": _many(str),
 }  # fmt: skip
 _OPTIONS = {**_OF_LLAMA, **_OTHERS}
 # Each may be given as several words.
-_LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides")
+_LISTS = ("tensor_split", "rpc_servers", "devices", "kv_overrides", "allowed_hosts")
 # Of options that are new here, and common words: another program may mean something else by them.
 _NOT_IN_ENVIRONMENT = (
-    "controller", "acceptance", "chat_template", "lookup", "devices", "p_min",
+    "controller", "acceptance", "chat_template", "lookup", "devices", "p_min", "allowed_hosts",
 )  # fmt: skip
 _REFUSED = {
     "clip_model_path": "models see no images here; leave it out",
@@ -136,7 +139,7 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         serve,  # noqa: F401 - its import says which package of the extra is missing
     )
     from pyllama_spec.server.process import Listening
-    from pyllama_spec.server.settings import LOOPBACK
+    from pyllama_spec.server.settings import LOOPBACK, with_loopback
 
     around, given = _environment(environment), _arguments(arguments)
     path = given.get("config_file") or around.get("config_file")
@@ -147,11 +150,11 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     certificate, key = values.get("ssl_certfile"), values.get("ssl_keyfile")
     if (certificate is None) != (key is None):
         raise ArgumentError("ssl_certfile and ssl_keyfile belong together: give both")
-    host, is_one = values["host"], len(each) == 1
+    host, is_one, hosts = values["host"], len(each) == 1, values.get("allowed_hosts", ())
     settings = ServerSettings(
         alias=values.get("model_alias"),
         api_keys=(values["api_key"],) if values.get("api_key") else (),
-        allowed_hosts=LOOPBACK if host in LOOPBACK else (),
+        allowed_hosts=with_loopback(hosts) if hosts or host in LOOPBACK else (),
         chat_defaults=_chat_defaults(values) if is_one else {},
         flags=_TOLD,
     )
@@ -318,13 +321,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     from pyllama_spec.llama import Llama
     from pyllama_spec.server import serve
+    from pyllama_spec.server.hangup import Hangup
 
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("pyllama_spec.server").setLevel(logging.INFO)
     try:
-        if meant.models is not None:
-            serve(meant.models, meant.settings, meant.listening, on_start=_say)
-        else:
-            with Llama(**meant.keywords) as llm:
-                serve(llm, meant.settings, meant.listening, on_start=_say)
+        with Hangup():
+            if meant.models is not None:
+                serve(meant.models, meant.settings, meant.listening, on_start=_say)
+            else:
+                with Llama(**meant.keywords) as llm:
+                    serve(llm, meant.settings, meant.listening, on_start=_say)
     except PyllamaSpecError as error:
         print(f"server: error: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -12,6 +12,7 @@ names here is asked for.
 How it is built, from the ground up:
 
     settings    ServerSettings: the bounds, the keys, the defaults of requests
+    keys        Keys: who has one, and the file that they are read from
     api_errors  ApiError, and what an exception of the package is over HTTP
     bodies      reads a body as values: a small one at once, a large one in a thread
     exchange    Exchange: one request of HTTP, whose client may leave; Route: an endpoint
@@ -27,6 +28,7 @@ How it is built, from the ground up:
     routes_*    the endpoints: each has ROUTES, a list of Route(method, path, handler)
     access      who may call: the Host header, the Origin of a page, the key
     app         create_app(): finds the route, asks for the key, gives errors their form
+    hangup      Hangup: what SIGHUP has read again
     process     serve(): uvicorn, signals, TLS, how it ends
 
 A handler is `async def f(exchange: Exchange) -> None`. For another dialect: translate a body into a

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pyllama_spec.server.api_errors import ApiError
 from pyllama_spec.server.exchange import Exchange
+from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.keywords import CALLER
 from pyllama_spec.server.settings import ServerSettings
 
@@ -36,8 +37,8 @@ def check_page(exchange: Exchange, settings: ServerSettings) -> None:
     host = exchange.header("host") or ""
     if settings.allowed_hosts and _name(host) not in settings.allowed_hosts:
         raise ApiError(
-            403, f"this server is not reached as {host!r:.100}; --allowed-hosts sets its names",
-            "unknown_host",
+            403, f"this server does not answer to the Host {host!r:.100}; --allowed-hosts names "
+            "those that it answers to", "unknown_host",
         )  # fmt: skip
     origin = exchange.header("origin")
     if origin is None:
@@ -67,22 +68,26 @@ async def answer_preflight(exchange: Exchange, methods: str) -> None:
     )  # fmt: skip
 
 
-def check_key(exchange: Exchange, settings: ServerSettings) -> None:
+def check_key(exchange: Exchange, keys: Keys) -> None:
     """Asks for a key, where the server has one.
 
     Raises:
-        ApiError: there is none, or a wrong one; both are told alike.
+        ApiError: there is none, or a wrong one.
 
     """
     kind, _, key = (exchange.header("authorization") or "").partition(" ")
     given = key.strip() if kind.lower() == "bearer" and key else exchange.header("x-api-key")
-    caller = settings.caller_of(given)
+    caller = keys.caller_of(given)
     if caller is None:
+        how = "'Authorization: Bearer KEY'"
+        told = f"this server does not know the API key that was sent as {how} or 'x-api-key: KEY'"
         raise ApiError(
-            401, "an API key is needed: send it as 'Authorization: Bearer KEY'", "invalid_api_key",
+            401, told if given else f"an API key is needed: send it as {how}", "invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
-    CALLER.set(caller)
+    CALLER.set(caller.user)
+    if caller.shown:
+        exchange.note["key"] = caller.shown
 
 
 def _name(host: str) -> str | None:

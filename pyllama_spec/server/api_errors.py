@@ -89,6 +89,9 @@ def api_error(
     told = error if isinstance(error, ApiError) else _of_kind(error, flags or {})
     if told.status in (429, 503):
         told.headers["Retry-After"] = str(retry_after_s)
+    elif told.status == 504:
+        # OpenAI's and Anthropic's packages would have the same answer computed twice more.
+        told.headers["X-Should-Retry"] = "false"
     return told
 
 

@@ -33,6 +33,10 @@ from pyllama_spec.server.settings import ServerSettings
 
 # Characters of a path in the log.
 _MAX_LOGGED = 200
+# The status in the log of a request whose client left before its answer began; nginx's word for it.
+_LEFT = 499
+# What asks every few seconds how the server is.
+_CHECKS = ("/health", "/v1/health", "/ready", "/metrics")
 # Every module of endpoints; the first route of a path counts.
 _ROUTES: Sequence[Route] = (
     *routes_openai.ROUTES,
@@ -118,10 +122,22 @@ class _Endpoint:
             self._serving.tasks.discard(task)
             if exchange.is_large:
                 bodies.give_back_soon()
-            log.info(
-                "%s %s %d %.3f s%s", exchange.method, _logged(exchange.path), exchange.status,
-                perf_counter() - begin, "".join(f" {k}={v}" for k, v in exchange.note.items()),
-            )  # fmt: skip
+            self._log(exchange, perf_counter() - begin)
+
+    def _log(self, exchange: Exchange, seconds: float) -> None:
+        settings, status = self._serving.settings, exchange.status
+        if exchange.path in _CHECKS and not settings.logs_checks and 0 < status < 400:
+            return
+        if not status and "left" in exchange.note:
+            status = _LEFT
+        note = {"id": exchange.request_id}
+        if settings.logs_clients:
+            note["from"] = exchange.client_address()
+        note |= exchange.note
+        log.info(
+            "%s %s %d %.3f s%s", exchange.method, _logged(exchange.path), status, seconds,
+            "".join(f" {k}={v}" for k, v in note.items()),
+        )  # fmt: skip
 
     async def _answer(self, exchange: Exchange, route: Route | None) -> None:
         """Raises ApiError where a request is not to be answered."""
@@ -131,7 +147,7 @@ class _Endpoint:
             await answer_preflight(exchange, self._methods)
             return
         if route is None or not route.is_open:
-            check_key(exchange, settings)  # before it is said what there is
+            check_key(exchange, self._serving.keys)  # before it is said what there is
         if not self._by_method:
             raise ApiError(404, f"there is no {exchange.path:.200}", "unknown_path")
         if route is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -59,6 +61,7 @@ class Exchange:
         models: see above.
         serving: the run of the server.
         path, method: of the request.
+        request_id: of the log's line and of the answer's header x-request-id.
         status: of the answer, once it has begun; 0 before.
         note: figures of the answer for the log: counts, never text.
         is_large: whether its body was read, and is one that is gone through in a thread.
@@ -73,6 +76,8 @@ class Exchange:
         self._scope = scope
         self.path: str = scope["path"]
         self.method: str = scope["method"]
+        # Ours alone: a client's would be its text in the log.
+        self.request_id = secrets.token_hex(8)
         self.status = 0
         self.note: dict[str, Any] = {}
         self._headers: dict[str, str] = {}
@@ -88,6 +93,19 @@ class Exchange:
     def header(self, name: str) -> str | None:
         """The first header of a name, in small letters; None without one."""
         return self._headers.get(name)
+
+    def client_address(self) -> str:
+        """The address that the request comes from; "-" for none.
+
+        Where a proxy on this machine passes it on, that of the proxy's client: the last one in
+        X-Forwarded-For, which the proxy itself has written there.
+        """
+        host = str((self._scope.get("client") or ("-",))[0])
+        told = (self.header("x-forwarded-for") or "").rpartition(",")[2].strip()
+        with suppress(ValueError):
+            if told and ipaddress.ip_address(host).is_loopback:
+                return str(ipaddress.ip_address(told.partition("%")[0]))
+        return host
 
     def query(self, name: str) -> str | None:
         """The first value of a name in the address; None without one."""
@@ -269,7 +287,8 @@ class Exchange:
         await self._deliver({"type": "http.response.body", "body": b""})
 
     async def _begin(self, status: int, kind: bytes, more: list[tuple[bytes, bytes]]) -> None:
-        headers = [(b"content-type", kind), *more, *self.extra_headers]
+        own = (b"x-request-id", self.request_id.encode())
+        headers = [(b"content-type", kind), *more, own, *self.extra_headers]
         self.status = status
         await self._deliver({"type": "http.response.start", "status": status, "headers": headers})
 

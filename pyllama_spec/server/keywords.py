@@ -76,6 +76,19 @@ def keywords_of(request: Sampling, settings: ServerSettings, name: str) -> dict[
     return keywords
 
 
+def cut_note(request: Sampling, settings: ServerSettings) -> str | None:
+    """What an answer says where its request asks for more tokens than the server gives.
+
+    It has no number of the request's: the log says each such text once.
+    """
+    asked = getattr(request, "max_completion_tokens", None)
+    asked = request.max_tokens if asked is None else asked
+    most = settings.max_tokens
+    if most is None or asked is None or asked <= most:
+        return None
+    return f"the server gives at most {most} tokens: a larger max_tokens had no effect"
+
+
 def check_values(body: object) -> None:
     """Bounds what is gone through value by value: messages, their parts, tools, schemas.
 

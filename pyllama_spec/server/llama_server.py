@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,8 +19,9 @@ from pyllama_spec._version import __version__
 from pyllama_spec.engine import engine_version
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError
 from pyllama_spec.llama import Llama
+from pyllama_spec.server.keys import is_open_to_others, keys_of, reader_of
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read, unescaped
-from pyllama_spec.server.settings import LOOPBACK, ServerSettings, keys_of
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings, with_loopback
 from pyllama_spec.terminal import dim
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ _OF_LLAMA = (
     "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast",
     "embedding", "pooling_type", "spm_infill", "verbose",
 )  # fmt: skip
-_OF_SETTINGS = ("alias", "send_timeout_s", "ping_s", "has_slots", "has_metrics")
+_OF_SETTINGS = ("send_timeout_s", "ping_s", "has_slots", "has_metrics")
 # What clients are told in the place of keywords of Llama().
 _TOLD = {"embedding=True": "--embeddings", "n_ctx": "-c", "n_batch": "-b",
          "pooling_type": "--pooling"}  # fmt: skip
@@ -66,6 +68,8 @@ class Plan(NamedTuple):
         settings: of the server.
         listening: where it listens.
         notes: what its user should know, one line each.
+        log_level: of `logging`.
+        log_file: a file that the log goes to as well, or None.
 
     """
 
@@ -74,6 +78,8 @@ class Plan(NamedTuple):
     settings: ServerSettings
     listening: Listening
     notes: list[str]
+    log_level: int
+    log_file: Path | None
 
 
 def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
@@ -106,7 +112,21 @@ def plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     )  # fmt: skip
     if (listening.certificate is None) != (listening.key is None):
         raise ArgumentError("--ssl-cert-file and --ssl-key-file belong together: give both")
-    return Plan(keywords, _adapters(values), _settings(values, listening, notes), listening, notes)
+    if "--api-key" in arguments:
+        notes.append("--api-key is seen by all who list processes; --api-key-file is not")
+    settings = _settings(values, listening, notes)
+    return Plan(
+        keywords, _adapters(values), settings, listening, notes, _log_level(values),
+        values.get("log_file"),
+    )  # fmt: skip
+
+
+def _log_level(values: Mapping[str, Any]) -> int:
+    """llama-server counts errors 1, warnings 2, and what it is told of requests 3, the default."""
+    verbosity = 2 if values.get("is_silent") else values.get("verbosity", 3)
+    if verbosity <= 1:
+        return logging.ERROR
+    return logging.WARNING if verbosity == 2 else logging.INFO
 
 
 def _draft(values: Mapping[str, Any]) -> str | None:
@@ -216,14 +236,19 @@ def _settings(values: Mapping[str, Any], listening: Listening, notes: list[str])
     if "json_schema" in values:
         defaults["response_format"] = {"type": "json_object", "schema": values["json_schema"]}
     is_local = listening.host in LOOPBACK
-    keys = (*values.get("api_keys", ()), *keys_of(values.get("api_key_file")))
-    if "api_keys" in values:
-        notes.append("--api-key is seen by all who list processes; --api-key-file is not")
+    given_keys, key_file = tuple(values.get("api_keys", ())), values.get("api_key_file")
+    keys = (*given_keys, *keys_of(key_file))
+    if is_open_to_others(key_file):
+        notes.append(f"every user of this machine may read the keys: chmod 600 {key_file}")
     if not (is_local or keys):
         notes.append(f"whoever reaches {listening.host} may use the model; --api-key-file asks")
     given = {name: values[name] for name in _OF_SETTINGS if name in values}
+    hosts = values.get("allowed_hosts", ())
+    alias, *aliases = values.get("aliases") or (None,)
     return ServerSettings(
-        api_keys=keys, allowed_hosts=LOOPBACK if is_local else (),
+        alias=alias, aliases=tuple(dict.fromkeys(aliases)), api_keys=keys,
+        read_keys=reader_of(key_file, given_keys),
+        allowed_hosts=with_loopback(hosts) if hosts or is_local else (),
         cors_origins=tuple(values.get("cors_origins", ())), defaults=defaults,
         chat_defaults=_of_chats(values), flags=_TOLD,
         **{"has_slots": True, "has_metrics": False, **given},
@@ -248,7 +273,7 @@ def _of_chats(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def help_text() -> str:
     """What the flags are, one line each."""
-    lines = ["Flags of llama-server that are taken; -h says this, --version the versions.", ""]
+    lines = ["Flags of llama-server that are taken, and --allowed-hosts:", ""]
     lines += [
         f"  {', '.join(flag.names)}{'' if flag.read is None else ' VALUE'}"
         + (f"  [{flag.variable}]" if flag.variable else "")
@@ -277,8 +302,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PyllamaSpecError as error:
         _say(f"error: {error}")
         return EXIT_USAGE
+    from pyllama_spec.server.hangup import Hangup
+
     try:
-        _run(meant)
+        with Hangup():
+            _run(meant)
     except PyllamaSpecError as error:
         _say(f"error: {error}")
         return EXIT_FAILURE
@@ -288,9 +316,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(meant: Plan) -> None:
     from pyllama_spec.server import serve
 
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
-    if meant.keywords.get("verbose"):
-        logging.getLogger("pyllama_spec.server").setLevel(logging.INFO)
+    _start_log(meant)
     for note in meant.notes:
         _say(note)
     with Llama(**meant.keywords) as llm:
@@ -301,6 +327,21 @@ def _run(meant: Plan) -> None:
             llm, meant.settings, meant.listening,
             on_start=lambda url: _say(f"server is listening on {url}, with {name}"),
         )  # fmt: skip
+
+
+def _start_log(meant: Plan) -> None:
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if meant.log_file is not None:
+        try:
+            # What logrotate has renamed is opened anew.
+            handlers.append(WatchedFileHandler(meant.log_file, encoding="utf-8"))
+        except OSError as error:
+            raise ArgumentError(
+                f"--log-file {meant.log_file} cannot be written: {error.strerror}"
+            ) from None
+    form = "%(asctime)s %(message)s"
+    logging.basicConfig(handlers=handlers, level=logging.WARNING, format=form)
+    logging.getLogger("pyllama_spec.server").setLevel(meant.log_level)
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +153,7 @@ def _named(
 FLAGS: tuple[Flag, ...] = (
     # The model, and its draft.
     _named("-m --model", "model", str, "ARG_MODEL"),
-    _named("-a --alias", "alias", str, "ARG_ALIAS"),
+    _named("-a --alias", "aliases", _list, "ARG_ALIAS"),
     _named("-md --model-draft --spec-draft-model", "draft", str, "ARG_SPEC_DRAFT_MODEL"),
     _named("--spec-type", "spec_types", _list, "ARG_SPEC_TYPE"),
     _named(
@@ -263,16 +263,21 @@ FLAGS: tuple[Flag, ...] = (
     _named("--ssl-key-file", "tls_key", Path, "ARG_SSL_KEY_FILE"),
     _named("--ssl-cert-file", "tls_cert", Path, "ARG_SSL_CERT_FILE"),
     _named("--cors-origins", "cors_origins", _origins, "ARG_CORS_ORIGINS"),
+    # Not llama-server's: it answers to any Host.
+    _named("--allowed-hosts", "allowed_hosts", _list),
     _named("-to --timeout", "send_timeout_s", _real, "ARG_TIMEOUT"),
     _named("--sse-ping-interval", "ping_s", _real, "ARG_SSE_PING_INTERVAL"),
     _named("--metrics", "has_metrics", None, "ARG_ENDPOINT_METRICS"),
     _named("--slots", "has_slots", None, "ARG_ENDPOINT_SLOTS"),
     _named("--no-slots", "has_slots", value=False),
     _named("-v --verbose --log-verbose", "verbose"),
+    _named("--log-disable", "is_silent"),
+    _named("--log-file", "log_file", Path, "ARG_LOG_FILE"),
+    _named("-lv --verbosity --log-verbosity", "verbosity", _whole, "ARG_LOG_VERBOSITY"),
 )
 
 _HUB = "no model is fetched here; download it, and give its file by -m"
-_SERVER_MODELS = "one server has one model here"
+_SERVER_MODELS = "one model is served here; pyllama-spec serve --config FILE.toml serves several"
 # Flags that ask for what is not done: whoever gives one would wait for it in vain.
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "-mu", "--model-url",
@@ -336,11 +341,10 @@ _IDLE: Mapping[str, tuple[int, str]] = {
                      "--spec-draft-threads", "-tbd", "--threads-batch-draft",
                      "--spec-draft-threads-batch", "-devd", "--device-draft",
                      "--spec-draft-device"), (1, "a draft has what its target has")),
-    **dict.fromkeys(("--log-disable", "--log-jsonl", "--no-log-jsonl", "--log-prefix",
-                     "--no-log-prefix", "--log-timestamps", "--no-log-timestamps"),
-                    (0, "the log has one form")),
-    **dict.fromkeys(("--log-file", "--log-colors", "-lv", "--verbosity", "--log-verbosity",
-                     "--log-prompts-dir"), (1, "the log has one form, on stderr")),
+    **dict.fromkeys(("--log-jsonl", "--no-log-jsonl", "--log-prefix", "--no-log-prefix",
+                     "--log-timestamps", "--no-log-timestamps"), (0, "the log has one form")),
+    **dict.fromkeys(("--log-colors", "--log-prompts-dir"),
+                    (1, "the log has one form, and no text of a request")),
     **dict.fromkeys(("--cpu-mask", "-C", "--cpu-range", "-Cr", "--cpu-strict", "--prio", "--poll",
                      "--cpu-mask-batch", "-Cb", "--cpu-range-batch", "-Crb", "--cpu-strict-batch",
                      "--prio-batch", "--poll-batch", "--numa", "-lzm", "--lazy-mode",
@@ -359,6 +363,11 @@ _BY_NAME: Mapping[str, Flag] = {name: flag for flag in FLAGS for name in flag.na
 _ADDED = frozenset(("lora", "lora_scaled", "kv_overrides", "spec_types", "stop"))
 
 
+def is_flag(word: str) -> bool:
+    """Whether llama-server has a flag of this name."""
+    return word in _BY_NAME or word in REFUSED or word in _IDLE
+
+
 def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
     """What a command line and the environment ask for.
 
@@ -368,53 +377,71 @@ def read(arguments: Sequence[str], environment: Mapping[str, str]) -> Wanted:
 
     Raises:
         UnsupportedError: a flag asks for what is not done here.
-        ArgumentError: a flag is not known, lacks its value, or has one of a wrong form.
+        ArgumentError: a flag is not known, lacks its value, or has one of a wrong form. Either
+            says all that is wrong, of whichever kind.
 
     """
     wanted = Wanted({}, [])
-    unknown: list[str] = []
-    refused: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        if word in _BY_NAME:
-            _take(_BY_NAME[word], word, words, wanted.values)
-        elif word in REFUSED:
+    refused, wrong, unknown = list[str](), list[str](), list[str]()
+    left = list(arguments)[::-1]
+    while left:
+        word = left.pop()
+        if word in REFUSED:
             refused.append(f"{word}: {REFUSED[word]}")
-        elif word in _IDLE:
-            n, why = _IDLE[word]
-            for _ in range(n):
-                _value(word, words)
-            wanted.notes.append(f"{word} changes nothing: {why}")
+            while left and _is_value(left[-1]):
+                left.pop()
+        elif word in _BY_NAME or word in _IDLE:
+            try:
+                _take(word, left, wanted)
+            except ArgumentError as error:
+                wrong.append(str(error))
         else:
             unknown.append(word)
-    if refused:
-        raise UnsupportedError("; ".join(refused))
-    if unknown:
-        raise ArgumentError(
-            f"not known here: {' '.join(unknown)}; --help lists the flags of llama-server that are"
-        )
     for flag in FLAGS:
         if flag.variable in environment and flag.field not in wanted.values:
             text = environment[flag.variable]
-            wanted.values[flag.field] = _read(flag.read or _switch, text, flag.variable)
+            try:
+                wanted.values[flag.field] = _read(flag.read or _switch, text, flag.variable)
+            except ArgumentError as error:
+                wrong.append(str(error))
+    if unknown:
+        wrong.append(
+            f"not known here: {' '.join(unknown)}; --help lists the flags of llama-server that are"
+        )
+    if refused:
+        raise UnsupportedError("; ".join((*refused, *wrong)))
+    if wrong:
+        raise ArgumentError("; ".join(wrong))
     return wanted
 
 
-def _take(flag: Flag, word: str, words: Iterator[str], values: dict[str, Any]) -> None:
+def _is_value(word: str) -> bool:
+    """Whether a word belongs to the flag before it."""
+    return not word.startswith("-") or word[1:2].isdigit()
+
+
+def _take(word: str, left: list[str], wanted: Wanted) -> None:
+    """Reads one flag, whose values are the last words that are left."""
+    if word in _IDLE:
+        n, why = _IDLE[word]
+        for _ in range(n):
+            _value(word, left)
+        wanted.notes.append(f"{word} changes nothing: {why}")
+        return
+    flag, values = _BY_NAME[word], wanted.values
     if flag.read is None:
         values[flag.field] = flag.value
         return
-    value = _read(flag.read, _value(word, words), word)
+    value = _read(flag.read, _value(word, left), word)
     if flag.field in _ADDED:
         value = [*values.get(flag.field, ()), *value]
     values[flag.field] = value
 
 
-def _value(word: str, words: Iterator[str]) -> str:
-    value = next(words, None)
-    if value is None:
+def _value(word: str, left: list[str]) -> str:
+    if not left:
         raise ArgumentError(f"{word} has no value")
-    return value
+    return left.pop()
 
 
 def _read(how: Read, text: str, name: str) -> Any:

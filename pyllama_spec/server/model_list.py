@@ -59,6 +59,20 @@ class ModelSpec:
     keep_alive_s: float | None = None
     is_preloaded: bool = False
 
+    def missing_files(self) -> list[tuple[str, Path]]:
+        """What it needs and is not there: the keys of its table, and the files that they name.
+
+        A file of draft_memory is none of them: it is made.
+        """
+        named = {"model_path": self.keywords["model_path"]}
+        draft = self.keywords.get("draft")
+        if isinstance(draft, (str, os.PathLike)) and needs_file(os.fspath(draft)):
+            named["draft"] = draft
+        if self.keywords.get("lora_path"):
+            named["lora_path"] = self.keywords["lora_path"]
+        paths = {key: Path(path) for key, path in named.items()}
+        return [(key, path) for key, path in paths.items() if not path.exists()]
+
     @property
     def names(self) -> tuple[str, ...]:
         """All that requests may call: it, its aliases, its adapters."""
@@ -136,7 +150,8 @@ class _File(Struct, kw_only=True, forbid_unknown_fields=True):
 def read_models(path: str | os.PathLike[str]) -> ModelList:
     """The models of a TOML file; docs/server-models.md says what stands in it.
 
-    Nothing is loaded, and whether the files are there is looked at when they are.
+    Nothing is loaded, and no file of a model is opened; ModelSpec.missing_files() says which are
+    not there.
 
     Args:
         path: of the file, from whose folder the paths in it go.
@@ -215,8 +230,16 @@ def _spec(name: str, table: Mapping[str, Any], folder: Path) -> ModelSpec:
 
 def _adapter(given: str | _Adapter, folder: Path) -> tuple[Path, float]:
     if isinstance(given, str):
-        return folder / given, 1.0
-    return folder / given.path, real(given.scale, "scale")
+        return _place(folder, given), 1.0
+    return _place(folder, given.path), real(given.scale, "scale")
+
+
+def _place(folder: Path, path: str) -> Path:
+    """The file that a path of the list names: from the list's folder, or with ~ from a home."""
+    try:
+        return folder / Path(path).expanduser()
+    except RuntimeError:
+        raise ArgumentError(f"{path!r:.200}: there is no such home folder") from None
 
 
 def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -224,11 +247,11 @@ def _keywords(model: str, given: Mapping[str, Any], folder: Path) -> dict[str, A
     keywords = {**_DEFAULTS, **given}
     draft = keywords.get("draft")
     if isinstance(draft, str) and needs_file(draft):
-        keywords["draft"] = str(folder / draft)
+        keywords["draft"] = str(_place(folder, draft))
     for key in _PATHS:
         if isinstance(keywords.get(key), str):
-            keywords[key] = str(folder / keywords[key])
-    path = str(folder / model)
+            keywords[key] = str(_place(folder, keywords[key]))
+    path = str(_place(folder, model))
     options, _ = OpenOptions.from_keywords(path, keywords)
     check_options(options)
     return {"model_path": path, **keywords}

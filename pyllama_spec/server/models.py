@@ -11,6 +11,7 @@ closed. All of it but loading and closing happens in the event loop, so that not
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from time import monotonic
 from typing import Any
 
 from pyllama_spec.engine.closeable import closed_on_failure
-from pyllama_spec.errors import CancelledError, OutOfMemoryError, PyllamaSpecError
+from pyllama_spec.errors import CancelledError, ModelLoadError, OutOfMemoryError, PyllamaSpecError
 from pyllama_spec.llama import Llama
 from pyllama_spec.llama.loading import WATCH
 from pyllama_spec.server.api_errors import ApiError
@@ -64,7 +65,7 @@ class Models:
         self._only: ServedModel | None = None
         if isinstance(listed, Llama):
             name = settings.alias or Path(listed.model_path).name
-            self._only = only = ServedModel(name, None)
+            self._only = only = ServedModel(name, None, settings.aliases)
             only.service = Service(listed, settings, name, serving.metrics.of(name))
             only.count_bytes()
             spec = ModelSpec(name=name, keywords={})
@@ -303,6 +304,19 @@ class Models:
         if is_ours:
             log.warning("%s cannot be loaded: %s", one.name, why)
 
+    def _note_missing(self, one: ServedModel) -> None:
+        """Says at the start which files are not there; the paths are for the log alone."""
+        if one.spec is None:
+            return
+        for name, (path, _) in one.spec.adapters.items():
+            if not path.exists():
+                log.warning("the adapter %s cannot be loaded: %s does not exist", name, path)
+        missing = one.spec.missing_files()
+        for key, path in missing:
+            log.warning("%s cannot be loaded: its %s, %s, does not exist", one.name, key, path)
+        if missing:
+            one.failure = _lacks(missing), -math.inf  # a request looks again at once
+
     async def _opened(self, one: ServedModel, may_close_others: bool) -> Opened:
         """A model, within what models may take together."""
         spec = one.spec
@@ -346,6 +360,8 @@ class Models:
 
         """
         WATCH.set(self._watch)
+        if missing := spec.missing_files():
+            raise ModelLoadError(_lacks(missing))
         llm = Llama(**spec.keywords)
         with closed_on_failure(llm):
             adapters, failures = load_adapters(llm, spec)
@@ -492,6 +508,8 @@ class Models:
     def start(self) -> None:
         """Starts loading the models with `preload`, in the file's order. Called once."""
         if self._preloads is None:
+            for one in self.all:
+                self._note_missing(one)
             self._preloads = [one for one in self.all if one.spec and one.spec.is_preloaded]
             self._begin(self._preload)
 
@@ -540,6 +558,12 @@ class Models:
 
 class _UnwantedError(Exception):
     """A load is given up, which is no failure: nobody waits for it, or a preload has no room."""
+
+
+def _lacks(missing: Sequence[tuple[str, Path]]) -> str:
+    """What is said of files that are not there; without their paths, as clients are told it."""
+    keys = " and of its ".join(key for key, _ in missing)
+    return f"the file of its {keys} does not exist"
 
 
 def _not_loaded(name: str, why: str) -> ApiError:

@@ -23,6 +23,7 @@ from pyllama_spec.errors import ArgumentError
 from pyllama_spec.llama import Llama
 from pyllama_spec.server.app import App, create_app
 from pyllama_spec.server.bodies import limit_arenas
+from pyllama_spec.server.hangup import Hangup, read_certificate_again
 from pyllama_spec.server.model_list import ModelList
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
@@ -62,7 +63,8 @@ def serve(
 ) -> tuple[int, int]:
     """Serves until SIGTERM or Ctrl-C: takes nothing new then, and lets what runs come to its end.
 
-    Python's warnings are off meanwhile, and the C heap keeps to two arenas, in all of the process.
+    SIGHUP has the keys read again by settings.read_keys, and the files of TLS. Python's warnings
+    are off meanwhile, and the C heap keeps to two arenas, in all of the process.
 
     Args:
         llm: the model, which the caller closes; or a list of models.
@@ -101,18 +103,31 @@ class HttpServer:
     def __init__(
         self, app: App, listening: Listening, on_start: Callable[[str], None] = log.info
     ) -> None:
-        self._server = _Server(_config(app, listening), app, on_start)
+        self._server = _Server(app, listening, on_start)
         self._socket = _bound(listening)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self) -> tuple[int, int]:
         """Serves until stop(), or in the main thread a signal; see serve()."""
         with self._socket:
-            asyncio.run(self._server.serve([self._socket]))
+            asyncio.run(self._serve())
         return self._server.ended
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._server.serve([self._socket])
+        finally:
+            self._loop = None
 
     def stop(self) -> None:
         """Has it stop, from any thread, and waits for nothing."""
         self._server.should_exit = True
+
+    def read_again(self) -> None:
+        """Has the keys and the certificate read again, from any thread, as SIGHUP does."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._server.read_again)
 
 
 def _config(app: App, listening: Listening) -> uvicorn.Config:
@@ -168,9 +183,9 @@ class _Server(uvicorn.Server):
 
     """
 
-    def __init__(self, config: uvicorn.Config, app: App, on_start: Callable[[str], None]) -> None:
-        super().__init__(config)
-        self._app, self._on_start = app, on_start
+    def __init__(self, app: App, listening: Listening, on_start: Callable[[str], None]) -> None:
+        super().__init__(_config(app, listening))
+        self._app, self._listening, self._on_start = app, listening, on_start
         self.ended = (0, 0)
 
     @contextmanager
@@ -180,11 +195,32 @@ class _Server(uvicorn.Server):
             yield
             return
         before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        loop = asyncio.get_running_loop()
         try:
-            yield
+            with Hangup() as hangup:
+                # In the loop: what answers requests reads the keys there.
+                hangup.heed(lambda is_over: self._hang_up(loop, is_over))
+                try:
+                    yield
+                finally:
+                    hangup.heed(None)
         finally:
             for one, handler in before.items():
                 signal.signal(one, handler)
+
+    def _hang_up(self, loop: asyncio.AbstractEventLoop, is_over: bool) -> None:
+        if is_over:
+            log.warning("SIGHUP: the terminal that the server was started in is closed")
+            self.should_exit = True
+        else:
+            loop.call_soon_threadsafe(self.read_again)
+
+    def read_again(self) -> None:
+        """Has the keys and the certificate read again; in the loop."""
+        self._app.serving.read_keys_again()
+        listening = self._listening
+        if self.config.ssl is not None:
+            read_certificate_again(self.config.ssl, listening.certificate, listening.key)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first one stops it, a further one cuts what still runs."""

@@ -44,9 +44,10 @@ class ServedModel:
     Args:
         name: what requests call it.
         spec: how it is loaded; None for one that its caller has loaded.
+        aliases: further names of one that has no spec.
 
     Attributes:
-        name, spec: see above.
+        name, spec, aliases: see above.
         created: since when the server has it, in seconds since 1970.
         service: what answers with it; None while it is not loaded.
         opened: the same model with its adapters.
@@ -61,7 +62,8 @@ class ServedModel:
 
     """
 
-    def __init__(self, name: str, spec: ModelSpec | None) -> None:
+    def __init__(self, name: str, spec: ModelSpec | None, aliases: Sequence[str] = ()) -> None:
+        self.aliases = aliases if spec is None else spec.aliases
         self.name, self.spec, self.created = name, spec, int(time())
         self.service: Service | None = None
         self.opened: Opened | None = None
@@ -98,11 +100,6 @@ class ServedModel:
         if self.service is not None:
             store_bytes = 0 if self.opened is None else self.opened.store_bytes
             self.n_bytes = self.service.llm.memory_bytes + store_bytes
-
-    @property
-    def aliases(self) -> Sequence[str]:
-        """Further names of it."""
-        return () if self.spec is None else self.spec.aliases
 
     @property
     def adapters(self) -> Sequence[str]:

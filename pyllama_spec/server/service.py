@@ -16,7 +16,7 @@ from pyllama_spec.llama import Llama
 from pyllama_spec.llama.responses import Deferred, Response, Stream
 from pyllama_spec.llama.thoughts import ThoughtTags
 from pyllama_spec.server.api_errors import ApiError
-from pyllama_spec.server.keywords import NOTE, beyond, keywords_of
+from pyllama_spec.server.keywords import NOTE, beyond, cut_note, keywords_of
 from pyllama_spec.server.metrics import ModelMetrics
 from pyllama_spec.server.serving import log
 from pyllama_spec.server.settings import ServerSettings
@@ -73,7 +73,8 @@ class Service:
         """
         keywords = self.chat_keywords(request)
         self._check_line(1, keywords)
-        return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords)
+        note = cut_note(request, self.settings)
+        return Answer(self, self.llm.acreate_chat_completion, (request.messages,), keywords, note)
 
     def _check_line(self, n_prompts: int, keywords: Mapping[str, Any]) -> None:
         """Refuses what the line cannot take when it is empty: to try again would never help."""
@@ -139,7 +140,8 @@ class Service:
                 400, f"best_of={request.best_of} is not n: this server gives all of its answers",
                 "unsupported", "best_of",
             )  # fmt: skip
-        return Answer(self, self.llm.acreate_completion, (prompt,), keywords)
+        note = cut_note(request, self.settings)
+        return Answer(self, self.llm.acreate_completion, (prompt,), keywords, note)
 
     # ---- what is no text to generate
 
@@ -204,6 +206,7 @@ class Answer:
         service: that it was asked of.
         create: the call of Llama's in an event loop.
         given, keywords: its arguments.
+        note: what an answer is told that ends at its number of tokens, or None.
 
     """
 
@@ -213,8 +216,9 @@ class Answer:
         create: Callable[..., Any],
         given: tuple[Any, ...],
         keywords: Mapping[str, Any],
+        note: str | None = None,
     ) -> None:
-        self._service, self._create, self._given = service, create, given
+        self._service, self._create, self._given, self._note = service, create, given, note
         self._keywords = dict(keywords)
         self._handle: Stream | None = None
 
@@ -252,6 +256,7 @@ class Answer:
             if self._handle is not None:
                 status = self._handle.status
                 service.metrics.note_aborted(status.n_read, status.n_generated)
+                _note(prompt_tokens=status.n_prompt or 0, completion_tokens=status.n_generated)
             raise
         finally:
             service.answers.discard(self)
@@ -296,22 +301,43 @@ class Answer:
         told: Response = {**response, "system_fingerprint": self._service.fingerprint}
         if note := response.get("note"):
             self._service.log_once(note)
+        if self._note and any(one["finish_reason"] == "length" for one in response["choices"]):
+            self._service.log_once(self._note)
+            told["note"] = f"{note}; {self._note}" if note else self._note
         usage = response.get("usage")
         timing, speculation = response.get("timing"), response.get("speculation")
+        if timing:
+            told["timing"] = _of_request(timing)
+        if any("timing" in one for one in response["choices"]):
+            told["choices"] = [
+                {**one, "timing": _of_request(one["timing"])} if "timing" in one else one
+                for one in response["choices"]
+            ]
         if usage and timing and speculation and "decode_s" in timing:
             told["timings"] = timings(usage, timing, speculation)
         return told
 
     def _end(self, parts: Sequence[Response], usage: dict[str, Any]) -> None:
         """Counts all of it, for the log and the metrics: once, with its last chunk."""
-        note = NOTE.get()
-        if note is not None:
-            note |= {
-                "prompt_tokens": usage["prompt_tokens"],
-                "completion_tokens": usage["completion_tokens"],
-                "drafted": _sum_of(parts, "drafted"), "accepted": _sum_of(parts, "accepted"),
-            }  # fmt: skip
+        _note(
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            completion_tokens=usage["completion_tokens"],
+            drafted=_sum_of(parts, "drafted"), accepted=_sum_of(parts, "accepted"),
+        )  # fmt: skip
         self._service.metrics.note_end(parts, usage)
+
+
+def _of_request(timing: Mapping[str, Any]) -> dict[str, Any]:
+    """Times without that of loading the model, which a server does before any request."""
+    return {name: value for name, value in timing.items() if name != "load_s"}
+
+
+def _note(**figures: int) -> None:
+    """Adds figures to what the log says of the request of HTTP that is answered."""
+    note = NOTE.get()
+    if note is not None:
+        note |= figures
 
 
 def _sum_of(parts: Sequence[Response], name: str) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pyllama_spec.errors import PyllamaSpecError
 from pyllama_spec.server.api_errors import ApiError
+from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.metrics import Metrics
 from pyllama_spec.server.settings import ServerSettings
 
@@ -29,6 +30,7 @@ class Serving:
     Attributes:
         settings: see above.
         metrics: figures of all requests.
+        keys: the API keys that are accepted now.
         tasks: those that answer a request of HTTP now.
         is_stopping: whether nothing new is taken.
         is_cutting: whether what still runs is ended, since the time for it is over.
@@ -38,6 +40,7 @@ class Serving:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings, self.metrics = settings, Metrics()
+        self.keys = Keys(settings.api_keys)
         self.tasks: set[asyncio.Task[Any]] = set()
         self.is_stopping = self.is_cutting = self._is_hurried = False
         self.on_stop: list[Callable[[], None]] = []
@@ -55,7 +58,7 @@ class Serving:
         running, until = set(self.tasks), monotonic() + self.settings.stop_timeout_s
         if running:
             log.info(
-                "stopping: %d running, cut in %g s; a second signal cuts now",
+                "stopping: %d running or waiting, cut in %g s; a second signal cuts now",
                 len(running), self.settings.stop_timeout_s,
             )  # fmt: skip
         while (left := [task for task in running if not task.done()]) and monotonic() < until:
@@ -66,6 +69,21 @@ class Serving:
         for task in left:
             task.cancel()
         return len(running), len(left)
+
+    def read_keys_again(self) -> None:
+        """Accepts the keys that the program's source of keys has now, and logs it.
+
+        Where that cannot be read, the old ones stay.
+        """
+        if self.settings.read_keys is None:
+            log.info("SIGHUP: there is no file of API keys: nothing of them changes")
+            return
+        try:
+            n_new, n_gone = self.keys.replace(self.settings.read_keys())
+        except PyllamaSpecError as error:
+            log.warning("SIGHUP: the API keys stay as they were: %s", error)
+            return
+        log.info("SIGHUP: API keys: %d in use, %d new, %d removed", len(self.keys), n_new, n_gone)
 
     def cut_now(self) -> None:
         """Has stop() wait no longer; from any thread, and from a signal's handler."""

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
+import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from pyllama_spec.engine.checks import count, real
 from pyllama_spec.errors import ArgumentError
-from pyllama_spec.files import read_text
 
-# Where a key may stand beside a file: never among the arguments, which other users can list.
-KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MOST = 2**31 - 1
+_HOST = re.compile(r"[a-z0-9._-]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")
 
 
@@ -29,7 +24,10 @@ class ServerSettings:
 
     Attributes:
         alias: what answers call the model where a request has no name for it; None for the file's.
-        api_keys: one of them has to come with a request; none for a server that is open.
+        aliases: further names of it in the list of models.
+        api_keys: one of them has to come with a request; none for a server that is open. A Key has
+            a name for the log.
+        read_keys: gives the keys again, when SIGHUP asks for it; None where they never change.
         allowed_hosts: names that the Host header may have; () for any. A page of somebody else that
             resolves its own name to this machine is kept out by it.
         cors_origins: origins whose pages may call; "*" for all.
@@ -50,6 +48,9 @@ class ServerSettings:
         stop_timeout_s: seconds that running requests have to finish when the server stops.
         has_slots: whether /slots says what is computed now.
         has_metrics: whether /metrics gives figures.
+        logs_clients: whether the log has the addresses of clients.
+        logs_checks: whether the log has a line for each answer of /health, /ready and /metrics;
+            where it has not, it has one for each that is an error.
         flags: what the program that serves calls keywords of Llama() which errors name.
 
     Raises:
@@ -58,7 +59,9 @@ class ServerSettings:
     """
 
     alias: str | None = None
+    aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    read_keys: Callable[[], Sequence[str]] | None = None
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -76,6 +79,8 @@ class ServerSettings:
     stop_timeout_s: float = 30.0
     has_slots: bool = False
     has_metrics: bool = True
+    logs_clients: bool = False
+    logs_checks: bool = True
     flags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,26 +96,6 @@ class ServerSettings:
             check_origin(origin)
         if any(not key.strip() for key in self.api_keys):
             raise ArgumentError("one of api_keys is empty, which anybody would know")
-
-    def caller_of(self, given: str | None) -> str | None:
-        """A name for whoever has a key; None for a wrong one, "" where none is needed.
-
-        It takes as long for a wrong one, wherever it is wrong.
-
-        Args:
-            given: as a header brings it, each byte a character. Clients write a key beyond ASCII
-                in UTF-8 or in Latin-1; either is it.
-
-        """
-        if not self.api_keys:
-            return ""
-        seen = _digests(given or "")[-1]
-        # All are looked at: how long it takes says nothing of which one was close.
-        matches = [
-            sum(hmac.compare_digest(one, seen) for one in _digests(key)) > 0
-            for key in self.api_keys
-        ]
-        return f"key {matches.index(True)}" if any(matches) else None
 
 
 def check_origin(text: str) -> str:
@@ -130,27 +115,29 @@ def check_origin(text: str) -> str:
     )
 
 
-def _digests(key: str) -> tuple[bytes, bytes]:
-    """Of a key in UTF-8, and in Latin-1 where that has its characters."""
-    utf_8 = latin_1 = key.encode("utf-8", "surrogateescape")
-    with suppress(UnicodeEncodeError):
-        latin_1 = key.encode("latin-1")
-    return hashlib.sha256(utf_8).digest(), hashlib.sha256(latin_1).digest()
+def with_loopback(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that the Host header may have, and those of this machine on its loopback.
 
-
-def keys_of(path: str | os.PathLike[str] | None) -> tuple[str, ...]:
-    """The keys of a file, one a line, and that of the environment variable PYLLAMA_SPEC_API_KEY.
+    A program of this machine asks by those, such as a check of its health. A page of somebody else
+    cannot: a browser sends the name in the page's address, which it has looked up.
 
     Raises:
-        ArgumentError: the file cannot be read, or has no key.
+        ArgumentError: one is no name of a host, which no header would ever equal.
 
     """
-    keys = []
-    if path is not None:
-        lines = read_text(Path(path), "the file of API keys").splitlines()
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if not keys:
-            raise ArgumentError(f"{os.fspath(path)} has no API key: write one a line")
-    if own := os.environ.get(KEY_VARIABLE, "").strip():
-        keys.append(own)
-    return tuple(keys)
+    for name in names:
+        if not _is_host(name.lower()):
+            raise ArgumentError(
+                f"{name!r:.100} is no name of a host: write it as clients have it in their "
+                "address, without scheme and port, such as llm.example"
+            )
+    return tuple(dict.fromkeys((*(name.lower() for name in names), *LOOPBACK)))
+
+
+def _is_host(name: str) -> bool:
+    """Whether a Host header may have a name, apart from the brackets of an address."""
+    if ":" not in name:
+        return _HOST.fullmatch(name) is not None
+    with suppress(ValueError):
+        return "%" not in name and ipaddress.IPv6Address(name).compressed == name
+    return False

@@ -16,8 +16,9 @@ import pytest
 from pyllama_spec import ArgumentError, UnsupportedError
 from pyllama_spec.server import ServerSettings, create_app
 from pyllama_spec.server.app import _ROUTES
+from pyllama_spec.server.keys import KEY_VARIABLE, Keys, keys_of
 from pyllama_spec.server.process import HttpServer, Listening
-from pyllama_spec.server.settings import KEY_VARIABLE, LOOPBACK, keys_of
+from pyllama_spec.server.settings import LOOPBACK
 from tests.faces.tools import open_tiny
 from tests.server.world import PATIENCE_S, is_idle, raw_exchange, served, until
 
@@ -48,12 +49,12 @@ def test_every_route_but_those_for_health_asks_for_a_key() -> None:
 
 @pytest.mark.parametrize("given", ["", "first-key ", "First-Key", "first-key\x00", "second"])
 def test_keys_are_equal_or_not(given: str) -> None:
-    settings = ServerSettings(api_keys=KEYS)
-    assert settings.caller_of(given) is None
-    assert settings.caller_of(None) is None
-    assert [settings.caller_of(key) for key in KEYS] == ["key 0", "key 1"]
-    assert ServerSettings().caller_of(given) == ""
-    assert "first-key" not in repr(settings)
+    keys = Keys(KEYS)
+    assert keys.caller_of(given) is None
+    assert keys.caller_of(None) is None
+    assert [keys.caller_of(key) for key in KEYS] == [("key 0", "1"), ("key 1", "2")]
+    assert Keys().caller_of(given) == ("", "")
+    assert "first-key" not in repr(ServerSettings(api_keys=KEYS)) + repr(keys)
 
 
 @pytest.mark.parametrize("key", ["clé", "ключ", "鍵", "k\udcff", "a-😀"])

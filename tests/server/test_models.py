@@ -455,3 +455,31 @@ def test_traffic_at_random(seed: int, n_requests: int, adapters: list[Path]) -> 
         assert all(one.n_users == one.n_waiting == 0 for one in models.all)
         assert sum(one.service is not None for one in models.all) <= 2
     assert all(made.llm.model.is_closed for made in models.made)
+
+
+def test_files_that_are_not_there_are_said_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not when a request asks; one that comes later is found."""
+    late, gone = tmp_path / "late.gguf", str(tmp_path / "gone.gguf")
+    caplog.set_level("WARNING", "pyllama_spec.server")
+    with several(
+        spec("a"), spec("b", {"model_path": str(late)}), spec("c", {"draft": gone}),
+        ModelSpec(name="d", keywords=keywords("a"), adapters={"poet": (Path(gone), 1.0)}),
+    ) as (client, _):  # fmt: skip
+        status, answer = client.get("/ready")
+        assert (status, answer["models"]["failed"]) == (200, 2)
+        assert states(client) == {"a": "unloaded", "b": "failed", "c": "failed", "d": "unloaded",
+                                  "poet": "unloaded"}  # fmt: skip
+        assert [one for one in caplog.messages if "does not exist" in one] == [
+            f"b cannot be loaded: its model_path, {late}, does not exist",
+            f"c cannot be loaded: its draft, {gone}, does not exist",
+            f"the adapter poet cannot be loaded: {gone} does not exist",
+        ]
+        status, answer = asked(client, "c")
+        assert (status, answer["error"]["code"]) == (503, "model_not_loaded")
+        assert "the file of its draft does not exist" in answer["error"]["message"]
+        assert str(tmp_path) not in str(answer)
+        late.write_bytes(model_path("llama", seed=1).read_bytes())
+        assert asked(client, "b")[0] == 200
+        assert states(client)["b"] == "loaded"

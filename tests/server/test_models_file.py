@@ -77,6 +77,51 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert (small.keep_alive_s, small.is_preloaded) == (0, True)
 
 
+def test_paths_from_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann")
+    (found,) = read_models(written(tmp_path, """
+        [models.a]
+        model_path = "~/a.gguf"
+        draft = "~/models/d.gguf"
+        draft_memory = "~/texts"
+        lora_path = "~/l.gguf"
+        [models.a.adapters]
+        poet = "~/p.gguf"
+        clerk = {path = "~/c.gguf"}
+    """)).specs  # fmt: skip
+    home = Path("/home/ann")
+    assert {key: found.keywords[key] for key in ("model_path", "draft", "draft_memory",
+                                                 "lora_path")} == {
+        "model_path": str(home / "a.gguf"), "draft": str(home / "models/d.gguf"),
+        "draft_memory": str(home / "texts"), "lora_path": str(home / "l.gguf"),
+    }  # fmt: skip
+    assert {key: path for key, (path, _) in found.adapters.items()} == {
+        "poet": home / "p.gguf", "clerk": home / "c.gguf",
+    }  # fmt: skip
+    with pytest.raises(ArgumentError, match=r"models\.a: '~nobody-here/a.gguf': there is no such"):
+        read_models(written(tmp_path, '[models.a]\nmodel_path = "~nobody-here/a.gguf"\n'))
+
+
+def test_which_files_are_not_there(tmp_path: Path) -> None:
+    found = read_models(written(tmp_path, f"""
+        [models.there]
+        model_path = "{model_path("llama")}"
+        draft = "prompt-lookup"
+        draft_memory = "made.later"
+        [models.draft]
+        model_path = "{model_path("llama")}"
+        draft = "no.gguf"
+        [models.all]
+        model_path = "no.gguf"
+        draft = "neither.gguf"
+        lora_path = "nor.gguf"
+    """)).specs  # fmt: skip
+    assert [[key for key, _ in one.missing_files()] for one in found] == [
+        [], ["draft"], ["model_path", "draft", "lora_path"],
+    ]  # fmt: skip
+    assert found[1].missing_files() == [("draft", tmp_path / "no.gguf")]
+
+
 def test_the_shortest_file(tmp_path: Path) -> None:
     found = read_models(written(tmp_path, '[models.a]\nmodel_path = "a.gguf"\n'))
     assert (found.default, found.memory_bytes, found.max_loaded) == ("a", None, None)
@@ -163,7 +208,8 @@ def test_what_is_of_one_model_stands_in_the_file(
 ) -> None:
     file = written(tmp_path, A)
     assert command_line(["serve", "--config", str(file), *words.split()]) == 1
-    assert "with --config, set it in the file" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"with --config, {file.name} says this of each model" in said
 
 
 def test_a_model_or_a_file_of_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

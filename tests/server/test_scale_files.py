@@ -10,10 +10,11 @@ from pyllama_spec.cli.entry import command_parser
 from pyllama_spec.server import ServerSettings
 
 FOLDER = Path(__file__).parents[2] / "examples" / "serve"
-COMPOSE, HAPROXY, NGINX, DOCKERFILE = (
+COMPOSE, HAPROXY, NGINX, DOCKERFILE, TLS, UNIT = (
     (FOLDER / name).read_text()
-    for name in ("compose.yaml", "haproxy.cfg", "nginx.conf", "Dockerfile")
-)
+    for name in ("compose.yaml", "haproxy.cfg", "nginx.conf", "Dockerfile", "nginx-tls.conf",
+                 "pyllama-spec.service")
+)  # fmt: skip
 SETTINGS = ServerSettings()
 
 
@@ -46,12 +47,31 @@ def test_they_listen_where_the_compose_file_says() -> None:
     assert number(r"^ +bind :(\d+)$", HAPROXY) == number(r"^ +listen (\d+);$", NGINX) == int(port)
 
 
+def test_the_unit_and_its_proxy_agree() -> None:
+    (line,) = re.findall(r"^ExecStart=(\S+) ((?:.*\\\n)*.*)$", UNIT, re.M)
+    assert line[0].endswith("/bin/pyllama-spec")
+    command = command_parser().parse_args(shlex.split(line[1].replace("\\\n", " ")))
+    assert re.findall(r"^ +proxy_pass http://(\S+);$", TLS, re.M) == [
+        f"{command.host}:{command.port}"
+    ]
+    (name,) = re.findall(r"^ +server_name (\S+);$", TLS, re.M)
+    assert command.allowed_hosts == (name,)
+    assert number(r"^TimeoutStopSec=(\d+)$", UNIT) > command.stop_timeout
+    assert "ExecReload=/bin/kill -HUP $MAINPID" in UNIT
+    page = (FOLDER.parents[1] / "docs" / "server-service.md").read_text()
+    for told in (str(command.api_key_file), f"--allowed-hosts {name}", "PYLLAMA_SPEC_API_KEY"):
+        assert told in page
+    assert "PYLLAMA_SPEC_API_KEY" in UNIT
+
+
 def test_no_proxy_cuts_what_the_server_would_finish() -> None:
-    assert number(r"^ +client_max_body_size (\d+)m;$", NGINX) << 20 >= SETTINGS.max_body_bytes
+    for text in (NGINX, TLS):
+        assert number(r"^ +client_max_body_size (\d+)m;$", text) << 20 >= SETTINGS.max_body_bytes
     assert SETTINGS.max_time_s is not None
     for seconds in (
         number(r"^ +timeout server (\d+)s$", HAPROXY),
         number(r"^ +proxy_read_timeout (\d+)s;$", NGINX),
+        number(r"^ +proxy_read_timeout (\d+)s;$", TLS),
     ):
         assert seconds >= SETTINGS.max_time_s
         assert seconds > SETTINGS.ping_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import shutil
 import signal
@@ -17,13 +18,15 @@ import pytest
 
 from pyllama_spec import Llama
 from pyllama_spec.cli import serve
+from pyllama_spec.cli.entry import command_parser, main
 from pyllama_spec.errors import ArgumentError, PyllamaSpecError, UnsupportedError
 from pyllama_spec.llama.open_options import OpenOptions
 from pyllama_spec.llama_cpp import server as llama_cpp_server
 from pyllama_spec.server import llama_server
 from pyllama_spec.server.api_errors import with_flags
+from pyllama_spec.server.keys import Keys
 from pyllama_spec.server.llama_server_flags import FLAGS, REFUSED, read
-from pyllama_spec.server.settings import ServerSettings
+from pyllama_spec.server.settings import LOOPBACK, ServerSettings
 from tests.models import model_path
 
 _EAGLE3 = (
@@ -143,8 +146,8 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     meant = llama_server.plan(["-c", "256"], environment)
     assert (meant.keywords["model_path"], meant.keywords["n_ctx"]) == ("e.gguf", 256)
     assert meant.settings.has_metrics
-    assert meant.settings.caller_of("k")
-    assert meant.settings.caller_of("x") is None
+    assert Keys(meant.settings.api_keys).caller_of("k")
+    assert Keys(meant.settings.api_keys).caller_of("x") is None
 
 
 @pytest.mark.parametrize("line, words, kind", [
@@ -165,12 +168,135 @@ def test_the_environment_counts_where_a_flag_does_not() -> None:
     ("-m t.gguf --chat-template-kwargs {", "no JSON", ArgumentError),
     ("-m t.gguf --reasoning-format xml", "'xml' is not one of", ArgumentError),
     ("-m t.gguf --ssl-key-file k", "belong together", ArgumentError),
+    ("-m t.gguf --models-dir d", "pyllama-spec serve --config FILE.toml", UnsupportedError),
+    ("-m t.gguf --log-file", "--log-file has no value", ArgumentError),
+    ("-m t.gguf --allowed-hosts a:1", "is no name of a host", ArgumentError),
     ("-hf ggml-org/x", "-hf: no model is fetched", UnsupportedError),
     ("-m t.gguf -mm x", "-mm: models see no images", UnsupportedError),
 ])  # fmt: skip
 def test_a_line_that_is_refused(line: str, words: str, kind: type[PyllamaSpecError]) -> None:
     with pytest.raises(kind, match=words.replace("+", r"\+")):
         llama_server.plan(line.split(), {})
+
+
+@pytest.mark.parametrize("line, words, others", [
+    ("--slot-save-path d --hf-repo a/b --models-dir m --bogus 3",
+     ("--slot-save-path:", "--hf-repo:", "--models-dir:", "not known here: --bogus 3;"), (" d ",)),
+    ("--bogus -c many --samplers a -t x --other", ("--bogus --other;", "-c: 'many'", "-t: 'x'",
+                                                   "--samplers:"), (" a;",)),
+    ("--temp hot --models-max -1 -n x", ("--temp: 'hot'", "--models-max:", "-n: 'x'"), ("-1",)),
+    ("--what --temp hot", ("--what;", "--temp: 'hot'"), ()),
+    ("-c", ("-c has no value", "LLAMA_ARG_PORT: 'high'"), ()),
+])  # fmt: skip
+def test_all_that_is_wrong_is_said_at_once(
+    line: str, words: tuple[str, ...], others: tuple[str, ...]
+) -> None:
+    with pytest.raises(PyllamaSpecError) as caught:
+        llama_server.plan(line.split(), {"LLAMA_ARG_PORT": "high"})
+    said = str(caught.value)
+    assert [word for word in (*words, "LLAMA_ARG_PORT") if word not in said] == []
+    assert [word for word in others if word in said] == []
+
+
+@pytest.mark.parametrize("given, environment, names", [
+    ("-a smol", {}, ("smol",)), ("-a smol,gpt-4o", {}, ("smol", "gpt-4o")),
+    ("--alias a,,b,b", {}, ("a", "b")), ("", {"LLAMA_ARG_ALIAS": "x,y"}, ("x", "y")), ("", {}, ()),
+])  # fmt: skip
+def test_names_of_a_model(given: str, environment: dict[str, str], names: tuple[str, ...]) -> None:
+    settings = llama_server.plan(["-m", "t.gguf", *given.split()], environment).settings
+    assert (settings.alias, *settings.aliases) == (names or (None,))
+    words = ["--alias", ",".join(names)] if names else []
+    ours = serve._settings(command_parser().parse_args(["serve", "-m", "t.gguf", *words]))
+    assert (ours.alias, *ours.aliases) == (names or (None,))
+
+
+def test_a_key_of_the_environment_is_not_warned_of() -> None:
+    told = llama_server.plan(["-m", "t.gguf"], {"LLAMA_API_KEY": "k"})
+    assert not any("--api-key" in note for note in told.notes)
+    assert Keys(told.settings.api_keys).caller_of("k")
+    both = llama_server.plan(["-m", "t.gguf", "--api-key", "a"], {"LLAMA_API_KEY": "k"})
+    assert any("seen by all" in note for note in both.notes)
+
+
+@pytest.mark.parametrize("line, level, file", [
+    ("", logging.INFO, None), ("--log-disable", logging.WARNING, None),
+    ("-lv 1", logging.ERROR, None), ("-lv 2", logging.WARNING, None), ("-lv 5", logging.INFO, None),
+    ("--log-file a.log --log-verbosity 3", logging.INFO, Path("a.log")),
+])  # fmt: skip
+def test_what_is_logged_under_their_flags(line: str, level: int, file: Path | None) -> None:
+    meant = llama_server.plan(["-m", "t.gguf", *line.split()], {})
+    assert (meant.log_level, meant.log_file) == (level, file)
+    assert not any("log" in note for note in meant.notes)
+
+
+def test_names_of_hosts_beside_those_of_the_machine() -> None:
+    def hosts(line: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        words = ["-m", "t.gguf", *line.split()]
+        theirs = llama_server.plan(words, {}).settings.allowed_hosts
+        return theirs, serve._settings(command_parser().parse_args(["serve", *words])).allowed_hosts
+
+    of_python = llama_cpp_server.plan(
+        ["--model", "m", "--allowed_hosts", "LLM.example", "a.example"], {"ALLOWED_HOSTS": "b"}
+    )
+    assert of_python.settings.allowed_hosts == ("llm.example", "a.example", *LOOPBACK)
+    assert llama_cpp_server.plan(["--model", "m"], {}).settings.allowed_hosts == LOOPBACK
+    assert hosts("") == (LOOPBACK, LOOPBACK)
+    assert hosts("--host 0.0.0.0") == ((), ())
+    for line in ("--allowed-hosts llm.example", "--host 0.0.0.0 --allowed-hosts LLM.example"):
+        assert hosts(line) == (("llm.example", *LOOPBACK),) * 2
+
+
+def test_keys_of_a_file_can_change(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\n")
+    words = ["-m", "t.gguf", "--api-key-file", str(keys)]
+    theirs = llama_server.plan([*words, "--api-key", "two"], {}).settings
+    ours = serve._settings(command_parser().parse_args(["serve", *words]))
+    keys.write_text("three # name\n")
+    for settings, expected in ((theirs, ["two", "three"]), (ours, ["three"])):
+        assert settings.read_keys is not None
+        assert list(settings.read_keys()) == expected
+    keys.unlink()
+    os.mkfifo(keys)  # it would be waited for, in the event loop
+    for settings in (theirs, ours):
+        assert settings.read_keys is not None
+        with pytest.raises(ArgumentError, match="no file that can be read again"):
+            settings.read_keys()
+    assert llama_server.plan(["-m", "t.gguf", "--api-key", "two"], {}).settings.read_keys is None
+
+
+@pytest.mark.parametrize("line, words", [
+    ("-np 4 --jinja --log-disable", ("-np is --parallel here", "-c 2048 --parallel 4 here")),
+    ("--jinja", ("; and pyllama-spec-llama-server",)),
+    ("--ssl-cert-file a --ctx-size 9", ("--ssl-cert-file is --tls-cert here",
+                                        "--ctx-size is -c here")),
+    ("--slot-save-path d", ("pyllama-spec-llama-server",)),
+])  # fmt: skip
+def test_flags_of_llama_server_for_serve(
+    line: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "-m", "t.gguf", *line.split()]) == 2
+    said = capsys.readouterr().err
+    assert [word for word in ("unrecognized arguments", *words) if word not in said] == []
+    assert main(["serve", "-m", "t.gguf", "--max-tokans", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "llama-server" not in said
+    assert "--max-tokens" in said  # the guess
+    assert main(["generate", "-m", "t.gguf", "-p", "a", "--jinja"]) == 2
+    assert "llama-server" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line, said", [
+    ("--max-waiting -1", "--max-waiting -1"), ("--parallel 0", "--parallel 0"),
+    ("--max-tokens 0", "--max-tokens 0"), ("--allowed-hosts https://a", "no name of a host"),
+])  # fmt: skip
+def test_a_bound_is_refused_before_a_model_is_opened(
+    line: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "-m", "/no/where.gguf", *line.split()]) == 1
+    told = capsys.readouterr().err
+    assert said in told
+    assert "where.gguf" not in told
 
 
 def test_every_flag_is_in_one_table() -> None:
@@ -189,7 +315,9 @@ def test_adapters_and_keys_of_a_file(tmp_path: Path) -> None:
     line = f"-m t.gguf --lora a,b --lora-scaled c:d:0.5 --api-key-file {keys} --api-key three,four"
     meant = llama_server.plan(line.split(), {})
     assert meant.adapters == [("a", 1.0), ("b", 1.0), ("c:d", 0.5)]
-    assert all(meant.settings.caller_of(key) for key in ("one", "two", "three", "four"))
+    assert all(
+        Keys(meant.settings.api_keys).caller_of(key) for key in ("one", "two", "three", "four")
+    )
     assert any("seen by all" in note for note in meant.notes)
 
 
@@ -215,7 +343,7 @@ def test_options_of_llama_cpp_pythons_server(tmp_path: Path) -> None:
     assert "devices" not in meant.keywords
     assert (meant.listening.host, meant.listening.port) == ("0.0.0.0", 9000)
     assert meant.settings.alias == "gpt"
-    assert meant.settings.caller_of("k")
+    assert Keys(meant.settings.api_keys).caller_of("k")
     OpenOptions.from_keywords("m.gguf", {k: v for k, v in meant.keywords.items()
                                          if k != "model_path"})  # fmt: skip
 
@@ -356,8 +484,17 @@ def test_a_program_serves_until_it_is_told_to_stop(program: str, line: str) -> N
             answer = httpx.post(f"{url.strip(',')}/v1/completions", json=asked, timeout=60)
             assert answer.json()["error"]["code"] == "context_length_exceeded"
             assert answer.json()["error"]["message"].endswith(f"choose a larger {n_ctx}")
+            process.send_signal(signal.SIGHUP)
+            said = ""
+            while "SIGHUP: " not in said:  # which would have ended it
+                said += (added := process.stdout.readline())
+                assert added, said
+            assert " 200 " in said  # each has a line for each request
+            assert " error=context_length_exceeded" in said
+            answer = httpx.get(f"{url.strip(',')}/v1/models", timeout=60)
+            assert answer.status_code == 200
             process.send_signal(signal.SIGTERM)
-            said = process.stdout.read()
+            said += process.stdout.read()
             assert process.wait(60) == 0
             assert "client's own" not in said
             assert "Warning" not in said

@@ -1,0 +1,105 @@
+"""SIGHUP has the keys and the certificate read again, and ends no server.
+
+systemd's ExecReload and logrotate send it to have a file read again. A terminal sends it when it is
+closed: a server that was started there stops then, unless it was told not to, as by nohup.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from pyllama_spec.server.serving import log
+
+# Windows has no such signal.
+_SIGNAL: signal.Signals | None = getattr(signal, "SIGHUP", None)
+
+
+class Hangup:
+    """Around all of a program that serves: SIGHUP, which would end it, is kept until serve() asks.
+
+    It does nothing beside the main thread, or inside of another Hangup: the outer one counts.
+    """
+
+    def __init__(self) -> None:
+        self._heed: Callable[[bool], None] | None = None
+        self._has_come = self._ends_with_terminal = False
+        self._before: Any = None
+
+    def __enter__(self) -> Hangup:
+        """The one that counts."""
+        if _SIGNAL is None or threading.current_thread() is not threading.main_thread():
+            return self
+        before = signal.getsignal(_SIGNAL)
+        outer = getattr(before, "__self__", None)
+        if isinstance(outer, Hangup):
+            return outer
+        self._before = before
+        self._ends_with_terminal = before is not signal.SIG_IGN and _has_terminal()
+        signal.signal(_SIGNAL, self._come)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None and _SIGNAL is not None:
+            signal.signal(_SIGNAL, self._before)
+            self._before = None
+
+    def heed(self, call: Callable[[bool], None] | None) -> None:
+        """Calls a function at each SIGHUP from now on, and at once if one came before.
+
+        Args:
+            call: gets whether the server is to stop; None has the next ones kept again.
+
+        """
+        self._heed = call
+        if call is not None and self._has_come:
+            self._has_come = False
+            call(self._is_over())
+
+    def _come(self, sig: int, frame: FrameType | None) -> None:
+        if self._heed is None:
+            self._has_come = True
+        else:
+            self._heed(self._is_over())
+
+    def _is_over(self) -> bool:
+        return self._ends_with_terminal and not _has_terminal()
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal that the process was started in, and that is still open."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+def read_certificate_again(
+    context: ssl.SSLContext, certificate: Path | None, key: Path | None
+) -> None:
+    """Has new connections use the files of TLS as they are now, and logs it.
+
+    Where they do not belong together, the old ones stay.
+    """
+    if certificate is None:
+        return
+    try:
+        # Apart first: what fails halfway would leave a certificate without its key.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # of ssl, too
+        log.warning("SIGHUP: the certificate stays as it was: %s", error)
+        return
+    log.info("SIGHUP: the certificate was read again; connections that are open keep the old one")

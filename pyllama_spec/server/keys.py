@@ -1,0 +1,182 @@
+"""API keys: the file that they are in, their names, and who has one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.files import read_text
+
+# Where a key may stand beside a file: never among the arguments, which other users can list.
+KEY_VARIABLE = "PYLLAMA_SPEC_API_KEY"
+_MAX_NAME = 64
+
+
+class Key(str):
+    """An API key, which is a text.
+
+    Attributes:
+        name: what the log calls it; "" for none.
+
+    """
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, text: str, name: str = "") -> Key:
+        """The key of a text."""
+        key = super().__new__(cls, text)
+        key.name = name
+        return key
+
+
+class Caller(NamedTuple):
+    """Whose key a request has.
+
+    Attributes:
+        user: tells the users of one key from those of others; "" where no key is needed.
+        shown: what the log calls the key: its name, or its number; "" where no key is needed.
+
+    """
+
+    user: str
+    shown: str
+
+
+class _Known(NamedTuple):
+    caller: Caller
+    digests: tuple[bytes, bytes]
+
+
+class Keys:
+    """The keys of a server, which may change while it serves.
+
+    A key has its number for as long as the server runs, and no other key gets it afterwards: what
+    drafts learn of a user is found by it.
+
+    Args:
+        keys: each a text, or a Key with a name; none for a server that is open.
+
+    """
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._known: list[_Known] = []
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> tuple[int, int]:
+        """Accepts these keys from now on, and no others.
+
+        Returns:
+            How many keys are new, and how many are no longer accepted.
+
+        """
+        before = {one.digests for one in self._known}
+        self._known = [self._of(key) for key in dict.fromkeys(keys)]
+        now = {one.digests for one in self._known}
+        return len(now - before), len(before - now)
+
+    def _of(self, key: str) -> _Known:
+        digests = _digests(key)
+        number = self._numbers.setdefault(digests[0], len(self._numbers))
+        name = getattr(key, "name", "") or str(number + 1)
+        return _Known(Caller(f"key {number}", name), digests)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def caller_of(self, given: str | None) -> Caller | None:
+        """Who has a key; None for a wrong one.
+
+        It takes as long for a wrong one, wherever it is wrong.
+
+        Args:
+            given: as a header brings it, each byte a character. Clients write a key beyond ASCII
+                in UTF-8 or in Latin-1; either is it.
+
+        """
+        if not self._known:
+            return Caller("", "")
+        seen = _digests(given or "")[-1]
+        # All are looked at: how long it takes says nothing of which one was close.
+        matches = [
+            sum(hmac.compare_digest(one, seen) for one in known.digests) > 0
+            for known in self._known
+        ]
+        return self._known[matches.index(True)].caller if any(matches) else None
+
+
+def _digests(key: str) -> tuple[bytes, bytes]:
+    """Of a key in UTF-8, and in Latin-1 where that has its characters."""
+    utf_8 = latin_1 = key.encode("utf-8", "surrogateescape")
+    with suppress(UnicodeEncodeError):
+        latin_1 = key.encode("latin-1")
+    return hashlib.sha256(utf_8).digest(), hashlib.sha256(latin_1).digest()
+
+
+def keys_of(path: str | os.PathLike[str] | None) -> tuple[Key, ...]:
+    """The keys of a file, and that of the environment variable PYLLAMA_SPEC_API_KEY.
+
+    A line of the file is a key, and behind " #" its name: "KEY # NAME". A line that begins with
+    "#" is a comment.
+
+    Raises:
+        ArgumentError: the file cannot be read, or has no key.
+
+    """
+    keys = []
+    if path is not None:
+        lines = read_text(Path(path), "the file of API keys").splitlines()
+        keys = [_read(line) for line in lines if line.strip() and line.lstrip()[0] != "#"]
+        if not keys:
+            raise ArgumentError(f"{os.fspath(path)} has no API key: write one a line")
+    if own := os.environ.get(KEY_VARIABLE, "").strip():
+        keys.append(Key(own, "environment"))
+    return tuple(keys)
+
+
+def reader_of(
+    path: str | os.PathLike[str] | None, others: Sequence[str] = ()
+) -> Callable[[], Sequence[str]] | None:
+    """What gives the keys of a file once more, for ServerSettings.read_keys; None without a file.
+
+    It raises ArgumentError where keys_of() does, and where the file is a pipe: that has been read,
+    and would be waited for.
+
+    Args:
+        path: of the file.
+        others: keys beside those of the file, which never change.
+
+    """
+    if path is None:
+        return None
+
+    def read() -> Sequence[str]:
+        if not Path(path).is_file():
+            raise ArgumentError(f"{os.fspath(path)} is no file that can be read again")
+        return (*others, *keys_of(path))
+
+    return read
+
+
+def _read(line: str) -> Key:
+    text, _, name = line.replace("\t#", " #").partition(" #")
+    # In the log it is one word of a line.
+    name = "".join(c if c.isascii() and c.isprintable() else "?" for c in "_".join(name.split()))
+    return Key(text.strip(), name[:_MAX_NAME])
+
+
+def is_open_to_others(path: str | os.PathLike[str] | None) -> bool:
+    """Whether every user of the machine may read a file of keys."""
+    if path is None:
+        return False
+    with suppress(OSError):
+        return bool(Path(path).stat().st_mode & stat.S_IROTH) and os.name == "posix"
+    return False

@@ -1,0 +1,448 @@
+"""What whoever runs a server does: keys and certificates that change, and who asked for what."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import queue
+import re
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllama_spec.errors import ArgumentError
+from pyllama_spec.server import ServerSettings, create_app
+from pyllama_spec.server.hangup import Hangup
+from pyllama_spec.server.keys import Keys, is_open_to_others, keys_of
+from pyllama_spec.server.process import HttpServer, Listening
+from pyllama_spec.server.settings import LOOPBACK, with_loopback
+from tests.faces.tools import open_tiny
+from tests.models import model_path
+from tests.server.test_access import certificate
+from tests.server.world import PATIENCE_S, Client, events_of, is_idle, served, stages, until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASKED: dict[str, Any] = {"prompt": "the cat sat", "max_tokens": 3, "temperature": 0}
+ENDLESS: dict[str, Any] = {
+    "prompt": "the cat sat", "temperature": 0, "ignore_eos": True, "context_shift": True,
+    "max_tokens": 10**9,
+}  # fmt: skip
+
+
+def answers_to(client: Client, key: str) -> int:
+    """The status of a request with a key."""
+    return client.get("/v1/models", **{"x-api-key": key})[0]
+
+
+# ---- keys
+
+
+def test_keys_have_names(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(
+        "# of the team\n  # indented\nplain\nsk-1 # editor\n sk-2\t#  a  night job \n"
+        "a:b#c\nsk-3 #\nsk-4 # é\x1b[31m\n"
+    )
+    assert [(str(key), key.name) for key in keys_of(path)] == [
+        ("plain", ""), ("sk-1", "editor"), ("sk-2", "a_night_job"), ("a:b#c", ""), ("sk-3", ""),
+        ("sk-4", "??[31m"),
+    ]  # fmt: skip
+
+
+def test_a_key_has_its_number_for_good() -> None:
+    """What drafts learn of a user is found by it: no other key may come to it."""
+    keys = Keys(("a", "b"))
+
+    def users() -> list[str | None]:
+        found = [keys.caller_of(key) for key in "abc"]
+        return [None if one is None else one.user for one in found]
+
+    assert users() == ["key 0", "key 1", None]
+    assert keys.replace(("c", "b", "b")) == (1, 1)
+    assert (users(), len(keys)) == ([None, "key 1", "key 2"], 2)
+    assert keys.replace(("c", "a")) == (1, 1)
+    assert users() == ["key 0", None, "key 2"]
+
+
+def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "keys"
+    path.write_text("old # first\nkept\n")
+    keys = keys_of(path)
+    with (
+        caplog.at_level(logging.INFO, "pyllama_spec.server"),
+        served(open_tiny(), api_keys=keys, read_keys=lambda: keys_of(path)) as client,
+    ):
+        assert [answers_to(client, key) for key in ("old", "kept", "new")] == [200, 200, 401]
+        path.write_text("kept # second\nnew\n")
+        client.server.read_again()
+        until(lambda: answers_to(client, "new") == 200)
+        assert [answers_to(client, key) for key in ("old", "kept")] == [401, 200]
+        assert "SIGHUP: API keys: 2 in use, 1 new, 1 removed" in caplog.messages
+        for broken in ("# no key\n", None):
+            caplog.clear()
+            path.unlink() if broken is None else path.write_text(broken)
+            client.server.read_again()
+            until(lambda: any("stay as they were" in one for one in caplog.messages))
+            assert [answers_to(client, key) for key in ("old", "kept", "new")] == [401, 200, 200]
+    assert "key=second" in caplog.text
+
+
+def test_a_server_without_a_file_of_keys_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "pyllama_spec.server"), served(open_tiny()) as client:
+        client.server.read_again()
+        until(lambda: any("no file of API keys" in one for one in caplog.messages))
+        assert client.get("/v1/models")[0] == 200
+
+
+@pytest.mark.parametrize("mode, is_open", [(0o644, True), (0o604, True), (0o640, False),
+                                           (0o600, False)])  # fmt: skip
+def test_a_file_of_keys_that_all_may_read(mode: int, is_open: bool, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("a\n")
+    path.chmod(mode)
+    assert is_open_to_others(path) == is_open
+    assert not is_open_to_others(None)
+
+
+def test_who_sends_no_key_and_who_a_wrong_one() -> None:
+    with served(open_tiny(), api_keys=("right",)) as client:
+        for given, said in (
+            ({}, "an API key is needed"),
+            ({"Authorization": "Basic abc"}, "an API key is needed"),
+            ({"Authorization": "Bearer "}, "an API key is needed"),
+            ({"Authorization": "Bearer wrong"}, "does not know the API key"),
+            ({"x-api-key": "wrong"}, "does not know the API key"),
+        ):
+            status, answer = client.get("/v1/models", **given)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+            assert said in answer["error"]["message"]
+            assert "wrong" not in str(answer)
+
+
+# ---- the certificate
+
+
+def test_a_certificate_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cert, key = certificate(tmp_path)
+    (tmp_path / "more").mkdir()
+    other_cert, other_key = certificate(tmp_path / "more")
+    with open_tiny() as llm, caplog.at_level(logging.INFO, "pyllama_spec.server"):
+        urls: queue.Queue[str] = queue.Queue()
+        listening = Listening(port=0, certificate=cert, key=key)
+        server = HttpServer(create_app(llm), listening, urls.put)
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        port = int(urls.get(timeout=PATIENCE_S).rpartition(":")[2])
+
+        def shown() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_S)
+
+        first = cert.read_text()
+        assert shown() == first
+        cert.write_bytes(other_cert.read_bytes())  # half of a change: its key is the old one
+        server.read_again()
+        until(lambda: any("certificate stays" in one for one in caplog.messages))
+        assert shown() == first
+        key.write_bytes(other_key.read_bytes())
+        server.read_again()
+        until(lambda: any("certificate was read again" in one for one in caplog.messages))
+        assert shown() == other_cert.read_text() != first
+        server.stop()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+# ---- SIGHUP itself; tests/server/test_their_command_lines.py sends it to each program
+
+
+def test_a_signal_that_comes_while_a_model_is_opened_is_heeded_later() -> None:
+    assert threading.current_thread() is threading.main_thread()
+    seen: list[bool] = []
+    before = signal.getsignal(signal.SIGHUP)
+    with Hangup() as hangup:
+        os.kill(os.getpid(), signal.SIGHUP)
+        with Hangup() as inner:
+            assert inner is hangup
+            inner.heed(seen.append)
+            assert seen == [False]
+            os.kill(os.getpid(), signal.SIGHUP)
+            inner.heed(None)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert seen == [False, False]
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_beside_the_main_thread_no_signal_is_taken() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+
+    def enter() -> None:
+        with Hangup() as hangup:
+            hangup.heed(None)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert signal.getsignal(signal.SIGHUP) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_kept", [False, True], ids=["terminal", "nohup"])
+def test_a_server_ends_with_its_terminal_unless_it_was_told_not_to(is_kept: bool) -> None:
+    words = [sys.executable, "-m", "pyllama_spec.cli", "serve", "-m", str(model_path("llama")),
+             "--port", "0", "-c", "128", "-t", "1"]  # fmt: skip
+    process, terminal = pty.fork()
+    if not process:
+        if is_kept:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.execv(words[0], words)
+    said = b""
+    while b"answers at" not in said or not said.endswith(b"\n"):
+        said += os.read(terminal, 4096)
+    port = int(said.partition(b"127.0.0.1:")[2].partition(b",")[0])
+    os.close(terminal)
+    if is_kept:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as sock:
+            sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        os.kill(process, signal.SIGTERM)
+    end = time.monotonic() + PATIENCE_S
+    while (found := os.waitpid(process, os.WNOHANG))[0] == 0:
+        if time.monotonic() > end:
+            os.kill(process, signal.SIGKILL)  # the next look finds that it was this signal
+        time.sleep(0.05)
+    assert os.WIFEXITED(found[1])  # no signal has ended it
+
+
+# ---- names
+
+
+def test_a_server_behind_a_proxy_is_reached_on_its_own_machine() -> None:
+    with served(open_tiny(), allowed_hosts=with_loopback(["LLM.example"])) as client:
+        for host, status in (
+            ("llm.example", 200), ("LLM.example:443", 200), ("127.0.0.1:9", 200),
+            ("localhost", 200), ("[::1]", 200), ("evil.example", 403), ("llm.example.evil", 403),
+            ("", 403),
+        ):  # fmt: skip
+            for path in ("/health", "/ready", "/metrics"):
+                found, answer = client.get(path, Host=host)
+                assert found == status, host
+                assert status == 200 or "--allowed-hosts" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("name", [
+    "https://llm.example", "llm.example:443", "llm.example/", "a b", "", "*", "ü.example", "[::1]",
+    "::1%lo", "a@b",
+])  # fmt: skip
+def test_a_name_that_no_host_header_has_is_refused(name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"no name of a host: .*such as llm\.example"):
+        with_loopback(["fine.example", name])
+
+
+def test_names_that_host_headers_have() -> None:
+    names = ("llm.example", "xn--tda.example", "worker-1", "10.0.0.1", "fe80::1", "my_box")
+    assert with_loopback(names) == (*names, *LOOPBACK)
+    assert with_loopback(("localhost",)) == ("localhost", "127.0.0.1", "::1")
+
+
+# ---- the log
+
+
+@contextmanager
+def logged(caplog: pytest.LogCaptureFixture, **settings: Any) -> Iterator[tuple[Client, list[str]]]:
+    """A server, and the lines of its log."""
+    caplog.set_level(logging.INFO, "pyllama_spec.server")
+    with served(open_tiny(n_parallel=1), **settings) as client:
+        yield client, caplog.messages
+
+
+def line_of(caplog: pytest.LogCaptureFixture, path: str) -> str:
+    """The one line of a path, once it is there."""
+    until(lambda: any(f" {path} " in one for one in caplog.messages))
+    (line,) = (one for one in caplog.messages if f" {path} " in one)
+    return line
+
+
+def test_an_answer_is_found_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with logged(caplog, api_keys=("a", "b")) as (client, _):
+        client.key = "b"
+        for path, body in ((TEXT, ASKED), (TEXT, {**ASKED, "stream": True}), ("/nowhere", {})):
+            caplog.clear()
+            connection, response = client.send("POST", path, body)
+            name = response.getheader("x-request-id")
+            assert name is not None
+            assert re.fullmatch("[0-9a-f]{16}", name)
+            response.read()
+            connection.close()
+            line = line_of(caplog, path)
+            assert f" id={name} key=2" in line
+            assert ("cached_tokens=" in line) == (path == TEXT)
+        caplog.clear()
+        client.key = "c"
+        assert client.get("/v1/models")[0] == 401
+        assert line_of(caplog, "/v1/models").endswith(" error=invalid_api_key")
+
+
+def test_cached_tokens_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    long = {**ASKED, "prompt": "the cat sat on the mat " * 4}
+    with logged(caplog) as (client, _):
+        for _ in range(2):
+            caplog.clear()
+            details = client.right(TEXT, long)["usage"]["prompt_tokens_details"]
+            assert f" cached_tokens={details['cached_tokens']} " in line_of(caplog, TEXT)
+        assert details["cached_tokens"] > 0
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_line_of_who_left_has_its_tokens(
+    is_stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logged(caplog) as (client, _):
+        connection = client.connect()
+        connection.request("POST", TEXT, json.dumps({**ENDLESS, "stream": is_stream}))
+        if is_stream:
+            response = connection.getresponse()
+            next(events_of(response))
+            response.close()
+        until(lambda: stages(client) == ["generating"])
+        connection.close()
+        until(lambda: is_idle(client))
+        line = line_of(caplog, TEXT)
+    assert line.startswith(f"POST {TEXT} {200 if is_stream else 499} ")
+    assert " left=True" in line
+    assert counts_of(line)[0] > 0
+    assert not is_stream or counts_of(line)[1] > 0
+
+
+def counts_of(line: str) -> tuple[int, int]:
+    """The tokens of a line."""
+    found = re.search(r" prompt_tokens=(\d+) completion_tokens=(\d+)", line)
+    assert found is not None, line
+    return int(found[1]), int(found[2])
+
+
+def test_a_line_of_a_time_that_is_over_has_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    with logged(caplog) as (client, _):
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "timeout": 0.5})
+        assert response.status == 504
+        # OpenAI's package would have it computed three times.
+        assert response.getheader("x-should-retry") == "false"
+        connection.close()
+        line = line_of(caplog, TEXT)
+        assert " error=timeout" in line
+        counts_of(line)
+
+
+def test_openais_package_asks_once_where_the_time_was_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import openai
+
+    with logged(caplog, max_time_s=0.2) as (client, _):
+        with (
+            openai.OpenAI(base_url=f"{client.url}/v1", api_key="none") as package,
+            pytest.raises(openai.InternalServerError),
+        ):
+            package.completions.create(
+                model="m", prompt="a", max_tokens=10**9,
+                extra_body={"ignore_eos": True, "context_shift": True},
+            )  # fmt: skip
+        assert " 504 " in line_of(caplog, TEXT)
+
+
+def test_a_line_of_what_the_end_cuts_has_its_tokens(caplog: pytest.LogCaptureFixture) -> None:
+    with logged(caplog, stop_timeout_s=0) as (client, _):
+        connection, response = client.send("POST", TEXT, {**ENDLESS, "stream": True})
+        events = events_of(response)
+        next(events)
+        client.server.stop()
+        assert list(events)[-1]["error"]["code"] == "stopping"
+        connection.close()
+        line = line_of(caplog, TEXT)
+        assert " error=stopping" in line
+        assert min(counts_of(line)) > 0
+
+
+@pytest.mark.parametrize("logs_clients", [True, False])
+def test_addresses_are_logged_where_they_are_asked_for(
+    logs_clients: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with logged(caplog, logs_clients=logs_clients) as (client, _):
+        for told, shown in (
+            (None, "127.0.0.1"), ("203.0.113.9", "203.0.113.9"),
+            ("10.0.0.1, 2001:DB8::1", "2001:db8::1"), ("a client's own text", "127.0.0.1"),
+            ("203.0.113.9, x", "127.0.0.1"), ("", "127.0.0.1"), ("fe80::1%a b", "fe80::1"),
+        ):  # fmt: skip
+            caplog.clear()
+            client.get("/v1/models", **({} if told is None else {"X-Forwarded-For": told}))
+            line = line_of(caplog, "/v1/models")
+            assert (f" from={shown}" in line) == logs_clients
+            assert logs_clients or shown not in line
+            assert "own text" not in line
+
+
+@pytest.mark.parametrize("logs_checks", [True, False])
+def test_lines_of_checks(logs_checks: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with logged(caplog, logs_checks=logs_checks, has_metrics=False) as (client, _):
+        for path in ("/health", "/ready", "/metrics", "/v1/models"):
+            client.get(path)
+        line_of(caplog, "/v1/models")
+        found = [one.split()[1] for one in caplog.messages]
+    checks = ["/health", "/ready"] if logs_checks else []
+    assert found == [*checks, "/metrics", "/v1/models"]  # of /metrics the error
+
+
+# ---- what an answer says
+
+
+def test_an_answer_that_the_server_cuts_says_so() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    with served(open_tiny(), max_tokens=4) as client:
+        for asked, is_cut in ((900, True), (5, True), (4, False), (None, False), (-1, False)):
+            for path, body in (
+                (TEXT, {**ASKED, "ignore_eos": True, "max_tokens": asked}),
+                (CHAT, {**chat, "ignore_eos": True, "max_completion_tokens": asked}),
+            ):
+                for end in (client.right(path, body), client.chunks(path, body)[-1]):
+                    assert end["choices"][0]["finish_reason"] == "length"
+                    assert ("at most 4 tokens" in end.get("note", "")) == is_cut
+        whole = client.right(TEXT, {**ASKED, "max_tokens": 4, "ignore_eos": True})
+        stop = whole["choices"][0]["text"][:1]
+        stopped = client.right(TEXT, {**ASKED, "max_tokens": 900, "stop": [stop]})
+        assert stopped["choices"][0]["finish_reason"] == "stop"
+        assert "note" not in stopped  # the limit has changed nothing
+
+
+def test_times_of_an_answer_are_those_of_its_request() -> None:
+    with served(open_tiny(n_parallel=2)) as client:
+        for n in (1, 2):
+            whole = client.right(TEXT, {**ASKED, "n": n})
+            *_, end = client.chunks(TEXT, {**ASKED, "n": n})
+            for answer in (whole, end):
+                assert "decode_s" in str(answer)
+                assert "load_s" not in str(answer)
+
+
+def test_a_model_has_further_names() -> None:
+    with served(open_tiny(), alias="smol", aliases=("gpt-4o",)) as client:
+        (listed,) = client.get("/v1/models")[1]["data"]
+        assert (listed["id"], listed["aliases"]) == ("smol", ["gpt-4o"])
+        for name in ("smol", "gpt-4o"):
+            assert client.get(f"/v1/models/{name}")[0] == 200
+            assert client.right(TEXT, {**ASKED, "model": name})["model"] == name
+        assert client.get("/v1/models/smol,gpt-4o")[0] == 404
+        assert client.right(TEXT, ASKED)["model"] == "smol"
+
+
+def test_settings_show_no_keys() -> None:
+    assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
