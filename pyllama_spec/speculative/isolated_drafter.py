@@ -67,6 +67,7 @@ class IsolatedDrafter:
         # The layer inputs to give it.
         self.target_layers = tuple(drafter.target_layers)
         self.is_stepwise, self.has_lookup = drafter.is_stepwise, drafter.has_lookup
+        self.is_lookup = drafter.is_lookup
         # Whether it has a copy() of its own. Others are told the tokens of a copy again.
         self.copies = type(drafter).copy is not Drafter.copy
         # Whether there is anything to tell it: plain decoding has nobody who would listen.
@@ -193,7 +194,7 @@ class IsolatedDrafter:
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
         known = self._n_known
-        notices = [c for c in done if self._is_on(c.seq)]
+        notices = [c for c in done if self.is_on(c.seq)]
         if not notices:
             return
         try:
@@ -212,7 +213,7 @@ class IsolatedDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most as many ids as asked for, all of the vocabulary."""
-        open_requests = [r for r in requests if self._is_on(r.seq)]
+        open_requests = [r for r in requests if self.is_on(r.seq)]
         if not open_requests:
             return [NO_DRAFT] * len(requests)
         try:
@@ -237,7 +238,7 @@ class IsolatedDrafter:
         return [self._checked_of(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
 
     def _checked_of(self, request: DraftRequest, draft: Draft) -> Draft:
-        if not self._is_on(request.seq):  # not asked, or it has just failed
+        if not self.is_on(request.seq):  # not asked, or it has just failed
             return NO_DRAFT
         try:
             return self._checked(draft, request)
@@ -294,7 +295,8 @@ class IsolatedDrafter:
                 f"{self._n_vocab - 1}, the last one with {token}: it is made for another vocabulary"
             )
 
-    def _is_on(self, seq: int) -> bool:
+    def is_on(self, seq: int) -> bool:
+        """Whether the drafter is asked and told of a sequence; not after a failure."""
         return seq in self._n_known
 
     def _call(self, seq: int, what: str, method: Callable[..., _T], *args: Any) -> _T | None:

@@ -63,7 +63,7 @@ from pyllama_spec.speculative.stats import who_drafted
 from pyllama_spec.speculative.target_batch import TargetBatch
 
 Ended = list[tuple[SequenceRun, Step]]
-_NOT_WANTED = "the request asked for no draft: n_draft=0"
+_NOT_WANTED = 'the request asked for no draft: n_draft=0, or "draft": false on a server'
 _NEVER = "nothing is drafted: {} allows no token of a draft"
 
 
@@ -352,7 +352,11 @@ class Round:
             if run.prediction is not None:
                 span.draft = run.prediction.propose(request)
                 if span.draft.ids:
+                    span.asked_of = "copies"
                     continue
+            if self.drafter.is_on(span.seq):
+                is_whole = span.asks_model or self.drafter.is_lookup
+                span.asked_of = "drafter" if is_whole else "copies"
             requests.append(request)
             unanswered.append(span)
         if requests:
@@ -577,5 +581,6 @@ class Round:
             if self.drafter.failure(span.seq) is None:
                 run = self._runs[span.seq]
                 reason = _NOT_WANTED if run.max_draft == 0 else controller.reason_off(span.seq)
-                is_plain = bool(span.tokens) and not span.n_verified
+                is_asked = span.asked_of == "drafter" and not span.is_retry
+                is_plain = bool(span.tokens) and not span.n_verified and not is_asked
                 run.stats.note_off(reason, is_plain=is_plain)
