@@ -198,6 +198,17 @@ class Stream(Closeable, Iterator[Response], AsyncIterator[Response]):
         )
 
     @property
+    def n_generated(self) -> int:
+        """Tokens of all its texts until now, those that nobody has read yet too."""
+        return sum(generation.status.n_generated for generation in self._generations)
+
+    @property
+    def speculations(self) -> list[Response]:
+        """Of each of its texts that has had a round, `speculation` as it is now."""
+        each = [generation.stats for generation in self._generations]
+        return [stats.as_dict() for stats in each if stats.rounds]
+
+    @property
     def prompt_tokens(self) -> list[int]:
         """The ids of its prompt, of the first one of several; known before it begins."""
         return list(self._generation.record.prompt_tokens)

@@ -248,10 +248,13 @@ class Answer:
             async with handle:
                 yield handle
             service.metrics.note_seconds(monotonic() - begin)
-        except BaseException:
-            if self._handle is not None:
-                status = self._handle.status
-                service.metrics.note_aborted(status.n_read, status.n_generated)
+        except BaseException as error:
+            if (handle := self._handle) is not None:
+                # An Exception is told to the client, and counted as an error there.
+                service.metrics.note_cut(
+                    handle.status.n_read, handle.n_generated, handle.speculations,
+                    has_left=not isinstance(error, Exception),
+                )  # fmt: skip
             raise
         finally:
             service.answers.discard(self)
