@@ -151,7 +151,8 @@ class ModelMetrics:
         """A request ended before its time. What was computed of it counts as any other's.
 
         Args:
-            n_prompt, n_generated: tokens that were computed.
+            n_prompt: tokens of its prompt that were read.
+            n_generated: tokens of its texts that were computed.
             speculations: of each of its texts that has had a round.
             has_left: whether nobody is told: its client has left. An error is counted where it is
                 told, by Metrics.note_error().
