@@ -228,6 +228,11 @@ def _states(result: BenchResult) -> list[str]:
         asked = sum(run.asked for _, run in those)
         said = idle_in_words(asked, sum(run.proposed for _, run in those))
         out.append(f"the drafter was idle in {_texts(those, len(runs))}: {said}")
+    alone = [(name, run) for name, run in runs if run.remark]
+    if alone:
+        out.append(
+            f"the drafter gave only copies in {_texts(alone, len(runs))}: its model, nothing"
+        )
     return out
 
 

@@ -34,6 +34,8 @@ def _compared(result: BenchResult) -> list[str]:
     """The drafts of one run, a line each."""
     head = ["drafts, beside the same plain texts", "speed-up", "(min .. max)", "end to end",
             "accepted", "per round", "draft", "verify", "same text"]  # fmt: skip
+    has_cpu = is_busy(result) and result.comparison.cpu_speedup is not None
+    head += ["by processor time"] if has_cpu else []
     rows = []
     for one in (result, *result.others):
         both, around = one.comparison, one.speedups
@@ -46,6 +48,7 @@ def _compared(result: BenchResult) -> list[str]:
             _number(both.spec.tokens_per_round, 2), _number(_ms(both.spec.draft_s, both.spec), 2),
             _number(_ms(both.spec.verify_s, both.spec), 2),
             f"{sum(prompt.fork is None for prompt in one.prompts)} of {len(one.prompts)}",
+            *([_number(both.cpu_speedup, 2)] if has_cpu else []),
         ])  # fmt: skip
     return [*_aligned([head, *rows]), "draft and verify in ms per token"]
 

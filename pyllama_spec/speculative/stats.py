@@ -184,20 +184,21 @@ class SpeculationStats:
         return "used" if self.drafted else "idle"
 
     @property
-    def remarks(self) -> str:
-        """`note`, and whether a draft model gave nothing where copies beside it were used.
-
-        "" where there is nothing to say.
-        """
+    def copies_alone(self) -> str:
+        """That a draft model gave nothing where copies beside it were used, and why; "" if not."""
         is_own = any(one.who == "model" and one.n_verified for one in self.round_counts)
         if self.state != "used" or not self.asked_copies or is_own:
-            return self.note
+            return ""
         why = f": {self.reason_off}" if self.reason_off else ""
-        said = (
+        return (
             f"no verified token is {self.drafter}'s own: only copies were looked up in "
-            f"{self.asked_copies} of {self.asked} rounds{why}"
+            f"{self.asked_copies} of {plural(self.asked, 'round')}{why}"
         )
-        return f"{self.note}; {said}" if self.note else said
+
+    @property
+    def remarks(self) -> str:
+        """`note` and copies_alone; "" where there is nothing to say."""
+        return "; ".join(filter(None, (self.note, self.copies_alone)))
 
     def add(self, other: SpeculationStats) -> None:
         """Adds the counts of another request."""

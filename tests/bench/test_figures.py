@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -216,6 +217,10 @@ def test_a_busy_machine_is_noted(cpu_s: float, is_busy: bool, has_rounds: bool) 
     is_told = is_busy and has_rounds
     assert any("see the speed-up by processor time" in note for note in said) == is_told
     assert ("as the machine was busy: speed-up 1.25" in table(result)) == is_told
+    several = table(replace(result, others=(result,))).splitlines()
+    (head,) = [line for line in several if line.startswith("drafts, beside")]
+    assert head.endswith("by processor time") == is_told
+    assert several[several.index(head) + 1].endswith(" 1.25") == is_told
 
 
 def test_what_became_of_the_drafter_is_said() -> None:
@@ -227,16 +232,18 @@ def test_what_became_of_the_drafter_is_said() -> None:
         made_up_run([(0, 0)] * 12, 1.0, asked=6, state="idle"),
     ]
     runs.append(made_up_run([(0, 0)] * 12, 1.0, asked=6, proposed=9, state="idle"))
+    runs.append(made_up_run([(1, 1)] * 6, 1.0, asked=6, state="used", remark="copies"))
     plain = made_up_run([(0, 0)] * 12, 2.0)
     prompts = [one_prompt(Pair(plain, run), name=f"p{i}") for i, run in enumerate(runs)]
     result = made_up_result(prompts)
     assert [note for note in notes(result) if "drafter" in note] == [
-        "the drafter was disabled in 2 of 5 texts (p0, p1), after 2 to 4 rounds: it does not pay",
-        "the drafter was idle in 1 of 5 texts (p3): it proposed nothing",
-        f"the drafter was idle in 1 of 5 texts (p4): {idle_in_words(6, 9)}",
+        "the drafter was disabled in 2 of 6 texts (p0, p1), after 2 to 4 rounds: it does not pay",
+        "the drafter was idle in 1 of 6 texts (p3): it proposed nothing",
+        f"the drafter was idle in 1 of 6 texts (p4): {idle_in_words(6, 9)}",
+        "the drafter gave only copies in 1 of 6 texts (p5): its model, nothing",
     ]
     states = [line["state"] for line in to_json(result)["prompts"]]
-    assert states == ["disabled", "disabled", "used", "idle", "idle"]
+    assert states == ["disabled", "disabled", "used", "idle", "idle", "used"]
     shown = [line.split()[-1] for line in table(result).split("\n") if line]
     assert [word for word in shown if word in states] == states
 

@@ -151,7 +151,7 @@ def test_only_rounds_that_asked_are_counted(rounds: list[Part], asked: int, of_c
         # Copies alone gave all, with a reason where the model was disabled.
         ([COPIED] * 11 + [LOOKED], "only copies were looked up in 12 of 12 rounds: " + WHY),
         ([RETRIED] + [COPIED] * 3, "only copies were looked up in 3 of 4 rounds: " + WHY),
-        ([Part(3, None, "copies", is_copy=True)], "only copies were looked up in 1 of 1 rounds"),
+        ([Part(3, None, "copies", is_copy=True)], "only copies were looked up in 1 of 1 round"),
         # The model gave something, or there is none beside the copies, or nothing was used.
         ([THREE] + [COPIED] * 9, None),
         ([Part(3, is_copy=True)] * 9, None),
