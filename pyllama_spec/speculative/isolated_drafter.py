@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from operator import index
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pyllama_spec.drafters.base import (
     NO_DRAFT,
@@ -194,7 +194,7 @@ class IsolatedDrafter:
     def commit(self, done: Sequence[Committed]) -> None:
         """See Drafter.commit."""
         known = self._n_known
-        notices = [c for c in done if self.is_on(c.seq)]
+        notices = [c for c in done if self._is_on(c.seq)]
         if not notices:
             return
         try:
@@ -213,7 +213,7 @@ class IsolatedDrafter:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A draft for each request: at most as many ids as asked for, all of the vocabulary."""
-        open_requests = [r for r in requests if self.is_on(r.seq)]
+        open_requests = [r for r in requests if self._is_on(r.seq)]
         if not open_requests:
             return [NO_DRAFT] * len(requests)
         try:
@@ -238,7 +238,7 @@ class IsolatedDrafter:
         return [self._checked_of(r, drafts.get(r.seq, NO_DRAFT)) for r in requests]
 
     def _checked_of(self, request: DraftRequest, draft: Draft) -> Draft:
-        if not self.is_on(request.seq):  # not asked, or it has just failed
+        if not self._is_on(request.seq):  # not asked, or it has just failed
             return NO_DRAFT
         try:
             return self._checked(draft, request)
@@ -295,8 +295,13 @@ class IsolatedDrafter:
                 f"{self._n_vocab - 1}, the last one with {token}: it is made for another vocabulary"
             )
 
-    def is_on(self, seq: int) -> bool:
-        """Whether the drafter is asked and told of a sequence; not after a failure."""
+    def asked_of(self, seq: int, *, asks_model: bool) -> Literal["", "copies", "drafter"]:
+        """Who answers for a sequence: see Span.asked_of."""
+        if not self._is_on(seq):
+            return ""
+        return "drafter" if asks_model or self.is_lookup else "copies"
+
+    def _is_on(self, seq: int) -> bool:
         return seq in self._n_known
 
     def _call(self, seq: int, what: str, method: Callable[..., _T], *args: Any) -> _T | None:

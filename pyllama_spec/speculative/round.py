@@ -354,9 +354,7 @@ class Round:
                 if span.draft.ids:
                     span.asked_of = "copies"
                     continue
-            if self.drafter.is_on(span.seq):
-                is_whole = span.asks_model or self.drafter.is_lookup
-                span.asked_of = "drafter" if is_whole else "copies"
+            span.asked_of = self.drafter.asked_of(span.seq, asks_model=span.asks_model)
             requests.append(request)
             unanswered.append(span)
         if requests:
