@@ -186,12 +186,12 @@ class SpeculationStats:
     @property
     def copies_alone(self) -> str:
         """That a draft model gave nothing where copies beside it were used, and why; "" if not."""
-        is_own = any(one.who == "model" and one.n_verified for one in self.round_counts)
+        is_own = any(one.who == "model" and one.n_accepted for one in self.round_counts)
         if self.state != "used" or not self.asked_copies or is_own:
             return ""
         why = f": {self.reason_off}" if self.reason_off else ""
         return (
-            f"no verified token is {self.drafter}'s own: only copies were looked up in "
+            f"no accepted token is {self.drafter}'s own: only copies were looked up in "
             f"{self.asked_copies} of {plural(self.asked, 'round')}{why}"
         )
 

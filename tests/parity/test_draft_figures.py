@@ -117,7 +117,7 @@ def test_copies_that_give_all_are_not_the_models() -> None:
     said: dict[str, Any] = run(HasCopies(text, 4), CopiesAfter(0), prompt).as_dict()
     assert (said["state"], said["drafted_by"]["model"]) == ("used", 0)
     assert said["drafted_by"]["copy"] == said["accepted"] > 0
-    assert "no verified token is has-copies's own" in said["note"]
+    assert "no accepted token is has-copies's own" in said["note"]
     assert "the model is off" in said["note"]
 
 

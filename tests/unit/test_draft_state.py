@@ -164,7 +164,7 @@ def test_copies_that_gave_all_are_told_from_the_model(
 ) -> None:
     stats = _stats(rounds)
     stats.note = note
-    own = None if said is None else f"no verified token is some's own: {said}"
+    own = None if said is None else f"no accepted token is some's own: {said}"
     assert stats.as_dict()["note"] == ("; ".join(filter(None, (note, own))) or None)
 
 
@@ -200,3 +200,13 @@ def test_what_an_idle_drafter_did() -> None:
 )  # fmt: skip
 def test_since_when_it_was_off(rounds: list[int], said: str) -> None:
     assert since_in_words(rounds) == said
+
+
+def test_a_model_whose_drafts_were_all_rejected_gave_nothing() -> None:
+    stats = _stats([COPIED] * 5)
+    span = Span(0, 0, draft=Draft([1, 1]), asked_of="drafter", n_requested=8, tokens=[2])
+    span.verify(2)
+    stats.count_round(span, 0)
+    stats.count_span(span, DraftGain(), 0.0)
+    assert stats.drafted > stats.accepted
+    assert "no accepted token is some's own" in stats.copies_alone
